@@ -1,0 +1,3 @@
+//! The `harvestfs` command.
+
+fn main() {}

@@ -1,0 +1,134 @@
+//! Requests of an operator to the namenode. They need a certificate with the role of an
+//! administrator.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{BlockId, ClusterId, InodeId, NodeId},
+    node::ServerDescription,
+    types::VolumeStatus,
+};
+
+/// Requests of an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdminRequest {
+    /// Reply: [`AdminReply::Status`].
+    Status,
+    /// Reply: [`AdminReply::Nodes`].
+    Nodes,
+    /// Checks the namespace and every block. Reply: [`AdminReply::Fsck`].
+    Fsck,
+    /// Write a snapshot of the journal now. Reply: [`AdminReply::Done`].
+    Snapshot,
+}
+
+/// Replies to [`AdminRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdminReply {
+    /// Nothing to say.
+    Done,
+    /// The cluster at a glance.
+    Status(ClusterStatus),
+    /// Every datanode ever registered.
+    Nodes(Vec<NodeStatus>),
+    /// The result of a check.
+    Fsck(FsckReport),
+}
+
+/// The cluster at a glance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Version of the namenode's software.
+    pub version: String,
+    /// Seconds since the namenode started.
+    pub uptime_s: u64,
+    /// False while block locations are still being learned after a start.
+    pub ready: bool,
+    /// Inodes, all kinds.
+    pub inodes: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Blocks that files use or sessions write.
+    pub blocks: u64,
+    /// Blocks below their replication.
+    pub under_replicated_blocks: u64,
+    /// Committed blocks without any replica.
+    pub lost_blocks: u64,
+    /// Repairs under way.
+    pub repairs_under_way: u64,
+    /// Repairs finished since the namenode started.
+    pub repairs_done: u64,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Datanodes that are alive.
+    pub nodes_alive: u64,
+    /// Datanodes ever registered.
+    pub nodes_known: u64,
+    /// All quotas of live datanodes together, in bytes.
+    pub quota_bytes: u64,
+    /// All of it in use, in bytes.
+    pub used_bytes: u64,
+    /// Last record of the journal.
+    pub journal_lsn: u64,
+    /// Memory that the engine's tables hold, in bytes (estimated from their capacity).
+    pub engine_bytes: u64,
+}
+
+/// One datanode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its number.
+    pub node: NodeId,
+    /// Its server.
+    pub server: ServerDescription,
+    /// Its volumes as last heard.
+    pub volumes: Vec<VolumeStatus>,
+    /// Whether its heartbeats come.
+    pub alive: bool,
+    /// Whether its primary tenant needs the server.
+    pub busy: bool,
+    /// Replicas on it.
+    pub replicas: u64,
+    /// Milliseconds since its last heartbeat, if it sent one since the namenode started.
+    pub heartbeat_age_ms: Option<u64>,
+}
+
+/// The result of `harvestfs admin fsck`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckReport {
+    /// Nothing is missing, lost or left over, and the tables agree with each other.
+    pub healthy: bool,
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Blocks that files use.
+    pub blocks: u64,
+    /// Replicas wanted but not there, summed over blocks.
+    pub missing_replicas: u64,
+    /// Blocks in use of which no replica is there.
+    pub lost_blocks: u64,
+    /// Blocks or replicas that nothing uses and that are not yet removed.
+    pub orphan_blocks: u64,
+    /// Replicas beyond the wanted number.
+    pub excess_replicas: u64,
+    /// What is wrong, in words, the first 1,000 findings.
+    pub findings: Vec<FsckFinding>,
+}
+
+/// One thing that `fsck` found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckFinding {
+    /// The inode concerned, if one is.
+    pub ino: Option<InodeId>,
+    /// Its path, if it has one.
+    pub path: Option<String>,
+    /// The block concerned, if one is.
+    pub block: Option<BlockId>,
+    /// What is wrong and why.
+    pub message: String,
+}

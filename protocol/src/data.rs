@@ -1,0 +1,199 @@
+//! Block streams: what clients and datanodes say to datanodes. Each stream starts with one
+//! [`DataRequest`].
+//!
+//! **Write.** The writer sends [`DataRequest::Write`], then [`Packet`]s, each with its data
+//! attached. A datanode verifies the checksums, writes, forwards to the next datanode of the
+//! pipeline, and answers with cumulative [`WriteAck`]s. Every packet starts at a multiple of
+//! [`crate::limits::CHUNK_BYTES`]: the end of the packet before it, rounded up. So no chunk is ever
+//! written twice, and what was acknowledged is never at risk from what follows.
+//!
+//! **Read.** The reader sends [`DataRequest::Read`]; the datanode answers with [`ReadPacket`]s that
+//! cover whole chunks, each with its data attached, or ends with [`ReadPacket::Failed`].
+//!
+//! Checksums: CRC32 (IEEE 802.3) of each chunk; the last chunk of a packet is filled up with zeros
+//! for its checksum, on disk as on the wire's other end. The data attached is not filled up.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::DataError,
+    ids::{BlockId, NodeId},
+    limits::CHUNK_BYTES,
+    token::BlockToken,
+    types::{NodeInfo, StorageClass},
+};
+
+/// The first frame of a block stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataRequest {
+    /// Create a replica and append to it.
+    Write(WriteRequest),
+    /// Read a range.
+    Read(ReadRequest),
+    /// Cut to a length that all surviving datanodes of a pipeline acknowledged, and seal. Reply:
+    /// [`SealReply`].
+    Seal(SealRequest),
+}
+
+/// Starts a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteRequest {
+    /// Block.
+    pub block: BlockId,
+    /// The right to write it.
+    pub token: BlockToken,
+    /// The class of volume asked for, if any.
+    pub class: Option<StorageClass>,
+    /// The rest of the pipeline; this datanode forwards to the first.
+    pub downstream: Vec<NodeInfo>,
+}
+
+/// A piece of a block; the data is attached to the frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Packet {
+    /// Data for the end of the block.
+    Data {
+        /// Where in the block, in bytes; a multiple of the chunk size.
+        block_offset: u64,
+        /// One checksum for each chunk that the data touches.
+        checksums: Vec<u32>,
+        /// Acknowledge when this and all before it is on stable storage of every datanode.
+        sync: bool,
+    },
+    /// Acknowledge when all before it is on stable storage of every datanode.
+    Sync,
+    /// No data follows: make it stable and seal the replicas at this length in bytes.
+    Seal {
+        /// Final length in bytes: the end of the last packet's data.
+        length_bytes: u64,
+    },
+}
+
+/// The answer to a write stream. The first one says whether the pipeline stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteAck {
+    /// The pipeline stands.
+    Ready,
+    /// Every datanode has written the first `packets` packets of the stream; those that demanded
+    /// it are on stable storage.
+    Acked {
+        /// Packets since the start of the stream, `Sync` and `Seal` included.
+        packets: u64,
+    },
+    /// The stream is over. What was acknowledged before stays.
+    Failed {
+        /// Which datanode failed.
+        node: NodeId,
+        /// Why.
+        error: DataError,
+    },
+}
+
+/// Asks for a range of a block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadRequest {
+    /// Block.
+    pub block: BlockId,
+    /// The right to read it.
+    pub token: BlockToken,
+    /// First byte.
+    pub block_offset: u64,
+    /// Bytes; not 0.
+    pub length_bytes: u64,
+}
+
+/// A part of the answer to a read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadPacket {
+    /// Whole chunks, in order without gaps; the first starts at the requested offset rounded down,
+    /// the last ends at the requested end rounded up, filled up with zeros beyond the replica's
+    /// end. The data is attached.
+    Data {
+        /// Where in the block, in bytes; a multiple of the chunk size.
+        block_offset: u64,
+        /// One checksum for each chunk.
+        checksums: Vec<u32>,
+    },
+    /// The stream is over; what came before is good.
+    Failed(DataError),
+}
+
+/// Asks to seal a replica whose pipeline broke.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealRequest {
+    /// Block.
+    pub block: BlockId,
+    /// The right to write it.
+    pub token: BlockToken,
+    /// Final length in bytes; at most what the replica holds.
+    pub length_bytes: u64,
+}
+
+/// The answer to [`SealRequest`]; when it is `Ok`, the replica is sealed on stable storage.
+pub type SealReply = Result<(), DataError>;
+
+/// The checksum of every chunk of `data`, the last one filled up with zeros.
+#[must_use]
+pub fn chunk_checksums(data: &[u8]) -> Vec<u32> {
+    data.chunks(CHUNK_BYTES).map(chunk_checksum).collect()
+}
+
+/// The checksum of one chunk, filled up with zeros to [`CHUNK_BYTES`].
+#[must_use]
+pub fn chunk_checksum(chunk: &[u8]) -> u32 {
+    const ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(chunk);
+    hasher.update(&ZEROS[..CHUNK_BYTES.saturating_sub(chunk.len())]);
+    hasher.finalize()
+}
+
+/// The offset in `data` of the first chunk that does not match its checksum, or of the first one
+/// that has none; `None` when all match.
+#[must_use]
+pub fn first_mismatch(data: &[u8], checksums: &[u32]) -> Option<usize> {
+    let chunks = data.len().div_ceil(CHUNK_BYTES);
+    let bad = data
+        .chunks(CHUNK_BYTES)
+        .zip(checksums)
+        .position(|(chunk, &expected)| chunk_checksum(chunk) != expected);
+    match bad {
+        Some(index) => Some(index * CHUNK_BYTES),
+        None if checksums.len() != chunks => Some(checksums.len().min(chunks) * CHUNK_BYTES),
+        None => None,
+    }
+}
+
+/// Rounds an offset or a length up to whole chunks.
+#[must_use]
+pub fn round_up_to_chunk(bytes: u64) -> u64 {
+    bytes.next_multiple_of(CHUNK_BYTES as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_chunk_counts_as_filled_up() {
+        let mut filled = b"harvest".to_vec();
+        let short = chunk_checksums(&filled);
+        filled.resize(CHUNK_BYTES, 0);
+        assert_eq!(short, chunk_checksums(&filled));
+    }
+
+    #[test]
+    fn mismatches_are_found_where_they_are() {
+        let mut data = vec![7; 3 * CHUNK_BYTES + 5];
+        let checksums = chunk_checksums(&data);
+        assert_eq!(checksums.len(), 4);
+        assert_eq!(first_mismatch(&data, &checksums), None);
+        assert_eq!(first_mismatch(&data, &checksums[..3]), Some(3 * CHUNK_BYTES));
+        assert_eq!(
+            first_mismatch(&data[..CHUNK_BYTES], &checksums),
+            Some(CHUNK_BYTES)
+        );
+        data[2 * CHUNK_BYTES] ^= 1;
+        assert_eq!(first_mismatch(&data, &checksums), Some(2 * CHUNK_BYTES));
+    }
+}

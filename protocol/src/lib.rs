@@ -1,0 +1,24 @@
+//! What the parts of HarvestFS say to each other: identifiers, messages, errors, limits, block
+//! tokens, and the one transport that carries them (QUIC with mutual TLS).
+//!
+//! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
+//!   operators ([`admin`]);
+//! - [`data`]: block streams to datanodes;
+//!
+//! Messages are encoded with postcard, whose format is written down and stable. Any change of a
+//! message is a change of [`PROTOCOL_VERSION`].
+
+pub mod admin;
+pub mod data;
+pub mod error;
+pub mod ids;
+pub mod limits;
+pub mod meta;
+pub mod name;
+pub mod node;
+pub mod rpc;
+pub mod token;
+pub mod types;
+
+/// The version of everything in this crate that goes over the wire.
+pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,0 +1,74 @@
+//! Every limit of the system, with its reason. What is not listed here is not limited by constant
+//! but by configuration.
+
+use std::time::Duration;
+
+/// Longest file name in bytes (POSIX `NAME_MAX` of Linux file systems).
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest symlink target in bytes (Linux `PATH_MAX` without its terminating NUL).
+pub const SYMLINK_BYTES_MAX: usize = 4095;
+/// Deepest directory. Bounds the walks that check a rename against cycles, and keeps every path
+/// that a program can build with `PATH_MAX` step by step reachable.
+pub const DIRECTORY_DEPTH_MAX: usize = 4096;
+/// Most hard links to one file (as ext4).
+pub const LINKS_MAX: u32 = 65_000;
+/// Largest file in bytes: what `off_t` holds, less one block, so that no sum overflows.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES_MAX;
+/// Longest extended attribute name in bytes (Linux `XATTR_NAME_MAX`).
+pub const XATTR_NAME_BYTES_MAX: usize = 255;
+/// Largest extended attribute value in bytes (Linux `XATTR_SIZE_MAX`).
+pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
+/// All extended attributes of one inode together, in bytes: what `listxattr` can return.
+pub const XATTR_TOTAL_BYTES_MAX: usize = 65_536;
+
+/// Largest block in bytes (the paper's 256 MiB).
+pub const BLOCK_BYTES_MAX: u64 = 256 << 20;
+/// Smallest configurable block size in bytes; below it, metadata costs more than data.
+pub const BLOCK_BYTES_MIN: u64 = 1 << 20;
+/// A chunk: the unit of checksums, and of alignment of packets within a block. One page, so that
+/// a random read of a page verifies exactly what it returns.
+pub const CHUNK_BYTES: usize = 4096;
+/// Most data in one packet of a block stream. 1 MiB amortises the per-packet cost (section 6 of
+/// the design) and bounds what a datanode buffers for one stream.
+pub const PACKET_BYTES_MAX: usize = 1 << 20;
+/// Most replicas of one block.
+pub const REPLICATION_MAX: u8 = 10;
+
+/// Most extents in one commit; a larger one is split by the client.
+pub const EXTENTS_PER_COMMIT_MAX: usize = 8_192;
+/// Most files in one commit.
+pub const FILES_PER_COMMIT_MAX: usize = 1_024;
+/// Most extents in one reply; the rest is asked for by offset.
+pub const EXTENTS_PER_REPLY_MAX: usize = 8_192;
+/// Most directory entries in one reply.
+pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
+/// Most blocks in one allocation, location or seal request.
+pub const BLOCKS_PER_REQUEST_MAX: usize = 1_024;
+/// Most replicas in one part of a block report: a part stays below a frame's header limit.
+pub const REPLICAS_PER_REPORT_MAX: usize = 16_384;
+/// Most commands that one heartbeat's reply carries; the rest waits for the next.
+pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
+/// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; nobody has
+/// more than this in practice and it bounds a request).
+pub const GROUPS_MAX: usize = 1_024;
+/// Most volumes of one datanode.
+pub const VOLUMES_PER_NODE_MAX: usize = 64;
+/// Longest name of a server, rack, environment or machine function in bytes.
+pub const LABEL_BYTES_MAX: usize = 128;
+/// Replies to a session's most recent mutations that the namenode remembers, so that a repeated
+/// request is answered and not executed again. Also the most mutations a session has in flight.
+pub const MUTATIONS_IN_FLIGHT_MAX: usize = 1_024;
+/// Most sessions at a time; bounds the memory that clients can claim.
+pub const SESSIONS_MAX: usize = 65_536;
+
+/// A session that was silent for this long has lost its leases.
+pub const LEASE: Duration = Duration::from_secs(10);
+/// A session that was silent for this long is ended: its uncommitted blocks are collected.
+pub const SESSION_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a session shows that it lives. Three may be lost before leases end.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(2_500);
+/// How often a datanode sends a heartbeat (as HDFS).
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// How long a block token is valid. Long enough for hours of reading without renewal, short enough
+/// to bound what a stolen one is worth.
+pub const TOKEN_LIFETIME: Duration = Duration::from_secs(6 * 3600);

@@ -1,0 +1,490 @@
+//! Metadata requests of a client to the namenode.
+//!
+//! Consistency rests on *leases*: what a reply tells about an inode or about a directory's entries
+//! (a name that does not exist included), the client may believe until the namenode takes it back
+//! with [`Notice::Invalidate`] or until the session was silent for [`crate::limits::LEASE`]. The
+//! namenode acknowledges a mutation to its author only after every other session that may have
+//! cached what it changed has acknowledged the invalidation or lost its lease.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::FsError,
+    ids::{BlockId, ClusterId, InodeId, NodeId, SessionId},
+    name::Name,
+    types::{Attr, Credentials, Extent, FileKind, Located, PlacementRules, Timestamp},
+};
+
+/// Starts or resumes a session; the first request on a client's connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenSession {
+    /// The session to go on with after a lost connection or a restarted namenode. Refused with
+    /// [`FsError::SessionExpired`] when it has ended or belongs to another certificate.
+    pub resume: Option<SessionId>,
+    /// Inodes that the client holds open (see [`MetaOp::Open`]); told again on resumption because
+    /// the namenode does not journal them.
+    pub holds: Vec<InodeId>,
+}
+
+/// The session and what the client has to know of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionOpened {
+    /// The session.
+    pub session: SessionId,
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Largest block in bytes.
+    pub block_bytes: u64,
+    /// Rules for files below directories that set none.
+    pub default_rules: PlacementRules,
+}
+
+/// One metadata operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaCall {
+    /// On whose behalf.
+    pub credentials: Credentials,
+    /// For a mutation: its number in the session, from 1. A request that is repeated with the same
+    /// number (after a lost connection) is answered as before and not executed again. For a
+    /// read-only operation: 0.
+    pub sequence: u64,
+    /// All mutations of this session below this number have been answered; the namenode forgets
+    /// their replies.
+    pub answered_below: u64,
+    /// What to do.
+    pub op: MetaOp,
+}
+
+/// The metadata operations. Mutations are durable on the journal when they are answered, except
+/// where a comment says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaOp {
+    // --- read-only ---
+    /// Finds a name. Reply: [`MetaReply::Attr`].
+    Lookup {
+        /// Directory.
+        parent: InodeId,
+        /// Name in it.
+        name: Name,
+    },
+    /// Reply: [`MetaReply::Attr`].
+    GetAttr {
+        /// Inode.
+        ino: InodeId,
+    },
+    /// Checks permission as `access(2)` does. Reply: [`MetaReply::Done`].
+    Access {
+        /// Inode.
+        ino: InodeId,
+        /// `R_OK` 4, `W_OK` 2, `X_OK` 1; 0 asks whether it exists.
+        mask: u8,
+    },
+    /// Lists a directory in name order. Reply: [`MetaReply::Entries`].
+    ReadDir {
+        /// Directory.
+        ino: InodeId,
+        /// The last name that the caller has; none to start.
+        after: Option<Name>,
+        /// Most entries wanted, at most [`crate::limits::ENTRIES_PER_REPLY_MAX`].
+        max_entries: u32,
+        /// Whether each entry comes with its attributes.
+        with_attributes: bool,
+    },
+    /// Reply: [`MetaReply::Bytes`].
+    ReadLink {
+        /// Symlink.
+        ino: InodeId,
+    },
+    /// Opens a regular file and *holds* it: until [`MetaOp::Release`] or the end of the session
+    /// its data stays readable, even when its last name is removed. Permission for `read` and
+    /// `write` is checked. Reply: [`MetaReply::Opened`].
+    Open {
+        /// Inode.
+        ino: InodeId,
+        /// To read.
+        read: bool,
+        /// To write.
+        write: bool,
+    },
+    /// A file's extents at and after an offset. Reply: [`MetaReply::Extents`].
+    GetExtents {
+        /// Inode.
+        ino: InodeId,
+        /// First byte of interest.
+        from_offset: u64,
+    },
+    /// Where blocks are. Unknown blocks are left out. Reply: [`MetaReply::Located`].
+    Locate {
+        /// Blocks of files that the caller may read, at most
+        /// [`crate::limits::BLOCKS_PER_REQUEST_MAX`].
+        blocks: Vec<BlockId>,
+    },
+    /// Reply: [`MetaReply::Bytes`].
+    GetXattr {
+        /// Inode.
+        ino: InodeId,
+        /// Attribute, with its namespace (`user.`, `trusted.`, `security.`, `system.`).
+        name: Vec<u8>,
+    },
+    /// Reply: [`MetaReply::Names`].
+    ListXattr {
+        /// Inode.
+        ino: InodeId,
+    },
+    /// Reply: [`MetaReply::StatFs`].
+    StatFs,
+
+    // --- mutations ---
+    /// Changes attributes; those that are `None` stay. Reply: [`MetaReply::Attr`].
+    SetAttr {
+        /// Inode.
+        ino: InodeId,
+        /// What to change.
+        changes: AttrChanges,
+    },
+    /// Creates a file of any kind but directory and symlink; a regular file is also held as by
+    /// [`MetaOp::Open`]. [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Attr`].
+    Create {
+        /// Directory.
+        parent: InodeId,
+        /// New name.
+        name: Name,
+        /// `Regular`, `Fifo`, `Socket`, `CharDevice` or `BlockDevice`.
+        kind: FileKind,
+        /// Permission bits, the umask already applied.
+        mode: u16,
+        /// Device number of a device, else 0.
+        rdev: u32,
+    },
+    /// Reply: [`MetaReply::Attr`].
+    MakeDir {
+        /// Directory.
+        parent: InodeId,
+        /// New name.
+        name: Name,
+        /// Permission bits, the umask already applied.
+        mode: u16,
+    },
+    /// Reply: [`MetaReply::Attr`].
+    Symlink {
+        /// Directory.
+        parent: InodeId,
+        /// New name.
+        name: Name,
+        /// 1 to [`crate::limits::SYMLINK_BYTES_MAX`] bytes.
+        target: Vec<u8>,
+    },
+    /// A further name for a file. Reply: [`MetaReply::Attr`].
+    Link {
+        /// The file; not a directory.
+        ino: InodeId,
+        /// Directory.
+        parent: InodeId,
+        /// New name.
+        name: Name,
+    },
+    /// Removes a name that is not a directory's. Reply: [`MetaReply::Removed`].
+    Unlink {
+        /// Directory.
+        parent: InodeId,
+        /// Name.
+        name: Name,
+    },
+    /// Removes an empty directory. Reply: [`MetaReply::Removed`].
+    RemoveDir {
+        /// Directory.
+        parent: InodeId,
+        /// Name.
+        name: Name,
+    },
+    /// Renames, replacing what `new_name` was. Reply: [`MetaReply::Removed`] (what was replaced).
+    Rename {
+        /// Directory.
+        parent: InodeId,
+        /// Name.
+        name: Name,
+        /// Directory to move to.
+        new_parent: InodeId,
+        /// Name there.
+        new_name: Name,
+        /// What to do when `new_name` exists.
+        mode: RenameMode,
+    },
+    /// Reply: [`MetaReply::Done`].
+    SetXattr {
+        /// Inode.
+        ino: InodeId,
+        /// Attribute. `user.harvestfs.*` are settings (see `docs/SEMANTICS.md`) and checked.
+        name: Vec<u8>,
+        /// At most [`crate::limits::XATTR_VALUE_BYTES_MAX`] bytes.
+        value: Vec<u8>,
+        /// Whether it must or must not exist.
+        mode: SetXattrMode,
+    },
+    /// Reply: [`MetaReply::Done`].
+    RemoveXattr {
+        /// Inode.
+        ino: InodeId,
+        /// Attribute.
+        name: Vec<u8>,
+    },
+    /// `fallocate(2)`. Reply: [`MetaReply::Attr`].
+    Fallocate {
+        /// File.
+        ino: InodeId,
+        /// Start of the range.
+        offset: u64,
+        /// Length of the range; not 0.
+        length_bytes: u64,
+        /// What to do with it.
+        mode: FallocateMode,
+    },
+    /// Makes a range of one file share the data of a range of another, or of itself without
+    /// overlap; metadata only. What reaches beyond the source's end is cut off.
+    /// Reply: [`MetaReply::Attr`] of the destination.
+    CloneRange {
+        /// File read.
+        source: InodeId,
+        /// Start there.
+        source_offset: u64,
+        /// File written.
+        destination: InodeId,
+        /// Start there.
+        destination_offset: u64,
+        /// Length; `u64::MAX` to the end of the source.
+        length_bytes: u64,
+    },
+    /// New blocks that only this session writes. Reply: [`MetaReply::Located`] with write tokens.
+    AllocateBlocks {
+        /// How many, at most [`crate::limits::BLOCKS_PER_REQUEST_MAX`].
+        count: u32,
+        /// How to place them.
+        rules: PlacementRules,
+        /// Datanodes that just failed this client.
+        exclude: Vec<NodeId>,
+    },
+    /// Makes written data part of files, each file atomically. Reply: [`MetaReply::Committed`].
+    Commit {
+        /// At most [`crate::limits::FILES_PER_COMMIT_MAX`] files, together at most
+        /// [`crate::limits::EXTENTS_PER_COMMIT_MAX`] extents.
+        files: Vec<FileCommit>,
+        /// Answer when the journal has it on stable storage (`fsync`); otherwise as soon as it is
+        /// visible (`close`): it then becomes durable with the next durable operation, or within
+        /// a fraction of a second.
+        durable: bool,
+    },
+    /// The session will write no more to these blocks; each is now `length_bytes` long.
+    /// Reply: [`MetaReply::Done`]. Not waited for on the journal.
+    SealBlocks {
+        /// Blocks with their final lengths and the datanodes that hold all of it.
+        blocks: Vec<SealedBlock>,
+    },
+
+    // --- session housekeeping; not journaled ---
+    /// The session no longer holds these inodes open. Reply: [`MetaReply::Done`].
+    Release {
+        /// Inodes.
+        inodes: Vec<InodeId>,
+    },
+    /// A replica could not be used. Reply: [`MetaReply::Done`].
+    ReportBadReplica {
+        /// Block.
+        block: BlockId,
+        /// Where.
+        node: NodeId,
+        /// True: its data is wrong or missing, and it must be replaced. False: the datanode did
+        /// not answer.
+        corrupt: bool,
+    },
+}
+
+/// What [`MetaOp::SetAttr`] changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttrChanges {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size_bytes: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of the content.
+    pub mtime: Option<SetTime>,
+    /// The caller has the file open for writing, so that a new size needs no permission check
+    /// (`ftruncate(2)`).
+    pub opened_for_writing: bool,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The namenode's clock; needs only write permission.
+    Now,
+    /// A given time; only the owner may.
+    To(Timestamp),
+}
+
+/// Flags of `renameat2(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace.
+    Replace,
+    /// `RENAME_NOREPLACE`
+    NoReplace,
+    /// `RENAME_EXCHANGE`
+    Exchange,
+}
+
+/// Flags of `setxattr(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetXattrMode {
+    /// Create or replace.
+    Any,
+    /// `XATTR_CREATE`
+    Create,
+    /// `XATTR_REPLACE`
+    Replace,
+}
+
+/// Flags of `fallocate(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FallocateMode {
+    /// Extend the file when the range ends beyond it.
+    Allocate,
+    /// `FALLOC_FL_KEEP_SIZE`
+    AllocateKeepSize,
+    /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`
+    PunchHole,
+    /// `FALLOC_FL_ZERO_RANGE`
+    ZeroRange,
+    /// `FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE`
+    ZeroRangeKeepSize,
+}
+
+/// New data of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileCommit {
+    /// File.
+    pub ino: InodeId,
+    /// Pieces in the order of writing; a later one hides what it overlaps of an earlier one. With
+    /// `append`, their file offsets count from the end of the file as the namenode finds it.
+    pub extents: Vec<Extent>,
+    /// `O_APPEND`: the namenode orders the appends of all sessions.
+    pub append: bool,
+    /// The new modification time; the namenode's clock when absent.
+    pub mtime: Option<Timestamp>,
+}
+
+/// What became of a [`FileCommit`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileCommitted {
+    /// The attributes after it.
+    pub attr: Attr,
+    /// Where an append landed; 0 otherwise.
+    pub append_offset: u64,
+}
+
+/// A block that its writer has finished.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedBlock {
+    /// Block.
+    pub block: BlockId,
+    /// Final length in bytes; 0: nothing was written, forget it.
+    pub length_bytes: u64,
+    /// Datanodes that acknowledged all of it.
+    pub replicas: Vec<NodeId>,
+}
+
+/// A directory entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Name,
+    /// Inode.
+    pub ino: InodeId,
+    /// What it is.
+    pub kind: FileKind,
+    /// Its attributes, when asked for.
+    pub attr: Option<Attr>,
+}
+
+/// Totals of the file system, as `statvfs(3)` shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatFs {
+    /// Bytes that files could hold at the default replication.
+    pub total_bytes: u64,
+    /// Bytes of them that are free.
+    pub free_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+/// Replies to [`MetaOp`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaReply {
+    /// Nothing to say.
+    Done,
+    /// The inode's attributes (after the change, for a mutation).
+    Attr(Attr),
+    /// Raw bytes: a symlink's target, an attribute's value.
+    Bytes(Vec<u8>),
+    /// Names of extended attributes.
+    Names(Vec<Vec<u8>>),
+    /// A part of a directory.
+    Entries {
+        /// The directory's parent (its own for the root).
+        parent: InodeId,
+        /// Entries in name order.
+        entries: Vec<DirEntry>,
+        /// No entry follows.
+        end: bool,
+    },
+    /// An open file.
+    Opened {
+        /// Attributes.
+        attr: Attr,
+        /// Its first extents in file order, at most [`crate::limits::EXTENTS_PER_REPLY_MAX`].
+        extents: Vec<Extent>,
+        /// No extent follows.
+        end: bool,
+        /// The blocks of the first few of them.
+        located: Located,
+    },
+    /// A part of a file's extents.
+    Extents {
+        /// In file order.
+        extents: Vec<Extent>,
+        /// No extent follows.
+        end: bool,
+    },
+    /// Blocks.
+    Located(Located),
+    /// Per file, in the order of the request.
+    Committed(Vec<Result<FileCommitted, FsError>>),
+    /// What a removal or a rename took a name from, if anything: its attributes afterwards.
+    Removed(Option<Attr>),
+    /// Totals.
+    StatFs(StatFs),
+}
+
+/// What the namenode tells a client without being asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Notice {
+    /// Forget what you know of these; answer with [`crate::rpc::Request::AckInvalidation`].
+    Invalidate {
+        /// Number to acknowledge.
+        id: u64,
+        /// Attributes and extents.
+        inodes: Vec<InodeId>,
+        /// Entries of directories.
+        entries: Vec<(InodeId, Name)>,
+    },
+    /// The namenode lost track of what this session has cached: forget everything.
+    InvalidateAll {
+        /// Number to acknowledge.
+        id: u64,
+    },
+}

@@ -1,0 +1,173 @@
+//! Requests of a datanode to the namenode.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{BlockId, ClusterId, NodeId, StorageId},
+    token::{BlockToken, TokenKey},
+    types::{NodeInfo, VolumeStatus},
+};
+
+/// The server that a datanode runs on, as its configuration describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerDescription {
+    /// Name of the server, unique in the cluster; must be the name in the certificate.
+    pub name: String,
+    /// Its rack.
+    pub rack: String,
+    /// The environment of its primary tenant.
+    pub environment: String,
+    /// The machine function of its primary tenant.
+    pub machine_function: String,
+    /// Where its data service listens.
+    pub data_addr: SocketAddr,
+}
+
+/// The first request of a datanode on a connection. Known servers keep their [`NodeId`]; a known
+/// server with a new storage id was reimaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterNode {
+    /// The server.
+    pub server: ServerDescription,
+    /// Its volumes, at most [`crate::limits::VOLUMES_PER_NODE_MAX`].
+    pub volumes: Vec<VolumeStatus>,
+    /// The cluster that the volumes were formatted for, if any was.
+    pub cluster: Option<ClusterId>,
+}
+
+/// The namenode's answer; a full [`BlockReport`] of each volume is expected next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRegistered {
+    /// The datanode's number.
+    pub node: NodeId,
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Keys that sign block tokens.
+    pub keys: Vec<TokenKey>,
+    /// Largest block in bytes.
+    pub block_bytes: u64,
+}
+
+/// What a datanode says every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Its volumes.
+    pub volumes: Vec<VolumeStatus>,
+    /// Whether the primary tenant needs the server now.
+    pub busy: bool,
+    /// Block streams under way.
+    pub active_streams: u32,
+}
+
+/// The namenode's answer to a heartbeat.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeartbeatReply {
+    /// At most [`crate::limits::COMMANDS_PER_HEARTBEAT_MAX`].
+    pub commands: Vec<NodeCommand>,
+    /// When they changed: all keys that sign block tokens.
+    pub keys: Option<Vec<TokenKey>>,
+}
+
+/// What the namenode has a datanode do. Every command may come twice and is then a no-op.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeCommand {
+    /// Repair: fetch a replica from one of the sources.
+    Replicate {
+        /// Block.
+        block: BlockId,
+        /// Committed length in bytes.
+        length_bytes: u64,
+        /// Datanodes that have it, best first.
+        sources: Vec<NodeInfo>,
+        /// The right to read it there.
+        token: BlockToken,
+    },
+    /// Remove replicas.
+    Delete {
+        /// Blocks.
+        blocks: Vec<BlockId>,
+    },
+    /// The block's writer is gone: cut the replica to the committed length and seal it.
+    Seal {
+        /// Block.
+        block: BlockId,
+        /// Committed length in bytes.
+        length_bytes: u64,
+    },
+    /// Send a full report of a volume.
+    ReportBlocks {
+        /// Volume.
+        storage: StorageId,
+    },
+}
+
+/// All replicas of one volume, in parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockReport {
+    /// Volume.
+    pub storage: StorageId,
+    /// Number of this part, from 0.
+    pub part: u32,
+    /// No part follows: what no part named is not on the volume.
+    pub last: bool,
+    /// At most [`crate::limits::REPLICAS_PER_REPORT_MAX`].
+    pub replicas: Vec<ReplicaReport>,
+}
+
+/// One replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaReport {
+    /// Block.
+    pub block: BlockId,
+    /// Bytes that can be read, in whole chunks: up to [`crate::limits::CHUNK_BYTES`] - 1 more than
+    /// were written.
+    pub length_bytes: u64,
+    /// No byte will be added.
+    pub sealed: bool,
+}
+
+/// Changes since the last report, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IncrementalReport {
+    /// Changes, at most [`crate::limits::REPLICAS_PER_REPORT_MAX`].
+    pub changes: Vec<(StorageId, ReplicaChange)>,
+}
+
+/// What happened to a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReplicaChange {
+    /// It is new here, or was sealed.
+    Have(ReplicaReport),
+    /// It was removed.
+    Deleted(BlockId),
+    /// Its data does not match its checksums, or cannot be read.
+    Corrupt(BlockId),
+    /// A commanded repair failed; the block is not here.
+    RepairFailed(BlockId),
+}
+
+/// Requests of a datanode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeRequest {
+    /// First.
+    Register(RegisterNode),
+    /// Reply: [`NodeReply::Heartbeat`].
+    Heartbeat(Heartbeat),
+    /// Reply: [`NodeReply::Accepted`].
+    BlockReport(BlockReport),
+    /// Reply: [`NodeReply::Accepted`].
+    IncrementalReport(IncrementalReport),
+}
+
+/// Replies to [`NodeRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeReply {
+    /// To `Register`.
+    Registered(NodeRegistered),
+    /// To `Heartbeat`.
+    Heartbeat(HeartbeatReply),
+    /// To a report.
+    Accepted,
+}

@@ -1,0 +1,50 @@
+//! The requests that travel on the multiplexed stream between a namenode and everybody else.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    admin::{AdminReply, AdminRequest},
+    error::FsError,
+    meta::{MetaCall, MetaReply, OpenSession, SessionOpened},
+    node::{NodeReply, NodeRequest},
+};
+
+/// A request to the namenode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Of a client, first.
+    OpenSession(OpenSession),
+    /// Of a client, every [`crate::limits::KEEPALIVE_INTERVAL`].
+    KeepAlive,
+    /// Of a client: the caches have forgotten what the notice named.
+    AckInvalidation {
+        /// The notice.
+        id: u64,
+    },
+    /// Of a client: everything was committed or given up; end the session.
+    CloseSession,
+    /// Of a client.
+    Meta(MetaCall),
+    /// Of a datanode.
+    Node(NodeRequest),
+    /// Of an operator.
+    Admin(AdminRequest),
+}
+
+/// The namenode's reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To `OpenSession`.
+    SessionOpened(SessionOpened),
+    /// To `KeepAlive`, `AckInvalidation` and `CloseSession`.
+    Done,
+    /// To `Meta`.
+    Meta(MetaReply),
+    /// To `Node`.
+    Node(NodeReply),
+    /// To `Admin`.
+    Admin(AdminReply),
+}
+
+/// What the namenode answers.
+pub type Response = Result<Reply, FsError>;

@@ -1,0 +1,196 @@
+//! What several messages share.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{BlockId, InodeId, NodeId, StorageId},
+    token::BlockToken,
+};
+
+/// Nanoseconds since 1970-01-01T00:00:00Z, negative before; reaches from 1677 to 2262.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Timestamp(pub i64);
+
+/// What an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A Unix domain socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+/// The attributes of an inode, as `stat(2)` shows them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attr {
+    /// The inode.
+    pub ino: InodeId,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits with set-user-id, set-group-id and sticky (`0o7777`).
+    pub mode: u16,
+    /// Number of names (for a directory: 2 plus its subdirectories).
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device.
+    pub rdev: u32,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Bytes that extents cover (one copy; holes don't count).
+    pub allocated_bytes: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of the content.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Grows with each change of the content, its length included. Tells a cache whether what it
+    /// has is still the file.
+    pub content_version: u64,
+}
+
+/// On whose behalf a request is made. Asserted by the mount, which is authenticated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// Root, who may do everything that POSIX lets root do.
+    #[must_use]
+    pub fn root() -> Self {
+        Self::default()
+    }
+}
+
+/// A piece of a file: `length` bytes at `file_offset` are found at `block_offset` of `block`.
+/// What no extent covers, below the file's size, is a hole and reads as zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Where in the file, in bytes.
+    pub file_offset: u64,
+    /// How many bytes; never 0.
+    pub length_bytes: u64,
+    /// In which block.
+    pub block: BlockId,
+    /// Where in the block, in bytes.
+    pub block_offset: u64,
+}
+
+impl Extent {
+    /// The first file offset after it.
+    #[must_use]
+    pub fn file_end(&self) -> u64 {
+        self.file_offset + self.length_bytes
+    }
+
+    /// The first block offset after it.
+    #[must_use]
+    pub fn block_end(&self) -> u64 {
+        self.block_offset + self.length_bytes
+    }
+}
+
+/// How to reach a datanode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// The number that lists of replicas use.
+    pub node: NodeId,
+    /// The name in its certificate.
+    pub name: String,
+    /// Where its data service listens.
+    pub data_addr: SocketAddr,
+    /// Its rack.
+    pub rack: String,
+}
+
+/// A block, where its replicas are and the right to use them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockInfo {
+    /// The block.
+    pub block: BlockId,
+    /// Bytes that commits have made part of files: no byte at or above it may be read.
+    pub committed_bytes: u64,
+    /// Datanodes that hold it, best first for the asking client. Empty: every replica is lost or
+    /// not known yet.
+    pub replicas: Vec<NodeId>,
+    /// The right to it.
+    pub token: BlockToken,
+}
+
+/// Blocks together with the datanodes that their replica lists name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Located {
+    /// The blocks.
+    pub blocks: Vec<BlockInfo>,
+    /// Each datanode named above, once.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// What a volume's disk is, for files that ask for a class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum StorageClass {
+    /// A rotating disk, or not said.
+    #[default]
+    Disk,
+    /// Flash.
+    Ssd,
+    /// Memory: gone with the power.
+    Memory,
+}
+
+/// How strictly the placement constraints of a file hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Durability {
+    /// A block that cannot be placed within the constraints is refused.
+    #[default]
+    Strict,
+    /// Constraints are relaxed one at a time.
+    Space,
+}
+
+/// How a new block is to be placed; inherited from the directory unless the file says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PlacementRules {
+    /// Replicas wanted, 1 to [`crate::limits::REPLICATION_MAX`].
+    pub replication: u8,
+    /// Whether constraints are hard.
+    pub durability: Durability,
+    /// The class of volume asked for, if any.
+    pub class: Option<StorageClass>,
+}
+
+/// A volume as a heartbeat describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// Which.
+    pub storage: StorageId,
+    /// What its disk is.
+    pub class: StorageClass,
+    /// What the owner lets us use, in bytes.
+    pub quota_bytes: u64,
+    /// What we use of it, reservations included, in bytes.
+    pub used_bytes: u64,
+    /// False: the volume cannot be used; its replicas count as lost.
+    pub healthy: bool,
+}
