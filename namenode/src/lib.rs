@@ -1,1 +1,3 @@
 //! HarvestFS namenode.
+
+pub mod journal;

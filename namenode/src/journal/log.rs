@@ -1,0 +1,421 @@
+//! The journal itself: open, append, sync, begin a snapshot.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::disk::{Disk, RealDisk};
+use super::files::JournalFiles;
+use super::format::{RECORD_HEADER_BYTES, RECORDS_OFFSET, encode_record};
+use super::reader::RecordReader;
+use super::segment::{ActiveSegment, SegmentReader, SegmentTail, Step};
+use super::snapshot::{SnapshotPlan, SnapshotReader, SnapshotState};
+use super::{JournalError, Lsn, RECORD_BYTES_MAX};
+
+const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
+const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
+
+/// Where and how a journal is kept.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// Directory of the journal; it holds nothing else.
+    pub dir: PathBuf,
+    /// Written into every file; a journal of another cluster is refused.
+    pub cluster_id: u128,
+    /// Size of one segment file in bytes, reserved on the disk when the segment is created.
+    pub segment_bytes: u64,
+    /// Create the directory and a first segment when there is no journal. Only for a new
+    /// cluster: a namenode whose disk was reformatted must not start with an empty namespace.
+    pub create_if_empty: bool,
+}
+
+impl JournalOptions {
+    /// Options with segments of 64 MiB that open an existing journal.
+    pub fn new(dir: impl Into<PathBuf>, cluster_id: u128) -> Self {
+        Self {
+            dir: dir.into(),
+            cluster_id,
+            segment_bytes: 64 * 1024 * 1024,
+            create_if_empty: false,
+        }
+    }
+}
+
+/// What [`Journal::open`] found on the disk.
+pub struct Recovered {
+    /// The newest good snapshot and the last record that it covers.
+    pub snapshot: Option<(Lsn, SnapshotReader)>,
+    /// All records after the snapshot, in order.
+    pub records: RecordReader,
+    /// The last record in the journal; 0 when it is new.
+    pub last_lsn: Lsn,
+    /// How the newest segment ended.
+    pub tail: TailReport,
+    /// Snapshots that are damaged and were passed over, with the reason. Nothing is lost, since
+    /// an older snapshot and the records after it were there; but the disk needs a look.
+    pub skipped_snapshots: Vec<JournalError>,
+}
+
+/// How the newest segment ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TailReport {
+    /// Behind the last record there was nothing.
+    Clean,
+    /// Behind the last record there were remains of records that had not been synced, as a
+    /// crash during a write leaves them. They were wiped.
+    Torn {
+        /// File name of the segment.
+        segment: String,
+        /// Byte offset at which the last record ends.
+        offset: u64,
+        /// Bytes after it that were dropped.
+        dropped_bytes: u64,
+        /// By how many bytes the file was shorter than it was created. Not 0 means that
+        /// something other than a crash truncated it, and acknowledged records may be lost.
+        missing_bytes: u64,
+    },
+}
+
+/// An append-only log of opaque records on one disk.
+///
+/// Blocking; [`super::JournalWriter`] runs it on a thread of its own.
+pub struct Journal {
+    disk: Arc<dyn Disk>,
+    cluster_id: u128,
+    segment_bytes: u64,
+    segment: ActiveSegment,
+    next_lsn: Lsn,
+    synced_lsn: Lsn,
+    snapshot_state: Arc<Mutex<SnapshotState>>,
+    /// The first failure of a write or sync; nothing is written after it.
+    failed: Option<String>,
+    buffer: Vec<u8>,
+}
+
+impl Journal {
+    /// Opens the journal in `options.dir`, which stays locked until the journal and all readers
+    /// and snapshot plans made from it are dropped.
+    pub fn open(options: &JournalOptions) -> Result<(Self, Recovered), JournalError> {
+        let disk = RealDisk::open(&options.dir, options.create_if_empty)?;
+        Self::open_on(Arc::new(disk), options)
+    }
+
+    /// Opens the journal on `disk`; `options.dir` is not used.
+    pub(super) fn open_on(
+        disk: Arc<dyn Disk>,
+        options: &JournalOptions,
+    ) -> Result<(Self, Recovered), JournalError> {
+        check_options(options)?;
+        let cluster_id = options.cluster_id;
+        let files = JournalFiles::list(&*disk)?;
+        for name in &files.temporaries {
+            disk.remove(name)
+                .map_err(|e| JournalError::io("remove", name, e))?;
+        }
+        // Names that a killed process renamed but did not sync are relied upon from here on.
+        disk.sync_dir()
+            .map_err(|e| JournalError::io("sync", &disk.location(), e))?;
+
+        if files.segments.is_empty() && files.snapshots.is_empty() {
+            return Self::create(disk, options);
+        }
+        let (base_lsn, skipped_snapshots) = newest_good_snapshot(&*disk, &files, cluster_id)?;
+        let Some(&newest_first_lsn) = files.segments.last() else {
+            return Err(JournalError::MissingRecords { lsn: base_lsn + 1 });
+        };
+        let (tail, last_lsn, salt) = scan_newest(&*disk, newest_first_lsn, cluster_id)?;
+        let newest_snapshot_lsn = files.snapshots.last().copied().unwrap_or(0);
+        if last_lsn < newest_snapshot_lsn {
+            // A snapshot is begun by starting the segment after it.
+            return Err(JournalError::MissingRecords { lsn: last_lsn + 1 });
+        }
+        let records = RecordReader::new(
+            Arc::clone(&disk),
+            cluster_id,
+            &files.segments,
+            base_lsn + 1,
+            last_lsn,
+        )?;
+        let snapshot = match base_lsn {
+            0 => None,
+            lsn => Some((lsn, SnapshotReader::open(&*disk, lsn, cluster_id)?)),
+        };
+        let segment = ActiveSegment::reopen(&*disk, newest_first_lsn, salt, &tail)?;
+        let recovered = Recovered {
+            snapshot,
+            records,
+            last_lsn,
+            tail: TailReport::new(&segment.name, &tail),
+            skipped_snapshots,
+        };
+        let journal = Self::with_segment(disk, options, segment, last_lsn, base_lsn);
+        Ok((journal, recovered))
+    }
+
+    fn create(
+        disk: Arc<dyn Disk>,
+        options: &JournalOptions,
+    ) -> Result<(Self, Recovered), JournalError> {
+        if !options.create_if_empty {
+            return Err(JournalError::Empty {
+                location: disk.location(),
+            });
+        }
+        let cluster_id = options.cluster_id;
+        let segment =
+            ActiveSegment::create(&*disk, 1, cluster_id, new_salt(), options.segment_bytes)?;
+        let recovered = Recovered {
+            snapshot: None,
+            records: RecordReader::new(Arc::clone(&disk), cluster_id, &[1], 1, 0)?,
+            last_lsn: 0,
+            tail: TailReport::Clean,
+            skipped_snapshots: Vec::new(),
+        };
+        let journal = Self::with_segment(disk, options, segment, 0, 0);
+        Ok((journal, recovered))
+    }
+
+    fn with_segment(
+        disk: Arc<dyn Disk>,
+        options: &JournalOptions,
+        segment: ActiveSegment,
+        last_lsn: Lsn,
+        snapshot_lsn: Lsn,
+    ) -> Self {
+        let snapshot_state = SnapshotState {
+            running: false,
+            newest_lsn: snapshot_lsn,
+        };
+        Self {
+            disk,
+            cluster_id: options.cluster_id,
+            segment_bytes: options.segment_bytes,
+            segment,
+            next_lsn: last_lsn + 1,
+            synced_lsn: last_lsn,
+            snapshot_state: Arc::new(Mutex::new(snapshot_state)),
+            failed: None,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Writes records and returns the number of the last one ([`Journal::last_lsn`] when
+    /// `records` is empty). They are durable after [`Journal::sync`].
+    ///
+    /// Not atomic across a crash: before the sync, any number of the records from the front may
+    /// survive. [`JournalError::DiskFull`] and the errors about sizes leave the journal
+    /// unchanged and usable; any other error is final.
+    pub fn append(&mut self, records: &[impl AsRef<[u8]>]) -> Result<Lsn, JournalError> {
+        self.check_not_failed()?;
+        let bytes = self.check_sizes(records)?;
+        if bytes > self.segment.room_bytes() {
+            self.rotate()?;
+        }
+        self.buffer.clear();
+        let mut lsn = self.next_lsn;
+        for record in records {
+            let salt = self.segment.salt;
+            encode_record(
+                &mut self.buffer,
+                record.as_ref(),
+                lsn,
+                self.synced_lsn,
+                salt,
+            );
+            lsn += 1;
+        }
+        if !self.buffer.is_empty() {
+            let written = self.segment.write(&mut self.buffer);
+            self.remember_failure(written)?;
+        }
+        self.next_lsn = lsn;
+        Ok(lsn - 1)
+    }
+
+    /// Makes everything appended so far durable. An error is final: what the failed sync left
+    /// on the disk is unknown, and the kernel may report success next time without having
+    /// written anything.
+    pub fn sync(&mut self) -> Result<(), JournalError> {
+        self.check_not_failed()?;
+        if self.synced_lsn == self.last_lsn() {
+            return Ok(());
+        }
+        let synced = self.segment.sync();
+        self.remember_failure(synced)?;
+        self.synced_lsn = self.last_lsn();
+        Ok(())
+    }
+
+    /// The last record appended; 0 when there is none.
+    pub fn last_lsn(&self) -> Lsn {
+        self.next_lsn - 1
+    }
+
+    /// The last record known to be durable.
+    pub fn durable_lsn(&self) -> Lsn {
+        self.synced_lsn
+    }
+
+    /// Syncs, starts a new segment, and returns what a background thread needs to write a
+    /// snapshot of everything appended so far. `None` when the newest snapshot covers that.
+    pub fn begin_snapshot(&mut self) -> Result<Option<SnapshotPlan>, JournalError> {
+        self.check_not_failed()?;
+        {
+            let state = self.snapshot_state.lock();
+            let state = state.unwrap_or_else(PoisonError::into_inner);
+            if state.running {
+                return Err(JournalError::SnapshotInProgress);
+            }
+            if state.newest_lsn == self.last_lsn() {
+                return Ok(None);
+            }
+        }
+        if self.segment.first_lsn < self.next_lsn {
+            self.rotate()?;
+        }
+        Ok(Some(SnapshotPlan::new(
+            Arc::clone(&self.disk),
+            self.cluster_id,
+            self.last_lsn(),
+            new_salt(),
+            Arc::clone(&self.snapshot_state),
+        )))
+    }
+
+    /// Continues in a new segment. The old one is synced first: recovery relies on only the
+    /// newest segment having a tail that was never synced.
+    fn rotate(&mut self) -> Result<(), JournalError> {
+        self.sync()?;
+        let created = ActiveSegment::create(
+            &*self.disk,
+            self.next_lsn,
+            self.cluster_id,
+            new_salt(),
+            self.segment_bytes,
+        );
+        match created {
+            // Nothing was changed; the caller may try again when there is space.
+            Err(e @ JournalError::DiskFull { .. }) => Err(e),
+            created => {
+                self.segment = self.remember_failure(created)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the encoded size of the records if all of them fit the limits.
+    fn check_sizes(&self, records: &[impl AsRef<[u8]>]) -> Result<u64, JournalError> {
+        let mut total = 0;
+        for record in records {
+            let bytes = record.as_ref().len();
+            if bytes > RECORD_BYTES_MAX {
+                return Err(JournalError::RecordTooLarge {
+                    bytes,
+                    max_bytes: RECORD_BYTES_MAX,
+                });
+            }
+            total += (RECORD_HEADER_BYTES + bytes) as u64;
+        }
+        let max_bytes = self.append_bytes_max();
+        if total > max_bytes {
+            return Err(JournalError::AppendTooLarge {
+                bytes: total,
+                max_bytes,
+            });
+        }
+        Ok(total)
+    }
+
+    /// The most that one append may hold, in encoded bytes.
+    pub(super) fn append_bytes_max(&self) -> u64 {
+        self.segment_bytes - RECORDS_OFFSET
+    }
+
+    fn check_not_failed(&self) -> Result<(), JournalError> {
+        match &self.failed {
+            None => Ok(()),
+            Some(first) => Err(JournalError::Stopped {
+                first: first.clone(),
+            }),
+        }
+    }
+
+    fn remember_failure<T>(&mut self, result: Result<T, JournalError>) -> Result<T, JournalError> {
+        if let Err(e) = &result {
+            self.failed.get_or_insert_with(|| e.to_string());
+        }
+        result
+    }
+}
+
+impl TailReport {
+    fn new(segment: &str, tail: &SegmentTail) -> Self {
+        let dropped_bytes = tail.written_to - tail.end_offset;
+        if dropped_bytes == 0 && tail.missing_bytes == 0 {
+            return Self::Clean;
+        }
+        Self::Torn {
+            segment: segment.to_owned(),
+            offset: tail.end_offset,
+            dropped_bytes,
+            missing_bytes: tail.missing_bytes,
+        }
+    }
+}
+
+fn check_options(options: &JournalOptions) -> Result<(), JournalError> {
+    let accepted = SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX;
+    if accepted.contains(&options.segment_bytes) {
+        return Ok(());
+    }
+    Err(JournalError::Option {
+        option: "segment_bytes",
+        value: options.segment_bytes,
+        accepted: format!("from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"),
+    })
+}
+
+/// The newest snapshot without damage (0: none), and the errors of the damaged ones after it.
+fn newest_good_snapshot(
+    disk: &dyn Disk,
+    files: &JournalFiles,
+    cluster_id: u128,
+) -> Result<(Lsn, Vec<JournalError>), JournalError> {
+    let mut skipped = Vec::new();
+    for &lsn in files.snapshots.iter().rev() {
+        let verified = SnapshotReader::open(disk, lsn, cluster_id).and_then(SnapshotReader::verify);
+        match verified {
+            Ok(()) => return Ok((lsn, skipped)),
+            Err(e @ JournalError::Corrupt { .. }) => skipped.push(e),
+            Err(e) => return Err(e),
+        }
+    }
+    let starts_at_first_record = files.segments.first() == Some(&1);
+    match skipped.pop() {
+        // Without any good snapshot, the records must go back to the very first.
+        Some(damage) if !starts_at_first_record => Err(damage),
+        Some(damage) => {
+            skipped.push(damage);
+            Ok((0, skipped))
+        }
+        None => Ok((0, skipped)),
+    }
+}
+
+/// Reads the newest segment to its end: its tail, its last record (the one before its first if
+/// it is empty), its salt.
+fn scan_newest(
+    disk: &dyn Disk,
+    first_lsn: Lsn,
+    cluster_id: u128,
+) -> Result<(SegmentTail, Lsn, u64), JournalError> {
+    let mut segment = SegmentReader::open(disk, first_lsn, cluster_id)?;
+    while let Step::Record { .. } = segment.step()? {}
+    let (last_lsn, salt) = (segment.next_lsn - 1, segment.salt);
+    Ok((segment.tail()?, last_lsn, salt))
+}
+
+/// A number that whoever writes records cannot know.
+fn new_salt() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

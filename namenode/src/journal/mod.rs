@@ -1,0 +1,103 @@
+//! The journal: an append-only log of opaque records, with snapshots.
+//!
+//! Whoever uses it appends records (bytes it alone understands), each of which gets the next
+//! log sequence number, [`Lsn`], starting at 1. What [`Journal::sync`] returned for survives a
+//! crash and a power loss. A snapshot stands for all records up to a number and lets the
+//! segments before it go. [`JournalWriter`] adds a thread and group commit.
+//!
+//! # Files
+//!
+//! One directory, numbers in names decimal with 20 digits, integers little-endian, checksums
+//! CRC-32 (IEEE):
+//!
+//! | name | is |
+//! |---|---|
+//! | `lock` | empty; locked (`flock`) by the process that has the journal open |
+//! | `segment-<lsn>` | records from `<lsn>` on, up to the first record of the next segment |
+//! | `snapshot-<lsn>` | the state after the records up to `<lsn>` |
+//! | `*.tmp` | a segment or snapshot being created; removed at the next start |
+//!
+//! Segments and snapshots are written under a temporary name, synced, renamed, and the directory
+//! synced: a file with a final name is complete.
+//!
+//! ## File header (64 bytes, at offset 0 of both)
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic: `HFSJSEG\0` or `HFSJSNP\0` |
+//! | 8 | 4 | format version, 1 |
+//! | 12 | 4 | checksum of bytes 0..12 and 16..64 |
+//! | 16 | 16 | cluster id |
+//! | 32 | 8 | lsn, as in the name |
+//! | 40 | 8 | salt: random, enters all checksums below |
+//! | 48 | 8 | size of the file when created (0 in a snapshot) |
+//! | 56 | 8 | zero |
+//!
+//! ## Segment
+//!
+//! Header, zeros up to offset 4096, then records without gaps, then zeros up to the end of the
+//! file (its space is reserved at creation). A record:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | payload length, at most [`RECORD_BYTES_MAX`] |
+//! | 4 | 4 | checksum of salt, bytes 0..4 and 8..28 |
+//! | 8 | 8 | lsn |
+//! | 16 | 8 | synced lsn: all records up to it were durable before this one was written |
+//! | 24 | 4 | checksum of salt, lsn, payload |
+//! | 28 | | payload |
+//!
+//! ## Snapshot
+//!
+//! Header, then chunks of payload length (4 bytes, at most 256 KiB), checksum of salt, index of
+//! the chunk (8 bytes, from 0) and payload (4 bytes), payload. The last chunk has the length 0
+//! and is followed by the size of the content (8 bytes), which its checksum covers.
+//!
+//! # Torn or damaged
+//!
+//! A segment is synced before the next one is created, so only the newest can end in records
+//! that never were. There, the first place without a valid record is the end of the journal.
+//! Remains after it are a *torn tail* if nothing proves otherwise: they are reported
+//! ([`TailReport`]), wiped, and the wipe is synced before anything is appended. Writes between
+//! two syncs reach the disk in any order, so there may be valid records among the remains. The
+//! proof of *damage* is a record header after the place whose synced lsn says that the missing
+//! record was on the disk before. Then, and whenever an older segment is damaged or missing, the
+//! journal refuses to open ([`JournalError::Corrupt`], [`JournalError::MissingRecords`]). Damage
+//! to records of the very last sync cannot be told from a torn tail and is reported as one.
+//!
+//! Nothing after a bad place is ever returned as a record. Since checksums are salted, bytes
+//! inside a record cannot pass for a record header.
+//!
+//! # A replicated journal
+//!
+//! The engine above knows nothing of this module: it is handed records in order. A Raft log
+//! keeps its entries in this same [`Journal`] (an entry is an opaque record, the term is part of
+//! its payload) and decides when an entry counts; it takes the place of [`JournalWriter`].
+
+mod disk;
+mod error;
+mod files;
+mod format;
+mod log;
+mod reader;
+mod segment;
+mod snapshot;
+mod writer;
+
+pub use error::JournalError;
+pub use log::{Journal, JournalOptions, Recovered, TailReport};
+pub use reader::RecordReader;
+pub use snapshot::{SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter};
+pub use writer::{
+    Batch, Completion, JournalCounters, JournalWriter, JournalWriterOptions, SnapshotCompletion,
+};
+
+/// Log sequence number: the number of a record, one more than that of the record before it. The
+/// first record has number 1; 0 means "no record".
+pub type Lsn = u64;
+
+/// The most bytes that one record may have.
+pub const RECORD_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests;

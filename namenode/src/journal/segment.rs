@@ -1,0 +1,342 @@
+//! One segment file: creating, appending, reading, and judging its tail.
+
+use super::disk::{Disk, DiskFile};
+use super::format::{
+    FILE_HEADER_BYTES, FileHeader, HeaderBytes, RECORD_HEADER_BYTES, RECORDS_OFFSET, RecordHeader,
+    SEGMENT_MAGIC, TEMPORARY_SUFFIX, payload_checksum, segment_name,
+};
+use super::{JournalError, Lsn, RECORD_BYTES_MAX};
+
+/// Zeros are written this far ahead of the records. Writing into space that is reserved but was
+/// never written makes the file system commit its own journal on every sync; overwriting zeros
+/// does not, which saves about a third of the time of a sync.
+pub(super) const ZERO_AHEAD_BYTES: u64 = 1024 * 1024;
+
+const READ_CHUNK_BYTES: usize = 1024 * 1024;
+
+/// The segment that records are appended to.
+pub(super) struct ActiveSegment {
+    file: Box<dyn DiskFile>,
+    pub(super) name: String,
+    pub(super) first_lsn: Lsn,
+    pub(super) salt: u64,
+    len_bytes: u64,
+    /// Where the next record goes.
+    offset: u64,
+    /// Up to here the file holds records or zeros that were written.
+    zeroed_to: u64,
+}
+
+impl ActiveSegment {
+    /// Creates an empty segment; it is durable, name included, when this returns. If it fails,
+    /// the journal is as it was.
+    pub(super) fn create(
+        disk: &dyn Disk,
+        first_lsn: Lsn,
+        cluster_id: u128,
+        salt: u64,
+        len_bytes: u64,
+    ) -> Result<Self, JournalError> {
+        let name = segment_name(first_lsn);
+        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        let created =
+            Self::create_temporary(disk, &temporary, first_lsn, cluster_id, salt, len_bytes);
+        let (file, zeroed_to) = match created {
+            Ok(created) => created,
+            Err(e) => {
+                // Gives back what little space it got. The error that counts is the first one,
+                // and the next start removes the file if this fails.
+                let _ = disk.remove(&temporary);
+                return Err(JournalError::create(&name, len_bytes, e));
+            }
+        };
+        // Never a DiskFull, which promises that nothing changed: the name may be there already.
+        disk.rename(&temporary, &name)
+            .and_then(|()| disk.sync_dir())
+            .map_err(|e| JournalError::io("create", &name, e))?;
+        Ok(Self {
+            file,
+            name,
+            first_lsn,
+            salt,
+            len_bytes,
+            offset: RECORDS_OFFSET,
+            zeroed_to,
+        })
+    }
+
+    fn create_temporary(
+        disk: &dyn Disk,
+        temporary: &str,
+        first_lsn: Lsn,
+        cluster_id: u128,
+        salt: u64,
+        len_bytes: u64,
+    ) -> std::io::Result<(Box<dyn DiskFile>, u64)> {
+        let mut file = disk.create(temporary, len_bytes)?;
+        let zeroed_to = len_bytes.min(ZERO_AHEAD_BYTES);
+        let mut start = vec![0; zeroed_to as usize];
+        let header = FileHeader {
+            cluster_id,
+            lsn: first_lsn,
+            salt,
+            len_bytes,
+        };
+        start[..FILE_HEADER_BYTES].copy_from_slice(&header.encode(SEGMENT_MAGIC));
+        file.write_at(&start, 0)?;
+        file.sync()?;
+        Ok((file, zeroed_to))
+    }
+
+    /// Reopens a segment whose valid records end at `tail.end_offset`, and wipes what follows.
+    ///
+    /// The wipe is durable before anything is appended: otherwise remains of records that were
+    /// never acknowledged could line up behind new ones after a further crash.
+    pub(super) fn reopen(
+        disk: &dyn Disk,
+        first_lsn: Lsn,
+        salt: u64,
+        tail: &SegmentTail,
+    ) -> Result<Self, JournalError> {
+        let name = segment_name(first_lsn);
+        let mut file = disk
+            .open(&name)
+            .map_err(|e| JournalError::io("open", &name, e))?;
+        let len_bytes = file
+            .len_bytes()
+            .map_err(|e| JournalError::io("read", &name, e))?;
+        let zeros = vec![0; READ_CHUNK_BYTES];
+        let mut offset = tail.end_offset;
+        while offset < tail.written_to {
+            let chunk = (tail.written_to - offset).min(zeros.len() as u64);
+            file.write_at(&zeros[..chunk as usize], offset)
+                .map_err(|e| JournalError::io("write", &name, e))?;
+            offset += chunk;
+        }
+        // Also without a tail to wipe: the records found may sit in the page cache only (written
+        // by a process that was killed before its sync), and are about to be relied upon.
+        file.sync()
+            .map_err(|e| JournalError::io("sync", &name, e))?;
+        Ok(Self {
+            file,
+            name,
+            first_lsn,
+            salt,
+            len_bytes,
+            offset: tail.end_offset,
+            zeroed_to: offset,
+        })
+    }
+
+    /// Bytes of encoded records that still fit.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.len_bytes.saturating_sub(self.offset)
+    }
+
+    /// Writes encoded records, which must fit. `buffer` is extended with zeros when the zeros
+    /// written ahead are used up.
+    pub(super) fn write(&mut self, buffer: &mut Vec<u8>) -> Result<(), JournalError> {
+        let records_end = self.offset + buffer.len() as u64;
+        if records_end > self.zeroed_to {
+            let zeroed_to = (records_end + ZERO_AHEAD_BYTES).min(self.len_bytes);
+            buffer.resize((zeroed_to.max(records_end) - self.offset) as usize, 0);
+            self.zeroed_to = zeroed_to.max(records_end);
+        }
+        self.file
+            .write_at(buffer, self.offset)
+            .map_err(|e| JournalError::io("write", &self.name, e))?;
+        self.offset = records_end;
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self) -> Result<(), JournalError> {
+        self.file
+            .sync()
+            .map_err(|e| JournalError::io("sync", &self.name, e))
+    }
+}
+
+/// What stands at one place of a segment.
+pub(super) enum Step {
+    /// A record with matching checksums and the expected number.
+    Record { lsn: Lsn, payload: Vec<u8> },
+    /// Blank space, or less space than a header needs.
+    End,
+    /// Neither.
+    Bad { reason: &'static str },
+}
+
+/// Reads the records of one segment in order.
+pub(super) struct SegmentReader {
+    file: Box<dyn DiskFile>,
+    pub(super) name: String,
+    pub(super) salt: u64,
+    len_bytes: u64,
+    created_len_bytes: u64,
+    /// Where the next record is expected.
+    pub(super) offset: u64,
+    /// Number that the next record must have.
+    pub(super) next_lsn: Lsn,
+    window: Vec<u8>,
+    window_offset: u64,
+}
+
+impl SegmentReader {
+    pub(super) fn open(
+        disk: &dyn Disk,
+        first_lsn: Lsn,
+        cluster_id: u128,
+    ) -> Result<Self, JournalError> {
+        let name = segment_name(first_lsn);
+        let file = disk
+            .open(&name)
+            .map_err(|e| JournalError::io("open", &name, e))?;
+        let read_error = |e| JournalError::io("read", &name, e);
+        let len_bytes = file.len_bytes().map_err(read_error)?;
+        let mut bytes = [0; FILE_HEADER_BYTES];
+        let read = file.read_at(&mut bytes, 0).map_err(read_error)?;
+        let header =
+            FileHeader::decode(&bytes[..read], SEGMENT_MAGIC, &name, first_lsn, cluster_id)?;
+        Ok(Self {
+            file,
+            name,
+            salt: header.salt,
+            len_bytes,
+            created_len_bytes: header.len_bytes,
+            offset: RECORDS_OFFSET,
+            next_lsn: first_lsn,
+            window: Vec::new(),
+            window_offset: RECORDS_OFFSET,
+        })
+    }
+
+    /// Looks at the next place. After anything but [`Step::Record`] the reader stays there.
+    pub(super) fn step(&mut self) -> Result<Step, JournalError> {
+        let salt = self.salt;
+        let bad = |reason| Ok(Step::Bad { reason });
+        let header = match self.view(self.offset, RECORD_HEADER_BYTES)? {
+            Some(bytes) => decode_header(bytes, salt),
+            None => return Ok(Step::End),
+        };
+        let header = match header {
+            HeaderBytes::Blank => return Ok(Step::End),
+            HeaderBytes::Invalid => return bad("the checksum of a record header does not match"),
+            HeaderBytes::Valid(header) => header,
+        };
+        if header.lsn != self.next_lsn {
+            return bad("a record is out of sequence");
+        }
+        let payload_bytes = header.payload_bytes as usize;
+        if payload_bytes > RECORD_BYTES_MAX {
+            return bad("a record is longer than the limit");
+        }
+        let payload_offset = self.offset + RECORD_HEADER_BYTES as u64;
+        let Some(payload) = self.view(payload_offset, payload_bytes)? else {
+            return bad("a record reaches beyond the end of the segment");
+        };
+        if payload_checksum(payload, header.lsn, salt) != header.payload_crc {
+            return bad("the checksum of a record does not match");
+        }
+        let payload = payload.to_vec();
+        self.offset = payload_offset + payload_bytes as u64;
+        self.next_lsn += 1;
+        Ok(Step::Record {
+            lsn: header.lsn,
+            payload,
+        })
+    }
+
+    /// Judges what follows the last valid record, where [`SegmentReader::step`] stopped.
+    pub(super) fn tail(mut self) -> Result<SegmentTail, JournalError> {
+        let end_offset = self.offset;
+        let mut written_to = end_offset;
+        let mut at = end_offset;
+        while at < self.len_bytes {
+            let chunk_bytes = (self.len_bytes - at).min(READ_CHUNK_BYTES as u64) as usize;
+            // A header may lie across the end of the chunk, so the chunks overlap.
+            let view_bytes =
+                (self.len_bytes - at).min((READ_CHUNK_BYTES + RECORD_HEADER_BYTES - 1) as u64);
+            let (next_lsn, salt) = (self.next_lsn, self.salt);
+            let Some(bytes) = self.view(at, view_bytes as usize)? else {
+                break;
+            };
+            if let Some(last) = bytes[..chunk_bytes].iter().rposition(|&b| b != 0) {
+                written_to = at + last as u64 + 1;
+                if let Some((found_at, later)) = find_later_header(bytes, salt, next_lsn) {
+                    return Err(JournalError::corrupt(
+                        &self.name,
+                        end_offset,
+                        next_lsn,
+                        format!(
+                            "no valid record here, but record {} at byte {} says that \
+                             everything up to record {} was on the disk before it",
+                            later.lsn,
+                            at + found_at as u64,
+                            later.synced_lsn
+                        ),
+                    ));
+                }
+            }
+            at += chunk_bytes as u64;
+        }
+        Ok(SegmentTail {
+            end_offset,
+            written_to,
+            missing_bytes: self.created_len_bytes.saturating_sub(self.len_bytes),
+        })
+    }
+
+    /// The `len` bytes at `offset`, or `None` if the segment ends before.
+    fn view(&mut self, offset: u64, len: usize) -> Result<Option<&[u8]>, JournalError> {
+        if offset + len as u64 > self.len_bytes {
+            return Ok(None);
+        }
+        let window_end = self.window_offset + self.window.len() as u64;
+        if offset < self.window_offset || offset + len as u64 > window_end {
+            let wanted = (len.max(READ_CHUNK_BYTES) as u64).min(self.len_bytes - offset);
+            self.window.resize(wanted as usize, 0);
+            let read = self
+                .file
+                .read_at(&mut self.window, offset)
+                .map_err(|e| JournalError::io("read", &self.name, e))?;
+            self.window.truncate(read);
+            self.window_offset = offset;
+            if read < len {
+                return Ok(None);
+            }
+        }
+        let start = (offset - self.window_offset) as usize;
+        Ok(Some(&self.window[start..start + len]))
+    }
+}
+
+/// Looks for a record header that proves that the record `lsn` was synced once.
+fn find_later_header(bytes: &[u8], salt: u64, lsn: Lsn) -> Option<(usize, RecordHeader)> {
+    bytes
+        .windows(RECORD_HEADER_BYTES)
+        .enumerate()
+        .find_map(|(at, window)| match decode_header(window, salt) {
+            HeaderBytes::Valid(header) if header.lsn > lsn && header.synced_lsn >= lsn => {
+                Some((at, header))
+            }
+            _ => None,
+        })
+}
+
+fn decode_header(bytes: &[u8], salt: u64) -> HeaderBytes {
+    match bytes.try_into() {
+        Ok(bytes) => RecordHeader::decode(bytes, salt),
+        Err(_) => HeaderBytes::Invalid,
+    }
+}
+
+/// Where the valid records of the newest segment end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SegmentTail {
+    /// First byte after the last valid record.
+    pub(super) end_offset: u64,
+    /// First byte after which the segment holds only zeros; equal to `end_offset` when clean.
+    pub(super) written_to: u64,
+    /// What the file is shorter than when it was created; no crash does that.
+    pub(super) missing_bytes: u64,
+}

@@ -1,0 +1,384 @@
+//! Snapshots: one file that stands for all records up to a number.
+
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::disk::{Disk, DiskFile};
+use super::files::JournalFiles;
+use super::format::{
+    FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, TEMPORARY_SUFFIX, payload_checksum,
+    segment_name, snapshot_name, u32_at, u64_at,
+};
+use super::reader::RecordReader;
+use super::{JournalError, Lsn};
+
+/// Payload of one chunk of a snapshot file.
+const CHUNK_BYTES: usize = 256 * 1024;
+const CHUNK_HEADER_BYTES: usize = 8;
+/// A snapshot is synced as it grows: one sync of everything at the end would hold up the syncs
+/// of the journal, which share the disk.
+const SYNC_EVERY_BYTES: u64 = 4 * 1024 * 1024;
+
+/// What journal and snapshot writer share.
+#[derive(Debug, Default)]
+pub(super) struct SnapshotState {
+    /// A [`SnapshotPlan`] or its [`SnapshotWriter`] exists.
+    pub(super) running: bool,
+    /// Last record covered by the newest snapshot known to be good; 0 without one.
+    pub(super) newest_lsn: Lsn,
+}
+
+/// Marks the snapshot as running until dropped.
+struct Running(Arc<Mutex<SnapshotState>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.running = false;
+    }
+}
+
+/// Everything needed to write the next snapshot without touching the live journal.
+///
+/// Meant for a background thread: restore the state from [`SnapshotPlan::base`], apply
+/// [`SnapshotPlan::records`], write the resulting state through [`SnapshotPlan::writer`], call
+/// [`SnapshotWriter::install`]. Dropping the plan or the writer gives the snapshot up.
+pub struct SnapshotPlan {
+    disk: Arc<dyn Disk>,
+    cluster_id: u128,
+    base_lsn: Lsn,
+    lsn: Lsn,
+    salt: u64,
+    running: Running,
+}
+
+impl SnapshotPlan {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        cluster_id: u128,
+        lsn: Lsn,
+        salt: u64,
+        state: Arc<Mutex<SnapshotState>>,
+    ) -> Self {
+        let base_lsn = {
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.running = true;
+            state.newest_lsn
+        };
+        Self {
+            disk,
+            cluster_id,
+            base_lsn,
+            lsn,
+            salt,
+            running: Running(state),
+        }
+    }
+
+    /// The last record that the snapshot will cover.
+    pub fn lsn(&self) -> Lsn {
+        self.lsn
+    }
+
+    /// The snapshot before this one and the last record it covers; `None` for the first.
+    pub fn base(&self) -> Result<Option<(Lsn, SnapshotReader)>, JournalError> {
+        if self.base_lsn == 0 {
+            return Ok(None);
+        }
+        let reader = SnapshotReader::open(&*self.disk, self.base_lsn, self.cluster_id)?;
+        Ok(Some((self.base_lsn, reader)))
+    }
+
+    /// The records between [`SnapshotPlan::base`] and [`SnapshotPlan::lsn`].
+    pub fn records(&self) -> Result<RecordReader, JournalError> {
+        let files = JournalFiles::list(&*self.disk)?;
+        RecordReader::new(
+            Arc::clone(&self.disk),
+            self.cluster_id,
+            &files.segments,
+            self.base_lsn + 1,
+            self.lsn,
+        )
+    }
+
+    /// Starts the snapshot file.
+    pub fn writer(self) -> Result<SnapshotWriter, JournalError> {
+        let name = snapshot_name(self.lsn);
+        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        let header = FileHeader {
+            cluster_id: self.cluster_id,
+            lsn: self.lsn,
+            salt: self.salt,
+            len_bytes: 0,
+        };
+        let mut file = self
+            .disk
+            .create(&temporary, 0)
+            .map_err(|e| JournalError::create(&temporary, 0, e))?;
+        file.write_at(&header.encode(SNAPSHOT_MAGIC), 0)
+            .map_err(|e| JournalError::create(&temporary, FILE_HEADER_BYTES as u64, e))?;
+        Ok(SnapshotWriter {
+            plan: self,
+            file,
+            name,
+            temporary: Some(temporary),
+            offset: FILE_HEADER_BYTES as u64,
+            synced_to: 0,
+            chunk: vec![0; CHUNK_HEADER_BYTES],
+            chunk_index: 0,
+            content_bytes: 0,
+        })
+    }
+}
+
+/// Writes the content of a snapshot; see [`SnapshotPlan`].
+pub struct SnapshotWriter {
+    plan: SnapshotPlan,
+    file: Box<dyn DiskFile>,
+    name: String,
+    /// `None` once installed.
+    temporary: Option<String>,
+    offset: u64,
+    synced_to: u64,
+    /// The chunk being filled, with room for its header in front.
+    chunk: Vec<u8>,
+    chunk_index: u64,
+    content_bytes: u64,
+}
+
+/// What [`SnapshotWriter::install`] did.
+#[derive(Debug)]
+pub struct SnapshotInstalled {
+    /// The last record that the snapshot covers.
+    pub lsn: Lsn,
+    /// Size of the content in bytes, without the journal's own headers.
+    pub content_bytes: u64,
+    /// Files that the snapshot made superfluous and that were removed.
+    pub removed_files: usize,
+    /// Why not all superfluous files could be removed. They do no harm, and the next snapshot
+    /// tries again.
+    pub removal_error: Option<JournalError>,
+}
+
+impl SnapshotWriter {
+    /// Makes the snapshot durable and valid in one atomic step, then removes what it
+    /// supersedes. The snapshot before it and the segments after that one stay, so that a
+    /// snapshot that turns out damaged does not lose anything.
+    pub fn install(mut self) -> Result<SnapshotInstalled, JournalError> {
+        let name = self.name.clone();
+        let write_error = |e| JournalError::io("write", &name, e);
+        self.flush_chunk().map_err(write_error)?;
+        let total = self.content_bytes.to_le_bytes();
+        let checksum = payload_checksum(&total, self.chunk_index, self.plan.salt);
+        let mut end = [0; CHUNK_HEADER_BYTES + 8];
+        end[4..8].copy_from_slice(&checksum.to_le_bytes());
+        end[8..].copy_from_slice(&total);
+        self.file.write_at(&end, self.offset).map_err(write_error)?;
+        self.file
+            .sync()
+            .map_err(|e| JournalError::io("sync", &name, e))?;
+        let disk = Arc::clone(&self.plan.disk);
+        if let Some(temporary) = self.temporary.take() {
+            disk.rename(&temporary, &name)
+                .and_then(|()| disk.sync_dir())
+                .map_err(|e| JournalError::io("install", &name, e))?;
+        }
+        {
+            let state = &self.plan.running.0;
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.newest_lsn = self.plan.lsn;
+        }
+        let mut removed_files = 0;
+        let removal = self.remove_superseded(&mut removed_files);
+        Ok(SnapshotInstalled {
+            lsn: self.plan.lsn,
+            content_bytes: self.content_bytes,
+            removed_files,
+            removal_error: removal.err(),
+        })
+    }
+
+    fn remove_superseded(&self, removed_files: &mut usize) -> Result<(), JournalError> {
+        let (lsn, base_lsn) = (self.plan.lsn, self.plan.base_lsn);
+        let files = JournalFiles::list(&*self.plan.disk)?;
+        let snapshots = files
+            .snapshots
+            .iter()
+            .filter(|&&old| old < lsn && old != base_lsn)
+            .map(|&old| snapshot_name(old));
+        // A segment ends where the next one begins.
+        let segments = files
+            .segments
+            .windows(2)
+            .filter(|pair| pair[1] <= base_lsn + 1)
+            .map(|pair| segment_name(pair[0]));
+        for name in snapshots.chain(segments) {
+            self.plan
+                .disk
+                .remove(&name)
+                .map_err(|e| JournalError::io("remove", &name, e))?;
+            *removed_files += 1;
+        }
+        Ok(())
+    }
+
+    fn flush_chunk(&mut self) -> io::Result<()> {
+        let content = self.chunk.len() - CHUNK_HEADER_BYTES;
+        if content == 0 {
+            return Ok(());
+        }
+        let checksum = payload_checksum(
+            &self.chunk[CHUNK_HEADER_BYTES..],
+            self.chunk_index,
+            self.plan.salt,
+        );
+        self.chunk[0..4].copy_from_slice(&(content as u32).to_le_bytes());
+        self.chunk[4..8].copy_from_slice(&checksum.to_le_bytes());
+        self.file.write_at(&self.chunk, self.offset)?;
+        self.offset += self.chunk.len() as u64;
+        self.content_bytes += content as u64;
+        self.chunk_index += 1;
+        self.chunk.truncate(CHUNK_HEADER_BYTES);
+        if self.offset - self.synced_to >= SYNC_EVERY_BYTES {
+            self.file.sync()?;
+            self.synced_to = self.offset;
+        }
+        Ok(())
+    }
+}
+
+impl Write for SnapshotWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = CHUNK_HEADER_BYTES + CHUNK_BYTES - self.chunk.len();
+        let taken = bytes.len().min(room);
+        self.chunk.extend_from_slice(&bytes[..taken]);
+        if taken == room {
+            self.flush_chunk()?;
+        }
+        Ok(taken)
+    }
+
+    /// Does nothing: only [`SnapshotWriter::install`] makes a snapshot count.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for SnapshotWriter {
+    fn drop(&mut self) {
+        if let Some(temporary) = self.temporary.take() {
+            // The next start of the journal removes it otherwise.
+            let _ = self.plan.disk.remove(&temporary);
+        }
+    }
+}
+
+/// Reads the content of a snapshot. Every chunk is verified before any of its bytes is
+/// returned; damage is an error of kind [`io::ErrorKind::InvalidData`].
+pub struct SnapshotReader {
+    file: Box<dyn DiskFile>,
+    name: String,
+    lsn: Lsn,
+    salt: u64,
+    len_bytes: u64,
+    offset: u64,
+    chunk: Vec<u8>,
+    chunk_read: usize,
+    chunk_index: u64,
+    content_bytes: u64,
+    ended: bool,
+}
+
+impl SnapshotReader {
+    pub(super) fn open(disk: &dyn Disk, lsn: Lsn, cluster_id: u128) -> Result<Self, JournalError> {
+        let name = snapshot_name(lsn);
+        let file = disk
+            .open(&name)
+            .map_err(|e| JournalError::io("open", &name, e))?;
+        let read_error = |e| JournalError::io("read", &name, e);
+        let len_bytes = file.len_bytes().map_err(read_error)?;
+        let mut bytes = [0; FILE_HEADER_BYTES];
+        let read = file.read_at(&mut bytes, 0).map_err(read_error)?;
+        let header = FileHeader::decode(&bytes[..read], SNAPSHOT_MAGIC, &name, lsn, cluster_id)?;
+        Ok(Self {
+            file,
+            name,
+            lsn,
+            salt: header.salt,
+            len_bytes,
+            offset: FILE_HEADER_BYTES as u64,
+            chunk: Vec::new(),
+            chunk_read: 0,
+            chunk_index: 0,
+            content_bytes: 0,
+            ended: false,
+        })
+    }
+
+    /// Reads the snapshot to its end and checks it.
+    pub(super) fn verify(mut self) -> Result<(), JournalError> {
+        while !self.ended {
+            self.next_chunk()?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `chunk` by the next one; the last one is empty and sets `ended`.
+    fn next_chunk(&mut self) -> Result<(), JournalError> {
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        self.read_exact_at(&mut header, self.offset)?;
+        let len = u32_at(&header, 0) as usize;
+        if len > CHUNK_BYTES {
+            return Err(self.corrupt("a chunk is longer than the limit"));
+        }
+        let is_end = len == 0;
+        let mut chunk = std::mem::take(&mut self.chunk);
+        chunk.resize(if is_end { 8 } else { len }, 0);
+        self.read_exact_at(&mut chunk, self.offset + CHUNK_HEADER_BYTES as u64)?;
+        if payload_checksum(&chunk, self.chunk_index, self.salt) != u32_at(&header, 4) {
+            return Err(self.corrupt("the checksum of a chunk does not match"));
+        }
+        self.offset += (CHUNK_HEADER_BYTES + chunk.len()) as u64;
+        self.chunk_index += 1;
+        self.chunk_read = 0;
+        if is_end {
+            if u64_at(&chunk, 0) != self.content_bytes || self.offset != self.len_bytes {
+                return Err(self.corrupt("the snapshot does not end where it should"));
+            }
+            chunk.clear();
+            self.ended = true;
+        }
+        self.content_bytes += chunk.len() as u64;
+        self.chunk = chunk;
+        Ok(())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), JournalError> {
+        let read = self
+            .file
+            .read_at(buffer, offset)
+            .map_err(|e| JournalError::io("read", &self.name, e))?;
+        if read < buffer.len() {
+            return Err(self.corrupt("the snapshot ends too early"));
+        }
+        Ok(())
+    }
+
+    fn corrupt(&self, reason: &str) -> JournalError {
+        JournalError::corrupt(&self.name, self.offset, self.lsn, reason)
+    }
+}
+
+impl Read for SnapshotReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk_read == self.chunk.len() && !self.ended {
+            self.next_chunk()
+                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        }
+        let unread = &self.chunk[self.chunk_read..];
+        let taken = unread.len().min(buffer.len());
+        buffer[..taken].copy_from_slice(&unread[..taken]);
+        self.chunk_read += taken;
+        Ok(taken)
+    }
+}

@@ -1,0 +1,442 @@
+//! The journal on a thread of its own, with group commit.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::format::RECORD_HEADER_BYTES;
+use super::{Journal, JournalError, Lsn, SnapshotPlan};
+
+/// Bytes of queued records that one semaphore permit stands for.
+const PERMIT_BYTES: usize = 256;
+
+/// How a [`JournalWriter`] groups and bounds its work.
+#[derive(Debug, Clone)]
+pub struct JournalWriterOptions {
+    /// Records that may wait for the journal thread, in bytes; beyond it
+    /// [`JournalWriter::submit`] waits.
+    pub queue_bytes: usize,
+    /// Records written at once, in bytes; a group ends with the batch that reaches it.
+    pub group_bytes: usize,
+    /// Batches that do not want durability are synced after this time at the latest.
+    pub lazy_sync_ms: u64,
+}
+
+impl Default for JournalWriterOptions {
+    fn default() -> Self {
+        Self {
+            queue_bytes: 32 * 1024 * 1024,
+            group_bytes: 4 * 1024 * 1024,
+            lazy_sync_ms: 5,
+        }
+    }
+}
+
+/// Called on the journal thread with the number of the batch's last record, or with the failure
+/// that stopped the journal. Must be quick and must not block: the next group waits for it.
+pub type Completion = Box<dyn FnOnce(Result<Lsn, Arc<JournalError>>) + Send>;
+
+/// Called on the journal thread with what [`Journal::begin_snapshot`] returned.
+pub type SnapshotCompletion =
+    Box<dyn FnOnce(Result<Option<SnapshotPlan>, Arc<JournalError>>) + Send>;
+
+/// Records that are written together and answered together.
+pub struct Batch {
+    /// The records, in order.
+    pub records: Vec<Vec<u8>>,
+    /// Whether `done` waits until the records are durable. Otherwise it is called when they are
+    /// written, and a crash may lose them.
+    pub wants_durable: bool,
+    /// Receives the outcome.
+    pub done: Completion,
+}
+
+impl Batch {
+    fn bytes(&self) -> usize {
+        let payloads: usize = self.records.iter().map(Vec::len).sum();
+        payloads + self.records.len() * RECORD_HEADER_BYTES
+    }
+}
+
+/// Counters of a running journal, for metrics.
+#[derive(Debug, Default)]
+pub struct JournalCounters {
+    durable_lsn: AtomicU64,
+    appended_records: AtomicU64,
+    appended_bytes: AtomicU64,
+    syncs: AtomicU64,
+    sync_us_total: AtomicU64,
+    sync_us_max: AtomicU64,
+}
+
+impl JournalCounters {
+    /// The last record known to be durable.
+    pub fn durable_lsn(&self) -> Lsn {
+        self.durable_lsn.load(Ordering::Acquire)
+    }
+    /// Records appended since the start.
+    pub fn appended_records(&self) -> u64 {
+        self.appended_records.load(Ordering::Relaxed)
+    }
+    /// Bytes appended since the start.
+    pub fn appended_bytes(&self) -> u64 {
+        self.appended_bytes.load(Ordering::Relaxed)
+    }
+    /// Syncs since the start.
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
+    }
+    /// Time spent in syncs since the start, in microseconds.
+    pub fn sync_us_total(&self) -> u64 {
+        self.sync_us_total.load(Ordering::Relaxed)
+    }
+    /// The longest sync since the start, in microseconds.
+    pub fn sync_us_max(&self) -> u64 {
+        self.sync_us_max.load(Ordering::Relaxed)
+    }
+}
+
+enum Command {
+    Append(Batch),
+    Snapshot(SnapshotCompletion),
+}
+
+/// A command with its share of the queue, which it gives back when it leaves the queue.
+struct Queued {
+    command: Command,
+    _share: OwnedSemaphorePermit,
+}
+
+/// Handle to the journal thread. Dropping it lets the thread finish what is queued, sync, and
+/// end; [`JournalWriter::shutdown`] also waits for that.
+pub struct JournalWriter {
+    queue: mpsc::Sender<Queued>,
+    shares: Arc<Semaphore>,
+    shares_total: u32,
+    counters: Arc<JournalCounters>,
+    failure: Arc<OnceLock<Arc<JournalError>>>,
+    thread: JoinHandle<Journal>,
+}
+
+impl JournalWriter {
+    /// Starts the thread "journal".
+    pub fn start(journal: Journal, options: JournalWriterOptions) -> Result<Self, JournalError> {
+        let shares_total = (options.queue_bytes / PERMIT_BYTES).clamp(1, u32::MAX as usize >> 3);
+        let shares = Arc::new(Semaphore::new(shares_total));
+        let counters = Arc::new(JournalCounters::default());
+        counters
+            .durable_lsn
+            .store(journal.durable_lsn(), Ordering::Release);
+        let failure = Arc::new(OnceLock::new());
+        // The channel has no bound of its own; the semaphore bounds it in bytes.
+        let (queue, receiver) = mpsc::channel();
+        let worker = Worker {
+            journal,
+            options,
+            receiver,
+            carried: None,
+            counters: Arc::clone(&counters),
+            failure: Arc::clone(&failure),
+        };
+        let thread = thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|source| JournalError::Thread { source })?;
+        Ok(Self {
+            queue,
+            shares,
+            shares_total: shares_total as u32,
+            counters,
+            failure,
+            thread,
+        })
+    }
+
+    /// Hands a batch to the journal thread; waits while the queue is full. The order of calls is
+    /// the order in the journal.
+    pub async fn submit(&self, batch: Batch) {
+        let shares = self.shares_of(&batch);
+        // The semaphore is never closed; should that change, the batch is still answered.
+        match Arc::clone(&self.shares).acquire_many_owned(shares).await {
+            Ok(share) => self.enqueue(Command::Append(batch), share),
+            Err(_) => (batch.done)(Err(self.stopped())),
+        }
+    }
+
+    /// As [`JournalWriter::submit`], but gives the batch back when the queue is full.
+    pub fn try_submit(&self, batch: Batch) -> Result<(), Batch> {
+        let shares = self.shares_of(&batch);
+        match Arc::clone(&self.shares).try_acquire_many_owned(shares) {
+            Ok(share) => {
+                self.enqueue(Command::Append(batch), share);
+                Ok(())
+            }
+            Err(_) => Err(batch),
+        }
+    }
+
+    /// Calls [`Journal::begin_snapshot`] on the journal thread, behind what is queued.
+    pub async fn begin_snapshot(&self, done: SnapshotCompletion) {
+        match Arc::clone(&self.shares).acquire_owned().await {
+            Ok(share) => self.enqueue(Command::Snapshot(done), share),
+            Err(_) => done(Err(self.stopped())),
+        }
+    }
+
+    /// Counters of this journal.
+    pub fn counters(&self) -> Arc<JournalCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// The failure that stopped the journal, if one did. Nothing is acknowledged after it; the
+    /// namenode has to be restarted.
+    pub fn failure(&self) -> Option<Arc<JournalError>> {
+        self.failure.get().cloned()
+    }
+
+    /// Writes and syncs what is queued, ends the thread, and returns the journal.
+    ///
+    /// Blocks; call it from a thread that may.
+    pub fn shutdown(self) -> Result<Journal, Arc<JournalError>> {
+        let Self {
+            queue,
+            thread,
+            failure,
+            ..
+        } = self;
+        drop(queue);
+        let journal = thread.join();
+        match (failure.get(), journal) {
+            (Some(failure), _) => Err(Arc::clone(failure)),
+            (None, Ok(journal)) => Ok(journal),
+            (None, Err(_)) => Err(stopped("the journal thread panicked")),
+        }
+    }
+
+    fn shares_of(&self, batch: &Batch) -> u32 {
+        let shares = u32::try_from(batch.bytes() / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
+        // A batch larger than the whole queue waits until it has the queue to itself.
+        shares.min(self.shares_total)
+    }
+
+    fn enqueue(&self, command: Command, share: OwnedSemaphorePermit) {
+        let queued = Queued {
+            command,
+            _share: share,
+        };
+        if let Err(mpsc::SendError(queued)) = self.queue.send(queued) {
+            match queued.command {
+                Command::Append(batch) => (batch.done)(Err(self.stopped())),
+                Command::Snapshot(done) => done(Err(self.stopped())),
+            }
+        }
+    }
+
+    fn stopped(&self) -> Arc<JournalError> {
+        self.failure()
+            .unwrap_or_else(|| stopped("the journal thread ended"))
+    }
+}
+
+fn stopped(first: &str) -> Arc<JournalError> {
+    Arc::new(JournalError::Stopped {
+        first: first.to_owned(),
+    })
+}
+
+/// What runs on the journal thread.
+struct Worker {
+    journal: Journal,
+    options: JournalWriterOptions,
+    receiver: Receiver<Queued>,
+    /// Taken from the queue, but did not fit into the group before.
+    carried: Option<Command>,
+    counters: Arc<JournalCounters>,
+    failure: Arc<OnceLock<Arc<JournalError>>>,
+}
+
+/// Batches that are written and synced together.
+#[derive(Default)]
+struct Group {
+    /// The records of all batches.
+    records: Vec<Vec<u8>>,
+    bytes: usize,
+    wants_durable: bool,
+    /// For each batch, the count of `records` up to its end, and whom to answer.
+    answers: Vec<(usize, Completion)>,
+}
+
+impl Group {
+    fn add(&mut self, mut batch: Batch) {
+        self.bytes += batch.bytes();
+        self.wants_durable |= batch.wants_durable;
+        self.records.append(&mut batch.records);
+        self.answers.push((self.records.len(), batch.done));
+    }
+}
+
+impl Worker {
+    fn run(mut self) -> Journal {
+        // When records that nobody waits for must be synced.
+        let mut lazy_deadline: Option<Instant> = None;
+        loop {
+            let first = match self.wait(lazy_deadline) {
+                Ok(command) => Some(command),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    // What nobody waited for; a failure is kept for `shutdown`.
+                    if let Err(e) = self.sync() {
+                        self.fail(e);
+                    }
+                    return self.journal;
+                }
+            };
+            let (group, snapshot) = self.collect(first);
+            let overdue = lazy_deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if let Err(failure) = self.commit(group, overdue) {
+                if let Some(done) = snapshot {
+                    done(Err(Arc::clone(&failure)));
+                }
+                return self.refuse_everything(&failure);
+            }
+            if let Some(done) = snapshot {
+                done(self.journal.begin_snapshot().map_err(Arc::new));
+                self.publish_durable_lsn();
+            }
+            lazy_deadline = if self.journal.durable_lsn() == self.journal.last_lsn() {
+                None
+            } else {
+                let wait = Duration::from_millis(self.options.lazy_sync_ms);
+                lazy_deadline.or_else(|| Some(Instant::now() + wait))
+            };
+        }
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) -> Result<Command, RecvTimeoutError> {
+        if let Some(command) = self.carried.take() {
+            return Ok(command);
+        }
+        let queued = match deadline {
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.receiver.recv_timeout(left)
+            }
+            None => self
+                .receiver
+                .recv()
+                .map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        queued.map(|queued| queued.command)
+    }
+
+    /// Takes what arrived in the meantime: up to `group_bytes` of batches, or up to the next
+    /// snapshot.
+    fn collect(&mut self, first: Option<Command>) -> (Group, Option<SnapshotCompletion>) {
+        let bytes_max = usize::try_from(self.journal.append_bytes_max()).unwrap_or(usize::MAX);
+        let mut group = Group::default();
+        let mut next = first;
+        while let Some(command) = next {
+            match command {
+                Command::Snapshot(done) => return (group, Some(done)),
+                Command::Append(batch) => {
+                    let fits = group.bytes + batch.bytes() <= bytes_max;
+                    if !fits && !group.answers.is_empty() {
+                        self.carried = Some(Command::Append(batch));
+                        break;
+                    }
+                    group.add(batch);
+                }
+            }
+            if group.bytes >= self.options.group_bytes {
+                break;
+            }
+            next = self.receiver.try_recv().ok().map(|queued| queued.command);
+        }
+        (group, None)
+    }
+
+    /// Writes a group, syncs if anyone waits for that or if it is `overdue`, and answers
+    /// everyone.
+    fn commit(&mut self, group: Group, overdue: bool) -> Result<(), Arc<JournalError>> {
+        let before_lsn = self.journal.last_lsn();
+        let outcome = self.write(&group, overdue);
+        match outcome {
+            Ok(()) => {
+                for (records, done) in group.answers {
+                    done(Ok(before_lsn + records as u64));
+                }
+                Ok(())
+            }
+            Err(e) => {
+                let failure = self.fail(e);
+                for (_, done) in group.answers {
+                    done(Err(Arc::clone(&failure)));
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    fn write(&mut self, group: &Group, overdue: bool) -> Result<(), JournalError> {
+        if !group.records.is_empty() {
+            self.journal.append(&group.records)?;
+            let records = group.records.len() as u64;
+            let counters = &self.counters;
+            counters
+                .appended_records
+                .fetch_add(records, Ordering::Relaxed);
+            counters
+                .appended_bytes
+                .fetch_add(group.bytes as u64, Ordering::Relaxed);
+        }
+        if group.wants_durable || overdue {
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), JournalError> {
+        let started = Instant::now();
+        self.journal.sync()?;
+        let sync_us = started.elapsed().as_micros() as u64;
+        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .sync_us_total
+            .fetch_add(sync_us, Ordering::Relaxed);
+        self.counters
+            .sync_us_max
+            .fetch_max(sync_us, Ordering::Relaxed);
+        self.publish_durable_lsn();
+        Ok(())
+    }
+
+    fn publish_durable_lsn(&self) {
+        self.counters
+            .durable_lsn
+            .store(self.journal.durable_lsn(), Ordering::Release);
+    }
+
+    fn fail(&self, error: JournalError) -> Arc<JournalError> {
+        tracing::error!(%error, "the journal stopped; nothing more is acknowledged");
+        Arc::clone(self.failure.get_or_init(|| Arc::new(error)))
+    }
+
+    /// Answers every further command with `failure` until the last handle is gone.
+    ///
+    /// Also after a failure that left the journal itself usable (a full disk, a record that is
+    /// too large): whoever submitted the records has applied them already, so a journal that
+    /// went on without them would not describe that state.
+    fn refuse_everything(mut self, failure: &Arc<JournalError>) -> Journal {
+        while let Ok(command) = self.wait(None) {
+            match command {
+                Command::Append(batch) => (batch.done)(Err(Arc::clone(failure))),
+                Command::Snapshot(done) => done(Err(Arc::clone(failure))),
+            }
+        }
+        self.journal
+    }
+}
