@@ -1,0 +1,250 @@
+//! The settings of QUIC and TLS, each with the measurement or the reason that decided it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{IdleTimeout, MtuDiscoveryConfig, VarInt};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring as ring_provider;
+
+use super::TransportError;
+use crate::identity::Identity;
+
+/// The protocol as TLS names it. The version is exchanged in the hello, so that a mismatch can be
+/// told from a stranger.
+const ALPN: &[u8] = b"harvestfs";
+
+/// Most streams that a peer may have open at once on one connection: each transfer uses one, and a
+/// client has no use for more.
+pub(crate) const STREAMS_MAX: u32 = 1024;
+
+/// A silent peer is given up after this long.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// An idle connection shows at this interval that it lives, so three may be lost.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(3);
+
+/// What a peer may send on one stream before it was read. Enough to cover 10 Gbit/s at 1 ms, and
+/// larger windows only queue.
+const STREAM_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+/// What a peer may send on one connection before it was read, and what is kept until it is
+/// acknowledged: several streams at full speed.
+const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+/// Congestion window at the start; larger ones only queue on fast networks.
+const INITIAL_CONGESTION_WINDOW_BYTES: u64 = 1024 * 1024;
+
+/// Loopback carries packets of nearly 64 KiB; below 32 KiB two of them go into one system call.
+const LOOPBACK_INITIAL_MTU_BYTES: u16 = 16_000;
+const LOOPBACK_MTU_MAX_BYTES: u16 = 32_700;
+/// What jumbo frames carry, less the headers of IP and UDP.
+const NETWORK_MTU_MAX_BYTES: u16 = 8_900;
+
+/// Round trip assumed before the first measurement: a handshake packet that is lost is sent again
+/// after three of these. The default of 333 ms is made for the Internet, not for a cluster.
+const INITIAL_RTT: Duration = Duration::from_millis(50);
+
+/// What can be chosen for an endpoint.
+#[derive(Clone, Debug)]
+pub struct TransportOptions {
+    /// Version of the protocol that this side speaks. Only tests change it.
+    pub protocol_version: u32,
+    /// How long one send may wait for the peer to read before the stream is given up.
+    pub send_deadline: Duration,
+    /// How long an accepted connection may take until peer and version are known.
+    pub handshake_deadline: Duration,
+    /// Size of the socket's receive and send buffers in bytes, as far as the system allows.
+    pub socket_buffer_bytes: usize,
+    /// Seed of connection ids and the like, so that a simulation repeats; random when absent.
+    pub rng_seed: Option<[u8; 32]>,
+}
+
+impl Default for TransportOptions {
+    fn default() -> Self {
+        Self {
+            protocol_version: crate::PROTOCOL_VERSION,
+            send_deadline: Duration::from_secs(30),
+            handshake_deadline: Duration::from_secs(5),
+            // A burst of several connections' windows fits; the kernel drops what does not.
+            socket_buffer_bytes: 8 * 1024 * 1024,
+            rng_seed: None,
+        }
+    }
+}
+
+/// Settings for both directions, and for the two kinds of path.
+pub(crate) struct QuicConfigs {
+    client_crypto: Arc<QuicClientConfig>,
+    server_crypto: Option<Arc<QuicServerConfig>>,
+    loopback: Arc<quinn::TransportConfig>,
+    network: Arc<quinn::TransportConfig>,
+}
+
+impl std::fmt::Debug for QuicConfigs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QuicConfigs").finish_non_exhaustive()
+    }
+}
+
+impl QuicConfigs {
+    pub(crate) fn new(identity: &Identity) -> Result<Self, TransportError> {
+        let provider = Arc::new(crypto_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(identity.authority().clone())
+            .map_err(identity_error)?;
+        let roots = Arc::new(roots);
+        let server_crypto = if identity.peer().role.listens() {
+            Some(server_crypto(identity, &provider, &roots)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            client_crypto: client_crypto(identity, &provider, roots)?,
+            server_crypto,
+            loopback: Arc::new(transport_config(
+                LOOPBACK_INITIAL_MTU_BYTES,
+                LOOPBACK_MTU_MAX_BYTES,
+            )),
+            network: Arc::new(transport_config(1200, NETWORK_MTU_MAX_BYTES)),
+        })
+    }
+
+    /// Whether this part accepts connections.
+    pub(crate) fn listens(&self) -> bool {
+        self.server_crypto.is_some()
+    }
+
+    /// Settings to dial `remote`.
+    pub(crate) fn client(&self, local: IpAddr, remote: IpAddr) -> quinn::ClientConfig {
+        let mut config = quinn::ClientConfig::new(self.client_crypto.clone());
+        config.transport_config(self.transport(local, remote));
+        config
+    }
+
+    /// Settings to accept a connection from `remote`; none if this part does not listen.
+    pub(crate) fn server(&self, local: IpAddr, remote: IpAddr) -> Option<quinn::ServerConfig> {
+        let mut config = quinn::ServerConfig::with_crypto(self.server_crypto.clone()?);
+        config
+            .transport_config(self.transport(local, remote))
+            .max_incoming(INCOMING_MAX)
+            .migration(false);
+        Some(config)
+    }
+
+    fn transport(&self, local: IpAddr, remote: IpAddr) -> Arc<quinn::TransportConfig> {
+        // A packet to an address of this machine goes over loopback, whichever address it is.
+        if remote.to_canonical().is_loopback() || local.to_canonical() == remote.to_canonical() {
+            self.loopback.clone()
+        } else {
+            self.network.clone()
+        }
+    }
+}
+
+/// Most handshakes that wait to be accepted; more are turned away, so that a storm of dials after a
+/// restart cannot fill the memory.
+const INCOMING_MAX: usize = 4096;
+
+fn transport_config(initial_mtu: u16, max_mtu: u16) -> quinn::TransportConfig {
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(max_mtu);
+    let mut congestion = quinn::congestion::CubicConfig::default();
+    congestion.initial_window(INITIAL_CONGESTION_WINDOW_BYTES);
+    let idle_timeout = IdleTimeout::try_from(IDLE_TIMEOUT).ok();
+
+    let mut config = quinn::TransportConfig::default();
+    config
+        .max_idle_timeout(idle_timeout)
+        .keep_alive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_MAX))
+        // The hello is the only stream of one direction.
+        .max_concurrent_uni_streams(VarInt::from_u32(1))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
+        .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .initial_rtt(INITIAL_RTT)
+        .initial_mtu(initial_mtu)
+        .mtu_discovery_config(Some(discovery))
+        .congestion_controller_factory(Arc::new(congestion))
+        // Datagrams are not part of the protocol.
+        .datagram_receive_buffer_size(None);
+    config
+}
+
+fn client_crypto(
+    identity: &Identity,
+    provider: &Arc<CryptoProvider>,
+    roots: Arc<rustls::RootCertStore>,
+) -> Result<Arc<QuicClientConfig>, TransportError> {
+    let mut config = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(identity_error)?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![identity.certificate().clone()], identity.clone_key())
+        .map_err(identity_error)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // Every connection proves anew who is at its ends.
+    config.resumption = rustls::client::Resumption::disabled();
+    QuicClientConfig::try_from(config)
+        .map(Arc::new)
+        .map_err(identity_error)
+}
+
+fn server_crypto(
+    identity: &Identity,
+    provider: &Arc<CryptoProvider>,
+    roots: &Arc<rustls::RootCertStore>,
+) -> Result<Arc<QuicServerConfig>, TransportError> {
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
+        roots.clone(),
+        provider.clone(),
+    )
+    .build()
+    .map_err(identity_error)?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(identity_error)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![identity.certificate().clone()], identity.clone_key())
+        .map_err(identity_error)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.send_tls13_tickets = 0;
+    QuicServerConfig::try_from(config)
+        .map(Arc::new)
+        .map_err(identity_error)
+}
+
+/// The provider with the cipher first that is fastest here: AES-128-GCM where the processor has AES.
+fn crypto_provider() -> CryptoProvider {
+    use ring_provider::cipher_suite::{
+        TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
+    };
+    let mut provider = ring_provider::default_provider();
+    provider.cipher_suites = if processor_has_aes() {
+        vec![
+            TLS13_AES_128_GCM_SHA256,
+            TLS13_AES_256_GCM_SHA384,
+            TLS13_CHACHA20_POLY1305_SHA256,
+        ]
+    } else {
+        // QUIC itself needs AES-128 for its first packets, so it stays in the list.
+        vec![TLS13_CHACHA20_POLY1305_SHA256, TLS13_AES_128_GCM_SHA256]
+    };
+    provider
+}
+
+fn processor_has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
+
+fn identity_error(error: impl std::fmt::Display) -> TransportError {
+    TransportError::Identity {
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,321 @@
+//! One UDP socket: dialling and accepting.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{AsyncUdpSocket, EndpointConfig, Runtime, TokioRuntime};
+
+use super::config::QuicConfigs;
+use super::connection::Connection;
+use super::socket::{self, BatchLimiter};
+use super::{CloseCode, TransportError, TransportOptions, within};
+use crate::codec::{HELLO_BYTES, Hello, WireError};
+use crate::identity::{Identity, Peer};
+
+/// Largest UDP payload that is received: what [`socket::BatchLimiter`] reserves room for.
+pub(crate) const UDP_PAYLOAD_BYTES_MAX: u16 = 32_768;
+
+/// One UDP socket with an identity. Cheap to clone; all clones are the same endpoint.
+///
+/// It works on current-thread and on multi-thread runtimes of tokio and must be used on the runtime
+/// on which it was bound.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    quinn: quinn::Endpoint,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    configs: QuicConfigs,
+    options: TransportOptions,
+    /// Whether the socket is one of the operating system, whose routes can be asked.
+    system_socket: bool,
+}
+
+impl Endpoint {
+    /// Opens a UDP socket on `addr` (port 0: any) and starts the endpoint. It accepts connections if
+    /// the identity's role listens (namenode, datanode).
+    ///
+    /// # Errors
+    /// [`TransportError::Bind`], also outside of a tokio runtime, and [`TransportError::Identity`].
+    pub fn bind(
+        addr: SocketAddr,
+        identity: &Identity,
+        options: TransportOptions,
+    ) -> Result<Self, TransportError> {
+        let bind_error = |reason: String| TransportError::Bind { addr, reason };
+        if tokio::runtime::Handle::try_current().is_err() {
+            return Err(bind_error("there is no tokio runtime here".to_owned()));
+        }
+        let socket = socket::open(addr, options.socket_buffer_bytes)
+            .and_then(|socket| TokioRuntime.wrap_udp_socket(socket))
+            .map_err(|error| bind_error(error.to_string()))?;
+        Self::start(socket, identity, options, true).map_err(|error| bind_error(error.to_string()))
+    }
+
+    /// Starts the endpoint on a socket from elsewhere: a simulated network.
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`].
+    pub fn with_socket(
+        socket: Arc<dyn AsyncUdpSocket>,
+        identity: &Identity,
+        options: TransportOptions,
+    ) -> Result<Self, TransportError> {
+        Self::start(socket, identity, options, false)
+    }
+
+    fn start(
+        socket: Arc<dyn AsyncUdpSocket>,
+        identity: &Identity,
+        options: TransportOptions,
+        system_socket: bool,
+    ) -> Result<Self, TransportError> {
+        let configs = QuicConfigs::new(identity)?;
+        let bind_error = |reason: String| TransportError::Bind {
+            addr: SocketAddr::from(([0, 0, 0, 0], 0)),
+            reason,
+        };
+        let addr = socket
+            .local_addr()
+            .map_err(|error| bind_error(error.to_string()))?;
+        let mut endpoint_config = EndpointConfig::default();
+        endpoint_config
+            .max_udp_payload_size(UDP_PAYLOAD_BYTES_MAX)
+            .map_err(|error| bind_error(error.to_string()))?
+            .rng_seed(options.rng_seed);
+        let quinn = quinn::Endpoint::new_with_abstract_socket(
+            endpoint_config,
+            configs.server(addr.ip(), addr.ip()),
+            Arc::new(BatchLimiter::new(socket)),
+            Arc::new(TokioRuntime),
+        )
+        .map_err(|error| bind_error(error.to_string()))?;
+        let shared = Arc::new(Shared {
+            configs,
+            options,
+            system_socket,
+        });
+        Ok(Self { quinn, shared })
+    }
+
+    /// The address of the socket.
+    ///
+    /// # Errors
+    /// [`TransportError::EndpointClosed`] if the socket is gone.
+    pub fn local_addr(&self) -> Result<SocketAddr, TransportError> {
+        self.quinn
+            .local_addr()
+            .map_err(|_| TransportError::EndpointClosed)
+    }
+
+    /// Dials `addr`, proves this side's identity, and makes sure that `expected` is the one who
+    /// answers and that both sides speak the same version.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerNotTrusted`] (another authority, another name),
+    /// [`TransportError::RefusedByPeer`], [`WireError::VersionMismatch`],
+    /// [`TransportError::Deadline`] and whatever breaks a connection.
+    pub async fn connect(
+        &self,
+        addr: SocketAddr,
+        expected: &Peer,
+        deadline: Duration,
+    ) -> Result<Connection, TransportError> {
+        within(deadline, "connecting", self.dial(addr, expected)).await
+    }
+
+    async fn dial(&self, addr: SocketAddr, expected: &Peer) -> Result<Connection, TransportError> {
+        let config = self.shared.configs.client(self.source_for(addr)?, addr.ip());
+        let connecting = self
+            .quinn
+            .connect_with(config, addr, &expected.dns_name())
+            .map_err(|error| match error {
+                quinn::ConnectError::EndpointStopping => TransportError::EndpointClosed,
+                other => TransportError::Dial {
+                    addr,
+                    reason: other.to_string(),
+                },
+            })?;
+        let quinn = connecting.await?;
+        exchange_hello(&quinn, self.shared.options.protocol_version).await?;
+        Ok(Connection::new(
+            quinn,
+            expected.clone(),
+            &self.shared.options,
+        ))
+    }
+
+    /// The address from which packets to `addr` leave.
+    fn source_for(&self, addr: SocketAddr) -> Result<IpAddr, TransportError> {
+        let local = self.local_addr()?.ip();
+        if local.is_unspecified() && self.shared.system_socket {
+            Ok(socket::route_source(addr).unwrap_or(local))
+        } else {
+            Ok(local)
+        }
+    }
+
+    /// The next connection that somebody opens, not yet established; `None` once the endpoint is
+    /// closed, and at once if this identity's role does not listen. Cancellation-safe.
+    pub async fn accept(&self) -> Option<Incoming> {
+        if !self.shared.configs.listens() {
+            return None;
+        }
+        let quinn = self.quinn.accept().await?;
+        Some(Incoming {
+            quinn,
+            shared: self.shared.clone(),
+        })
+    }
+
+    /// Closes all connections at once and refuses new ones; peers are told `reason`.
+    pub fn close(&self, reason: &str) {
+        self.quinn
+            .close(CloseCode::DONE.0.into(), reason.as_bytes());
+    }
+
+    /// Waits until all connections are gone, so that peers were told of [`Endpoint::close`].
+    ///
+    /// # Errors
+    /// [`TransportError::Deadline`].
+    pub async fn wait_idle(&self, deadline: Duration) -> Result<(), TransportError> {
+        within(deadline, "closing the connections", async {
+            self.quinn.wait_idle().await;
+            Ok::<_, TransportError>(())
+        })
+        .await
+    }
+}
+
+/// A connection that somebody opens. Establish it in a task of its own: that takes several round
+/// trips, and a slow peer must not keep others waiting.
+#[derive(Debug)]
+pub struct Incoming {
+    quinn: quinn::Incoming,
+    shared: Arc<Shared>,
+}
+
+impl Incoming {
+    /// Where the connection comes from.
+    pub fn remote_addr(&self) -> SocketAddr {
+        self.quinn.remote_address()
+    }
+
+    /// Turns the connection away without an effort.
+    pub fn refuse(self) {
+        self.quinn.refuse();
+    }
+
+    /// Finds out who it is and makes sure that both sides speak the same version, within
+    /// [`TransportOptions::handshake_deadline`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub async fn establish(self) -> Result<Connection, TransportError> {
+        let deadline = self.shared.options.handshake_deadline;
+        within(deadline, "the handshake", self.handshake()).await
+    }
+
+    async fn handshake(self) -> Result<Connection, TransportError> {
+        let remote = self.quinn.remote_address().ip();
+        let local = self.quinn.local_ip().unwrap_or(remote);
+        let Some(config) = self.shared.configs.server(local, remote) else {
+            self.quinn.refuse();
+            return Err(TransportError::EndpointClosed);
+        };
+        let quinn = self.quinn.accept_with(Arc::new(config))?.await?;
+        let peer = match peer_of(&quinn) {
+            Ok(peer) => peer,
+            Err(error) => {
+                let reason = error.to_string();
+                quinn.close(CloseCode::UNKNOWN_PEER.0.into(), reason.as_bytes());
+                return Err(error);
+            }
+        };
+        exchange_hello(&quinn, self.shared.options.protocol_version).await?;
+        Ok(Connection::new(quinn, peer, &self.shared.options))
+    }
+}
+
+/// Who is at the other end of a connection that TLS has verified.
+fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
+    let not_trusted = |reason: String| TransportError::PeerNotTrusted { reason };
+    let certificates = connection
+        .peer_identity()
+        .and_then(|any| {
+            any.downcast::<Vec<rustls::pki_types::CertificateDer<'static>>>()
+                .ok()
+        })
+        .ok_or_else(|| not_trusted("it has no certificate".to_owned()))?;
+    let certificate = certificates
+        .first()
+        .ok_or_else(|| not_trusted("it has no certificate".to_owned()))?;
+    Peer::from_certificate(certificate).map_err(|error| not_trusted(error.to_string()))
+}
+
+/// Tells the other side this side's version and learns its own. That the answer comes also means
+/// that the other side has accepted this side's certificate.
+async fn exchange_hello(connection: &quinn::Connection, version: u32) -> Result<(), TransportError> {
+    let ours = Hello { version };
+    let result = async {
+        let mut sender = connection.open_uni().await?;
+        sender.write_all(&ours.encode()).await?;
+        sender
+            .finish()
+            .map_err(|_| TransportError::StreamUnusable)?;
+        let mut receiver = connection.accept_uni().await?;
+        let mut bytes = [0; HELLO_BYTES];
+        receiver
+            .read_exact(&mut bytes)
+            .await
+            .map_err(|error| match error {
+                quinn::ReadExactError::FinishedEarly(read) => WireError::Truncated {
+                    missing_bytes: HELLO_BYTES - read,
+                }
+                .into(),
+                quinn::ReadExactError::ReadError(error) => TransportError::from(error),
+            })?;
+        ours.check(Hello::decode(&bytes)?)?;
+        Ok(())
+    }
+    .await;
+    match result {
+        Err(TransportError::Wire(error)) => {
+            let code = match error {
+                WireError::VersionMismatch { .. } => CloseCode::VERSION_MISMATCH,
+                _ => CloseCode::PROTOCOL_VIOLATION,
+            };
+            connection.close(code.0.into(), closing_words(version).as_bytes());
+            Err(error.into())
+        }
+        // The other side saw the mismatch first.
+        Err(TransportError::ClosedByPeer {
+            code: CloseCode::VERSION_MISMATCH,
+            reason,
+        }) => Err(match version_in(&reason) {
+            Some(theirs) => WireError::VersionMismatch {
+                ours: version,
+                theirs,
+            }
+            .into(),
+            None => TransportError::ClosedByPeer {
+                code: CloseCode::VERSION_MISMATCH,
+                reason,
+            },
+        }),
+        other => other,
+    }
+}
+
+const CLOSING_WORDS: &str = "this side speaks protocol version ";
+
+fn closing_words(version: u32) -> String {
+    format!("{CLOSING_WORDS}{version}")
+}
+
+fn version_in(closing_words: &str) -> Option<u32> {
+    closing_words.strip_prefix(CLOSING_WORDS)?.parse().ok()
+}

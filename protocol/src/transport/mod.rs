@@ -1,0 +1,43 @@
+//! The one transport of HarvestFS: QUIC with mutual TLS between all parts.
+//!
+//! An [`Endpoint`] is one UDP socket that dials and, if its role allows, accepts. A [`Connection`]
+//! knows for certain who is at its other end ([`crate::identity::Peer`]) and that both sides speak
+//! the same version of the protocol. It carries streams of frames ([`crate::codec`]): one stream per
+//! block transfer ([`FrameSender`], [`FrameReceiver`]), and one long-lived stream on which many
+//! requests are in flight at once ([`RpcClient`], [`RpcServer`]).
+//!
+//! Every wait has a deadline, every queue a limit. This is the only module that names quinn.
+
+mod config;
+mod connection;
+mod endpoint;
+mod error;
+mod pool;
+mod rpc;
+mod socket;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use config::TransportOptions;
+pub use connection::Connection;
+pub use endpoint::{Endpoint, Incoming};
+pub use error::{CloseCode, RpcError, StreamCode, TransportError};
+pub use pool::ConnectionPool;
+pub use rpc::{
+    CALLS_IN_FLIGHT_MAX, NOTICES_QUEUED_MAX, NoticeSender, QUEUED_BYTES_MAX, Responder, RpcClient,
+    RpcServer,
+};
+pub use stream::{FrameReceiver, FrameSender};
+
+/// Waits for `future` no longer than `deadline`.
+pub(crate) async fn within<T, E: Into<TransportError>>(
+    deadline: std::time::Duration,
+    what: &'static str,
+    future: impl Future<Output = Result<T, E>>,
+) -> Result<T, TransportError> {
+    match tokio::time::timeout(deadline, future).await {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(TransportError::Deadline { what, deadline }),
+    }
+}

@@ -1,0 +1,143 @@
+//! Connections that are kept for the next use.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::{Connection, Endpoint, TransportError, within};
+use crate::identity::Peer;
+
+/// One connection for each (address, peer), dialled when it is first asked for and again once it is
+/// broken. Whoever asks while it is being dialled waits for the same attempt. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ConnectionPool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    endpoint: Endpoint,
+    dial_deadline: Duration,
+    connections_max: usize,
+    slots: Mutex<Slots>,
+}
+
+type Key = (SocketAddr, Peer);
+type Outcome = Option<Result<Connection, TransportError>>;
+
+#[derive(Debug, Default)]
+struct Slots {
+    by_key: HashMap<Key, Slot>,
+    /// Counts uses, to find the slot that was not used for longest.
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// What came of the dialling, once it is over.
+    outcome: watch::Receiver<Outcome>,
+    last_use: u64,
+}
+
+impl Slot {
+    /// Whether the slot holds a working connection or an attempt in progress.
+    fn is_usable(&self) -> bool {
+        match &*self.outcome.borrow() {
+            None => self.outcome.has_changed().is_ok(),
+            Some(Ok(connection)) => !connection.is_closed(),
+            Some(Err(_)) => false,
+        }
+    }
+}
+
+impl ConnectionPool {
+    /// A pool that dials from `endpoint`, each attempt bounded by `dial_deadline`, and keeps at most
+    /// `connections_max` connections. One that is dropped for another stays open while it is used.
+    pub fn new(endpoint: Endpoint, dial_deadline: Duration, connections_max: usize) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                endpoint,
+                dial_deadline,
+                connections_max: connections_max.max(1),
+                slots: Mutex::default(),
+            }),
+        }
+    }
+
+    /// A working connection to `peer` at `addr`. Cancelling it does not cancel the attempt for
+    /// others. Must be called on the endpoint's runtime.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`]; all who waited for a failed attempt get its error.
+    pub async fn get(&self, addr: SocketAddr, peer: &Peer) -> Result<Connection, TransportError> {
+        let mut outcome = self.outcome_of((addr, peer.clone()));
+        // The attempt has this deadline itself; the longer one here only guards against its end.
+        let deadline = self.inner.dial_deadline * 2;
+        let wait = async {
+            let outcome = outcome
+                .wait_for(Option::is_some)
+                .await
+                .map_err(|_| TransportError::EndpointClosed)?;
+            outcome.clone().unwrap_or(Err(TransportError::EndpointClosed))
+        };
+        within(deadline, "connecting", wait).await
+    }
+
+    /// Forgets the connection to `peer` at `addr`, for example after it behaved badly.
+    pub fn forget(&self, addr: SocketAddr, peer: &Peer) {
+        self.lock().by_key.remove(&(addr, peer.clone()));
+    }
+
+    fn outcome_of(&self, key: Key) -> watch::Receiver<Outcome> {
+        let mut slots = self.lock();
+        slots.uses += 1;
+        let now = slots.uses;
+        if let Some(slot) = slots.by_key.get_mut(&key)
+            && slot.is_usable()
+        {
+            slot.last_use = now;
+            return slot.outcome.clone();
+        }
+        let (sender, outcome) = watch::channel(None);
+        slots.by_key.remove(&key);
+        if slots.by_key.len() >= self.inner.connections_max {
+            slots.make_room();
+        }
+        let slot = Slot {
+            outcome: outcome.clone(),
+            last_use: now,
+        };
+        slots.by_key.insert(key.clone(), slot);
+        drop(slots);
+
+        let (endpoint, deadline) = (self.inner.endpoint.clone(), self.inner.dial_deadline);
+        tokio::spawn(async move {
+            let result = endpoint.connect(key.0, &key.1, deadline).await;
+            // Nobody may wait any more; the slot has the outcome all the same.
+            sender.send_replace(Some(result));
+        });
+        outcome
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        // Under the lock there are only single changes of the map, which a panic cannot split.
+        self.inner.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slots {
+    /// Drops what is broken, or else what was not used for longest.
+    fn make_room(&mut self) {
+        let before = self.by_key.len();
+        self.by_key.retain(|_, slot| slot.is_usable());
+        if self.by_key.len() == before {
+            let oldest = self.by_key.iter().min_by_key(|(_, slot)| slot.last_use);
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+}

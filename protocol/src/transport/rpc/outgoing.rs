@@ -1,0 +1,158 @@
+//! Frames that wait to be written, and the task that writes them.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::codec::{self, WireError};
+use crate::transport::{CloseCode, Connection, FrameSender, TransportError};
+
+/// Encoded frames in the order in which they go out. Adding never waits.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    queue: Mutex<Queue>,
+    /// Something was queued, or the queue was closed.
+    changed: Notify,
+    /// The queue was taken to be written.
+    drained: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    frames: Vec<u8>,
+    notices: usize,
+    /// Permits that go back to `written` once the frames are written.
+    permits: usize,
+    closed: bool,
+}
+
+/// How full the queue is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fill {
+    pub(super) bytes: usize,
+    pub(super) notices: usize,
+}
+
+/// What a frame is, as far as the limits go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// Bound to this many permits, which its queueing has consumed.
+    Permits(usize),
+    Notice,
+}
+
+impl Outgoing {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::default(),
+            changed: Notify::new(),
+            drained: Notify::new(),
+        })
+    }
+
+    /// Queues a message.
+    pub(super) fn push<M: Serialize>(
+        &self,
+        message: &M,
+        counted: Counted,
+    ) -> Result<Fill, WireError> {
+        let mut queue = self.lock();
+        codec::encode_frame(&mut queue.frames, message, 0)?;
+        Ok(self.pushed(queue, counted))
+    }
+
+    /// Queues a frame that is encoded already.
+    pub(super) fn push_encoded(&self, frame: &[u8], counted: Counted) -> Fill {
+        let mut queue = self.lock();
+        queue.frames.extend_from_slice(frame);
+        self.pushed(queue, counted)
+    }
+
+    fn pushed(&self, mut queue: MutexGuard<'_, Queue>, counted: Counted) -> Fill {
+        match counted {
+            Counted::Permits(permits) => queue.permits += permits,
+            Counted::Notice => queue.notices += 1,
+        }
+        let fill = Fill {
+            bytes: queue.frames.len(),
+            notices: queue.notices,
+        };
+        drop(queue);
+        self.changed.notify_one();
+        fill
+    }
+
+    /// No more frames will come: what is queued is written and the stream finished.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until at most `max_bytes` are queued. For one waiter at a time.
+    pub(super) async fn wait_below(&self, max_bytes: usize) {
+        while self.lock().frames.len() > max_bytes {
+            self.drained.notified().await;
+        }
+    }
+
+    /// Writes what is queued until the queue is closed and empty, or the connection breaks. Permits
+    /// of what was written go back to `written`.
+    pub(super) async fn write_to(
+        &self,
+        mut sender: FrameSender,
+        connection: &Connection,
+        written: &Semaphore,
+    ) {
+        let lost = connection.closed();
+        tokio::pin!(lost);
+        loop {
+            let batch = {
+                let mut queue = self.lock();
+                if queue.frames.is_empty() && queue.closed {
+                    break;
+                }
+                queue.notices = 0;
+                (mem::take(&mut queue.frames), mem::take(&mut queue.permits))
+            };
+            let (frames, permits) = batch;
+            if frames.is_empty() {
+                tokio::select! {
+                    () = self.changed.notified() => continue,
+                    _ = &mut lost => break,
+                }
+            }
+            self.drained.notify_one();
+            match sender.write(frames.into(), &mut []).await {
+                Ok(()) => written.add_permits(permits),
+                Err(TransportError::Deadline { .. }) => {
+                    connection.close(CloseCode::TOO_SLOW, "the peer does not read");
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        // Whoever waits for room must not wait for ever; without a connection there is room enough.
+        self.lock().frames = Vec::new();
+        self.drained.notify_one();
+        // Fails only if the connection is gone, and then there is nothing to finish.
+        let _ = sender.finish();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing that runs under the lock can leave the queue inconsistent by panicking: encoding
+        // appends, and a half frame would close the connection at the other end.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes the queue when the last of those who add to it is gone.
+#[derive(Debug)]
+pub(super) struct Producer(pub(super) Arc<Outgoing>);
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,381 @@
+//! The two directions of a stream of frames.
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{StreamCode, TransportError, within};
+use crate::codec::{self, FRAME_PREFIX_BYTES, FramePrefix, StreamKind, WireError};
+
+/// Most of a stream that is taken from the transport at once: more than one packet, so that it
+/// limits nothing.
+const READ_BYTES_MAX: usize = 128 * 1024;
+
+/// The sending direction of a stream.
+///
+/// Sending is not cancellation-safe: a send that is cancelled in the middle of a frame makes the
+/// sender unusable ([`TransportError::StreamUnusable`]), never the frames wrong. Dropping the sender
+/// without [`FrameSender::finish`] resets the stream.
+#[derive(Debug)]
+pub struct FrameSender {
+    quinn: quinn::SendStream,
+    /// What goes before the next frame: the kind of a new stream.
+    before: Option<StreamKind>,
+    deadline: Duration,
+    usable: bool,
+}
+
+impl FrameSender {
+    pub(crate) fn new(
+        quinn: quinn::SendStream,
+        before: Option<StreamKind>,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            quinn,
+            before,
+            deadline,
+            usable: true,
+        }
+    }
+
+    /// How long one send may wait for the peer to read.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// Sends a message without data.
+    ///
+    /// # Errors
+    /// [`TransportError::Wire`] if the message is too large (nothing was sent), else whatever broke
+    /// the stream; after [`TransportError::Deadline`] the stream is reset.
+    pub async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), TransportError> {
+        self.send_parts(message, &mut []).await
+    }
+
+    /// Sends a message with data attached. The data is not copied.
+    ///
+    /// # Errors
+    /// As [`FrameSender::send`].
+    pub async fn send_with_data<M: Serialize>(
+        &mut self,
+        message: &M,
+        data: Bytes,
+    ) -> Result<(), TransportError> {
+        self.send_parts(message, &mut [data]).await
+    }
+
+    /// Sends a message with data attached that is in several pieces, for example as it was received.
+    /// The data is not copied; the pieces are left empty.
+    ///
+    /// # Errors
+    /// As [`FrameSender::send`].
+    pub async fn send_parts<M: Serialize>(
+        &mut self,
+        message: &M,
+        data: &mut [Bytes],
+    ) -> Result<(), TransportError> {
+        let data_len = data.iter().map(Bytes::len).sum();
+        let mut head = Vec::with_capacity(256);
+        head.extend(self.before.map(StreamKind::encode));
+        codec::encode_frame(&mut head, message, data_len)?;
+        self.write(head.into(), data).await
+    }
+
+    /// Makes a new stream known to the peer before the first frame.
+    pub(crate) async fn announce(&mut self) -> Result<(), TransportError> {
+        match self.before {
+            Some(kind) => {
+                self.write(Bytes::copy_from_slice(&[kind.encode()]), &mut [])
+                    .await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Writes encoded frames.
+    pub(crate) async fn write(
+        &mut self,
+        head: Bytes,
+        data: &mut [Bytes],
+    ) -> Result<(), TransportError> {
+        if !std::mem::replace(&mut self.usable, false) {
+            return Err(TransportError::StreamUnusable);
+        }
+        let quinn = &mut self.quinn;
+        let result = within(self.deadline, "sending", async {
+            quinn.write_chunk(head).await?;
+            if !data.is_empty() {
+                quinn.write_all_chunks(data).await?;
+            }
+            Ok::<_, quinn::WriteError>(())
+        })
+        .await;
+        match result {
+            Ok(()) => {
+                self.before = None;
+                self.usable = true;
+                Ok(())
+            }
+            Err(error) => {
+                self.reset(StreamCode::FAILED);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the stream after the last frame. The peer gets all that was sent.
+    ///
+    /// # Errors
+    /// [`TransportError::StreamUnusable`] if it is finished, reset or broken already.
+    pub fn finish(&mut self) -> Result<(), TransportError> {
+        if !std::mem::replace(&mut self.usable, false) {
+            return Err(TransportError::StreamUnusable);
+        }
+        self.quinn
+            .finish()
+            .map_err(|_| TransportError::StreamUnusable)
+    }
+
+    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`.
+    pub fn reset(&mut self, code: StreamCode) {
+        self.usable = false;
+        // Fails only if the stream is over already.
+        let _ = self.quinn.reset(code.0.into());
+    }
+
+    /// Waits until the peer has received everything after [`FrameSender::finish`], or has stopped
+    /// the stream: then its code is returned.
+    ///
+    /// # Errors
+    /// [`TransportError::Deadline`], or whatever broke the connection.
+    pub async fn delivered(
+        &mut self,
+        deadline: Duration,
+    ) -> Result<Option<StreamCode>, TransportError> {
+        let stopped = within(deadline, "the peer's confirmation", async {
+            match self.quinn.stopped().await {
+                Ok(code) => Ok(code),
+                Err(quinn::StoppedError::ConnectionLost(error)) => Err(error.into()),
+                Err(quinn::StoppedError::ZeroRttRejected) => Err(TransportError::StreamUnusable),
+            }
+        })
+        .await?;
+        // Only codes of 32 bits are ever sent by this protocol.
+        Ok(stopped
+            .map(|code| StreamCode(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))))
+    }
+}
+
+impl Drop for FrameSender {
+    fn drop(&mut self) {
+        // Without this, a sender that is given up in the middle would end the stream as if it were
+        // complete. After `finish` or `reset` nothing is left to do.
+        if self.usable {
+            self.reset(StreamCode::CANCELLED);
+        }
+    }
+}
+
+/// The receiving direction of a stream.
+///
+/// After [`FrameReceiver::recv`] returned a message with data attached, the data is taken with one
+/// of [`FrameReceiver::read_data`], [`FrameReceiver::read_data_into`] or
+/// [`FrameReceiver::read_data_chunk`]; what is left of it is skipped by the next `recv`. Dropping the
+/// receiver tells the peer to stop sending.
+#[derive(Debug)]
+pub struct FrameReceiver {
+    quinn: quinn::RecvStream,
+    /// Bytes of the stream that were taken from the transport and belong to what comes next.
+    arrived: Bytes,
+    /// Prefix and header of the next frame as far as they have arrived.
+    head: BytesMut,
+    /// Bytes of the current frame's data that nobody took yet.
+    data_remaining: usize,
+}
+
+impl FrameReceiver {
+    pub(crate) fn new(quinn: quinn::RecvStream) -> Self {
+        Self {
+            quinn,
+            arrived: Bytes::new(),
+            head: BytesMut::new(),
+            data_remaining: 0,
+        }
+    }
+
+    /// The next message and the length in bytes of the data attached to it, or `None` if the peer
+    /// finished the stream. Cancellation-safe.
+    ///
+    /// # Errors
+    /// [`TransportError::Deadline`] (call again to wait on), [`TransportError::StreamReset`],
+    /// [`TransportError::Wire`], or whatever broke the connection.
+    pub async fn recv<M: DeserializeOwned>(
+        &mut self,
+        deadline: Duration,
+    ) -> Result<Option<(M, usize)>, TransportError> {
+        within(deadline, "receiving", self.recv_unbounded()).await
+    }
+
+    async fn recv_unbounded<M: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<(M, usize)>, TransportError> {
+        while self.data_remaining > 0 {
+            self.next_data_piece(usize::MAX).await?;
+        }
+        loop {
+            let wanted = self.missing_from_head()?;
+            if wanted == 0 {
+                break;
+            }
+            if self.arrived.is_empty() && !self.fetch().await? {
+                if self.head.is_empty() {
+                    return Ok(None);
+                }
+                return Err(WireError::Truncated {
+                    missing_bytes: wanted,
+                }
+                .into());
+            }
+            let piece = self.arrived.split_to(wanted.min(self.arrived.len()));
+            self.head.extend_from_slice(&piece);
+        }
+        let prefix = FramePrefix::decode(&self.head)?;
+        let message = codec::decode_header(&self.head[FRAME_PREFIX_BYTES..])?;
+        self.head.clear();
+        self.data_remaining = prefix.data_len;
+        Ok(Some((message, prefix.data_len)))
+    }
+
+    /// How many bytes of prefix and header have not arrived, as far as is known.
+    fn missing_from_head(&self) -> Result<usize, WireError> {
+        if self.head.len() < FRAME_PREFIX_BYTES {
+            return Ok(FRAME_PREFIX_BYTES - self.head.len());
+        }
+        let prefix = FramePrefix::decode(&self.head)?;
+        Ok(FRAME_PREFIX_BYTES + prefix.header_len - self.head.len())
+    }
+
+    /// Bytes of the current frame's data that were not taken yet.
+    pub fn data_remaining(&self) -> usize {
+        self.data_remaining
+    }
+
+    /// Reads data of the current frame into `buffer` until it is full. The bytes go from the
+    /// received packets straight to where they belong. Not cancellation-safe: how far a cancelled
+    /// read came is lost, so give the stream up then.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`] if `buffer` is longer than what remains of the data, or the stream
+    /// ends early; [`TransportError::Deadline`]; whatever broke the stream.
+    pub async fn read_data_into(
+        &mut self,
+        buffer: &mut [u8],
+        deadline: Duration,
+    ) -> Result<(), TransportError> {
+        if buffer.len() > self.data_remaining {
+            return Err(WireError::Truncated {
+                missing_bytes: buffer.len() - self.data_remaining,
+            }
+            .into());
+        }
+        within(deadline, "receiving data", async {
+            let mut filled = 0;
+            while filled < buffer.len() {
+                let rest = &mut buffer[filled..];
+                filled += if self.arrived.is_empty() {
+                    let read = self.quinn.read(rest).await?;
+                    read.ok_or(WireError::Truncated {
+                        missing_bytes: rest.len(),
+                    })?
+                } else {
+                    let len = rest.len().min(self.arrived.len());
+                    self.arrived.copy_to_slice(&mut rest[..len]);
+                    len
+                };
+            }
+            self.data_remaining -= filled;
+            Ok::<_, TransportError>(())
+        })
+        .await
+    }
+
+    /// The rest of the current frame's data in one piece, without a copy if it arrived in one. Not
+    /// cancellation-safe.
+    ///
+    /// # Errors
+    /// As [`FrameReceiver::read_data_into`].
+    pub async fn read_data(&mut self, deadline: Duration) -> Result<Bytes, TransportError> {
+        within(deadline, "receiving data", async {
+            let first = match self.next_data_piece(usize::MAX).await? {
+                Some(piece) if self.data_remaining == 0 => return Ok(piece),
+                Some(piece) => piece,
+                None => return Ok(Bytes::new()),
+            };
+            // Grows with what arrives, whatever length was announced.
+            let mut all = BytesMut::from(first);
+            while let Some(piece) = self.next_data_piece(usize::MAX).await? {
+                all.extend_from_slice(&piece);
+            }
+            Ok::<_, TransportError>(all.freeze())
+        })
+        .await
+    }
+
+    /// The next piece of the current frame's data as it arrived, without a copy; `None` after the
+    /// last. Cancellation-safe.
+    ///
+    /// # Errors
+    /// As [`FrameReceiver::read_data_into`].
+    pub async fn read_data_chunk(
+        &mut self,
+        max_bytes: usize,
+        deadline: Duration,
+    ) -> Result<Option<Bytes>, TransportError> {
+        within(deadline, "receiving data", self.next_data_piece(max_bytes)).await
+    }
+
+    async fn next_data_piece(&mut self, max_bytes: usize) -> Result<Option<Bytes>, TransportError> {
+        if self.data_remaining == 0 {
+            return Ok(None);
+        }
+        if self.arrived.is_empty() && !self.fetch().await? {
+            return Err(WireError::Truncated {
+                missing_bytes: self.data_remaining,
+            }
+            .into());
+        }
+        let len = self.data_remaining.min(max_bytes).min(self.arrived.len());
+        self.data_remaining -= len;
+        Ok(Some(self.arrived.split_to(len)))
+    }
+
+    /// Takes the next bytes of the stream from the transport; false at its end. Call it only when
+    /// `arrived` is empty.
+    async fn fetch(&mut self) -> Result<bool, TransportError> {
+        match self.quinn.read_chunk(READ_BYTES_MAX, true).await? {
+            Some(chunk) => {
+                self.arrived = chunk.bytes;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// The next bytes of the stream whatever frames they belong to, or `None` at its end.
+    /// Cancellation-safe.
+    pub(crate) async fn read_bytes(&mut self) -> Result<Option<Bytes>, TransportError> {
+        if self.arrived.is_empty() && !self.fetch().await? {
+            return Ok(None);
+        }
+        Ok(Some(std::mem::take(&mut self.arrived)))
+    }
+
+    /// Gives up receiving: the peer is told `code` and stops sending.
+    pub fn stop(&mut self, code: StreamCode) {
+        // Fails only if the stream is over already.
+        let _ = self.quinn.stop(code.0.into());
+    }
+}
