@@ -4,13 +4,17 @@
 //! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
 //!   operators ([`admin`]);
 //! - [`data`]: block streams to datanodes;
+//! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
+//! - [`identity`]: the certificate authority of a cluster and the certificates of its parts.
 //!
 //! Messages are encoded with postcard, whose format is written down and stable. Any change of a
 //! message is a change of [`PROTOCOL_VERSION`].
 
 pub mod admin;
+pub mod codec;
 pub mod data;
 pub mod error;
+pub mod identity;
 pub mod ids;
 pub mod limits;
 pub mod meta;
@@ -18,6 +22,7 @@ pub mod name;
 pub mod node;
 pub mod rpc;
 pub mod token;
+pub mod transport;
 pub mod types;
 
 /// The version of everything in this crate that goes over the wire.
