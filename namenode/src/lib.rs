@@ -1,3 +1,4 @@
 //! HarvestFS namenode.
 
+pub mod engine;
 pub mod journal;

@@ -1,0 +1,6 @@
+//! The namenode as a state machine without I/O: no sockets, no clock, no global random generator.
+//!
+//! - [`namespace`]: what must survive. It changes only by [`namespace::Command`]s, which the
+//!   journal keeps; applying the same commands gives the same state, byte for byte.
+
+pub mod namespace;

@@ -1,0 +1,206 @@
+//! What changes a namespace, and what a change brings about.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId},
+    meta::{MetaOp, MetaReply},
+    name::Name,
+    node::ServerDescription,
+    types::{Credentials, PlacementRules, Timestamp},
+};
+use serde::{Deserialize, Serialize};
+
+/// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
+/// inside it, is a change of it.
+pub const COMMAND_VERSION: u8 = 1;
+
+/// A change of the namespace: one record of the journal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Makes the root directory; the first command of a cluster, and only the first.
+    Format {
+        /// The cluster.
+        cluster: ClusterId,
+        /// When.
+        now: Timestamp,
+        /// Owner of the root directory.
+        root_uid: u32,
+        /// Group of the root directory.
+        root_gid: u32,
+        /// Size at which clients start a new block, in bytes.
+        block_bytes: u64,
+        /// Rules for files below directories that set none.
+        default_rules: PlacementRules,
+    },
+    /// A datanode has come. Outcome: [`Outcome::Node`], always the same one for a server's name.
+    RegisterServer {
+        /// Its server; replaces what was known of it.
+        server: ServerDescription,
+        /// All its volumes.
+        storages: Vec<StorageId>,
+        /// When.
+        now: Timestamp,
+    },
+    /// A client has come. Outcome: [`Outcome::Session`].
+    OpenSession {
+        /// The name in its certificate.
+        client: String,
+        /// When.
+        now: Timestamp,
+    },
+    /// A client has gone: its blocks are sealed at the committed length, or freed when no file
+    /// uses them.
+    CloseSession {
+        /// Its session.
+        session: SessionId,
+        /// When.
+        now: Timestamp,
+    },
+    /// A metadata operation of a client. Outcome: [`Outcome::Meta`], or [`Outcome::Blocks`] for
+    /// [`MetaOp::AllocateBlocks`].
+    Mutate {
+        /// The client's session.
+        session: SessionId,
+        /// Number of the mutation in the session, from 1.
+        sequence: u64,
+        /// Replies below this number are forgotten.
+        answered_below: u64,
+        /// On whose behalf.
+        credentials: Credentials,
+        /// When.
+        now: Timestamp,
+        /// What a removal takes the last name from is open somewhere (see
+        /// [`super::Namespace::removal_target`]): keep it as an orphan.
+        held_elsewhere: bool,
+        /// What to do.
+        op: MetaOp,
+    },
+    /// Nobody holds these orphans any more: remove them. Those that are no orphans are skipped.
+    ReleaseOrphans {
+        /// Inodes.
+        inodes: Vec<InodeId>,
+        /// When.
+        now: Timestamp,
+    },
+}
+
+/// Why bytes are not a command.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// There are no bytes.
+    #[error("the command is empty")]
+    Empty,
+    /// Another version wrote it.
+    #[error("the command has version {0}; this software reads version {COMMAND_VERSION}")]
+    Version(u8),
+    /// The bytes are damaged.
+    #[error("the command is damaged: {0}")]
+    Damaged(#[from] postcard::Error),
+    /// There are bytes after the end.
+    #[error("{0} bytes follow the command")]
+    Trailing(usize),
+}
+
+impl Command {
+    /// The bytes for the journal.
+    ///
+    /// # Errors
+    /// [`FsError::Internal`] when postcard refuses, which it does only when out of space.
+    pub fn encode(&self) -> Result<Vec<u8>, FsError> {
+        postcard::to_extend(self, vec![COMMAND_VERSION])
+            .map_err(|error| FsError::Internal(format!("cannot encode a command: {error}")))
+    }
+
+    /// Reads what [`Command::encode`] wrote. Never panics, and never allocates more than a small
+    /// multiple of the input.
+    ///
+    /// # Errors
+    /// See [`DecodeError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (&version, body) = bytes.split_first().ok_or(DecodeError::Empty)?;
+        if version != COMMAND_VERSION {
+            return Err(DecodeError::Version(version));
+        }
+        let (command, rest) = postcard::take_from_bytes(body)?;
+        if !rest.is_empty() {
+            return Err(DecodeError::Trailing(rest.len()));
+        }
+        Ok(command)
+    }
+}
+
+/// What a command answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Nothing to say.
+    Done,
+    /// The reply to a metadata operation.
+    Meta(MetaReply),
+    /// The new blocks of [`MetaOp::AllocateBlocks`]. The server makes the
+    /// [`MetaReply::Located`] of it, since replicas and tokens are not the namespace's.
+    Blocks(Vec<BlockId>),
+    /// The number of a datanode.
+    Node(NodeId),
+    /// A new session.
+    Session(SessionId),
+}
+
+/// What a command did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The answer.
+    pub reply: Outcome,
+    /// What else follows.
+    pub effects: Effects,
+}
+
+/// What caches must forget, and what the cluster must know of blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// Inodes whose attributes or content changed, removed ones included. May name one twice.
+    pub inodes: Vec<InodeId>,
+    /// Directory entries that came, went or lead elsewhere now.
+    pub entries: Vec<(InodeId, Name)>,
+    /// Changes of blocks, in order.
+    pub blocks: Vec<BlockChange>,
+}
+
+/// A change of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockChange {
+    /// A session may write it.
+    Allocated {
+        /// Block.
+        block: BlockId,
+        /// How to place it.
+        rules: PlacementRules,
+        /// Its writer.
+        writer: SessionId,
+    },
+    /// More of it was committed.
+    Grew {
+        /// Block.
+        block: BlockId,
+        /// Bytes that a replica must have, counted from the block's start.
+        committed_bytes: u64,
+    },
+    /// Its writer is done with it.
+    Sealed {
+        /// Block.
+        block: BlockId,
+        /// Its final length in bytes.
+        length_bytes: u64,
+    },
+    /// No file uses it and nobody writes it: its replicas are to be removed.
+    Freed {
+        /// Block.
+        block: BlockId,
+    },
+    /// The files that use it want it placed otherwise now.
+    RulesChanged {
+        /// Block.
+        block: BlockId,
+        /// How.
+        rules: PlacementRules,
+    },
+}
