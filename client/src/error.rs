@@ -1,0 +1,95 @@
+//! What can go wrong for a user of the client.
+
+use std::time::Duration;
+
+use harvestfs_protocol::{
+    error::{DataError, FsError},
+    ids::BlockId,
+    transport::TransportError,
+};
+
+/// Why an operation failed. Clone, because everyone who waited for a shared flush gets it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The namenode refused it.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// No namenode answered in time. Whether a mutation was executed is unknown.
+    #[error("no namenode answered within {} s: {reason}", waited.as_secs())]
+    Unreachable {
+        /// How long it was tried.
+        waited: Duration,
+        /// What happened last.
+        reason: String,
+    },
+    /// This client's endpoint or certificate cannot be used, or the cluster refuses it.
+    #[error("cannot connect: {0}")]
+    Connect(#[from] TransportError),
+    /// Every replica is on a busy server. `EAGAIN` from the API.
+    #[error("all replicas of block {block} are busy; waited {} s", waited.as_secs())]
+    AllReplicasBusy {
+        /// A block concerned.
+        block: BlockId,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// No replica of a block could be read.
+    #[error("no replica of block {block} can be read: {reason}")]
+    NoReplica {
+        /// The block.
+        block: BlockId,
+        /// What the last replica said.
+        reason: String,
+    },
+    /// No pipeline to datanodes could be set up or kept.
+    #[error("cannot write to datanodes: {0}")]
+    Write(DataError),
+    /// Data that an earlier write acknowledged was lost before it was made stable.
+    #[error("written data was lost before it was stable: {reason}")]
+    DataLost {
+        /// How.
+        reason: String,
+    },
+    /// Too much written data waits for its commit, and nothing of it could be committed in time.
+    #[error("{waiting_bytes} bytes of written data could not be committed for {} s", waited.as_secs())]
+    TooMuchDirtyData {
+        /// Bytes that wait.
+        waiting_bytes: u64,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// The file was not opened for this.
+    #[error("the file is not open for {0}")]
+    NotOpenFor(&'static str),
+    /// The namenode or a datanode answered with something else than what was asked for.
+    #[error("unexpected answer to {0}")]
+    UnexpectedReply(&'static str),
+    /// The client was closed.
+    #[error("the client is closed")]
+    Closed,
+}
+
+impl ClientError {
+    /// The error of the file system behind it, if it is one.
+    #[must_use]
+    pub fn as_fs(&self) -> Option<&FsError> {
+        match self {
+            Self::Fs(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Whether trying the same again later may succeed without anything being changed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::AllReplicasBusy { .. }
+                | Self::NoReplica { .. }
+                | Self::Write(_)
+                | Self::TooMuchDirtyData { .. }
+                | Self::Fs(FsError::Busy { .. } | FsError::NoSpace | FsError::SessionExpired)
+        )
+    }
+}
