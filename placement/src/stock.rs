@@ -1,0 +1,105 @@
+//! The placement of HDFS.
+
+use harvestfs_protocol::ids::NodeId;
+use rand::Rng;
+use smallvec::SmallVec;
+
+use crate::{
+    policy::{Nodes, Policy, Request, TooFew},
+    view::{Area, RackId, View},
+};
+
+/// HDFS's default: fast to write, safe against the loss of any one rack, blind to who owns the
+/// servers.
+///
+/// 1. The first replica goes to a server on the writer's host, or to a random one when none there
+///    can take it.
+/// 2. The second goes to another server of the same rack; of a block of only two replicas, to
+///    another rack.
+/// 3. The third goes to another rack than the first two; when those are in different racks
+///    already, to the rack of the first.
+/// 4. All others are random, but never leave a block in one rack.
+///
+/// Each server has at most one replica. Where a rule finds no server, any server will do: racks are
+/// a wish, different servers are a demand. So two racks are used whenever two replicas are wanted
+/// and a server of a second rack can take one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stock;
+
+impl Policy for Stock {
+    fn name(&self) -> &'static str {
+        "stock"
+    }
+
+    fn choose(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<Nodes, TooFew> {
+        let mut chosen = Nodes::new();
+        let mut racks: SmallVec<[RackId; 8]> = request
+            .existing
+            .iter()
+            .filter_map(|&node| Some(view.server(node)?.rack))
+            .collect();
+        let total = request.existing.len() + usize::from(request.wanted);
+        for _ in 0..request.wanted {
+            let accept = |node: NodeId| {
+                !chosen.contains(&node)
+                    && !request.existing.contains(&node)
+                    && !request.exclude.contains(&node)
+            };
+            let draw = |area: Area<'_>, rng: &mut dyn Rng| {
+                view.draw(request.lane, request.class, area, rng, accept)
+            };
+            let preferred = if racks.is_empty() {
+                request.writer.and_then(|host| {
+                    view.draw_on_host(request.lane, request.class, host, rng, accept)
+                })
+            } else {
+                preferred_area(&racks, total).and_then(|area| draw(area, rng))
+            };
+            let Some(node) = preferred.or_else(|| draw(Area::Anywhere, rng)) else {
+                break;
+            };
+            chosen.push(node);
+            racks.extend(view.server(node).map(|server| server.rack));
+        }
+        if chosen.len() < usize::from(request.wanted) {
+            return Err(TooFew {
+                wanted: request.wanted,
+                placeable: chosen,
+            });
+        }
+        Ok(chosen)
+    }
+
+    fn surplus(&self, view: &View, replicas: &[NodeId]) -> Option<usize> {
+        let rack_of = |node: NodeId| view.server(node).map(|server| server.rack);
+        let crowd = |node: NodeId| {
+            let rack = rack_of(node);
+            replicas.iter().filter(|&&r| rack_of(r) == rack).count()
+        };
+        let room = |node: NodeId| {
+            view.server(node)
+                .map_or(0, |server| server.room.blocks(None))
+        };
+        // From the fullest server of the rack that holds most of them.
+        (0..replicas.len())
+            .max_by_key(|&i| (crowd(replicas[i]), std::cmp::Reverse(room(replicas[i]))))
+    }
+}
+
+/// Where the next replica should go when `racks` has the racks of the ones before it, at least
+/// one, in order.
+fn preferred_area(racks: &[RackId], total: usize) -> Option<Area<'_>> {
+    let first = racks[0];
+    let in_one_rack = racks.iter().all(|&rack| rack == first);
+    match racks.len() {
+        1 if total > 2 => Some(Area::Inside(first)),
+        _ if in_one_rack => Some(Area::Outside(&racks[..1])),
+        2 => Some(Area::Inside(first)),
+        _ => None,
+    }
+}

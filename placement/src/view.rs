@@ -1,0 +1,353 @@
+//! What policies know of the cluster.
+
+use std::net::IpAddr;
+
+use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use rand::{Rng, RngExt};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::index::RackIndex;
+
+/// Draws that are refused before all candidates are looked at one by one. As long as half of them
+/// are acceptable, that is once in 65,536 times.
+const DRAWS_MAX: u32 = 16;
+
+/// What a placement is for. Each lane has servers of its own that are open to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// A new block.
+    Write,
+    /// A repair within the normal budget.
+    Repair,
+    /// A repair of a block's last replica.
+    Urgent,
+}
+
+impl Lane {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Write, Self::Repair, Self::Urgent];
+}
+
+/// The lanes that a server is open to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lanes {
+    /// To new blocks.
+    pub write: bool,
+    /// To repair.
+    pub repair: bool,
+    /// To urgent repair.
+    pub urgent: bool,
+}
+
+impl Lanes {
+    /// Open to nothing: dead, stale or busy.
+    pub const NONE: Self = Self {
+        write: false,
+        repair: false,
+        urgent: false,
+    };
+    /// Open to everything.
+    pub const ALL: Self = Self {
+        write: true,
+        repair: true,
+        urgent: true,
+    };
+
+    fn contains(self, lane: Lane) -> bool {
+        match lane {
+            Lane::Write => self.write,
+            Lane::Repair => self.repair,
+            Lane::Urgent => self.urgent,
+        }
+    }
+}
+
+/// Whole blocks of the largest size that fit below the quota of a server's healthy volumes, by
+/// class of volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    blocks: [u32; CLASSES.len()],
+}
+
+const CLASSES: [StorageClass; 3] = [StorageClass::Disk, StorageClass::Ssd, StorageClass::Memory];
+
+fn class_number(class: StorageClass) -> usize {
+    match class {
+        StorageClass::Disk => 0,
+        StorageClass::Ssd => 1,
+        StorageClass::Memory => 2,
+    }
+}
+
+impl Room {
+    /// Room for more blocks on volumes of a class.
+    pub fn add(&mut self, class: StorageClass, blocks: u32) {
+        let sum = &mut self.blocks[class_number(class)];
+        *sum = sum.saturating_add(blocks);
+    }
+
+    /// What is left when `blocks` more are on their way to volumes that are not known yet: none of
+    /// the classes may count on the room that they could take.
+    #[must_use]
+    pub fn less(mut self, blocks: u32) -> Self {
+        for of_class in &mut self.blocks {
+            *of_class = of_class.saturating_sub(blocks);
+        }
+        self
+    }
+
+    /// Blocks that fit on volumes of a class, or of any.
+    #[must_use]
+    pub fn blocks(&self, class: Option<StorageClass>) -> u32 {
+        match class {
+            Some(class) => self.blocks[class_number(class)],
+            None => self
+                .blocks
+                .iter()
+                .fold(0, |sum, &blocks| sum.saturating_add(blocks)),
+        }
+    }
+}
+
+/// Where a server is and who owns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location<'a> {
+    /// Its rack.
+    pub rack: &'a str,
+    /// The environment of its primary tenant.
+    pub environment: &'a str,
+    /// The machine function of its primary tenant.
+    pub machine_function: &'a str,
+    /// Its address, to find the server of a writer.
+    pub host: IpAddr,
+}
+
+/// A rack, as the view numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RackId(u32);
+
+/// A primary tenant, as the view numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(u32);
+
+/// One server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerView {
+    /// Its number.
+    pub node: NodeId,
+    /// Its rack.
+    pub rack: RackId,
+    /// Its primary tenant.
+    pub tenant: TenantId,
+    /// Its address.
+    pub host: IpAddr,
+    /// What fits on it.
+    pub room: Room,
+    /// What it is open to.
+    pub lanes: Lanes,
+}
+
+/// Where to look for a server.
+#[derive(Clone, Copy, Debug)]
+pub enum Area<'a> {
+    /// In the whole cluster.
+    Anywhere,
+    /// In one rack.
+    Inside(RackId),
+    /// In every rack but these.
+    Outside(&'a [RackId]),
+}
+
+/// All servers, with indexes of those that can take a replica now.
+#[derive(Debug, Default)]
+pub struct View {
+    slots: FxHashMap<NodeId, u32>,
+    servers: Vec<ServerView>,
+    racks: FxHashMap<Box<str>, RackId>,
+    tenants: FxHashMap<(Box<str>, Box<str>), TenantId>,
+    hosts: FxHashMap<IpAddr, SmallVec<[u32; 2]>>,
+    /// One per lane and class (the last one: any class): servers open to the lane with room.
+    indexes: [RackIndex; Lane::ALL.len() * (CLASSES.len() + 1)],
+}
+
+fn index_number(lane: Lane, class: Option<StorageClass>) -> usize {
+    lane as usize * (CLASSES.len() + 1) + class.map_or(CLASSES.len(), class_number)
+}
+
+impl View {
+    /// A view of an empty cluster.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a server without room and open to nothing, or takes note that a known one moved.
+    pub fn insert(&mut self, node: NodeId, location: &Location<'_>) {
+        let next_rack = RackId(self.racks.len() as u32);
+        let rack = *self.racks.entry(location.rack.into()).or_insert(next_rack);
+        let next_tenant = TenantId(self.tenants.len() as u32);
+        let tenant = *self
+            .tenants
+            .entry((
+                location.environment.into(),
+                location.machine_function.into(),
+            ))
+            .or_insert(next_tenant);
+        let server = ServerView {
+            node,
+            rack,
+            tenant,
+            host: location.host,
+            room: Room::default(),
+            lanes: Lanes::NONE,
+        };
+        if let Some(&slot) = self.slots.get(&node) {
+            let before = self.servers[slot as usize];
+            self.update(slot, Room::default(), Lanes::NONE);
+            if let Some(slots) = self.hosts.get_mut(&before.host) {
+                slots.retain(|other| *other != slot);
+            }
+            self.servers[slot as usize] = server;
+            self.hosts.entry(location.host).or_default().push(slot);
+            self.update(slot, before.room, before.lanes);
+        } else {
+            let slot = self.servers.len() as u32;
+            self.slots.insert(node, slot);
+            self.servers.push(server);
+            self.hosts.entry(location.host).or_default().push(slot);
+        }
+    }
+
+    /// Notes what fits on a server. Unknown servers are ignored.
+    pub fn set_room(&mut self, node: NodeId, room: Room) {
+        if let Some(&slot) = self.slots.get(&node) {
+            self.update(slot, room, self.servers[slot as usize].lanes);
+        }
+    }
+
+    /// Notes what a server is open to. Unknown servers are ignored.
+    pub fn set_lanes(&mut self, node: NodeId, lanes: Lanes) {
+        if let Some(&slot) = self.slots.get(&node) {
+            self.update(slot, self.servers[slot as usize].room, lanes);
+        }
+    }
+
+    fn update(&mut self, slot: u32, room: Room, lanes: Lanes) {
+        let server = &mut self.servers[slot as usize];
+        if (server.room, server.lanes) == (room, lanes) {
+            return;
+        }
+        server.room = room;
+        server.lanes = lanes;
+        let rack = server.rack.0;
+        for lane in Lane::ALL {
+            for class in CLASSES.into_iter().map(Some).chain([None]) {
+                let index = &mut self.indexes[index_number(lane, class)];
+                if lanes.contains(lane) && room.blocks(class) > 0 {
+                    index.insert(slot, rack);
+                } else {
+                    index.remove(slot, rack);
+                }
+            }
+        }
+    }
+
+    /// One server.
+    #[must_use]
+    pub fn server(&self, node: NodeId) -> Option<&ServerView> {
+        Some(&self.servers[*self.slots.get(&node)? as usize])
+    }
+
+    /// All servers.
+    #[must_use]
+    pub fn servers(&self) -> &[ServerView] {
+        &self.servers
+    }
+
+    /// How many servers are open to a lane and have room for a block on a volume of the class.
+    #[must_use]
+    pub fn open_servers(&self, lane: Lane, class: Option<StorageClass>) -> u32 {
+        self.indexes[index_number(lane, class)].len()
+    }
+
+    /// Draws a server that is open to the lane, has room for a block on a volume of the class, and
+    /// that `accept` accepts; each with the same probability.
+    ///
+    /// Costs O(log racks) unless `accept` refuses most servers of the area.
+    #[must_use]
+    pub fn draw(
+        &self,
+        lane: Lane,
+        class: Option<StorageClass>,
+        area: Area<'_>,
+        rng: &mut dyn Rng,
+        accept: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        let index = &self.indexes[index_number(lane, class)];
+        let accept = |slot: &u32| accept(self.servers[*slot as usize].node);
+        let slot = match area {
+            Area::Inside(rack) => draw_from(index.in_rack(rack.0), rng, accept),
+            Area::Anywhere => draw_outside(index, &[], rng, accept),
+            Area::Outside(racks) => {
+                let mut numbers: SmallVec<[u32; 8]> = racks.iter().map(|rack| rack.0).collect();
+                numbers.sort_unstable();
+                numbers.dedup();
+                draw_outside(index, &numbers, rng, accept)
+            }
+        }?;
+        Some(self.servers[slot as usize].node)
+    }
+
+    /// As [`View::draw`], among the servers with the given address.
+    #[must_use]
+    pub fn draw_on_host(
+        &self,
+        lane: Lane,
+        class: Option<StorageClass>,
+        host: IpAddr,
+        rng: &mut dyn Rng,
+        accept: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        let index = &self.indexes[index_number(lane, class)];
+        let slots = self.hosts.get(&host)?;
+        let slot = draw_from(slots, rng, |slot| {
+            index.contains(*slot) && accept(self.servers[*slot as usize].node)
+        })?;
+        Some(self.servers[slot as usize].node)
+    }
+}
+
+fn draw_outside(
+    index: &RackIndex,
+    outside: &[u32],
+    rng: &mut dyn Rng,
+    accept: impl Fn(&u32) -> bool,
+) -> Option<u32> {
+    for _ in 0..DRAWS_MAX {
+        let slot = index.draw(rng, outside)?;
+        if accept(&slot) {
+            return Some(slot);
+        }
+    }
+    let accepted: SmallVec<[u32; 32]> = index.iter(outside).filter(|slot| accept(slot)).collect();
+    pick(&accepted, rng)
+}
+
+fn draw_from(slots: &[u32], rng: &mut dyn Rng, accept: impl Fn(&u32) -> bool) -> Option<u32> {
+    for _ in 0..DRAWS_MAX {
+        let slot = pick(slots, rng)?;
+        if accept(&slot) {
+            return Some(slot);
+        }
+    }
+    let accepted: SmallVec<[u32; 32]> = slots.iter().filter(|slot| accept(slot)).copied().collect();
+    pick(&accepted, rng)
+}
+
+fn pick(slots: &[u32], rng: &mut dyn Rng) -> Option<u32> {
+    if slots.is_empty() {
+        return None;
+    }
+    Some(slots[rng.random_range(0..slots.len())])
+}
