@@ -55,7 +55,9 @@ pub enum WireError {
         reason: String,
     },
     /// The other side speaks another version of the protocol.
-    #[error("this side speaks protocol version {ours}, the other side {theirs}: run the same release on both")]
+    #[error(
+        "this side speaks protocol version {ours}, the other side {theirs}: run the same release on both"
+    )]
     VersionMismatch {
         /// Version of this side.
         ours: u32,
@@ -201,7 +203,7 @@ impl FrameDecoder {
         Self::default()
     }
 
-    /// Adds bytes that arrived. Call it once [`FrameDecoder::next`] returned `None`.
+    /// Adds bytes that arrived. Call it once [`FrameDecoder::next_frame`] returned `None`.
     pub fn push(&mut self, bytes: Bytes) {
         if !self.arrived.is_empty() {
             let before = std::mem::take(&mut self.arrived);
@@ -219,15 +221,14 @@ impl FrameDecoder {
     ///
     /// # Errors
     /// What is wrong with the frame; the decoder is of no use after that.
-    pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, WireError> {
+    pub fn next_frame<M: DeserializeOwned>(&mut self) -> Result<Option<M>, WireError> {
         if self.partial.is_empty() {
             return match whole_frame(&self.arrived)? {
                 Some(prefix) => {
                     let message = decode_header(
                         &self.arrived[FRAME_PREFIX_BYTES..FRAME_PREFIX_BYTES + prefix.header_len],
                     );
-                    self.arrived
-                        .advance(FRAME_PREFIX_BYTES + prefix.header_len);
+                    self.arrived.advance(FRAME_PREFIX_BYTES + prefix.header_len);
                     message.map(Some)
                 }
                 None => {
@@ -360,7 +361,11 @@ impl StreamKind {
     }
 }
 
-fn check_length(what: &'static str, actual_bytes: usize, max_bytes: usize) -> Result<(), WireError> {
+fn check_length(
+    what: &'static str,
+    actual_bytes: usize,
+    max_bytes: usize,
+) -> Result<(), WireError> {
     if actual_bytes <= max_bytes {
         Ok(())
     } else {
@@ -377,3 +382,6 @@ fn truncated(available: usize, wanted: usize) -> WireError {
         missing_bytes: wanted.saturating_sub(available),
     }
 }
+
+#[cfg(test)]
+mod tests;

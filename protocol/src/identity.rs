@@ -609,3 +609,6 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> IdentityErr
         source,
     }
 }
+
+#[cfg(test)]
+mod tests;

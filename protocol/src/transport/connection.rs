@@ -122,6 +122,12 @@ impl Connection {
         self.inner.quinn.close_reason().is_some()
     }
 
+    /// Why the connection is over, or that this side ended it.
+    pub(crate) fn close_reason(&self) -> TransportError {
+        let reason = self.inner.quinn.close_reason();
+        reason.map_or(TransportError::Closed, TransportError::from)
+    }
+
     /// The round trip as measured last.
     pub fn round_trip(&self) -> Duration {
         self.inner.quinn.rtt()

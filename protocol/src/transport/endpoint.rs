@@ -128,7 +128,10 @@ impl Endpoint {
     }
 
     async fn dial(&self, addr: SocketAddr, expected: &Peer) -> Result<Connection, TransportError> {
-        let config = self.shared.configs.client(self.source_for(addr)?, addr.ip());
+        let config = self
+            .shared
+            .configs
+            .client(self.source_for(addr)?, addr.ip());
         let connecting = self
             .quinn
             .connect_with(config, addr, &expected.dns_name())
@@ -258,7 +261,10 @@ fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
 
 /// Tells the other side this side's version and learns its own. That the answer comes also means
 /// that the other side has accepted this side's certificate.
-async fn exchange_hello(connection: &quinn::Connection, version: u32) -> Result<(), TransportError> {
+async fn exchange_hello(
+    connection: &quinn::Connection,
+    version: u32,
+) -> Result<(), TransportError> {
     let ours = Hello { version };
     let result = async {
         let mut sender = connection.open_uni().await?;

@@ -81,9 +81,16 @@ impl ConnectionPool {
                 .wait_for(Option::is_some)
                 .await
                 .map_err(|_| TransportError::EndpointClosed)?;
-            outcome.clone().unwrap_or(Err(TransportError::EndpointClosed))
+            outcome
+                .clone()
+                .unwrap_or(Err(TransportError::EndpointClosed))
         };
         within(deadline, "connecting", wait).await
+    }
+
+    /// The endpoint that dials.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.endpoint
     }
 
     /// Forgets the connection to `peer` at `addr`, for example after it behaved badly.
@@ -124,7 +131,10 @@ impl ConnectionPool {
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
         // Under the lock there are only single changes of the map, which a panic cannot split.
-        self.inner.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner
+            .slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -82,7 +82,9 @@ impl AsyncUdpSocket for BatchLimiter {
                 Ok(()) => sent_any = true,
                 // Asking for the whole batch again would send its start twice; the rest counts as
                 // lost on the way, which QUIC mends.
-                Err(error) if sent_any && error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if sent_any && error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             }
         }

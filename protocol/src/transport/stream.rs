@@ -164,8 +164,7 @@ impl FrameSender {
         })
         .await?;
         // Only codes of 32 bits are ever sent by this protocol.
-        Ok(stopped
-            .map(|code| StreamCode(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))))
+        Ok(stopped.map(|code| StreamCode(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))))
     }
 }
 

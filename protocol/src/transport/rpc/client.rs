@@ -76,10 +76,10 @@ where
         tokio::spawn({
             let (shared, connection) = (shared.clone(), connection.clone());
             async move {
-                shared
-                    .outgoing
-                    .write_to(sender, &connection, &shared.queueable_bytes)
-                    .await;
+                let written = &shared.queueable_bytes;
+                if let Err(error) = shared.outgoing.write_to(sender, &connection, written).await {
+                    shared.fail_all(&error.to_string());
+                }
             }
         });
         let reader = tokio::spawn({
@@ -196,7 +196,7 @@ impl<Resp> Shared<Resp> {
     fn fail_all(&self, reason: &str) {
         let waiting = {
             let mut calls = self.lock();
-            calls.lost = Some(reason.to_owned());
+            calls.lost.get_or_insert_with(|| reason.to_owned());
             std::mem::take(&mut calls.waiting)
         };
         self.in_flight.close();
@@ -253,7 +253,7 @@ async fn read<Resp: DeserializeOwned, Notice: DeserializeOwned>(
             Err(error) => return error,
         }
         loop {
-            match decoder.next::<ServerFrame<Resp, Notice>>() {
+            match decoder.next_frame::<ServerFrame<Resp, Notice>>() {
                 Ok(Some(ServerFrame::Response { id, body })) => shared.answer(id, Ok(body)),
                 Ok(Some(ServerFrame::Abandoned { id })) => {
                     shared.answer(id, Err(RpcError::Abandoned));

@@ -25,7 +25,10 @@ struct Queue {
     notices: usize,
     /// Permits that go back to `written` once the frames are written.
     permits: usize,
+    /// Nothing more will be added.
     closed: bool,
+    /// Nothing more will be written; what is added is dropped.
+    broken: bool,
 }
 
 /// How full the queue is.
@@ -71,6 +74,9 @@ impl Outgoing {
     }
 
     fn pushed(&self, mut queue: MutexGuard<'_, Queue>, counted: Counted) -> Fill {
+        if queue.broken {
+            queue.frames.clear();
+        }
         match counted {
             Counted::Permits(permits) => queue.permits += permits,
             Counted::Notice => queue.notices += 1,
@@ -97,47 +103,59 @@ impl Outgoing {
         }
     }
 
-    /// Writes what is queued until the queue is closed and empty, or the connection breaks. Permits
-    /// of what was written go back to `written`.
+    /// Writes what is queued until the queue is closed and empty, or the connection breaks: then
+    /// the error is returned. Permits of what was written go back to `written`.
     pub(super) async fn write_to(
         &self,
         mut sender: FrameSender,
         connection: &Connection,
         written: &Semaphore,
-    ) {
+    ) -> Result<(), TransportError> {
+        let result = self
+            .write_until_closed(&mut sender, connection, written)
+            .await;
+        let mut queue = self.lock();
+        queue.broken = true;
+        queue.frames = Vec::new();
+        drop(queue);
+        // Whoever waits for room or for permits must not wait for ever.
+        self.drained.notify_one();
+        written.close();
+        result
+    }
+
+    async fn write_until_closed(
+        &self,
+        sender: &mut FrameSender,
+        connection: &Connection,
+        written: &Semaphore,
+    ) -> Result<(), TransportError> {
         let lost = connection.closed();
         tokio::pin!(lost);
         loop {
-            let batch = {
+            let (frames, permits) = {
                 let mut queue = self.lock();
                 if queue.frames.is_empty() && queue.closed {
-                    break;
+                    return sender.finish();
                 }
                 queue.notices = 0;
                 (mem::take(&mut queue.frames), mem::take(&mut queue.permits))
             };
-            let (frames, permits) = batch;
             if frames.is_empty() {
                 tokio::select! {
                     () = self.changed.notified() => continue,
-                    _ = &mut lost => break,
+                    error = &mut lost => return Err(error),
                 }
             }
             self.drained.notify_one();
-            match sender.write(frames.into(), &mut []).await {
-                Ok(()) => written.add_permits(permits),
-                Err(TransportError::Deadline { .. }) => {
+            if let Err(error) = sender.write(frames.into(), &mut []).await {
+                if matches!(error, TransportError::Deadline { .. }) {
                     connection.close(CloseCode::TOO_SLOW, "the peer does not read");
-                    break;
                 }
-                Err(_) => break,
+                return Err(error);
             }
+            written.add_permits(permits);
         }
-        // Whoever waits for room must not wait for ever; without a connection there is room enough.
-        self.lock().frames = Vec::new();
-        self.drained.notify_one();
-        // Fails only if the connection is gone, and then there is nothing to finish.
-        let _ = sender.finish();
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

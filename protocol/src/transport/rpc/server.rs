@@ -47,7 +47,8 @@ where
             let (outgoing, unanswered) = (outgoing.clone(), unanswered.clone());
             let connection = connection.clone();
             async move {
-                outgoing.write_to(sender, &connection, &unanswered).await;
+                // The connection tells its own end; requests then end with it.
+                let _ = outgoing.write_to(sender, &connection, &unanswered).await;
             }
         });
         Self {
@@ -71,15 +72,12 @@ where
     pub async fn next(&mut self) -> Result<Option<(Req, Responder<Resp>)>, TransportError> {
         let outgoing = &self.link.producer.0;
         outgoing.wait_below(QUEUED_BYTES_MAX).await;
-        let permit = tokio::select! {
-            permit = self.link.unanswered.clone().acquire_owned() => permit,
-            error = self.link.connection.closed() => return Err(error),
-        };
-        let Ok(permit) = permit else {
-            return Err(TransportError::Closed);
+        // Fails once nothing can be written any more.
+        let Ok(permit) = self.link.unanswered.clone().acquire_owned().await else {
+            return Err(self.link.connection.close_reason());
         };
         loop {
-            match self.decoder.next::<RequestFrame<Req>>() {
+            match self.decoder.next_frame::<RequestFrame<Req>>() {
                 Ok(Some(RequestFrame { id, body })) => {
                     let responder = Responder {
                         pending: Some(Pending {
@@ -171,10 +169,7 @@ impl<Resp> Drop for Responder<Resp> {
 }
 
 impl Pending {
-    fn send<Resp: Serialize>(
-        self,
-        frame: &ServerFrame<Resp, ()>,
-    ) -> Result<(), (Self, WireError)> {
+    fn send<Resp: Serialize>(self, frame: &ServerFrame<Resp, ()>) -> Result<(), (Self, WireError)> {
         match self.link.push(frame, Counted::Permits(1)) {
             Ok(()) => {
                 // It comes back when the answer is written.

@@ -1,0 +1,249 @@
+use rustls::pki_types::CertificateDer;
+
+use super::*;
+use crate::codec::{StreamKind, WireError};
+use crate::transport::{CloseCode, TransportError};
+
+/// What dialler and acceptor get to see.
+async fn dial(
+    server: &Endpoint,
+    client: &Endpoint,
+    expected: &Peer,
+) -> (
+    Result<Connection, TransportError>,
+    Result<Connection, TransportError>,
+) {
+    let addr = server.local_addr().unwrap();
+    tokio::join!(client.connect(addr, expected, LONG), async {
+        server.accept().await.unwrap().establish().await
+    })
+}
+
+#[tokio::test]
+async fn both_ends_know_who_the_other_is() {
+    let pair = pair().await;
+    assert_eq!(pair.client.peer(), &namenode());
+    assert_eq!(pair.server.peer(), &Peer::new(Role::Client, "c-1").unwrap());
+    assert!(pair.client.remote_addr().ip().is_loopback());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_works_on_a_multi_thread_runtime() {
+    let pair = pair().await;
+    assert!(!pair.client.is_closed());
+}
+
+#[tokio::test]
+async fn a_client_of_another_authority_is_refused() {
+    let server = endpoint(Role::Namenode, "nn");
+    let stranger = CertificateAuthority::in_memory().unwrap();
+    let stranger = stranger.issue(Role::Client, "c-1", LONG).unwrap();
+    // It would trust the server, but the server must not trust it.
+    let stranger = stranger.trusting(authority().certificate().clone());
+    let client = endpoint_with(&stranger, TransportOptions::default());
+    let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+    let error = dialled.unwrap_err();
+    assert!(
+        matches!(error, TransportError::RefusedByPeer { .. }),
+        "{error}"
+    );
+    let error = accepted.unwrap_err();
+    assert!(
+        matches!(error, TransportError::PeerNotTrusted { .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_of_another_authority_is_refused() {
+    let other = CertificateAuthority::in_memory().unwrap();
+    let other = other.issue(Role::Namenode, "nn", LONG).unwrap();
+    let server = endpoint_with(&other, TransportOptions::default());
+    let client = endpoint(Role::Client, "c-1");
+    let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+    let error = dialled.unwrap_err();
+    assert!(
+        matches!(error, TransportError::PeerNotTrusted { .. }),
+        "{error}"
+    );
+    assert!(accepted.is_err());
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_is_refused() {
+    let server = endpoint(Role::Namenode, "nn");
+    let addr = server.local_addr().unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority().certificate().clone()).unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let mut crypto = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    crypto.alpn_protocols = vec![b"harvestfs".to_vec()];
+    let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(crypto).unwrap();
+    let config = quinn::ClientConfig::new(std::sync::Arc::new(crypto));
+    let anonymous = quinn::Endpoint::client(loopback()).unwrap();
+    let (dialled, accepted) = tokio::join!(
+        async {
+            let connection = anonymous
+                .connect_with(config, addr, &namenode().dns_name())
+                .unwrap()
+                .await
+                .unwrap();
+            TransportError::from(connection.closed().await)
+        },
+        async { server.accept().await.unwrap().establish().await }
+    );
+    assert_eq!(
+        dialled,
+        TransportError::RefusedByPeer {
+            reason: "it got no certificate".to_owned()
+        }
+    );
+    let error = accepted.unwrap_err();
+    assert!(
+        matches!(error, TransportError::PeerNotTrusted { .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn somebody_else_with_a_valid_certificate_is_refused() {
+    let client = endpoint(Role::Client, "c-1");
+    for (role, name) in [(Role::Datanode, "nn"), (Role::Namenode, "other")] {
+        let server = endpoint(role, name);
+        let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+        let error = dialled.unwrap_err();
+        assert!(
+            matches!(error, TransportError::PeerNotTrusted { .. }),
+            "{error}"
+        );
+        assert!(accepted.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_with_a_foreign_name_is_refused() {
+    let server = endpoint(Role::Namenode, "nn");
+    let foreign = identity(Role::Client, "c-1").named_in_certificate("www.example.com");
+    let client = endpoint_with(&foreign, TransportOptions::default());
+    let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+    let error = dialled.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TransportError::ClosedByPeer {
+                code: CloseCode::UNKNOWN_PEER,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(matches!(
+        accepted.unwrap_err(),
+        TransportError::PeerNotTrusted { .. }
+    ));
+}
+
+#[tokio::test]
+async fn other_versions_are_refused_and_named_on_both_sides() {
+    let of_version = |protocol_version| TransportOptions {
+        protocol_version,
+        ..TransportOptions::default()
+    };
+    let server = endpoint_with(&identity(Role::Namenode, "nn"), of_version(3));
+    let client = endpoint_with(&identity(Role::Client, "c-1"), of_version(2));
+    for _ in 0..5 {
+        let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+        assert_eq!(
+            dialled.unwrap_err(),
+            TransportError::Wire(WireError::VersionMismatch { ours: 2, theirs: 3 })
+        );
+        assert_eq!(
+            accepted.unwrap_err(),
+            TransportError::Wire(WireError::VersionMismatch { ours: 3, theirs: 2 })
+        );
+    }
+}
+
+#[tokio::test]
+async fn dialling_nobody_ends_at_the_deadline() {
+    let silent = std::net::UdpSocket::bind(loopback()).unwrap();
+    let client = endpoint(Role::Client, "c-1");
+    let error = client
+        .connect(silent.local_addr().unwrap(), &namenode(), SHORT)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TransportError::Deadline { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_does_not_listen() {
+    let client = endpoint(Role::Client, "c-1");
+    assert!(client.accept().await.is_none());
+    let other = endpoint(Role::Admin, "a");
+    let expected = Peer::new(Role::Client, "c-1").unwrap();
+    let addr = client.local_addr().unwrap();
+    assert!(other.connect(addr, &expected, SHORT).await.is_err());
+}
+
+#[tokio::test]
+async fn closing_tells_the_peer_why() {
+    let pair = pair().await;
+    let code = CloseCode(77);
+    pair.server.close(code, "enough");
+    assert_eq!(
+        pair.client.closed().await,
+        TransportError::ClosedByPeer {
+            code,
+            reason: "enough".to_owned()
+        }
+    );
+    assert!(pair.client.is_closed());
+    assert_eq!(pair.server.closed().await, TransportError::Closed);
+    assert!(pair.client.open_stream(StreamKind::Data).await.is_err());
+}
+
+#[tokio::test]
+async fn a_closed_endpoint_accepts_and_dials_no_more() {
+    let server = endpoint(Role::Namenode, "nn");
+    server.close("stopping");
+    assert!(server.accept().await.is_none());
+    server.wait_idle(LONG).await.unwrap();
+    let error = server
+        .connect(server.local_addr().unwrap(), &namenode(), LONG)
+        .await
+        .unwrap_err();
+    assert_eq!(error, TransportError::EndpointClosed);
+}
+
+#[test]
+fn binding_without_a_runtime_or_to_a_used_port_is_an_error() {
+    let identity = identity(Role::Namenode, "nn");
+    let used = std::net::UdpSocket::bind(loopback()).unwrap();
+    let bind = |addr| Endpoint::bind(addr, &identity, TransportOptions::default());
+    assert!(matches!(bind(loopback()), Err(TransportError::Bind { .. })));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let _guard = runtime.enter();
+    let addr = used.local_addr().unwrap();
+    let error = bind(addr).unwrap_err();
+    assert!(error.to_string().contains(&addr.to_string()), "{error}");
+}
+
+impl Identity {
+    /// The same with another authority to trust.
+    fn trusting(self, authority: CertificateDer<'static>) -> Self {
+        self.with_parts(None, Some(authority))
+    }
+
+    /// The same key with a certificate of the test authority for another DNS name.
+    fn named_in_certificate(self, dns_name: &str) -> Self {
+        let certificate = authority().certify_for_test(dns_name, &self);
+        self.with_parts(Some(certificate), None)
+    }
+}
