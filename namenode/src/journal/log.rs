@@ -12,7 +12,7 @@ use super::segment::{ActiveSegment, SegmentReader, SegmentTail, Step};
 use super::snapshot::{SnapshotPlan, SnapshotReader, SnapshotState};
 use super::{JournalError, Lsn, RECORD_BYTES_MAX};
 
-const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
+const SEGMENT_BYTES_MIN: u64 = 16 * 1024;
 const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
 /// Where and how a journal is kept.

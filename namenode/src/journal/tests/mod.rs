@@ -1,0 +1,49 @@
+//! Tests of the journal: on a real directory, on a simulated disk that loses power, with damaged
+//! files, and in a process that is killed.
+
+mod basics;
+mod crash;
+mod damage;
+mod failures;
+mod kill;
+mod sim_disk;
+
+use super::*;
+
+const CLUSTER: u128 = 0x00c0_ffee;
+
+/// The payload that all tests give to the record `lsn`.
+fn record(lsn: Lsn) -> Vec<u8> {
+    let len = match lsn % 23 {
+        0 => 3000,
+        odd => (odd * lsn) as usize % 400,
+    };
+    (0..len)
+        .map(|i| (lsn as usize * 31 + i * 7) as u8)
+        .collect()
+}
+
+fn records(from: Lsn, through: Lsn) -> Vec<Vec<u8>> {
+    (from..=through).map(record).collect()
+}
+
+/// Small segments, so that tests meet many of them.
+fn options() -> JournalOptions {
+    JournalOptions {
+        segment_bytes: 16 * 1024,
+        create_if_empty: true,
+        ..JournalOptions::new("unused", CLUSTER)
+    }
+}
+
+/// Reads all records and checks that they are exactly `from..=through`.
+fn assert_records(records: RecordReader, from: Lsn, through: Lsn) {
+    let mut expected = from;
+    for item in records {
+        let (lsn, payload) = item.unwrap();
+        assert_eq!(lsn, expected);
+        assert!(payload == record(lsn), "payload of record {lsn}");
+        expected += 1;
+    }
+    assert_eq!(expected, through + 1, "one past the last record");
+}
