@@ -1,1 +1,2 @@
 //! HarvestFS datanode.
+mod store;

@@ -1,0 +1,3 @@
+//! The block store.
+mod buffer;
+mod layout;
