@@ -1,0 +1,183 @@
+//! A HarvestFS cluster, started with `harvestfs up` and ended with `harvestfs down`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use std::os::unix::process::CommandExt;
+use tempfile::TempDir;
+
+use crate::cpu::Marker;
+use crate::target::{
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, wait_until,
+};
+
+const DATANODES: u64 = 9;
+const REPLICATION: u64 = 3;
+const UP_LIMIT: Duration = Duration::from_secs(180);
+const DOWN_LIMIT: Duration = Duration::from_secs(60);
+
+/// The cluster; exists on disk only between `start` and `stop`.
+#[derive(Debug)]
+pub struct Harvestfs {
+    binary: PathBuf,
+    scratch: PathBuf,
+    marker: Marker,
+    dir: Option<TempDir>,
+}
+
+impl Harvestfs {
+    /// A cluster of the program `binary`, with its data below `scratch`.
+    pub fn new(binary: &Path, scratch: &Path) -> Result<Self> {
+        let binary = fs::canonicalize(binary).with_context(|| {
+            format!(
+                "{}: not there; build it with `cargo build --release` or give --harvestfs-binary",
+                binary.display()
+            )
+        })?;
+        Ok(Self {
+            binary,
+            scratch: scratch.to_owned(),
+            marker: Marker::new("harvestfs"),
+            dir: None,
+        })
+    }
+
+    fn up(&self) -> Result<()> {
+        let (data, mount) = self.paths()?;
+        self.run(
+            Command::new(&self.binary)
+                .arg("up")
+                .arg("--data")
+                .arg(data)
+                .arg("--mount")
+                .arg(&mount)
+                .args(["--datanodes", &DATANODES.to_string()])
+                .args(["--replication", &REPLICATION.to_string()])
+                .arg("--detach"),
+            UP_LIMIT,
+        )?;
+        ensure!(
+            is_mounted(&mount),
+            "`harvestfs up --detach` returned, but nothing is mounted"
+        );
+        Ok(())
+    }
+
+    fn down(&self) -> Result<()> {
+        let (data, mount) = self.paths()?;
+        self.run(
+            Command::new(&self.binary)
+                .arg("down")
+                .arg("--data")
+                .arg(data),
+            DOWN_LIMIT,
+        )?;
+        ensure!(
+            !is_mounted(&mount),
+            "`harvestfs down` returned, but the mount is still there"
+        );
+        Ok(())
+    }
+
+    /// Where the cluster keeps its data, and where it is mounted.
+    fn paths(&self) -> Result<(PathBuf, PathBuf)> {
+        let dir = self.dir.as_ref().context("the cluster was not started")?;
+        Ok((dir.path().join("data"), dir.path().join("mnt")))
+    }
+
+    fn run(&self, command: &mut Command, limit: Duration) -> Result<()> {
+        let dir = self.dir.as_ref().context("the cluster was not started")?;
+        let log = dir.path().join("harvestfs.log");
+        let output = File::options().create(true).append(true).open(&log)?;
+        let (name, value) = self.marker.variable();
+        let mut child = command
+            .env(name, value)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            // Out of reach of a Ctrl-C that is meant for this program, which then stops it.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        wait_for_success(&mut child, limit)
+            .with_context(|| format!("{command:?}\n{}", log_tail(&log)))
+    }
+}
+
+fn wait_for_success(child: &mut Child, limit: Duration) -> Result<()> {
+    let mut status = None;
+    let waited = wait_until("the end of the command", limit, || {
+        status = child.try_wait()?;
+        Ok(status.is_some())
+    });
+    if waited.is_err() {
+        child.kill()?;
+        child.wait()?;
+    }
+    waited?;
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => bail!("{status}"),
+        None => bail!("no exit status"),
+    }
+}
+
+impl Target for Harvestfs {
+    fn label(&self) -> &str {
+        "harvestfs"
+    }
+
+    fn start(&mut self) -> Result<PathBuf> {
+        let dir = tempfile::Builder::new()
+            .prefix("mount-bench-harvestfs-")
+            .tempdir_in(&self.scratch)
+            .with_context(|| format!("cannot make a directory in {}", self.scratch.display()))?;
+        fs::create_dir(dir.path().join("data"))?;
+        fs::create_dir(dir.path().join("mnt"))?;
+        self.dir = Some(dir);
+        self.up()?;
+        let work = self.paths()?.1.join("work");
+        fs::create_dir(&work)?;
+        Ok(work)
+    }
+
+    fn make_cold(&mut self) -> Result<()> {
+        rustix::fs::sync();
+        self.down()?;
+        drop_kernel_caches()?;
+        self.up()
+    }
+
+    fn marker(&self) -> Option<&Marker> {
+        Some(&self.marker)
+    }
+
+    fn replication(&self) -> u64 {
+        REPLICATION
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if self.dir.is_none() {
+            return Ok(());
+        }
+        let (_, mount) = self.paths()?;
+        let down = self.down();
+        force_unmount(&mount);
+        end_processes(&self.marker, DOWN_LIMIT);
+        if let Some(dir) = self.dir.take() {
+            dir.close()?;
+        }
+        down
+    }
+}
+
+impl Drop for Harvestfs {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("cannot stop HarvestFS: {error:#}");
+        }
+    }
+}

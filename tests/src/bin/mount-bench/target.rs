@@ -1,0 +1,187 @@
+//! Where the work is done: what every target offers, and the plain directory.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::cpu::Marker;
+use crate::interrupt;
+
+/// Pause between two looks at something that is awaited.
+pub const POLL: Duration = Duration::from_millis(50);
+
+/// A file system under measurement.
+pub trait Target {
+    /// The name in the table.
+    fn label(&self) -> &str;
+
+    /// Makes it ready; returns an existing, empty directory in which to work.
+    fn start(&mut self) -> Result<PathBuf>;
+
+    /// Sees to it that nothing written so far is in any cache: neither the kernel's nor its own.
+    /// The directory that `start` returned stays valid.
+    fn make_cold(&mut self) -> Result<()>;
+
+    /// What marks its processes, if it has any.
+    fn marker(&self) -> Option<&Marker>;
+
+    /// How many bytes of disk one byte of content takes.
+    fn replication(&self) -> u64;
+
+    /// Ends it and removes everything. Does nothing when it was not started.
+    fn stop(&mut self) -> Result<()>;
+}
+
+/// A directory that is already there.
+#[derive(Debug)]
+pub struct Directory {
+    label: String,
+    parent: PathBuf,
+    remount: Option<String>,
+    work: Option<TempDir>,
+}
+
+impl Directory {
+    /// The directory `dir`; `remount` is a shell command that empties caches of its own.
+    pub fn new(dir: &str, label: &str, remount: Option<String>) -> Result<Self> {
+        let parent = fs::canonicalize(dir).with_context(|| format!("--dir {dir}"))?;
+        ensure!(parent.is_dir(), "--dir {dir}: not a directory");
+        Ok(Self {
+            label: label.to_owned(),
+            parent,
+            remount,
+            work: None,
+        })
+    }
+}
+
+impl Target for Directory {
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn start(&mut self) -> Result<PathBuf> {
+        let work = tempfile::Builder::new()
+            .prefix("mount-bench-")
+            .tempdir_in(&self.parent)
+            .with_context(|| format!("cannot make a directory in {}", self.parent.display()))?;
+        let path = work.path().to_owned();
+        self.work = Some(work);
+        Ok(path)
+    }
+
+    fn make_cold(&mut self) -> Result<()> {
+        drop_kernel_caches()?;
+        if let Some(command) = &self.remount {
+            let status = Command::new("sh").arg("-c").arg(command).status()?;
+            ensure!(status.success(), "--remount {command}: {status}");
+        }
+        Ok(())
+    }
+
+    fn marker(&self) -> Option<&Marker> {
+        None
+    }
+
+    fn replication(&self) -> u64 {
+        1
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if let Some(work) = self.work.take() {
+            work.close()?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes all dirty data back and drops the kernel's caches of pages, entries and inodes.
+pub fn drop_kernel_caches() -> Result<()> {
+    rustix::fs::sync();
+    fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("rows with cold caches need root (write to /proc/sys/vm/drop_caches)")
+}
+
+/// Looks every [`POLL`] until `ready` holds; fails after `limit`, naming `what` was awaited.
+pub fn wait_until(
+    what: &str,
+    limit: Duration,
+    mut ready: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let started = Instant::now();
+    while !ready()? {
+        interrupt::check()?;
+        if started.elapsed() > limit {
+            bail!("{what}: not within {} s", limit.as_secs());
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Whether another file system is mounted at `path`.
+pub fn is_mounted(path: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
+    match (device(path), path.parent().map(device)) {
+        (Ok(here), Some(Ok(above))) => here != above,
+        // A mount whose process is gone answers no stat.
+        (Err(_), Some(Ok(_))) => path.symlink_metadata().is_err_and(|error| {
+            error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
+        }),
+        _ => false,
+    }
+}
+
+/// Detaches whatever is mounted at `path`, also when its process is gone or busy.
+pub fn force_unmount(path: &Path) {
+    for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"]] {
+        if !is_mounted(path) {
+            return;
+        }
+        // The next program is the answer to a failure of this one.
+        let _ = Command::new(program[0])
+            .args(&program[1..])
+            .arg(path)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+/// Ends what still carries the marker: asks first, insists after `grace`.
+pub fn end_processes(marker: &Marker, grace: Duration) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let signal_all = |signal: Signal| {
+        let processes = marker.processes();
+        for pid in processes.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+            // It may have ended by itself in the meantime.
+            let _ = kill_process(pid, signal);
+        }
+        processes.is_empty()
+    };
+    if signal_all(Signal::TERM) {
+        return;
+    }
+    let started = Instant::now();
+    while started.elapsed() < grace {
+        if marker.processes().is_empty() {
+            return;
+        }
+        thread::sleep(POLL);
+    }
+    signal_all(Signal::KILL);
+}
+
+/// The last lines of a log, for an error message.
+pub fn log_tail(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(15)..].join("\n")
+}
