@@ -1,6 +1,8 @@
 //! The namenode as a state machine without I/O: no sockets, no clock, no global random generator.
 //!
+//! - [`cluster`]: what may be forgotten: nodes, replicas, repair.
 //! - [`namespace`]: what must survive. It changes only by [`namespace::Command`]s, which the
 //!   journal keeps; applying the same commands gives the same state, byte for byte.
 
+pub mod cluster;
 pub mod namespace;

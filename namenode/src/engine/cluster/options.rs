@@ -1,0 +1,86 @@
+//! The times and budgets of the cluster engine.
+
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, COMMANDS_PER_HEARTBEAT_MAX};
+
+/// Times, budgets and bounds; the defaults are for production. A cluster on one machine and tests
+/// scale them down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterOptions {
+    /// Size of the largest block in bytes: what a server must have room for to be chosen.
+    pub block_bytes: u64,
+    /// A node is stale when it was silent for this long: new blocks avoid it, readers try it last.
+    pub stale_after_ms: u64,
+    /// A node is dead when it was silent for this long: its replicas count as lost. Reimages need
+    /// no such wait, they show when the server registers.
+    pub dead_after_ms: u64,
+    /// Safe mode (no repair, no deletion) ends when this share of the blocks has a replica.
+    pub safe_mode_reported_share: f64,
+    /// Safe mode ends at the latest this long after the start.
+    pub safe_mode_max_ms: u64,
+    /// Repair waits when more than this share of the nodes fell silent together.
+    pub storm_share: f64,
+    /// Nodes that died within this time of each other died together.
+    pub storm_window_ms: u64,
+    /// How long repair waits for the nodes of a storm before it takes them for lost.
+    pub storm_hold_ms: u64,
+    /// Repairs that a node may take part in per `repair_window_ms`, as source and as target each.
+    pub repairs_per_window: u32,
+    /// The same for blocks with one surviving replica. All repairs count against both budgets.
+    pub urgent_repairs_per_window: u32,
+    /// Length of the window that budgets are counted in.
+    pub repair_window_ms: u64,
+    /// Repairs at a time per node, as source and as target each.
+    pub repairs_in_flight_per_node: u32,
+    /// A repair that took this long failed and is tried elsewhere.
+    pub repair_timeout_ms: u64,
+    /// Wait before the next attempt after a repair failed or no target was found.
+    pub repair_retry_ms: u64,
+    /// Wait before a block that lost a replica is repaired. The loss is certain by then; a wait
+    /// only saves work when reimaged servers are expected to be refilled by other means.
+    pub repair_delay_ms: u64,
+    /// How long a datanode may take to report a replica that its writer says is there.
+    pub awaited_report_ms: u64,
+    /// How long an unsealed replica of a sealed block may wait for its own seal to be reported
+    /// before the namenode commands it.
+    pub seal_grace_ms: u64,
+    /// How long replicas beyond the wanted number stay: nodes that come and go, and repairs that
+    /// overlap, settle by themselves.
+    pub excess_grace_ms: u64,
+    /// A command that was not confirmed for this long is sent again.
+    pub command_retry_ms: u64,
+    /// Most commands in one heartbeat reply.
+    pub commands_max: usize,
+    /// Most blocks in one command to delete.
+    pub deletes_per_command_max: usize,
+    /// Replicas that one call of `tick` looks at in each of its tasks: bounds its time.
+    pub work_per_tick: usize,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        Self {
+            block_bytes: BLOCK_BYTES_MAX,
+            stale_after_ms: 10_000,
+            dead_after_ms: 30_000,
+            safe_mode_reported_share: 0.999,
+            safe_mode_max_ms: 30_000,
+            storm_share: 0.3,
+            storm_window_ms: 60_000,
+            storm_hold_ms: 600_000,
+            repairs_per_window: 30,
+            urgent_repairs_per_window: 300,
+            repair_window_ms: 3_600_000,
+            repairs_in_flight_per_node: 2,
+            repair_timeout_ms: 300_000,
+            repair_retry_ms: 10_000,
+            repair_delay_ms: 0,
+            awaited_report_ms: 30_000,
+            seal_grace_ms: 5_000,
+            excess_grace_ms: 60_000,
+            command_retry_ms: 30_000,
+            commands_max: COMMANDS_PER_HEARTBEAT_MAX,
+            deletes_per_command_max: 1_000,
+            work_per_tick: 10_000,
+        }
+    }
+}
