@@ -165,9 +165,15 @@ mod tests {
             .env(name, value)
             .spawn()
             .unwrap();
+        // The environment is readable only a moment after the new program began.
+        let limit = std::time::Duration::from_secs(10);
+        let seen = crate::target::wait_until("the child's environment", limit, || {
+            Ok(!marker.processes().is_empty())
+        });
         let found = marker.processes();
         child.kill().unwrap();
         child.wait().unwrap();
+        seen.unwrap();
         assert_eq!(found, vec![i32::try_from(child.id()).unwrap()]);
     }
 }
