@@ -1,0 +1,461 @@
+//! The journaled part of blocks: who writes them, how long they are, and how much of them files
+//! use. Where their replicas are is not known here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{BlockId, SessionId},
+    limits::BLOCK_BYTES_MAX,
+    meta::SealedBlock,
+    types::{Durability, PlacementRules},
+};
+
+use super::{
+    command::{BlockChange, Effects},
+    extents::{Piece, UseChanges},
+    views::BlockView,
+};
+
+/// All blocks that files use or sessions write.
+#[derive(Debug, Default)]
+pub(super) struct BlockTable {
+    blocks: BTreeMap<BlockId, Block>,
+    /// The blocks of each open session.
+    by_writer: BTreeSet<(SessionId, BlockId)>,
+    /// The id of the last block allocated.
+    last: u64,
+    live_bytes: u64,
+    /// What the command under way touched; [`Self::settle`] empties it.
+    touched: Vec<Touched>,
+}
+
+#[derive(Debug)]
+struct Block {
+    committed_bytes: u32,
+    sealed_bytes: Option<u32>,
+    writer: Option<SessionId>,
+    /// As last announced in [`Effects`].
+    rules: PlacementRules,
+    /// Bytes that files use, by the rules of these files; in the order of [`strength`].
+    uses: Vec<(PlacementRules, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Touched {
+    block: BlockId,
+    committed_bytes: u32,
+}
+
+/// An order of rules: what demands more comes later.
+fn strength(rules: &PlacementRules) -> (u8, bool, Option<u8>) {
+    (
+        rules.replication,
+        rules.durability == Durability::Strict,
+        rules.class.map(|class| class as u8),
+    )
+}
+
+impl Block {
+    fn live_bytes(&self) -> u64 {
+        self.uses.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn change_use(&mut self, rules: PlacementRules, bytes: i64) {
+        let place = self
+            .uses
+            .binary_search_by_key(&strength(&rules), |(rules, _)| strength(rules));
+        match place {
+            Ok(index) => {
+                let sum = &mut self.uses[index].1;
+                *sum = sum.saturating_add_signed(bytes);
+                if *sum == 0 {
+                    self.uses.remove(index);
+                }
+            }
+            Err(index) => {
+                // Only what was added before is taken away, so that this is an addition.
+                if let Ok(bytes) = u64::try_from(bytes)
+                    && bytes > 0
+                {
+                    self.uses.reserve_exact(1);
+                    self.uses.insert(index, (rules, bytes));
+                }
+            }
+        }
+    }
+
+    /// What the files that use it want together: as many replicas as the most demanding one, and
+    /// strict when one of them is.
+    fn wanted_rules(&self) -> Option<PlacementRules> {
+        let (strongest, _) = self.uses.last()?;
+        let strict = self
+            .uses
+            .iter()
+            .any(|(rules, _)| rules.durability == Durability::Strict);
+        Some(PlacementRules {
+            durability: if strict {
+                Durability::Strict
+            } else {
+                Durability::Space
+            },
+            ..*strongest
+        })
+    }
+
+    /// Whether no file uses it and none will: its writer is gone, or is done with it and has
+    /// committed what it wanted to. A sealed block without any commit waits for its commit.
+    fn is_garbage(&self) -> bool {
+        let awaits_commit = match self.sealed_bytes {
+            None => true,
+            Some(sealed) => sealed > 0 && self.committed_bytes == 0,
+        };
+        self.uses.is_empty() && (self.writer.is_none() || !awaits_commit)
+    }
+
+    fn view(&self, block: BlockId) -> BlockView {
+        BlockView {
+            block,
+            committed_bytes: self.committed_bytes.into(),
+            live_bytes: self.live_bytes(),
+            rules: self.rules,
+            writer: self.writer,
+            sealed_bytes: self.sealed_bytes.map(u64::from),
+        }
+    }
+}
+
+impl BlockTable {
+    pub fn get(&self, block: BlockId) -> Option<BlockView> {
+        self.blocks.get(&block).map(|found| found.view(block))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = BlockView> {
+        self.blocks.iter().map(|(&id, block)| block.view(id))
+    }
+
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Bytes that files use, each use counted.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// The id of the last block allocated.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub fn set_last(&mut self, last: u64) {
+        self.last = last;
+    }
+
+    /// A new block for a session.
+    pub fn allocate(
+        &mut self,
+        writer: SessionId,
+        rules: PlacementRules,
+        effects: &mut Effects,
+    ) -> BlockId {
+        // From 1: no block is 0.
+        self.last += 1;
+        let block = BlockId(self.last);
+        self.blocks.insert(
+            block,
+            Block {
+                committed_bytes: 0,
+                sealed_bytes: None,
+                writer: Some(writer),
+                rules,
+                uses: Vec::new(),
+            },
+        );
+        self.by_writer.insert((writer, block));
+        effects.blocks.push(BlockChange::Allocated {
+            block,
+            rules,
+            writer,
+        });
+        block
+    }
+
+    /// Checks that a session may commit a piece of a block.
+    pub fn check_commit(&self, session: SessionId, piece: &Piece) -> Result<(), FsError> {
+        let block = self.written_by(session, piece.block)?;
+        let end = u64::from(piece.block_offset) + u64::from(piece.length_bytes);
+        let limit = block.sealed_bytes.map_or(BLOCK_BYTES_MAX, u64::from);
+        if end > limit {
+            return Err(FsError::InvalidArgument(format!(
+                "block {} has {limit} bytes at most, not {end}",
+                piece.block
+            )));
+        }
+        Ok(())
+    }
+
+    fn written_by(&self, session: SessionId, block: BlockId) -> Result<&Block, FsError> {
+        self.blocks
+            .get(&block)
+            .filter(|found| found.writer == Some(session))
+            .ok_or_else(|| {
+                FsError::InvalidArgument(format!("block {block} is not one of this session"))
+            })
+    }
+
+    /// Notes that a piece was committed.
+    pub fn committed(&mut self, piece: &Piece) {
+        let committed_bytes = piece.block_offset + piece.length_bytes;
+        match self.touched.last_mut() {
+            Some(last) if last.block == piece.block => {
+                last.committed_bytes = last.committed_bytes.max(committed_bytes);
+            }
+            _ => self.touched.push(Touched {
+                block: piece.block,
+                committed_bytes,
+            }),
+        }
+    }
+
+    /// Notes what an edit of a file with these rules did to the use of blocks.
+    pub fn account(&mut self, rules: PlacementRules, changes: &mut UseChanges) {
+        for (block, bytes) in changes.drain() {
+            if bytes == 0 {
+                continue;
+            }
+            let Some(found) = self.blocks.get_mut(&block) else {
+                debug_assert!(false, "a file uses {block}, which is unknown");
+                continue;
+            };
+            found.change_use(rules, bytes);
+            self.live_bytes = self.live_bytes.saturating_add_signed(bytes);
+            if self.touched.last().is_none_or(|last| last.block != block) {
+                self.touched.push(Touched {
+                    block,
+                    committed_bytes: 0,
+                });
+            }
+        }
+    }
+
+    /// Checks the request to seal blocks.
+    pub fn check_seal(&self, session: SessionId, seals: &[SealedBlock]) -> Result<(), FsError> {
+        let mut seen = BTreeSet::new();
+        for seal in seals {
+            let block = self.written_by(session, seal.block)?;
+            let fits = seal.length_bytes <= BLOCK_BYTES_MAX
+                && seal.length_bytes >= u64::from(block.committed_bytes);
+            // What was sealed keeps its length, unless it is given up.
+            let same = block
+                .sealed_bytes
+                .is_none_or(|sealed| [u64::from(sealed), 0].contains(&seal.length_bytes));
+            if !fits || !same {
+                return Err(FsError::InvalidArgument(format!(
+                    "block {} cannot be sealed at {} bytes",
+                    seal.block, seal.length_bytes
+                )));
+            }
+            if !seen.insert(seal.block) {
+                return Err(FsError::InvalidArgument(format!(
+                    "block {} is named twice",
+                    seal.block
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals blocks that [`Self::check_seal`] has checked.
+    pub fn seal(&mut self, seals: &[SealedBlock], effects: &mut Effects) {
+        for seal in seals {
+            let Some(block) = self.blocks.get_mut(&seal.block) else {
+                continue;
+            };
+            // At most BLOCK_BYTES_MAX, as checked.
+            block.sealed_bytes = Some(seal.length_bytes as u32);
+            if seal.length_bytes > 0 {
+                effects.blocks.push(BlockChange::Sealed {
+                    block: seal.block,
+                    length_bytes: seal.length_bytes,
+                });
+            }
+            self.touched.push(Touched {
+                block: seal.block,
+                committed_bytes: 0,
+            });
+        }
+    }
+
+    /// A session has ended: its blocks have no writer any more.
+    pub fn close_writer(&mut self, session: SessionId, effects: &mut Effects) {
+        let mine: Vec<_> = self
+            .by_writer
+            .range((session, BlockId(0))..=(session, BlockId(u64::MAX)))
+            .map(|&(_, block)| block)
+            .collect();
+        for id in mine {
+            self.by_writer.remove(&(session, id));
+            let Some(block) = self.blocks.get_mut(&id) else {
+                continue;
+            };
+            block.writer = None;
+            if !block.uses.is_empty() && block.sealed_bytes.is_none() {
+                block.sealed_bytes = Some(block.committed_bytes);
+                effects.blocks.push(BlockChange::Sealed {
+                    block: id,
+                    length_bytes: block.committed_bytes.into(),
+                });
+            }
+            self.touched.push(Touched {
+                block: id,
+                committed_bytes: 0,
+            });
+        }
+    }
+
+    /// Ends a command: announces what became of the blocks that it touched, and forgets those that
+    /// nothing uses any more.
+    pub fn settle(&mut self, effects: &mut Effects) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        for (
+            index,
+            &Touched {
+                block,
+                committed_bytes,
+            },
+        ) in touched.iter().enumerate()
+        {
+            // The last one of a block has its greatest length.
+            if touched
+                .get(index + 1)
+                .is_some_and(|next| next.block == block)
+            {
+                continue;
+            }
+            self.settle_block(block, committed_bytes, effects);
+        }
+        touched.clear();
+        // Kept for its memory.
+        self.touched = touched;
+    }
+
+    fn settle_block(&mut self, id: BlockId, committed_bytes: u32, effects: &mut Effects) {
+        let Some(block) = self.blocks.get_mut(&id) else {
+            return;
+        };
+        if committed_bytes > block.committed_bytes {
+            block.committed_bytes = committed_bytes;
+            effects.blocks.push(BlockChange::Grew {
+                block: id,
+                committed_bytes: committed_bytes.into(),
+            });
+        }
+        if block.is_garbage() {
+            if let Some(writer) = block.writer {
+                self.by_writer.remove(&(writer, id));
+            }
+            self.blocks.remove(&id);
+            effects.blocks.push(BlockChange::Freed { block: id });
+            return;
+        }
+        if let Some(rules) = block.wanted_rules()
+            && rules != block.rules
+        {
+            block.rules = rules;
+            effects
+                .blocks
+                .push(BlockChange::RulesChanged { block: id, rules });
+        }
+    }
+
+    /// Adds a block as a snapshot has it, without its uses. False when it contradicts itself or
+    /// comes out of order.
+    pub fn restore(&mut self, view: &BlockView) -> bool {
+        let ordered = self
+            .blocks
+            .last_key_value()
+            .is_none_or(|(&last, _)| last < view.block);
+        let sizes = (
+            u32::try_from(view.committed_bytes),
+            view.sealed_bytes.map(u32::try_from).transpose(),
+        );
+        let (Ok(committed_bytes), Ok(sealed_bytes)) = sizes else {
+            return false;
+        };
+        if !ordered || view.block.0 == 0 || view.block.0 > self.last {
+            return false;
+        }
+        if let Some(writer) = view.writer {
+            self.by_writer.insert((writer, view.block));
+        }
+        self.blocks.insert(
+            view.block,
+            Block {
+                committed_bytes,
+                sealed_bytes,
+                writer: view.writer,
+                rules: view.rules,
+                uses: Vec::new(),
+            },
+        );
+        true
+    }
+
+    /// Adds to the uses of a restored block. False when there is no such block.
+    pub fn restore_use(&mut self, rules: PlacementRules, piece: &Piece) -> bool {
+        let Some(block) = self.blocks.get_mut(&piece.block) else {
+            return false;
+        };
+        block.change_use(rules, piece.length_bytes.into());
+        self.live_bytes = self.live_bytes.saturating_add(piece.length_bytes.into());
+        true
+    }
+
+    /// The uses of a block, for checks.
+    pub fn uses(&self, block: BlockId) -> &[(PlacementRules, u64)] {
+        self.blocks.get(&block).map_or(&[], |block| &block.uses)
+    }
+
+    /// What is wrong with a block by itself, if anything.
+    pub fn fault(&self, id: BlockId) -> Option<&'static str> {
+        let block = self.blocks.get(&id)?;
+        let indexed = block
+            .writer
+            .is_none_or(|writer| self.by_writer.contains(&(writer, id)));
+        if !indexed {
+            Some("the index of its writer's blocks lacks it")
+        } else if block.is_garbage() {
+            Some("nothing uses it, but it was not freed")
+        } else if block.writer.is_none() && block.sealed_bytes.is_none() {
+            Some("it has no writer, but is not sealed")
+        } else if block
+            .sealed_bytes
+            .is_some_and(|sealed| sealed < block.committed_bytes)
+        {
+            Some("more of it is committed than its length")
+        } else if block
+            .wanted_rules()
+            .is_some_and(|rules| rules != block.rules)
+        {
+            Some("its rules are not those of the files that use it")
+        } else {
+            None
+        }
+    }
+
+    /// Entries of the index of writers.
+    pub fn written_blocks(&self) -> usize {
+        self.by_writer.len()
+    }
+
+    /// Memory in bytes, estimated.
+    pub fn memory_bytes(&self) -> u64 {
+        let per_block = size_of::<(BlockId, Block)>() + size_of::<(PlacementRules, u64)>();
+        // Nodes of these trees are about two thirds full.
+        let tables = self.blocks.len() * per_block
+            + self.by_writer.len() * size_of::<(SessionId, BlockId)>();
+        (tables + tables / 2) as u64
+    }
+}

@@ -1,0 +1,359 @@
+//! Invariants of the namespace: everything that is kept twice is compared.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use harvestfs_protocol::{
+    admin::FsckFinding,
+    ids::{BlockId, InodeId},
+    types::PlacementRules,
+};
+
+use super::{
+    Namespace,
+    inode::{Body, FileData, Inode, parts},
+};
+
+/// Findings in one report; the rest is much the same.
+const FINDINGS_MAX: usize = 1_000;
+
+#[derive(Default)]
+struct Findings(Vec<FsckFinding>);
+
+impl Findings {
+    fn add(&mut self, ino: Option<InodeId>, block: Option<BlockId>, message: impl Into<String>) {
+        if self.0.len() < FINDINGS_MAX {
+            self.0.push(FsckFinding {
+                ino,
+                path: None,
+                block,
+                message: message.into(),
+            });
+        }
+    }
+
+    fn inode(&mut self, ino: InodeId, message: impl Into<String>) {
+        self.add(Some(ino), None, message);
+    }
+}
+
+/// How many names lead to each inode, and how many of them are directories in each directory; by
+/// slot.
+struct Names {
+    to: Vec<u32>,
+    subdirectories: Vec<u32>,
+}
+
+fn slot(ino: InodeId) -> usize {
+    parts(ino).0 as usize
+}
+
+impl Namespace {
+    /// Compares everything that is kept twice: link counts, live bytes, extents, names. Empty: all
+    /// is well. At most 1,000 findings.
+    #[must_use]
+    pub fn check(&self) -> Vec<FsckFinding> {
+        let mut findings = Findings::default();
+        if self.formatted.is_none() {
+            if self.inodes.len() > 0 {
+                findings.add(None, None, "there are inodes, but no cluster");
+            }
+            return findings.0;
+        }
+        let names = self.check_names(&mut findings);
+        self.check_links(&names, &mut findings);
+        self.check_reachable(&mut findings);
+        self.check_blocks(&mut findings);
+        self.check_sessions(&mut findings);
+        self.check_sums(&mut findings);
+
+        let concerned = findings.0.iter().filter_map(|finding| finding.ino);
+        let paths = self.paths(&concerned.collect());
+        for finding in &mut findings.0 {
+            finding.path = finding.ino.and_then(|ino| paths.get(&ino).cloned());
+        }
+        findings.0
+    }
+
+    fn check_names(&self, findings: &mut Findings) -> Names {
+        let slots = self.inodes.slots() as usize;
+        let mut names = Names {
+            to: vec![0; slots],
+            subdirectories: vec![0; slots],
+        };
+        for (ino, inode) in self.inodes.iter() {
+            let Body::Directory(directory) = &inode.body else {
+                continue;
+            };
+            for (_, child) in directory.after(None) {
+                let Ok(found) = self.inodes.get(child) else {
+                    findings.inode(
+                        ino,
+                        format!("an entry leads to inode {child}, which is gone"),
+                    );
+                    continue;
+                };
+                names.to[slot(child)] += 1;
+                if let Body::Directory(below) = &found.body {
+                    names.subdirectories[slot(ino)] += 1;
+                    if below.parent != ino {
+                        findings.inode(child, format!("its parent is not {ino}, which names it"));
+                    }
+                }
+            }
+        }
+        names
+    }
+
+    fn check_links(&self, names: &Names, findings: &mut Findings) {
+        for (ino, inode) in self.inodes.iter() {
+            let to = names.to[slot(ino)];
+            let is_orphan = self.orphans.contains(&ino);
+            let expected = match &inode.body {
+                Body::Directory(_) if is_orphan => 0,
+                Body::Directory(_) => 2 + names.subdirectories[slot(ino)],
+                _ => to,
+            };
+            if inode.nlink != expected {
+                findings.inode(ino, format!("it has {} links, not {expected}", inode.nlink));
+            }
+            let one_name = u32::from(ino != InodeId::ROOT && !is_orphan);
+            if inode.is_directory() && to != one_name {
+                findings.inode(ino, format!("{to} names lead to this directory"));
+            }
+            if is_orphan != (inode.nlink == 0) {
+                findings.inode(
+                    ino,
+                    "it is an orphan with a name, or has none and is no orphan",
+                );
+            }
+            if let Body::Regular(file) = &inode.body {
+                check_extents(ino, file, findings);
+            }
+        }
+        for &ino in &self.orphans {
+            if self.inodes.get(ino).is_err() {
+                findings.inode(ino, "an orphan that is gone");
+            }
+        }
+    }
+
+    fn check_reachable(&self, findings: &mut Findings) {
+        let mut reached = vec![false; self.inodes.slots() as usize];
+        let mut waiting = vec![InodeId::ROOT];
+        while let Some(ino) = waiting.pop() {
+            let Ok(Inode {
+                body: Body::Directory(directory),
+                ..
+            }) = self.inodes.get(ino)
+            else {
+                continue;
+            };
+            if !std::mem::replace(&mut reached[slot(ino)], true) {
+                waiting.extend(directory.after(None).map(|(_, child)| child));
+            }
+        }
+        let root_parent = self.inodes.get(InodeId::ROOT).and_then(Inode::directory);
+        if root_parent.map(|root| root.parent) != Ok(InodeId::ROOT) {
+            findings.inode(InodeId::ROOT, "the root is not its own parent");
+        }
+        for (ino, inode) in self.inodes.iter() {
+            if inode.is_directory() && !reached[slot(ino)] && !self.orphans.contains(&ino) {
+                findings.inode(ino, "the root does not lead to this directory");
+            }
+        }
+    }
+
+    fn check_blocks(&self, findings: &mut Findings) {
+        let mut uses: HashMap<BlockId, BTreeMap<RulesKey, u64>> = HashMap::new();
+        for (ino, inode) in self.inodes.iter() {
+            let Body::Regular(file) = &inode.body else {
+                continue;
+            };
+            let rules = key(&inode.settings.rules(self.default_rules()));
+            for piece in file.extents.iter() {
+                let bytes = u64::from(piece.length_bytes);
+                *uses
+                    .entry(piece.block)
+                    .or_default()
+                    .entry(rules)
+                    .or_default() += bytes;
+                let end = piece.extent().block_end();
+                let committed = self
+                    .blocks
+                    .get(piece.block)
+                    .map(|block| block.committed_bytes);
+                if committed.is_none_or(|committed| committed < end) {
+                    let message = format!("it uses {end} bytes of a block with {committed:?}");
+                    findings.add(Some(ino), Some(piece.block), message);
+                }
+            }
+        }
+        let mut writers = 0;
+        for view in self.blocks.iter() {
+            let counted = self.blocks.uses(view.block);
+            let counted: BTreeMap<_, _> = counted
+                .iter()
+                .map(|(rules, bytes)| (key(rules), *bytes))
+                .collect();
+            let found = uses.remove(&view.block).unwrap_or_default();
+            if counted != found {
+                let message = format!("files use {found:?} of it, counted are {counted:?}");
+                findings.add(None, Some(view.block), message);
+            }
+            if let Some(fault) = self.blocks.fault(view.block) {
+                findings.add(None, Some(view.block), fault);
+            }
+            if let Some(writer) = view.writer {
+                writers += 1;
+                if self.sessions.get(writer).is_err() {
+                    findings.add(None, Some(view.block), "its writer's session is not open");
+                }
+            }
+        }
+        if writers != self.blocks.written_blocks() {
+            findings.add(None, None, "the index of blocks by writer has leftovers");
+        }
+    }
+
+    fn check_sessions(&self, findings: &mut Findings) {
+        for (id, session) in &self.sessions.sessions {
+            let numbers: Vec<_> = session.replies.iter().map(|(number, _)| *number).collect();
+            let ascending = numbers.windows(2).all(|pair| pair[0] < pair[1]);
+            let open = numbers
+                .first()
+                .is_none_or(|&first| first >= session.answered_below);
+            if !ascending || !open {
+                let message = format!("the replies of session {id} are out of order");
+                findings.add(None, None, message);
+            }
+        }
+    }
+
+    fn check_sums(&self, findings: &mut Findings) {
+        let mut sums = [0u64; 6];
+        for (_, inode) in self.inodes.iter() {
+            sums[0] += 1;
+            match &inode.body {
+                Body::Regular(file) => {
+                    sums[1] += 1;
+                    sums[2] += file.extents.spilled_pieces() as u64;
+                }
+                Body::Directory(directory) => {
+                    sums[3] += 1;
+                    sums[4] += directory.len() as u64;
+                    sums[5] += u64::from(!inode.settings.is_empty());
+                }
+                _ => {}
+            }
+        }
+        let kept = [
+            self.inodes.len(),
+            self.files,
+            self.spilled_pieces,
+            self.directories,
+            self.names,
+            self.directories_with_settings,
+        ];
+        if sums != kept {
+            findings.add(None, None, format!("the sums are {kept:?}, not {sums:?}"));
+        }
+        let live_bytes: u64 = self.blocks.iter().map(|block| block.live_bytes).sum();
+        if live_bytes != self.blocks.live_bytes() {
+            findings.add(None, None, "the sum of live bytes is wrong");
+        }
+    }
+
+    /// A path of each of these inodes that has one. One walk over all entries, however many are
+    /// asked for.
+    #[must_use]
+    pub fn paths(&self, inodes: &BTreeSet<InodeId>) -> BTreeMap<InodeId, String> {
+        if inodes.is_empty() {
+            return BTreeMap::new();
+        }
+        let mut found: HashMap<InodeId, (InodeId, &[u8])> = HashMap::new();
+        for (ino, inode) in self.inodes.iter() {
+            let Body::Directory(directory) = &inode.body else {
+                continue;
+            };
+            for (name, child) in directory.after(None) {
+                let is_directory = self.inodes.get(child).is_ok_and(Inode::is_directory);
+                if is_directory || inodes.contains(&child) {
+                    found.insert(child, (ino, name));
+                }
+            }
+        }
+        inodes
+            .iter()
+            .filter_map(|&ino| Some((ino, path(ino, &found)?)))
+            .collect()
+    }
+
+    /// Which files use these blocks.
+    #[must_use]
+    pub fn files_using(&self, blocks: &BTreeSet<BlockId>) -> BTreeSet<(BlockId, InodeId)> {
+        let mut users = BTreeSet::new();
+        for (ino, inode) in self.inodes.iter() {
+            if let Body::Regular(file) = &inode.body {
+                let used = file.extents.iter().map(|piece| piece.block);
+                users.extend(
+                    used.filter(|block| blocks.contains(block))
+                        .map(|block| (block, ino)),
+                );
+            }
+        }
+        users
+    }
+}
+
+/// Rules in an order.
+type RulesKey = (u8, u8, Option<u8>);
+
+fn key(rules: &PlacementRules) -> RulesKey {
+    (
+        rules.replication,
+        rules.durability as u8,
+        rules.class.map(|class| class as u8),
+    )
+}
+
+fn check_extents(ino: InodeId, file: &FileData, findings: &mut Findings) {
+    let mut end = 0;
+    let mut allocated_bytes = 0;
+    let mut last = None;
+    for piece in file.extents.iter() {
+        if piece.file_offset < end {
+            findings.inode(ino, format!("extents overlap at {}", piece.file_offset));
+        }
+        if last.is_some_and(|last: super::extents::Piece| last.continues_in(&piece)) {
+            findings.inode(
+                ino,
+                format!("extents were not joined at {}", piece.file_offset),
+            );
+        }
+        end = piece.file_end();
+        allocated_bytes += u64::from(piece.length_bytes);
+        last = Some(piece);
+    }
+    if end > file.size_bytes {
+        findings.inode(ino, "an extent reaches beyond the end of the file");
+    }
+    if allocated_bytes != file.extents.allocated_bytes() {
+        findings.inode(ino, "the sum of its extents is wrong");
+    }
+}
+
+/// Follows names upwards; none when they lead in circles or not to the root.
+fn path(ino: InodeId, names: &HashMap<InodeId, (InodeId, &[u8])>) -> Option<String> {
+    let mut components = Vec::new();
+    let mut next = ino;
+    while next != InodeId::ROOT {
+        let (parent, name) = names.get(&next)?;
+        components.push(String::from_utf8_lossy(name));
+        if components.len() > names.len() {
+            return None;
+        }
+        next = *parent;
+    }
+    components.reverse();
+    Some(format!("/{}", components.join("/")))
+}

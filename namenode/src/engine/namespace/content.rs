@@ -1,0 +1,273 @@
+//! The content of regular files: commits, holes and clones.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::{
+        BLOCKS_PER_REQUEST_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX, FILES_PER_COMMIT_MAX,
+    },
+    meta::{FallocateMode, FileCommit, FileCommitted, MetaReply, SealedBlock},
+    types::{Extent, PlacementRules},
+};
+
+use super::{
+    Call, Namespace,
+    command::{Effects, Outcome},
+    extents::{Piece, UseChanges},
+    inode::{Body, FileData, Inode},
+    permissions,
+    settings::{self, Settings},
+};
+
+/// An extent of a commit as a piece of the file, `base` bytes further.
+fn placed(extent: &Extent, base: u64) -> Result<Piece, FsError> {
+    let file_offset = extent.file_offset.checked_add(base);
+    let end = file_offset.and_then(|offset| offset.checked_add(extent.length_bytes));
+    match (file_offset, end) {
+        (Some(file_offset), Some(end)) if end <= FILE_BYTES_MAX => Piece::new(&Extent {
+            file_offset,
+            ..*extent
+        })
+        .ok_or_else(|| {
+            FsError::InvalidArgument("an extent is empty or reaches beyond its block".into())
+        }),
+        _ => Err(FsError::FileTooLarge),
+    }
+}
+
+impl Namespace {
+    /// Edits the content of a regular file and keeps the accounts of blocks.
+    pub(super) fn edit(
+        &mut self,
+        ino: InodeId,
+        edit: impl FnOnce(&mut FileData, &mut UseChanges),
+    ) -> Result<&mut Inode, FsError> {
+        let default_rules = self.default_rules();
+        let inode = self.inodes.get_mut(ino)?;
+        let rules = inode.settings.rules(default_rules);
+        let Body::Regular(file) = &mut inode.body else {
+            return Err(FsError::InvalidArgument("not a regular file".into()));
+        };
+        self.spilled_pieces -= file.extents.spilled_pieces() as u64;
+        edit(file, &mut self.changes);
+        self.spilled_pieces += file.extents.spilled_pieces() as u64;
+        self.blocks.account(rules, &mut self.changes);
+        Ok(inode)
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        call: &Call,
+        files: &[FileCommit],
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let extents: usize = files.iter().map(|file| file.extents.len()).sum();
+        if files.len() > FILES_PER_COMMIT_MAX || extents > EXTENTS_PER_COMMIT_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "a commit has at most {FILES_PER_COMMIT_MAX} files and \
+                 {EXTENTS_PER_COMMIT_MAX} extents"
+            )));
+        }
+        let mut pieces = Vec::new();
+        let committed = files
+            .iter()
+            .map(|file| self.commit_file(call, file, &mut pieces, effects))
+            .collect();
+        Ok(MetaReply::Committed(committed))
+    }
+
+    fn commit_file(
+        &mut self,
+        call: &Call,
+        commit: &FileCommit,
+        pieces: &mut Vec<Piece>,
+        effects: &mut Effects,
+    ) -> Result<FileCommitted, FsError> {
+        let file = self.inodes.get(commit.ino)?.file()?;
+        let base = if commit.append { file.size_bytes } else { 0 };
+        pieces.clear();
+        for extent in &commit.extents {
+            let piece = placed(extent, base)?;
+            self.blocks.check_commit(call.session, &piece)?;
+            pieces.push(piece);
+        }
+        for piece in pieces.iter() {
+            self.blocks.committed(piece);
+        }
+        let inode = self.edit(commit.ino, |file, changes| {
+            for piece in pieces.iter() {
+                file.extents.write(*piece, changes);
+                file.size_bytes = file.size_bytes.max(piece.file_end());
+            }
+        })?;
+        if !pieces.is_empty() {
+            inode.content_changed(call.now);
+            permissions::content_written(call.credentials, inode);
+        }
+        if let Some(mtime) = commit.mtime {
+            inode.mtime = mtime;
+            inode.ctime = call.now;
+        }
+        effects.inodes.push(commit.ino);
+        Ok(FileCommitted {
+            attr: inode.attr(commit.ino),
+            append_offset: base,
+        })
+    }
+
+    pub(super) fn fallocate(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        (offset, length_bytes): (u64, u64),
+        mode: FallocateMode,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let size_bytes = self.inodes.get(ino)?.file()?.size_bytes;
+        if length_bytes == 0 {
+            return Err(FsError::InvalidArgument("the range is empty".into()));
+        }
+        let end = offset
+            .checked_add(length_bytes)
+            .filter(|&end| end <= FILE_BYTES_MAX)
+            .ok_or(FsError::FileTooLarge)?;
+        let (clears, extends) = match mode {
+            FallocateMode::Allocate => (false, true),
+            FallocateMode::AllocateKeepSize => (false, false),
+            FallocateMode::PunchHole | FallocateMode::ZeroRangeKeepSize => (true, false),
+            FallocateMode::ZeroRange => (true, true),
+        };
+        let grows = extends && end > size_bytes;
+        let inode = self.edit(ino, |file, changes| {
+            if clears {
+                file.extents.clear(offset, end, changes);
+            }
+            if grows {
+                file.size_bytes = end;
+            }
+        })?;
+        if clears || grows {
+            inode.content_changed(call.now);
+            permissions::content_written(call.credentials, inode);
+        }
+        inode.ctime = call.now;
+        effects.inodes.push(ino);
+        Ok(MetaReply::Attr(inode.attr(ino)))
+    }
+
+    pub(super) fn clone_range(
+        &mut self,
+        call: &Call,
+        (source, source_offset): (InodeId, u64),
+        (destination, destination_offset): (InodeId, u64),
+        length_bytes: u64,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let destination_inode = self.inodes.get(destination)?;
+        destination_inode.file()?;
+        let file = self.inodes.get(source)?.file()?;
+        let available = file.size_bytes.saturating_sub(source_offset);
+        let length_bytes = length_bytes.min(available);
+        if length_bytes == 0 {
+            return Ok(MetaReply::Attr(destination_inode.attr(destination)));
+        }
+        // Within the source's size, so that it does not overflow.
+        let source_end = source_offset + length_bytes;
+        let destination_end = destination_offset
+            .checked_add(length_bytes)
+            .filter(|&end| end <= FILE_BYTES_MAX)
+            .ok_or(FsError::FileTooLarge)?;
+        let overlaps = source_offset < destination_end && destination_offset < source_end;
+        if source == destination && overlaps {
+            return Err(FsError::InvalidArgument("the ranges overlap".into()));
+        }
+        let pieces: Vec<_> = file
+            .extents
+            .from(source_offset)
+            .map_while(|piece| piece.within(source_offset, source_end))
+            .map(|piece| Piece {
+                // At least `source_offset`, since it was cut to the range.
+                file_offset: piece.file_offset - source_offset + destination_offset,
+                ..piece
+            })
+            .collect();
+        let inode = self.edit(destination, |file, changes| {
+            file.extents
+                .clear(destination_offset, destination_end, changes);
+            for piece in pieces {
+                file.extents.write(piece, changes);
+            }
+            file.size_bytes = file.size_bytes.max(destination_end);
+        })?;
+        inode.content_changed(call.now);
+        permissions::content_written(call.credentials, inode);
+        effects.inodes.push(destination);
+        Ok(MetaReply::Attr(inode.attr(destination)))
+    }
+
+    pub(super) fn allocate_blocks(
+        &mut self,
+        call: &Call,
+        count: u32,
+        rules: PlacementRules,
+        effects: &mut Effects,
+    ) -> Result<Outcome, FsError> {
+        settings::check_rules(&rules)?;
+        if count == 0 || count as usize > BLOCKS_PER_REQUEST_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "1 to {BLOCKS_PER_REQUEST_MAX} blocks can be allocated at once"
+            )));
+        }
+        let blocks = (0..count)
+            .map(|_| self.blocks.allocate(call.session, rules, effects))
+            .collect();
+        Ok(Outcome::Blocks(blocks))
+    }
+
+    pub(super) fn seal_blocks(
+        &mut self,
+        call: &Call,
+        seals: &[SealedBlock],
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        if seals.len() > BLOCKS_PER_REQUEST_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "at most {BLOCKS_PER_REQUEST_MAX} blocks can be sealed at once"
+            )));
+        }
+        self.blocks.check_seal(call.session, seals)?;
+        self.blocks.seal(seals, effects);
+        Ok(MetaReply::Done)
+    }
+
+    /// Sets the settings of a file or directory. The blocks of a file follow.
+    pub(super) fn change_settings(
+        &mut self,
+        ino: InodeId,
+        settings: Settings,
+    ) -> Result<(), FsError> {
+        let default_rules = self.default_rules();
+        let inode = self.inodes.get_mut(ino)?;
+        let before = std::mem::replace(&mut inode.settings, settings);
+        match &inode.body {
+            Body::Directory(_) => {
+                self.directories_with_settings += u64::from(!settings.is_empty());
+                self.directories_with_settings -= u64::from(!before.is_empty());
+            }
+            Body::Regular(file) => {
+                for piece in file.extents.iter() {
+                    self.changes.remove(&piece);
+                }
+                self.blocks
+                    .account(before.rules(default_rules), &mut self.changes);
+                for piece in file.extents.iter() {
+                    self.changes.add(&piece);
+                }
+                self.blocks
+                    .account(settings.rules(default_rules), &mut self.changes);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

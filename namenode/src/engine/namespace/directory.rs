@@ -1,0 +1,125 @@
+//! A directory's entries.
+
+use std::{borrow::Borrow, cmp::Ordering, collections::BTreeMap, ops::Bound};
+
+use harvestfs_protocol::{ids::InodeId, limits::NAME_BYTES_MAX, name::Name};
+
+/// Names up to this length sit in the tree's nodes: a lookup in a huge directory then compares
+/// names without following a pointer for each.
+const SHORT_BYTES_MAX: usize = 22;
+
+const _: () = assert!(NAME_BYTES_MAX >= SHORT_BYTES_MAX);
+
+/// A [`Name`] in 24 bytes, most of the time without an allocation.
+#[derive(Clone)]
+enum EntryName {
+    Short {
+        length_bytes: u8,
+        bytes: [u8; SHORT_BYTES_MAX],
+    },
+    Long(Box<[u8]>),
+}
+
+impl EntryName {
+    fn new(name: &[u8]) -> Self {
+        if name.len() <= SHORT_BYTES_MAX {
+            let mut bytes = [0; SHORT_BYTES_MAX];
+            bytes[..name.len()].copy_from_slice(name);
+            Self::Short {
+                // At most SHORT_BYTES_MAX.
+                length_bytes: name.len() as u8,
+                bytes,
+            }
+        } else {
+            Self::Long(name.into())
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short {
+                length_bytes,
+                bytes,
+            } => &bytes[..usize::from(*length_bytes)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Borrow<[u8]> for EntryName {
+    fn borrow(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq for EntryName {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for EntryName {}
+
+impl PartialOrd for EntryName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for EntryName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl std::fmt::Debug for EntryName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&String::from_utf8_lossy(self.as_bytes()), f)
+    }
+}
+
+/// What a directory inode has beyond what every inode has.
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// Where `..` leads; the root's is the root.
+    pub parent: InodeId,
+    entries: BTreeMap<EntryName, InodeId>,
+}
+
+impl Directory {
+    pub fn new(parent: InodeId) -> Self {
+        Self {
+            parent,
+            entries: BTreeMap::new(),
+        }
+    }
+
+    pub fn get(&self, name: &Name) -> Option<InodeId> {
+        self.entries.get(name.as_bytes()).copied()
+    }
+
+    /// Makes a name lead to an inode; gives what it led to before.
+    pub fn insert(&mut self, name: &Name, ino: InodeId) -> Option<InodeId> {
+        self.entries.insert(EntryName::new(name.as_bytes()), ino)
+    }
+
+    pub fn remove(&mut self, name: &Name) -> Option<InodeId> {
+        self.entries.remove(name.as_bytes())
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Entries behind a name, or all, in the order of the names' bytes.
+    pub fn after(&self, name: Option<&Name>) -> impl Iterator<Item = (&[u8], InodeId)> {
+        let start = name.map_or(Bound::Unbounded, |name| Bound::Excluded(name.as_bytes()));
+        self.entries
+            .range::<[u8], _>((start, Bound::Unbounded))
+            .map(|(name, &ino)| (name.as_bytes(), ino))
+    }
+}

@@ -1,0 +1,292 @@
+//! Inodes and the table of them.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    types::{Attr, FileKind, Timestamp},
+};
+
+use super::{directory::Directory, extents::Extents, settings::Settings, xattr::Xattrs};
+
+pub(super) const SET_USER_ID: u16 = 0o4000;
+pub(super) const SET_GROUP_ID: u16 = 0o2000;
+pub(super) const STICKY: u16 = 0o1000;
+pub(super) const GROUP_EXECUTE: u16 = 0o0010;
+/// What `chmod` can set.
+pub(super) const ALL_MODE_BITS: u16 = 0o7777;
+
+/// An inode. Its size matters: there is one for every file (see `examples/engine_memory.rs`).
+#[derive(Debug)]
+pub(super) struct Inode {
+    pub mode: u16,
+    pub settings: Settings,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    pub content_version: u64,
+    pub xattrs: Option<Box<Xattrs>>,
+    pub body: Body,
+}
+
+/// What an inode is.
+#[derive(Debug)]
+pub(super) enum Body {
+    Regular(FileData),
+    Directory(Box<Directory>),
+    Symlink(Box<[u8]>),
+    Fifo,
+    Socket,
+    CharDevice(u32),
+    BlockDevice(u32),
+}
+
+/// The content of a regular file.
+#[derive(Debug, Default)]
+pub(super) struct FileData {
+    pub size_bytes: u64,
+    pub extents: Extents,
+}
+
+impl Inode {
+    pub fn kind(&self) -> FileKind {
+        match self.body {
+            Body::Regular(_) => FileKind::Regular,
+            Body::Directory(_) => FileKind::Directory,
+            Body::Symlink(_) => FileKind::Symlink,
+            Body::Fifo => FileKind::Fifo,
+            Body::Socket => FileKind::Socket,
+            Body::CharDevice(_) => FileKind::CharDevice,
+            Body::BlockDevice(_) => FileKind::BlockDevice,
+        }
+    }
+
+    pub fn is_directory(&self) -> bool {
+        matches!(self.body, Body::Directory(_))
+    }
+
+    pub fn directory(&self) -> Result<&Directory, FsError> {
+        match &self.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => Err(FsError::NotADirectory),
+        }
+    }
+
+    /// The content of a regular file; the error that Linux gives for what is none.
+    pub fn file(&self) -> Result<&FileData, FsError> {
+        match &self.body {
+            Body::Regular(file) => Ok(file),
+            Body::Directory(_) => Err(FsError::IsADirectory),
+            _ => Err(FsError::InvalidArgument("not a regular file".into())),
+        }
+    }
+
+    pub fn attr(&self, ino: InodeId) -> Attr {
+        let (size_bytes, allocated_bytes) = match &self.body {
+            Body::Regular(file) => (file.size_bytes, file.extents.allocated_bytes()),
+            Body::Directory(directory) => (directory.len() as u64, 0),
+            Body::Symlink(target) => (target.len() as u64, 0),
+            _ => (0, 0),
+        };
+        let rdev = match self.body {
+            Body::CharDevice(rdev) | Body::BlockDevice(rdev) => rdev,
+            _ => 0,
+        };
+        Attr {
+            ino,
+            kind: self.kind(),
+            mode: self.mode,
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev,
+            size_bytes,
+            allocated_bytes,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            content_version: self.content_version,
+        }
+    }
+
+    /// Notes a change of the content.
+    pub fn content_changed(&mut self, now: Timestamp) {
+        self.mtime = now;
+        self.ctime = now;
+        self.content_version += 1;
+    }
+}
+
+/// Inodes in one allocation of the table.
+const SLOTS_PER_CHUNK: usize = 1024;
+
+/// All inodes. An [`InodeId`] is a slot of the table in its low 32 bits and, above them, how often
+/// the slot was given to another inode before: so finding one costs two additions, and no id comes
+/// twice. The table grows by chunks: nothing moves, and no growth takes long.
+#[derive(Debug, Default)]
+pub(super) struct InodeTable {
+    chunks: Vec<Vec<Slot>>,
+    /// Free slots; the last one is used next.
+    free: Vec<u32>,
+    used: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub generation: u32,
+    pub inode: Option<Inode>,
+}
+
+fn id(slot: u32, generation: u32) -> InodeId {
+    InodeId(u64::from(generation) << 32 | u64::from(slot))
+}
+
+/// Slot and generation.
+pub(super) fn parts(ino: InodeId) -> (u32, u32) {
+    (ino.0 as u32, (ino.0 >> 32) as u32)
+}
+
+impl InodeTable {
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        let index = index as usize;
+        self.chunks
+            .get(index / SLOTS_PER_CHUNK)?
+            .get(index % SLOTS_PER_CHUNK)
+    }
+
+    fn slot_mut(&mut self, index: u32) -> Option<&mut Slot> {
+        let index = index as usize;
+        self.chunks
+            .get_mut(index / SLOTS_PER_CHUNK)?
+            .get_mut(index % SLOTS_PER_CHUNK)
+    }
+
+    /// An inode; [`FsError::Stale`] when it is gone or never was.
+    pub fn get(&self, ino: InodeId) -> Result<&Inode, FsError> {
+        let (index, generation) = parts(ino);
+        self.slot(index)
+            .filter(|slot| slot.generation == generation)
+            .and_then(|slot| slot.inode.as_ref())
+            .ok_or(FsError::Stale)
+    }
+
+    /// As [`Self::get`], to change it.
+    pub fn get_mut(&mut self, ino: InodeId) -> Result<&mut Inode, FsError> {
+        let (index, generation) = parts(ino);
+        self.slot_mut(index)
+            .filter(|slot| slot.generation == generation)
+            .and_then(|slot| slot.inode.as_mut())
+            .ok_or(FsError::Stale)
+    }
+
+    /// Adds an inode; [`FsError::NoSpace`] when there are no numbers left.
+    pub fn insert(&mut self, inode: Inode) -> Result<InodeId, FsError> {
+        if self.slots() == 0 {
+            // Slot 0 stays empty, so that the root is inode 1 and no inode is 0.
+            self.push_slot(Slot {
+                generation: 0,
+                inode: None,
+            });
+        }
+        if let Some(index) = self.free.pop() {
+            let slot = self.slot_mut(index).ok_or(FsError::Stale)?;
+            slot.inode = Some(inode);
+            let ino = id(index, slot.generation);
+            self.used += 1;
+            return Ok(ino);
+        }
+        self.push_slot(Slot {
+            generation: 0,
+            inode: Some(inode),
+        })
+        .ok_or(FsError::NoSpace)
+    }
+
+    /// Takes an inode out.
+    pub fn remove(&mut self, ino: InodeId) -> Option<Inode> {
+        let (index, generation) = parts(ino);
+        let slot = self
+            .slot_mut(index)
+            .filter(|slot| slot.generation == generation)?;
+        let inode = slot.inode.take()?;
+        self.used -= 1;
+        let slot = self.slot_mut(index)?;
+        // A slot that has no generation left is never used again.
+        if let Some(next) = generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(index);
+        }
+        Some(inode)
+    }
+
+    /// Inodes in the table.
+    pub fn len(&self) -> u64 {
+        self.used
+    }
+
+    /// Slots, used or not.
+    pub fn slots(&self) -> u64 {
+        self.chunks.last().map_or(0, |last| {
+            ((self.chunks.len() - 1) * SLOTS_PER_CHUNK + last.len()) as u64
+        })
+    }
+
+    /// Adds a slot behind the last one. Gives the id of its inode; none when it has none, or when
+    /// there are no numbers left.
+    pub fn push_slot(&mut self, slot: Slot) -> Option<InodeId> {
+        let index = u32::try_from(self.slots()).ok()?;
+        let ino = slot.inode.is_some().then(|| id(index, slot.generation));
+        self.used += u64::from(ino.is_some());
+        match self.chunks.last_mut() {
+            Some(chunk) if chunk.len() < SLOTS_PER_CHUNK => chunk.push(slot),
+            _ => {
+                let mut chunk = Vec::with_capacity(SLOTS_PER_CHUNK);
+                chunk.push(slot);
+                self.chunks.push(chunk);
+            }
+        }
+        ino
+    }
+
+    /// All slots in order.
+    pub fn iter_slots(&self) -> impl Iterator<Item = &Slot> {
+        self.chunks.iter().flatten()
+    }
+
+    /// The free slots in the order of [`Self::set_free`].
+    pub fn free(&self) -> &[u32] {
+        &self.free
+    }
+
+    /// Sets the free slots, as a snapshot has them. False, and nothing changes, when they are not
+    /// free slots each named once.
+    pub fn set_free(&mut self, free: Vec<u32>) -> bool {
+        let mut sorted = free.clone();
+        sorted.sort_unstable();
+        let distinct = sorted.windows(2).all(|pair| pair[0] != pair[1]);
+        let all_free = free
+            .iter()
+            .all(|&index| index != 0 && self.slot(index).is_some_and(|slot| slot.inode.is_none()));
+        if distinct && all_free {
+            self.free = free;
+        }
+        distinct && all_free
+    }
+
+    /// All inodes in the order of their slots.
+    pub fn iter(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
+        (0u32..).zip(self.iter_slots()).filter_map(|(index, slot)| {
+            slot.inode
+                .as_ref()
+                .map(|inode| (id(index, slot.generation), inode))
+        })
+    }
+
+    /// Memory of the table itself in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        let slots = self.chunks.len() * SLOTS_PER_CHUNK;
+        (slots * size_of::<Slot>() + self.free.capacity() * size_of::<u32>()) as u64
+    }
+}

@@ -1,0 +1,133 @@
+//! Read-only operations.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX},
+    meta::{DirEntry, MetaOp, MetaReply, StatFs},
+    name::Name,
+    types::{Credentials, Extent, Located},
+};
+
+use super::{
+    Namespace,
+    inode::{Body, FileData},
+    permissions::{self, EXECUTE, READ, WRITE},
+};
+
+impl Namespace {
+    /// Answers a read-only operation. `Opened.located` and `Located` are left empty, and the sizes
+    /// in `StatFs` 0: they are not the namespace's.
+    ///
+    /// # Errors
+    /// Why the operation was refused; [`FsError::Internal`] for a mutation.
+    pub fn query(&self, credentials: &Credentials, op: &MetaOp) -> Result<MetaReply, FsError> {
+        match op {
+            MetaOp::Lookup { parent, name } => {
+                let ino = self.find(credentials, *parent, name)?;
+                self.get_attr(ino)
+            }
+            MetaOp::GetAttr { ino } => self.get_attr(*ino),
+            MetaOp::Access { ino, mask } => {
+                let inode = self.inodes.get(*ino)?;
+                permissions::check(credentials, inode, mask & (READ | WRITE | EXECUTE))?;
+                Ok(MetaReply::Done)
+            }
+            MetaOp::ReadDir {
+                ino,
+                after,
+                max_entries,
+                with_attributes,
+            } => {
+                let limit = (*max_entries as usize).clamp(1, ENTRIES_PER_REPLY_MAX);
+                self.read_dir(credentials, *ino, after.as_ref(), limit, *with_attributes)
+            }
+            MetaOp::ReadLink { ino } => match &self.inodes.get(*ino)?.body {
+                Body::Symlink(target) => Ok(MetaReply::Bytes(target.to_vec())),
+                _ => Err(FsError::InvalidArgument("not a symlink".into())),
+            },
+            MetaOp::Open { ino, read, write } => self.open(credentials, *ino, *read, *write),
+            MetaOp::GetExtents { ino, from_offset } => {
+                let file = self.inodes.get(*ino)?.file()?;
+                let (extents, end) = extents_from(file, *from_offset);
+                Ok(MetaReply::Extents { extents, end })
+            }
+            MetaOp::Locate { .. } => Ok(MetaReply::Located(Located::default())),
+            MetaOp::GetXattr { ino, name } => self.get_xattr(credentials, *ino, name),
+            MetaOp::ListXattr { ino } => self.list_xattr(credentials, *ino),
+            MetaOp::StatFs => Ok(MetaReply::StatFs(StatFs {
+                total_bytes: 0,
+                free_bytes: 0,
+                inodes: self.inodes.len(),
+            })),
+            _ => Err(FsError::Internal("not a read-only operation".into())),
+        }
+    }
+
+    fn get_attr(&self, ino: InodeId) -> Result<MetaReply, FsError> {
+        Ok(MetaReply::Attr(self.inodes.get(ino)?.attr(ino)))
+    }
+
+    fn read_dir(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        after: Option<&Name>,
+        limit: usize,
+        with_attributes: bool,
+    ) -> Result<MetaReply, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let directory = inode.directory()?;
+        permissions::check(credentials, inode, READ)?;
+        // Who may list a directory but not search it sees names only.
+        let with_attributes =
+            with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
+        let mut rest = directory.after(after);
+        let mut entries = Vec::new();
+        for (name, ino) in rest.by_ref().take(limit) {
+            let inode = self.inodes.get(ino)?;
+            entries.push(DirEntry {
+                name: Name::new(name)?,
+                ino,
+                kind: inode.kind(),
+                attr: with_attributes.then(|| inode.attr(ino)),
+            });
+        }
+        Ok(MetaReply::Entries {
+            parent: directory.parent,
+            entries,
+            end: rest.next().is_none(),
+        })
+    }
+
+    fn open(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        read: bool,
+        write: bool,
+    ) -> Result<MetaReply, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let file = inode.file()?;
+        let mask = if read { READ } else { 0 } | if write { WRITE } else { 0 };
+        permissions::check(credentials, inode, mask)?;
+        let (extents, end) = extents_from(file, 0);
+        Ok(MetaReply::Opened {
+            attr: inode.attr(ino),
+            extents,
+            end,
+            located: Located::default(),
+        })
+    }
+}
+
+/// The extents at and after an offset that fit in a reply, and whether these are all.
+fn extents_from(file: &FileData, offset: u64) -> (Vec<Extent>, bool) {
+    let mut rest = file.extents.from(offset);
+    let extents = rest
+        .by_ref()
+        .take(EXTENTS_PER_REPLY_MAX)
+        .map(|piece| piece.extent())
+        .collect();
+    (extents, rest.next().is_none())
+}

@@ -1,0 +1,196 @@
+//! Rename.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::DIRECTORY_DEPTH_MAX,
+    meta::{MetaReply, RenameMode},
+    name::Name,
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    inode::{Body, Inode},
+    permissions::{self, WRITE},
+};
+
+/// One side of a rename.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub parent: InodeId,
+    pub name: &'a Name,
+}
+
+impl Namespace {
+    pub(super) fn rename(
+        &mut self,
+        call: &Call,
+        old: Place,
+        new: Place,
+        mode: RenameMode,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let source = self.find(call.credentials, old.parent, old.name)?;
+        let target = match self.find(call.credentials, new.parent, new.name) {
+            Ok(_) if mode == RenameMode::NoReplace => return Err(FsError::Exists),
+            Ok(target) => Some(target),
+            Err(FsError::NotFound) if mode != RenameMode::Exchange => None,
+            Err(error) => return Err(error),
+        };
+        self.check_loop(source, old, new)?;
+        if let (Some(target), RenameMode::Exchange) = (target, mode) {
+            self.check_loop(target, new, old)?;
+        }
+        if target == Some(source) {
+            // Two names of one file: both stay.
+            return Ok(MetaReply::Removed(None));
+        }
+        self.check_rename(call, (source, old), (target, new), mode)?;
+        match target {
+            Some(target) if mode == RenameMode::Exchange => {
+                self.exchange(call, (source, old), (target, new), effects)?;
+                Ok(MetaReply::Removed(None))
+            }
+            _ => self.replace(call, (source, old), (target, new), effects),
+        }
+    }
+
+    /// Checks that a directory does not get into itself, and not too deep.
+    fn check_loop(&self, moved: InodeId, from: Place, to: Place) -> Result<(), FsError> {
+        if from.parent == to.parent || !self.inodes.get(moved)?.is_directory() {
+            return Ok(());
+        }
+        let mut depth = 0;
+        for (ino, _) in self.ancestors(to.parent) {
+            if ino == moved {
+                return Err(FsError::InvalidArgument(
+                    "a directory cannot be moved into itself".into(),
+                ));
+            }
+            depth += 1;
+        }
+        if depth > DIRECTORY_DEPTH_MAX {
+            return Err(FsError::TooDeep);
+        }
+        Ok(())
+    }
+
+    fn check_rename(
+        &self,
+        call: &Call,
+        (source, old): (InodeId, Place),
+        (target, new): (Option<InodeId>, Place),
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        let credentials = call.credentials;
+        let source = self.inodes.get(source)?;
+        let new_directory = self.inodes.get(new.parent)?;
+        permissions::check_removal(credentials, self.inodes.get(old.parent)?, source)?;
+        let moves = old.parent != new.parent;
+        let Some(target) = target else {
+            self.check_addition(credentials, new_directory)?;
+            return check_dotdot(call, source, moves);
+        };
+        let target = self.inodes.get(target)?;
+        permissions::check_removal(credentials, new_directory, target)?;
+        if mode == RenameMode::Exchange {
+            check_dotdot(call, source, moves)?;
+            return check_dotdot(call, target, moves);
+        }
+        match (source.is_directory(), target.directory()) {
+            (true, Err(error)) => return Err(error),
+            (false, Ok(_)) => return Err(FsError::IsADirectory),
+            (true, Ok(directory)) => {
+                check_dotdot(call, source, moves)?;
+                if !directory.is_empty() {
+                    return Err(FsError::NotEmpty);
+                }
+            }
+            (false, Err(_)) => {}
+        }
+        Ok(())
+    }
+
+    fn replace(
+        &mut self,
+        call: &Call,
+        (source, old): (InodeId, Place),
+        (target, new): (Option<InodeId>, Place),
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let is_directory = self.inodes.get(source)?.is_directory();
+        // A directory replaces a directory only: the links to the new parent stay as many.
+        let replaces_directory = is_directory && target.is_some();
+        self.remove_name(old.parent, old.name, is_directory, call.now, effects);
+        self.add_name(
+            new.parent,
+            new.name,
+            source,
+            is_directory && !replaces_directory,
+            call.now,
+            effects,
+        );
+        self.moved(call, source, new.parent, effects)?;
+        let removed = match target {
+            Some(target) => Some(self.lose_name(call, target, effects)?),
+            None => None,
+        };
+        Ok(MetaReply::Removed(removed))
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        (source, old): (InodeId, Place),
+        (target, new): (InodeId, Place),
+        effects: &mut Effects,
+    ) -> Result<(), FsError> {
+        let source_is_directory = self.inodes.get(source)?.is_directory();
+        let target_is_directory = self.inodes.get(target)?.is_directory();
+        self.remove_name(old.parent, old.name, source_is_directory, call.now, effects);
+        self.remove_name(new.parent, new.name, target_is_directory, call.now, effects);
+        self.add_name(
+            old.parent,
+            old.name,
+            target,
+            target_is_directory,
+            call.now,
+            effects,
+        );
+        self.add_name(
+            new.parent,
+            new.name,
+            source,
+            source_is_directory,
+            call.now,
+            effects,
+        );
+        self.moved(call, source, new.parent, effects)?;
+        self.moved(call, target, old.parent, effects)
+    }
+
+    fn moved(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        parent: InodeId,
+        effects: &mut Effects,
+    ) -> Result<(), FsError> {
+        let inode = self.inodes.get_mut(ino)?;
+        inode.ctime = call.now;
+        if let Body::Directory(directory) = &mut inode.body {
+            directory.parent = parent;
+        }
+        effects.inodes.push(ino);
+        Ok(())
+    }
+}
+
+/// Moving a directory to another one changes its `..`, which needs the right to write it.
+fn check_dotdot(call: &Call, moved: &Inode, moves: bool) -> Result<(), FsError> {
+    if moves && moved.is_directory() {
+        permissions::check(call.credentials, moved, WRITE)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Datanodes ever registered: their numbers, and when their disks were reimaged.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{NodeId, StorageId},
+    limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX},
+    node::ServerDescription,
+    types::Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{command::Outcome, views::ServerView};
+
+/// Reimages that are remembered of one server: years of the most often reimaged one.
+const REIMAGES_MAX: usize = 1_024;
+
+/// All servers.
+#[derive(Debug, Default)]
+pub(super) struct ServerTable {
+    /// The server with the number `n` is at `n - 1`.
+    servers: Vec<Server>,
+    by_name: BTreeMap<String, NodeId>,
+}
+
+/// A server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Server {
+    pub description: ServerDescription,
+    /// Its volumes, in ascending order.
+    pub storages: Vec<StorageId>,
+    pub registered: Timestamp,
+    /// One entry for each volume found reimaged, oldest first.
+    pub reimages: VecDeque<Timestamp>,
+}
+
+impl Server {
+    pub fn view(&self, node: NodeId) -> ServerView<'_> {
+        ServerView {
+            node,
+            server: &self.description,
+            storages: &self.storages,
+            registered: self.registered,
+            reimages: self.reimages.iter().copied().collect(),
+        }
+    }
+}
+
+impl ServerTable {
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Server)> {
+        (1..).map(NodeId).zip(&self.servers)
+    }
+
+    pub fn by_name(&self, name: &str) -> Option<(NodeId, &Server)> {
+        let node = *self.by_name.get(name)?;
+        let index = (node.0 as usize).checked_sub(1)?;
+        Some((node, self.servers.get(index)?))
+    }
+
+    pub fn len(&self) -> usize {
+        self.servers.len()
+    }
+
+    pub fn register(
+        &mut self,
+        description: &ServerDescription,
+        storages: &[StorageId],
+        now: Timestamp,
+    ) -> Result<Outcome, FsError> {
+        check(description, storages)?;
+        let mut storages = storages.to_vec();
+        storages.sort_unstable();
+        storages.dedup();
+        let known = self
+            .by_name
+            .get(&description.name)
+            .copied()
+            .and_then(|node| Some((node, self.servers.get_mut(node.0 as usize - 1)?)));
+        if let Some((node, server)) = known {
+            for _ in 0..reimaged(&server.storages, &storages) {
+                if server.reimages.len() == REIMAGES_MAX {
+                    server.reimages.pop_front();
+                }
+                server.reimages.push_back(now);
+            }
+            server.description = description.clone();
+            server.storages = storages;
+            return Ok(Outcome::Node(node));
+        }
+        let node = self.push(Server {
+            description: description.clone(),
+            storages,
+            registered: now,
+            reimages: VecDeque::new(),
+        });
+        node.map(Outcome::Node)
+            .ok_or_else(|| FsError::Internal("there are too many servers".into()))
+    }
+
+    /// Adds a server with the next number; none when the name is taken or the numbers are used up.
+    pub fn push(&mut self, server: Server) -> Option<NodeId> {
+        let node = NodeId(u32::try_from(self.servers.len()).ok()?.checked_add(1)?);
+        if self.by_name.contains_key(&server.description.name) {
+            return None;
+        }
+        self.by_name.insert(server.description.name.clone(), node);
+        self.servers.push(server);
+        Some(node)
+    }
+}
+
+fn check(description: &ServerDescription, storages: &[StorageId]) -> Result<(), FsError> {
+    let labels = [
+        &description.name,
+        &description.rack,
+        &description.environment,
+        &description.machine_function,
+    ];
+    if labels
+        .iter()
+        .any(|label| label.is_empty() || label.len() > LABEL_BYTES_MAX)
+    {
+        return Err(FsError::InvalidArgument(format!(
+            "name, rack, environment and machine function have 1 to {LABEL_BYTES_MAX} bytes"
+        )));
+    }
+    if storages.len() > VOLUMES_PER_NODE_MAX {
+        return Err(FsError::InvalidArgument(format!(
+            "a server has at most {VOLUMES_PER_NODE_MAX} volumes"
+        )));
+    }
+    Ok(())
+}
+
+/// How many volumes came back with another id. A volume that is only new, or only gone, was not
+/// reimaged.
+fn reimaged(before: &[StorageId], now: &[StorageId]) -> usize {
+    let gone = before.iter().filter(|storage| !now.contains(storage));
+    let new = now.iter().filter(|storage| !before.contains(storage));
+    gone.count().min(new.count())
+}

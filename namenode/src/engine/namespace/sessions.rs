@@ -1,0 +1,171 @@
+//! Sessions, and the memory of the replies to their mutations.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::SessionId,
+    limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, SESSIONS_MAX},
+    types::Timestamp,
+};
+
+use super::{
+    Namespace,
+    command::{Effects, Outcome},
+    views::SessionView,
+};
+
+/// All open sessions.
+#[derive(Debug, Default)]
+pub(super) struct SessionTable {
+    pub sessions: BTreeMap<SessionId, Session>,
+    /// The id of the last session opened.
+    pub last: u64,
+}
+
+/// A client's session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub client: String,
+    pub opened: Timestamp,
+    /// The client has the replies to all mutations below.
+    pub answered_below: u64,
+    /// Outcomes of the mutations that are not answered for sure, by ascending sequence number.
+    pub replies: VecDeque<(u64, Outcome)>,
+}
+
+impl Session {
+    pub fn new(client: String, opened: Timestamp, answered_below: u64) -> Self {
+        Self {
+            client,
+            opened,
+            answered_below,
+            replies: VecDeque::new(),
+        }
+    }
+
+    pub fn view(&self, session: SessionId) -> SessionView<'_> {
+        SessionView {
+            session,
+            client: &self.client,
+            opened: self.opened,
+        }
+    }
+
+    pub fn remembered(&self, sequence: u64) -> Option<&Outcome> {
+        let index = self
+            .replies
+            .binary_search_by_key(&sequence, |(number, _)| *number)
+            .ok()?;
+        self.replies.get(index).map(|(_, outcome)| outcome)
+    }
+
+    fn forget_below(&mut self, answered_below: u64) {
+        self.answered_below = self.answered_below.max(answered_below);
+        while self
+            .replies
+            .front()
+            .is_some_and(|(number, _)| *number < self.answered_below)
+        {
+            self.replies.pop_front();
+        }
+    }
+
+    /// Adds a reply behind the others, as a snapshot has it. False when it is out of order.
+    pub fn restore_reply(&mut self, sequence: u64, outcome: Outcome) -> bool {
+        let ordered = self.replies.back().is_none_or(|(last, _)| *last < sequence);
+        self.replies.push_back((sequence, outcome));
+        ordered && sequence >= self.answered_below
+    }
+
+    fn remember(&mut self, sequence: u64, outcome: Outcome) {
+        // Mostly the greatest so far, so that this is a push to the end.
+        let index = self
+            .replies
+            .partition_point(|(number, _)| *number < sequence);
+        self.replies.insert(index, (sequence, outcome));
+    }
+}
+
+impl SessionTable {
+    pub fn get(&self, session: SessionId) -> Result<&Session, FsError> {
+        self.sessions.get(&session).ok_or(FsError::SessionExpired)
+    }
+
+    /// Checks the number of a mutation that was not applied before.
+    pub fn check_sequence(
+        &self,
+        session: SessionId,
+        sequence: u64,
+        answered_below: u64,
+    ) -> Result<(), FsError> {
+        let session = self.get(session)?;
+        if sequence < session.answered_below.max(answered_below).max(1) {
+            return Err(FsError::Protocol(format!(
+                "mutation {sequence} was confirmed as answered before"
+            )));
+        }
+        let confirmed = session
+            .replies
+            .partition_point(|(number, _)| *number < answered_below);
+        let kept = session.replies.len() - confirmed;
+        if kept >= MUTATIONS_IN_FLIGHT_MAX {
+            return Err(FsError::Protocol(format!(
+                "more than {MUTATIONS_IN_FLIGHT_MAX} mutations are not confirmed as answered"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Remembers the outcome of a mutation.
+    pub fn answered(
+        &mut self,
+        session: SessionId,
+        sequence: u64,
+        answered_below: u64,
+        outcome: &Outcome,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.forget_below(answered_below);
+            session.remember(sequence, outcome.clone());
+        }
+    }
+}
+
+impl Namespace {
+    pub(super) fn open_session(
+        &mut self,
+        client: &str,
+        now: Timestamp,
+    ) -> Result<Outcome, FsError> {
+        if client.len() > LABEL_BYTES_MAX {
+            return Err(FsError::InvalidArgument(
+                "the client's name is too long".into(),
+            ));
+        }
+        if self.sessions.sessions.len() >= SESSIONS_MAX {
+            return Err(FsError::Busy {
+                retry_after_ms: 1_000,
+            });
+        }
+        self.sessions.last += 1;
+        let id = SessionId(self.sessions.last);
+        self.sessions
+            .sessions
+            .insert(id, Session::new(client.to_owned(), now, 1));
+        Ok(Outcome::Session(id))
+    }
+
+    pub(super) fn close_session(
+        &mut self,
+        session: SessionId,
+        effects: &mut Effects,
+    ) -> Result<Outcome, FsError> {
+        self.sessions
+            .sessions
+            .remove(&session)
+            .ok_or(FsError::SessionExpired)?;
+        self.blocks.close_writer(session, effects);
+        Ok(Outcome::Done)
+    }
+}

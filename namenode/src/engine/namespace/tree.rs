@@ -1,0 +1,427 @@
+//! Names: adding and removing them, and what happens to inodes that get or lose one.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::{DIRECTORY_DEPTH_MAX, LINKS_MAX, SYMLINK_BYTES_MAX},
+    meta::MetaReply,
+    name::Name,
+    types::{Attr, Credentials, FileKind, Timestamp},
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    directory::Directory,
+    inode::{ALL_MODE_BITS, Body, FileData, GROUP_EXECUTE, Inode, SET_GROUP_ID, STICKY},
+    permissions::{self, EXECUTE, WRITE},
+    settings::Settings,
+};
+
+/// What a new inode gets from its creator and its directory.
+struct Birth {
+    gid: u32,
+    /// The directory has the set-group-id bit.
+    group_of_directory: bool,
+    settings: Settings,
+}
+
+impl Namespace {
+    /// A directory that the caller may search.
+    pub(super) fn searchable(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<(&Inode, &Directory), FsError> {
+        let inode = self.inodes.get(ino)?;
+        let directory = inode.directory()?;
+        permissions::check(credentials, inode, EXECUTE)?;
+        Ok((inode, directory))
+    }
+
+    /// The inode that a name leads to.
+    pub(super) fn find(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<InodeId, FsError> {
+        let (_, directory) = self.searchable(credentials, parent)?;
+        directory.get(name).ok_or(FsError::NotFound)
+    }
+
+    /// Checks that the caller may add a name, in the order of Linux: that it exists is said even
+    /// to those who may not write the directory.
+    fn check_new_name(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(), FsError> {
+        let (inode, directory) = self.searchable(credentials, parent)?;
+        if directory.get(name).is_some() {
+            return Err(FsError::Exists);
+        }
+        self.check_addition(credentials, inode)
+    }
+
+    /// Checks that the caller may add any name to a directory.
+    pub(super) fn check_addition(
+        &self,
+        credentials: &Credentials,
+        directory: &Inode,
+    ) -> Result<(), FsError> {
+        if directory.nlink == 0 {
+            // It was removed, and is only held.
+            return Err(FsError::NotFound);
+        }
+        permissions::check(credentials, directory, WRITE | EXECUTE)
+    }
+
+    /// The directory and those above it, up to the root.
+    pub(super) fn ancestors(&self, ino: InodeId) -> impl Iterator<Item = (InodeId, &Inode)> {
+        let mut next = Some(ino);
+        // The depth limit holds where directories are added; moving a tree can exceed it.
+        std::iter::from_fn(move || {
+            let ino = next?;
+            let inode = self.inodes.get(ino).ok()?;
+            let parent = inode.directory().ok()?.parent;
+            next = (parent != ino).then_some(parent);
+            Some((ino, inode))
+        })
+        .take(DIRECTORY_DEPTH_MAX + 1)
+    }
+
+    /// Checks that a directory below this one is not too deep.
+    pub(super) fn check_depth(&self, parent: InodeId) -> Result<(), FsError> {
+        if self.ancestors(parent).count() > DIRECTORY_DEPTH_MAX {
+            return Err(FsError::TooDeep);
+        }
+        Ok(())
+    }
+
+    /// The settings that a file created in a directory gets: for each, that of the nearest
+    /// directory above that has it.
+    fn inherited_settings(&self, parent: InodeId) -> Settings {
+        let mut settings = Settings::default();
+        if self.directories_with_settings == 0 {
+            return settings;
+        }
+        for (_, inode) in self.ancestors(parent) {
+            settings = settings.or(inode.settings);
+            if settings.is_complete() {
+                break;
+            }
+        }
+        settings
+    }
+
+    fn birth(&self, call: &Call, parent: InodeId) -> Result<Birth, FsError> {
+        let directory = self.inodes.get(parent)?;
+        let group_of_directory = directory.mode & SET_GROUP_ID != 0;
+        Ok(Birth {
+            gid: if group_of_directory {
+                directory.gid
+            } else {
+                call.credentials.gid
+            },
+            group_of_directory,
+            settings: self.inherited_settings(parent),
+        })
+    }
+
+    pub(super) fn create(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        (kind, mode, rdev): (FileKind, u16, u32),
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let body = match kind {
+            FileKind::Regular => Body::Regular(FileData::default()),
+            FileKind::Fifo => Body::Fifo,
+            FileKind::Socket => Body::Socket,
+            FileKind::CharDevice => Body::CharDevice(rdev),
+            FileKind::BlockDevice => Body::BlockDevice(rdev),
+            FileKind::Directory | FileKind::Symlink => {
+                return Err(FsError::InvalidArgument(
+                    "directories and symlinks have operations of their own".into(),
+                ));
+            }
+        };
+        self.check_new_name(call.credentials, parent, name)?;
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if device && !permissions::is_root(call.credentials) {
+            return Err(FsError::NotPermitted);
+        }
+        let mut birth = self.birth(call, parent)?;
+        if kind != FileKind::Regular {
+            birth.settings = Settings::default();
+        }
+        let mut mode = mode & ALL_MODE_BITS;
+        let runs_as_group = mode & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE;
+        if birth.group_of_directory
+            && runs_as_group
+            && !permissions::is_root(call.credentials)
+            && !permissions::in_group(call.credentials, birth.gid)
+        {
+            mode &= !SET_GROUP_ID;
+        }
+        self.add_inode(call, parent, name, birth, mode, body, effects)
+    }
+
+    pub(super) fn make_dir(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        self.check_new_name(call.credentials, parent, name)?;
+        self.check_depth(parent)?;
+        let mut birth = self.birth(call, parent)?;
+        // Files look further up themselves.
+        birth.settings = Settings::default();
+        let mut mode = mode & (0o777 | STICKY);
+        if birth.group_of_directory {
+            mode |= SET_GROUP_ID;
+        }
+        let body = Body::Directory(Box::new(Directory::new(parent)));
+        self.add_inode(call, parent, name, birth, mode, body, effects)
+    }
+
+    pub(super) fn symlink(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        target: &[u8],
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        if target.len() > SYMLINK_BYTES_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        if target.is_empty() || target.contains(&0) {
+            return Err(FsError::InvalidArgument(
+                "a symlink's target is not empty and has no NUL".into(),
+            ));
+        }
+        self.check_new_name(call.credentials, parent, name)?;
+        let mut birth = self.birth(call, parent)?;
+        birth.settings = Settings::default();
+        let body = Body::Symlink(target.into());
+        self.add_inode(call, parent, name, birth, 0o777, body, effects)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of one inode")]
+    fn add_inode(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        birth: Birth,
+        mode: u16,
+        body: Body,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let is_directory = matches!(body, Body::Directory(_));
+        let inode = Inode {
+            mode,
+            settings: birth.settings,
+            nlink: if is_directory { 2 } else { 1 },
+            uid: call.credentials.uid,
+            gid: birth.gid,
+            atime: call.now,
+            mtime: call.now,
+            ctime: call.now,
+            content_version: 0,
+            xattrs: None,
+            body,
+        };
+        let mut attr = inode.attr(InodeId::ROOT);
+        attr.ino = self.insert_inode(inode)?;
+        self.add_name(parent, name, attr.ino, is_directory, call.now, effects);
+        Ok(MetaReply::Attr(attr))
+    }
+
+    /// Puts an inode without a name into the table.
+    pub(super) fn insert_inode(&mut self, inode: Inode) -> Result<InodeId, FsError> {
+        let kind = inode.kind();
+        let ino = self.inodes.insert(inode)?;
+        match kind {
+            FileKind::Regular => self.files += 1,
+            FileKind::Directory => self.directories += 1,
+            _ => {}
+        }
+        Ok(ino)
+    }
+
+    pub(super) fn link(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        parent: InodeId,
+        name: &Name,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let inode = self.inodes.get(ino)?;
+        self.check_new_name(call.credentials, parent, name)?;
+        if inode.is_directory() {
+            return Err(FsError::NotPermitted);
+        }
+        if inode.nlink == 0 {
+            return Err(FsError::NotFound);
+        }
+        if inode.nlink >= LINKS_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        let inode = self.inodes.get_mut(ino)?;
+        inode.nlink += 1;
+        inode.ctime = call.now;
+        let attr = inode.attr(ino);
+        effects.inodes.push(ino);
+        self.add_name(parent, name, ino, false, call.now, effects);
+        Ok(MetaReply::Attr(attr))
+    }
+
+    pub(super) fn unlink(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let ino = self.find(call.credentials, parent, name)?;
+        let victim = self.inodes.get(ino)?;
+        permissions::check_removal(call.credentials, self.inodes.get(parent)?, victim)?;
+        if victim.is_directory() {
+            return Err(FsError::IsADirectory);
+        }
+        self.remove_name(parent, name, false, call.now, effects);
+        self.lose_name(call, ino, effects)
+            .map(|attr| MetaReply::Removed(Some(attr)))
+    }
+
+    pub(super) fn remove_dir(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let ino = self.find(call.credentials, parent, name)?;
+        let victim = self.inodes.get(ino)?;
+        permissions::check_removal(call.credentials, self.inodes.get(parent)?, victim)?;
+        if !victim.directory()?.is_empty() {
+            return Err(FsError::NotEmpty);
+        }
+        self.remove_name(parent, name, true, call.now, effects);
+        self.lose_name(call, ino, effects)
+            .map(|attr| MetaReply::Removed(Some(attr)))
+    }
+
+    /// Adds an entry, or makes it lead elsewhere, and notes the change of the directory.
+    pub(super) fn add_name(
+        &mut self,
+        parent: InodeId,
+        name: &Name,
+        ino: InodeId,
+        is_directory: bool,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        if let Ok(inode) = self.inodes.get_mut(parent)
+            && let Body::Directory(directory) = &mut inode.body
+        {
+            self.names += u64::from(directory.insert(name, ino).is_none());
+            inode.nlink += u32::from(is_directory);
+            inode.content_changed(now);
+        }
+        note_entry(parent, name, effects);
+    }
+
+    /// Removes an entry and notes the change of the directory.
+    pub(super) fn remove_name(
+        &mut self,
+        parent: InodeId,
+        name: &Name,
+        is_directory: bool,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        if let Ok(inode) = self.inodes.get_mut(parent)
+            && let Body::Directory(directory) = &mut inode.body
+        {
+            self.names -= u64::from(directory.remove(name).is_some());
+            inode.nlink -= u32::from(is_directory);
+            inode.content_changed(now);
+        }
+        note_entry(parent, name, effects);
+    }
+
+    /// An inode has lost a name (a directory, its only one). Gives its attributes afterwards.
+    pub(super) fn lose_name(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        effects: &mut Effects,
+    ) -> Result<Attr, FsError> {
+        let inode = self.inodes.get_mut(ino)?;
+        inode.nlink = if inode.is_directory() {
+            0
+        } else {
+            inode.nlink - 1
+        };
+        inode.ctime = call.now;
+        let attr = inode.attr(ino);
+        effects.inodes.push(ino);
+        if attr.nlink == 0 {
+            if call.held_elsewhere {
+                self.orphans.insert(ino);
+            } else {
+                self.forget(ino);
+            }
+        }
+        Ok(attr)
+    }
+
+    /// Removes orphans that nobody holds any more.
+    pub(super) fn release_orphans(&mut self, inodes: &[InodeId], effects: &mut Effects) {
+        for &ino in inodes {
+            if self.orphans.remove(&ino) {
+                self.forget(ino);
+                effects.inodes.push(ino);
+            }
+        }
+    }
+
+    /// Takes an inode without names out of the table, and its use of blocks with it.
+    fn forget(&mut self, ino: InodeId) {
+        let Some(inode) = self.inodes.remove(ino) else {
+            return;
+        };
+        match inode.body {
+            Body::Regular(file) => {
+                self.files -= 1;
+                self.spilled_pieces -= file.extents.spilled_pieces() as u64;
+                for piece in file.extents.iter() {
+                    self.changes.remove(&piece);
+                }
+                let rules = inode.settings.rules(self.default_rules());
+                self.blocks.account(rules, &mut self.changes);
+            }
+            Body::Directory(_) => {
+                self.directories -= 1;
+                self.directories_with_settings -= u64::from(!inode.settings.is_empty());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn note_entry(parent: InodeId, name: &Name, effects: &mut Effects) {
+    effects.inodes.push(parent);
+    effects.entries.push((parent, name.clone()));
+}

@@ -1,0 +1,286 @@
+//! Extended attributes, with the rules of Linux for their namespaces.
+
+use std::collections::BTreeMap;
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::{XATTR_NAME_BYTES_MAX, XATTR_TOTAL_BYTES_MAX, XATTR_VALUE_BYTES_MAX},
+    meta::{MetaReply, SetXattrMode},
+    types::{Credentials, FileKind},
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    inode::{Inode, STICKY},
+    permissions::{self, READ, WRITE},
+    settings::{self, Setting},
+};
+
+/// File capabilities: they go away when the file changes, as set-user-id does.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// The extended attributes of one inode; settings are not among them.
+#[derive(Debug, Default)]
+pub(super) struct Xattrs {
+    values: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    total_bytes: usize,
+}
+
+impl Xattrs {
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.values.get(name).map(AsRef::as_ref)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.values
+            .iter()
+            .map(|(name, value)| (name.as_ref(), value.as_ref()))
+    }
+
+    /// Refuses what would exceed the limits.
+    fn check_room(&self, name: &[u8], value: &[u8]) -> Result<(), FsError> {
+        let replaced = self.get(name).map_or(0, |old| cost(name, old));
+        if value.len() > XATTR_VALUE_BYTES_MAX
+            || self.total_bytes - replaced + cost(name, value) > XATTR_TOTAL_BYTES_MAX
+        {
+            return Err(FsError::AttributeTooLarge);
+        }
+        Ok(())
+    }
+
+    pub fn insert(&mut self, name: &[u8], value: &[u8]) {
+        self.remove(name);
+        self.total_bytes += cost(name, value);
+        self.values.insert(name.into(), value.into());
+    }
+
+    fn remove(&mut self, name: &[u8]) {
+        if let Some(old) = self.values.remove(name) {
+            self.total_bytes -= cost(name, &old);
+        }
+    }
+}
+
+/// As `listxattr` counts the name, with its NUL.
+fn cost(name: &[u8], value: &[u8]) -> usize {
+    name.len() + 1 + value.len()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    User,
+    Trusted,
+    Security,
+}
+
+/// Checks a name; those of `system.` belong to features that HarvestFS does not have.
+fn kind_of(name: &[u8]) -> Result<Kind, FsError> {
+    let (kind, rest) = if let Some(rest) = name.strip_prefix(b"user.") {
+        (Kind::User, rest)
+    } else if let Some(rest) = name.strip_prefix(b"trusted.") {
+        (Kind::Trusted, rest)
+    } else if let Some(rest) = name.strip_prefix(b"security.") {
+        (Kind::Security, rest)
+    } else {
+        return Err(FsError::NotSupported(
+            "extended attributes are in user., trusted. or security.".into(),
+        ));
+    };
+    if rest.is_empty() || name.len() > XATTR_NAME_BYTES_MAX || name.contains(&0) {
+        return Err(FsError::InvalidArgument(
+            "not a name of an extended attribute".into(),
+        ));
+    }
+    Ok(kind)
+}
+
+fn has_user_attributes(inode: &Inode) -> bool {
+    matches!(inode.kind(), FileKind::Regular | FileKind::Directory)
+}
+
+fn check_read(credentials: &Credentials, inode: &Inode, kind: Kind) -> Result<(), FsError> {
+    match kind {
+        Kind::Trusted if !permissions::is_root(credentials) => Err(FsError::NoAttribute),
+        Kind::User if !has_user_attributes(inode) => Err(FsError::NoAttribute),
+        Kind::Security => Ok(()),
+        Kind::User | Kind::Trusted => permissions::check(credentials, inode, READ),
+    }
+}
+
+fn check_write(credentials: &Credentials, inode: &Inode, kind: Kind) -> Result<(), FsError> {
+    match kind {
+        Kind::Trusted | Kind::Security if !permissions::is_root(credentials) => {
+            Err(FsError::NotPermitted)
+        }
+        Kind::User if !has_user_attributes(inode) => Err(FsError::NotPermitted),
+        Kind::User
+            if inode.is_directory()
+                && inode.mode & STICKY != 0
+                && !permissions::owns(credentials, inode) =>
+        {
+            Err(FsError::NotPermitted)
+        }
+        _ => permissions::check(credentials, inode, WRITE),
+    }
+}
+
+/// What is to become of an attribute that is or is not there.
+fn check_mode(mode: SetXattrMode, exists: bool) -> Result<(), FsError> {
+    match mode {
+        SetXattrMode::Create if exists => Err(FsError::Exists),
+        SetXattrMode::Replace if !exists => Err(FsError::NoAttribute),
+        _ => Ok(()),
+    }
+}
+
+impl Inode {
+    /// Forgets the file capabilities, if there are any.
+    pub(super) fn drop_capabilities(&mut self) {
+        if let Some(xattrs) = &mut self.xattrs {
+            xattrs.remove(CAPABILITY);
+            if xattrs.values.is_empty() {
+                self.xattrs = None;
+            }
+        }
+    }
+
+    fn xattr(&self, name: &[u8]) -> Option<&[u8]> {
+        self.xattrs.as_ref()?.get(name)
+    }
+}
+
+impl Namespace {
+    pub(super) fn get_xattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Result<MetaReply, FsError> {
+        let kind = kind_of(name)?;
+        let inode = self.inodes.get(ino)?;
+        check_read(credentials, inode, kind)?;
+        let value = if name.starts_with(settings::PREFIX) {
+            self.setting(inode, name)
+        } else {
+            inode.xattr(name).map(<[u8]>::to_vec)
+        };
+        value.map(MetaReply::Bytes).ok_or(FsError::NoAttribute)
+    }
+
+    /// A setting: what holds for a file, what is set on a directory.
+    fn setting(&self, inode: &Inode, name: &[u8]) -> Option<Vec<u8>> {
+        let setting = Setting::by_name(name)?;
+        if inode.is_directory() && !inode.settings.is_set(setting) {
+            return None;
+        }
+        let rules = inode.settings.rules(self.default_rules());
+        settings::text(setting, &rules).map(String::into_bytes)
+    }
+
+    pub(super) fn list_xattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<MetaReply, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let stored = inode.xattrs.iter().flat_map(|xattrs| xattrs.iter());
+        let mut names: Vec<_> = stored
+            .map(|(name, _)| name)
+            .filter(|name| !name.starts_with(b"trusted.") || permissions::is_root(credentials))
+            .map(<[u8]>::to_vec)
+            .collect();
+        names.extend(
+            Setting::STORED
+                .into_iter()
+                .filter(|&setting| inode.settings.is_set(setting))
+                .map(|setting| setting.name().to_vec()),
+        );
+        Ok(MetaReply::Names(names))
+    }
+
+    pub(super) fn set_xattr(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattrMode,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let kind = kind_of(name)?;
+        let inode = self.inodes.get_mut(ino)?;
+        check_write(call.credentials, inode, kind)?;
+        if name.starts_with(settings::PREFIX) {
+            let setting = known_setting(name)?;
+            check_mode(mode, inode.settings.is_set(setting))?;
+            let mut changed = inode.settings;
+            changed.set(setting, value)?;
+            self.change_settings(ino, changed)?;
+        } else {
+            check_mode(mode, inode.xattr(name).is_some())?;
+            let empty = Xattrs::default();
+            inode
+                .xattrs
+                .as_deref()
+                .unwrap_or(&empty)
+                .check_room(name, value)?;
+            inode.xattrs.get_or_insert_default().insert(name, value);
+        }
+        self.xattr_changed(call, ino, effects)
+    }
+
+    pub(super) fn remove_xattr(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        name: &[u8],
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let kind = kind_of(name)?;
+        let inode = self.inodes.get_mut(ino)?;
+        check_write(call.credentials, inode, kind)?;
+        if name.starts_with(settings::PREFIX) {
+            let setting = known_setting(name)?;
+            if setting == Setting::Locations {
+                return Err(FsError::NotPermitted);
+            }
+            if !inode.settings.is_set(setting) {
+                return Err(FsError::NoAttribute);
+            }
+            let mut changed = inode.settings;
+            changed.clear(setting);
+            self.change_settings(ino, changed)?;
+        } else {
+            let xattrs = inode.xattrs.as_deref_mut().ok_or(FsError::NoAttribute)?;
+            if xattrs.get(name).is_none() {
+                return Err(FsError::NoAttribute);
+            }
+            xattrs.remove(name);
+            if xattrs.values.is_empty() {
+                inode.xattrs = None;
+            }
+        }
+        self.xattr_changed(call, ino, effects)
+    }
+
+    fn xattr_changed(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        self.inodes.get_mut(ino)?.ctime = call.now;
+        effects.inodes.push(ino);
+        Ok(MetaReply::Done)
+    }
+}
+
+fn known_setting(name: &[u8]) -> Result<Setting, FsError> {
+    Setting::by_name(name).ok_or_else(|| {
+        FsError::InvalidArgument(
+            "the settings are user.harvestfs.replication, .durability and .class".into(),
+        )
+    })
+}
