@@ -1,1 +1,22 @@
-//! HarvestFS fuse-mount.
+//! Mounts a HarvestFS cluster: a thin adapter from the kernel's FUSE protocol to
+//! [`harvestfs_client`]. Nothing here decides what the file system does; it translates, and keeps
+//! the kernel's caches true to the client's.
+//!
+//! The threads that read requests from the kernel never wait for the network: what the client's
+//! cache or buffers can answer is answered at once, everything else in a task.
+
+mod adapter;
+mod convert;
+mod credentials;
+mod directory;
+mod errno;
+mod handles;
+mod inner;
+mod kernel_cache;
+mod mount;
+mod nodes;
+mod read_ahead;
+mod reply;
+mod shared;
+
+pub use mount::{Mount, MountError, MountOptions};

@@ -1,0 +1,809 @@
+//! The kernel's requests, one method each: translate, call the client, translate back.
+
+use std::{
+    ffi::OsStr, future::Future, io, os::unix::ffi::OsStrExt, path::Path, sync::Arc,
+    time::SystemTime,
+};
+
+use bytes::Bytes;
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::{
+    error::FsError,
+    limits::{NAME_BYTES_MAX, PACKET_BYTES_MAX},
+    meta::{AttrChanges, SetXattrMode},
+    types::Attr,
+};
+use rustix::fs::XattrFlags;
+use tokio::runtime::Handle;
+
+use crate::{
+    convert,
+    credentials::Callers,
+    directory::OpenDirectory,
+    errno,
+    handles::Handles,
+    inner::{Inner, OpenFile},
+    reply::{self, GENERATION},
+    shared::Shared,
+};
+
+/// The unit in which `statvfs` counts.
+const STATFS_UNIT_BYTES: u64 = 4_096;
+/// Most bytes of one `copy_file_range`; the answer has 32 bits.
+const COPY_BYTES_MAX: u64 = 1 << 30;
+/// Requests of read-ahead and write-back that the kernel has under way.
+const BACKGROUND_REQUESTS_MAX: u16 = 64;
+
+/// Serves the kernel.
+pub struct Adapter {
+    inner: Arc<Inner>,
+    callers: Callers,
+    runtime: Handle,
+}
+
+impl Adapter {
+    /// `runtime` runs what has to wait.
+    pub fn new(client: Client, shared: Arc<Shared>, runtime: Handle) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                client,
+                shared,
+                files: Handles::new(),
+                directories: Handles::new(),
+            }),
+            callers: Callers::default(),
+            runtime,
+        }
+    }
+
+    /// Answers with the entry that `work` finds or makes.
+    fn entry<F>(&self, reply: ReplyEntry, work: impl FnOnce(Arc<Inner>) -> Result<F, FsError>)
+    where
+        F: Future<Output = Result<Attr, ClientError>> + Send + 'static,
+    {
+        let inner = self.inner.clone();
+        let asked_at = inner.shared.invalidations();
+        match work(inner.clone()) {
+            Ok(work) => {
+                self.runtime.spawn(async move {
+                    inner.answer_entry(reply, work.await, asked_at);
+                });
+            }
+            Err(error) => reply.error(errno::of_fs(&error)),
+        }
+    }
+
+    /// Answers whether `work` succeeded.
+    fn empty<F>(&self, reply: ReplyEmpty, work: impl FnOnce(Arc<Inner>) -> Result<F, FsError>)
+    where
+        F: Future<Output = Result<(), ClientError>> + Send + 'static,
+    {
+        match work(self.inner.clone()) {
+            Ok(work) => {
+                self.runtime
+                    .spawn(async move { reply::empty(reply, work.await) });
+            }
+            Err(error) => reply.error(errno::of_fs(&error)),
+        }
+    }
+
+    /// The open file, or EBADF.
+    fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
+        self.inner.files.get(handle.0)
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for capability in [
+            InitFlags::FUSE_WRITEBACK_CACHE,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        ] {
+            if config.add_capabilities(capability).is_err() {
+                tracing::debug!(?capability, "this kernel lacks a capability");
+            }
+        }
+        // Errors say what the nearest possible value is; the kernel's own is near enough.
+        let _ = config.set_max_write(PACKET_BYTES_MAX as u32);
+        let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let credentials = self.callers.credentials(request);
+        let asked_at = self.inner.shared.invalidations();
+        let (parent, name) = match self
+            .inner
+            .inode(parent)
+            .and_then(|p| Ok((p, convert::name(name)?)))
+        {
+            Ok(found) => found,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        if let Some(known) = self.inner.client.try_lookup(&credentials, parent, &name) {
+            return self
+                .inner
+                .answer_entry(reply, known.map_err(ClientError::Fs), asked_at);
+        }
+        self.entry(reply, |inner| {
+            Ok(async move { inner.client.lookup(&credentials, parent, &name).await })
+        });
+    }
+
+    fn forget(&self, _request: &Request, node_id: INodeNo, lookups: u64) {
+        self.inner.shared.nodes.forget(node_id.0, lookups);
+    }
+
+    fn getattr(
+        &self,
+        request: &Request,
+        node_id: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
+        let ino = match self.inner.inode(node_id) {
+            Ok(ino) => ino,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        if let Some(attr) = self.inner.client.try_getattr(ino) {
+            return self.inner.answer_attr(reply, node_id, Ok(attr));
+        }
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            let result = inner.client.getattr(&credentials, ino).await;
+            inner.answer_attr(reply, node_id, result);
+        });
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        node_id: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        // The change time is the namenode's to set.
+        _ctime: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let ino = match self.inner.inode(node_id) {
+            Ok(ino) => ino,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let changes = AttrChanges {
+            mode: mode.map(|mode| convert::permissions(mode, 0)),
+            uid,
+            gid,
+            size_bytes: size,
+            atime: atime.map(convert::set_time),
+            mtime: mtime.map(convert::set_time),
+            opened_for_writing: handle.is_some(),
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            let result = inner.client.setattr(&credentials, ino, changes).await;
+            inner.answer_attr(reply, node_id, result);
+        });
+    }
+
+    fn readlink(&self, request: &Request, node_id: INodeNo, reply: ReplyData) {
+        let ino = match self.inner.inode(node_id) {
+            Ok(ino) => ino,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            match inner.client.readlink(&credentials, ino).await {
+                Ok(target) => reply.data(&target),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.entry(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            let kind = convert::file_kind(mode)?;
+            let mode = convert::permissions(mode, umask);
+            Ok(async move {
+                inner
+                    .client
+                    .mknod(&credentials, parent, &name, kind, mode, rdev)
+                    .await
+            })
+        });
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.entry(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            let mode = convert::permissions(mode, umask);
+            Ok(async move { inner.client.mkdir(&credentials, parent, &name, mode).await })
+        });
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let credentials = self.callers.credentials(request);
+        self.empty(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            Ok(async move {
+                inner.client.unlink(&credentials, parent, &name).await?;
+                Ok(())
+            })
+        });
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let credentials = self.callers.credentials(request);
+        self.empty(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            Ok(async move { inner.client.rmdir(&credentials, parent, &name).await })
+        });
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.entry(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            let target = target.as_os_str().as_bytes().to_vec();
+            Ok(async move {
+                inner
+                    .client
+                    .symlink(&credentials, parent, &name, &target)
+                    .await
+            })
+        });
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.empty(reply, |inner| {
+            let parent = inner.inode(parent)?;
+            let name = convert::name(name)?;
+            let new_parent = inner.inode(new_parent)?;
+            let new_name = convert::name(new_name)?;
+            let mode = convert::rename_mode(flags)?;
+            Ok(async move {
+                inner
+                    .client
+                    .rename(&credentials, parent, &name, new_parent, &new_name, mode)
+                    .await?;
+                Ok(())
+            })
+        });
+    }
+
+    fn link(
+        &self,
+        request: &Request,
+        node_id: INodeNo,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.entry(reply, |inner| {
+            let ino = inner.inode(node_id)?;
+            let parent = inner.inode(new_parent)?;
+            let name = convert::name(new_name)?;
+            Ok(async move { inner.client.link(&credentials, ino, parent, &name).await })
+        });
+    }
+
+    fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let ino = match self.inner.inode(node_id) {
+            Ok(ino) => ino,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            match inner.open(&credentials, ino, flags).await {
+                Ok((handle, flags)) => reply.opened(handle, flags),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (parent, name) = match self
+            .inner
+            .inode(parent)
+            .and_then(|p| Ok((p, convert::name(name)?)))
+        {
+            Ok(found) => found,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let mode = convert::permissions(mode, umask);
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        let asked_at = inner.shared.invalidations();
+        self.runtime.spawn(async move {
+            let created = inner
+                .create(&credentials, parent, &name, mode, OpenFlags(flags))
+                .await;
+            match created {
+                Ok((attr, handle, flags)) => {
+                    let node_id = inner.shared.remember(&attr, asked_at);
+                    // One time to live serves both, and entries have the shorter one.
+                    let ttl = inner.shared.entry_ttl(inner.ttl());
+                    reply.created(
+                        &ttl,
+                        &convert::attributes(&attr, node_id),
+                        GENERATION,
+                        handle,
+                        flags,
+                    );
+                }
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(open) = self.file(handle) else {
+            return reply.error(Errno::EBADF);
+        };
+        if let Some(pieces) = open.file.try_read_pieces(offset, size as usize) {
+            return reply::pieces(reply, Ok(pieces));
+        }
+        self.runtime.spawn(async move {
+            reply::pieces(reply, open.file.read_pieces(offset, size as usize).await);
+        });
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let Some(open) = self.file(handle) else {
+            return reply.error(Errno::EBADF);
+        };
+        // At most the size of a request, which the kernel was told.
+        let written = data.len() as u32;
+        let mut data = Bytes::copy_from_slice(data);
+        // Pages that are written back have their place, however the file was opened.
+        let append = open.append && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        if !append && !kill_privileges {
+            match open.file.try_write(offset, data) {
+                Ok(Ok(())) => return reply.written(written),
+                Ok(Err(error)) => return reply.error(errno::of(&error)),
+                Err(given_back) => data = given_back,
+            }
+        }
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            let result = async {
+                if append {
+                    open.file.append(data).await?;
+                } else {
+                    open.file.write(offset, data).await?;
+                }
+                if kill_privileges {
+                    inner.clear_privileges(&open.file).await?;
+                }
+                Ok::<_, ClientError>(())
+            };
+            match result.await {
+                Ok(()) => reply.written(written),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let Some(open) = self.file(handle) else {
+            return reply.error(Errno::EBADF);
+        };
+        self.empty(reply, |_| Ok(async move { open.file.flush().await }));
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(open) = self.file(handle) else {
+            return reply.error(Errno::EBADF);
+        };
+        self.empty(reply, |_| Ok(async move { open.file.sync().await }));
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        // `flush` came before, with every `close`.
+        self.inner.files.remove(handle.0);
+        reply.ok();
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(open) = self.file(handle) else {
+            return reply.error(Errno::EBADF);
+        };
+        self.empty(reply, |_| {
+            let mode = convert::fallocate_mode(mode)?;
+            Ok(async move { open.file.fallocate(offset, length, mode).await })
+        });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let (Some(open), Ok(offset)) = (self.file(handle), u64::try_from(offset)) else {
+            return reply.error(Errno::EINVAL);
+        };
+        self.runtime.spawn(async move {
+            let found = match whence {
+                convert::SEEK_DATA => open.file.seek_data(offset).await,
+                convert::SEEK_HOLE => open.file.seek_hole(offset).await,
+                _ => return reply.error(Errno::EINVAL),
+            };
+            match found {
+                // Files end far below the largest offset.
+                Ok(Some(offset)) => reply.offset(offset as i64),
+                Ok(None) => reply.error(Errno::ENXIO),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _source_id: INodeNo,
+        source: FileHandle,
+        source_offset: u64,
+        _destination_id: INodeNo,
+        destination: FileHandle,
+        destination_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (Some(source), Some(destination)) = (self.file(source), self.file(destination)) else {
+            return reply.error(Errno::EBADF);
+        };
+        self.runtime.spawn(async move {
+            let copied = async {
+                let size_bytes = source.file.attr().await?.size_bytes;
+                let length = length
+                    .min(COPY_BYTES_MAX)
+                    .min(size_bytes.saturating_sub(source_offset));
+                if length != 0 {
+                    source
+                        .file
+                        .clone_range(source_offset, &destination.file, destination_offset, length)
+                        .await?;
+                }
+                Ok::<_, ClientError>(length)
+            };
+            match copied.await {
+                Ok(length) => reply.written(length as u32),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn opendir(&self, _request: &Request, node_id: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.inner.inode(node_id) {
+            Ok(ino) => {
+                let handle = self.inner.directories.insert(OpenDirectory::new(ino));
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(error) => reply.error(errno::of_fs(&error)),
+        }
+    }
+
+    fn readdir(
+        &self,
+        request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let Some(directory) = self.inner.directories.get(handle.0) else {
+            return reply.error(Errno::EBADF);
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            match directory
+                .fill(&inner.client, &credentials, offset, &mut reply)
+                .await
+            {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let Some(directory) = self.inner.directories.get(handle.0) else {
+            return reply.error(Errno::EBADF);
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        let asked_at = inner.shared.invalidations();
+        self.runtime.spawn(async move {
+            let ttl = inner.shared.entry_ttl(inner.ttl());
+            let filled = directory
+                .fill_plus(
+                    &inner.client,
+                    &credentials,
+                    offset,
+                    &mut reply,
+                    &inner.shared,
+                    asked_at,
+                    ttl,
+                )
+                .await;
+            match filled {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.inner.directories.remove(handle.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _node_id: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        // Operations on names are durable when they are answered.
+        reply.ok();
+    }
+
+    fn statfs(&self, request: &Request, _node_id: INodeNo, reply: ReplyStatfs) {
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            match inner.client.statfs(&credentials).await {
+                Ok(totals) => {
+                    let free = totals.free_bytes / STATFS_UNIT_BYTES;
+                    reply.statfs(
+                        totals.total_bytes / STATFS_UNIT_BYTES,
+                        free,
+                        free,
+                        totals.inodes,
+                        // As many as memory holds: no number would be true.
+                        u64::from(u32::MAX),
+                        STATFS_UNIT_BYTES as u32,
+                        NAME_BYTES_MAX as u32,
+                        STATFS_UNIT_BYTES as u32,
+                    );
+                }
+                Err(error) => reply.error(errno::of(&error)),
+            }
+        });
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        node_id: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let credentials = self.callers.credentials(request);
+        self.empty(reply, |inner| {
+            let ino = inner.inode(node_id)?;
+            let name = convert::xattr_name(name)?;
+            let mode = match XattrFlags::from_bits_retain(flags as u32) {
+                XattrFlags::CREATE => SetXattrMode::Create,
+                XattrFlags::REPLACE => SetXattrMode::Replace,
+                _ => SetXattrMode::Any,
+            };
+            let value = value.to_vec();
+            Ok(async move {
+                inner
+                    .client
+                    .setxattr(&credentials, ino, &name, &value, mode)
+                    .await
+            })
+        });
+    }
+
+    fn getxattr(
+        &self,
+        request: &Request,
+        node_id: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let (ino, name) = match self
+            .inner
+            .inode(node_id)
+            .and_then(|ino| Ok((ino, convert::xattr_name(name)?)))
+        {
+            Ok(found) => found,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            let value = inner.client.getxattr(&credentials, ino, &name).await;
+            reply::xattr(reply, size, value);
+        });
+    }
+
+    fn listxattr(&self, request: &Request, node_id: INodeNo, size: u32, reply: ReplyXattr) {
+        let ino = match self.inner.inode(node_id) {
+            Ok(ino) => ino,
+            Err(error) => return reply.error(errno::of_fs(&error)),
+        };
+        let credentials = self.callers.credentials(request);
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            let names = inner.client.listxattr(&credentials, ino).await;
+            let list = names.map(|names| {
+                names
+                    .into_iter()
+                    .flat_map(|name| name.into_iter().chain([0]))
+                    .collect()
+            });
+            reply::xattr(reply, size, list);
+        });
+    }
+
+    fn removexattr(&self, request: &Request, node_id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let credentials = self.callers.credentials(request);
+        self.empty(reply, |inner| {
+            let ino = inner.inode(node_id)?;
+            let name = convert::xattr_name(name)?;
+            Ok(async move { inner.client.removexattr(&credentials, ino, &name).await })
+        });
+    }
+}

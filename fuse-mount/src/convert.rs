@@ -1,0 +1,202 @@
+//! From our types to those of the kernel's protocol, and back.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fuser::{FileAttr, FileType, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
+use harvestfs_client::OpenFlags;
+use harvestfs_protocol::{
+    error::FsError,
+    meta::{FallocateMode, RenameMode, SetTime},
+    name::Name,
+    types::{Attr, FileKind, Timestamp},
+};
+use rustix::fs::FallocateFlags;
+
+/// What `stat` recommends for reads and writes: one packet.
+const IO_BYTES: u32 = 1 << 20;
+/// `SEEK_DATA` of `lseek(2)`.
+pub const SEEK_DATA: i32 = 3;
+/// `SEEK_HOLE` of `lseek(2)`.
+pub const SEEK_HOLE: i32 = 4;
+
+/// Attributes as the kernel wants them; `node_id` is what it calls the inode.
+pub fn attributes(attr: &Attr, node_id: u64) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(node_id),
+        size: attr.size_bytes,
+        blocks: attr.allocated_bytes.div_ceil(512),
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: file_type(attr.kind),
+        perm: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: IO_BYTES,
+        flags: 0,
+    }
+}
+
+/// The kernel's word for what an inode is.
+pub fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// What `mknod(2)` asks for in the type bits of its mode.
+pub fn file_kind(mode: u32) -> Result<FileKind, FsError> {
+    match rustix::fs::FileType::from_raw_mode(mode) {
+        rustix::fs::FileType::RegularFile => Ok(FileKind::Regular),
+        rustix::fs::FileType::Fifo => Ok(FileKind::Fifo),
+        rustix::fs::FileType::Socket => Ok(FileKind::Socket),
+        rustix::fs::FileType::CharacterDevice => Ok(FileKind::CharDevice),
+        rustix::fs::FileType::BlockDevice => Ok(FileKind::BlockDevice),
+        _ => Err(FsError::InvalidArgument("mknod cannot make this".into())),
+    }
+}
+
+/// The permission bits of a new file.
+pub fn permissions(mode: u32, umask: u32) -> u16 {
+    // 12 bits always fit.
+    (mode & !umask & 0o7777) as u16
+}
+
+/// A file name from the kernel.
+pub fn name(bytes: &OsStr) -> Result<Name, FsError> {
+    Name::new(bytes.as_bytes())
+}
+
+/// The name of an extended attribute from the kernel. POSIX ACLs are not supported; saying so here
+/// spares a trip each time the kernel or a program asks.
+pub fn xattr_name(name: &OsStr) -> Result<Vec<u8>, FsError> {
+    let name = name.as_bytes();
+    if name.starts_with(b"system.posix_acl_") {
+        return Err(FsError::NotSupported("POSIX ACLs".into()));
+    }
+    Ok(name.to_vec())
+}
+
+/// The flags of `renameat2(2)`.
+pub fn rename_mode(flags: RenameFlags) -> Result<RenameMode, FsError> {
+    if flags.is_empty() {
+        Ok(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Ok(RenameMode::Exchange)
+    } else {
+        Err(FsError::InvalidArgument("unknown flags of rename".into()))
+    }
+}
+
+/// A time from the kernel. What lies beyond the years that we can hold becomes their end.
+pub fn timestamp(time: SystemTime) -> Timestamp {
+    let nanoseconds = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos())
+            .map(|nanoseconds| -nanoseconds)
+            .unwrap_or(i64::MIN),
+    };
+    Timestamp(nanoseconds)
+}
+
+/// A time to set from the kernel.
+pub fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::SpecificTime(time) => SetTime::To(timestamp(time)),
+        TimeOrNow::Now => SetTime::Now,
+    }
+}
+
+fn system_time(timestamp: Timestamp) -> SystemTime {
+    let distance = Duration::from_nanos(timestamp.0.unsigned_abs());
+    if timestamp.0 < 0 {
+        UNIX_EPOCH - distance
+    } else {
+        UNIX_EPOCH + distance
+    }
+}
+
+/// What a file is opened for.
+pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
+    let bits = rustix::fs::OFlags::from_bits_retain(flags.0 as u32);
+    let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
+    OpenFlags {
+        // Writing back a part of a page reads the rest of it, whatever the program opened it for.
+        read: true,
+        write,
+        append: write && bits.contains(rustix::fs::OFlags::APPEND),
+        truncate: bits.contains(rustix::fs::OFlags::TRUNC),
+    }
+}
+
+/// The flags of `fallocate(2)`.
+pub fn fallocate_mode(mode: i32) -> Result<FallocateMode, FsError> {
+    let flags = FallocateFlags::from_bits_retain(mode as u32);
+    let keep = FallocateFlags::KEEP_SIZE;
+    if flags.is_empty() {
+        Ok(FallocateMode::Allocate)
+    } else if flags == keep {
+        Ok(FallocateMode::AllocateKeepSize)
+    } else if flags == FallocateFlags::PUNCH_HOLE | keep {
+        Ok(FallocateMode::PunchHole)
+    } else if flags == FallocateFlags::ZERO_RANGE {
+        Ok(FallocateMode::ZeroRange)
+    } else if flags == FallocateFlags::ZERO_RANGE | keep {
+        Ok(FallocateMode::ZeroRangeKeepSize)
+    } else {
+        Err(FsError::NotSupported("this mode of fallocate".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_and_after_1970_survive() {
+        for nanoseconds in [
+            0,
+            1,
+            -1,
+            1_700_000_000_123_456_789,
+            -5_000_000_000,
+            i64::MAX,
+        ] {
+            let time = Timestamp(nanoseconds);
+            assert_eq!(timestamp(system_time(time)), time);
+        }
+        assert_eq!(
+            timestamp(UNIX_EPOCH + Duration::from_secs(1 << 40)),
+            Timestamp(i64::MAX)
+        );
+    }
+
+    #[test]
+    fn the_umask_takes_away() {
+        assert_eq!(permissions(0o100_666, 0o022), 0o644);
+        assert_eq!(permissions(0o104_777, 0), 0o4777);
+    }
+
+    #[test]
+    fn unknown_ways_to_allocate_are_refused() {
+        assert_eq!(fallocate_mode(0), Ok(FallocateMode::Allocate));
+        assert_eq!(fallocate_mode(3), Ok(FallocateMode::PunchHole));
+        assert!(fallocate_mode(0x08).is_err(), "collapse range");
+        assert!(fallocate_mode(2).is_err(), "punching needs keep size");
+    }
+}

@@ -1,0 +1,208 @@
+//! An open directory: turns the kernel's numeric offsets into names to go on after.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
+
+use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::{
+    ids::InodeId,
+    limits::ENTRIES_PER_REPLY_MAX,
+    meta::DirEntry,
+    name::Name,
+    types::{Attr, Credentials, FileKind, Timestamp},
+};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::{convert, reply::GENERATION, shared::Shared};
+
+/// Entries are counted from here; `.` and `..` come first.
+const FIRST_ENTRY_OFFSET: u64 = 2;
+
+/// An open directory, with the window of entries that the kernel reads now.
+#[derive(Debug)]
+pub struct OpenDirectory {
+    ino: InodeId,
+    window: Mutex<Window>,
+}
+
+/// Consecutive entries. Entries that others add or remove before it shift no offsets: it goes on
+/// by name.
+#[derive(Debug, Default)]
+struct Window {
+    /// The directory's parent.
+    parent: Option<InodeId>,
+    /// Offset of the first entry.
+    start: u64,
+    entries: Vec<DirEntry>,
+    /// No entry follows.
+    end: bool,
+    loaded: bool,
+}
+
+impl OpenDirectory {
+    /// Nothing is read yet.
+    pub fn new(ino: InodeId) -> Self {
+        Self {
+            ino,
+            window: Mutex::new(Window::default()),
+        }
+    }
+
+    /// Fills an answer with names from `offset` on.
+    pub async fn fill(
+        &self,
+        client: &Client,
+        credentials: &Credentials,
+        offset: u64,
+        reply: &mut ReplyDirectory,
+    ) -> Result<(), ClientError> {
+        let window = self.window_at(client, credentials, offset).await?;
+        for (next, name, ino) in self.dots(&window, offset) {
+            if reply.add(INodeNo(ino.0), next, FileType::Directory, name) {
+                return Ok(());
+            }
+        }
+        for (next, entry) in window.entries_from(offset) {
+            let name = OsStr::from_bytes(entry.name.as_bytes());
+            let kind = convert::file_type(entry.kind);
+            if reply.add(INodeNo(entry.ino.0), next, kind, name) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills an answer with names and attributes from `offset` on; each counts as a lookup.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call, from the request it serves"
+    )]
+    pub async fn fill_plus(
+        &self,
+        client: &Client,
+        credentials: &Credentials,
+        offset: u64,
+        reply: &mut ReplyDirectoryPlus,
+        shared: &Shared,
+        asked_at: u64,
+        ttl: Duration,
+    ) -> Result<(), ClientError> {
+        let window = self.window_at(client, credentials, offset).await?;
+        for (next, name, ino) in self.dots(&window, offset) {
+            // The kernel does not take these two for lookups.
+            let attr = convert::attributes(&bare_directory(ino), ino.0);
+            if reply.add(INodeNo(ino.0), next, name, &ttl, &attr, GENERATION) {
+                return Ok(());
+            }
+        }
+        for (next, entry) in window.entries_from(offset) {
+            let Some(attr) = &entry.attr else {
+                continue;
+            };
+            let name = OsStr::from_bytes(entry.name.as_bytes());
+            let node_id = shared.remember(attr, asked_at);
+            let attr = convert::attributes(attr, node_id);
+            if reply.add(INodeNo(node_id), next, name, &ttl, &attr, GENERATION) {
+                // It did not fit, so the kernel never hears of this lookup.
+                shared.nodes.forget(node_id, 1);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// `.` and `..`, each with the offset to go on at after it.
+    fn dots(
+        &self,
+        window: &Window,
+        offset: u64,
+    ) -> impl Iterator<Item = (u64, &'static str, InodeId)> {
+        let parent = window.parent.unwrap_or(self.ino);
+        [(1, ".", self.ino), (2, "..", parent)]
+            .into_iter()
+            .filter(move |(next, ..)| *next > offset)
+    }
+
+    /// The window, moved so that it holds the entry at `offset`, unless the directory ends before.
+    async fn window_at(
+        &self,
+        client: &Client,
+        credentials: &Credentials,
+        offset: u64,
+    ) -> Result<MutexGuard<'_, Window>, ClientError> {
+        let mut window = self.window.lock().await;
+        let offset = offset.max(FIRST_ENTRY_OFFSET);
+        if !window.loaded || offset < window.start || offset == FIRST_ENTRY_OFFSET {
+            // A new reading, or `rewinddir` or `seekdir`: what changed meanwhile is to be seen.
+            self.load(&mut window, client, credentials, FIRST_ENTRY_OFFSET, None)
+                .await?;
+        }
+        while !window.end && offset >= window.start + window.entries.len() as u64 {
+            let start = window.start + window.entries.len() as u64;
+            let after = window.entries.last().map(|entry| entry.name.clone());
+            self.load(&mut window, client, credentials, start, after)
+                .await?;
+        }
+        Ok(window)
+    }
+
+    async fn load(
+        &self,
+        window: &mut Window,
+        client: &Client,
+        credentials: &Credentials,
+        start: u64,
+        after: Option<Name>,
+    ) -> Result<(), ClientError> {
+        let page = client
+            .readdir(
+                credentials,
+                self.ino,
+                after.as_ref(),
+                ENTRIES_PER_REPLY_MAX,
+                true,
+            )
+            .await?;
+        *window = Window {
+            parent: Some(page.parent),
+            start,
+            // A page without entries that is not the end would be asked for for ever.
+            end: page.end || page.entries.is_empty(),
+            entries: page.entries,
+            loaded: true,
+        };
+        Ok(())
+    }
+}
+
+impl Window {
+    /// The entries from `offset` on, each with the offset to go on at after it.
+    fn entries_from(&self, offset: u64) -> impl Iterator<Item = (u64, &DirEntry)> {
+        let offset = offset.max(FIRST_ENTRY_OFFSET);
+        let skip = offset.saturating_sub(self.start) as usize;
+        self.entries
+            .iter()
+            .enumerate()
+            .skip(skip)
+            .map(|(index, entry)| (self.start + index as u64 + 1, entry))
+    }
+}
+
+/// The kernel looks at type and number of `.` and `..` only.
+fn bare_directory(ino: InodeId) -> Attr {
+    Attr {
+        ino,
+        kind: FileKind::Directory,
+        mode: 0,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size_bytes: 0,
+        allocated_bytes: 0,
+        atime: Timestamp(0),
+        mtime: Timestamp(0),
+        ctime: Timestamp(0),
+        content_version: 0,
+    }
+}

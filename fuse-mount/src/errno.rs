@@ -1,0 +1,57 @@
+//! The one place where an error becomes an errno.
+
+use fuser::Errno;
+use harvestfs_client::ClientError;
+use harvestfs_protocol::error::FsError;
+
+/// The errno for a failed operation. What the user cannot have caused is logged here, once.
+pub fn of(error: &ClientError) -> Errno {
+    match error {
+        ClientError::Fs(error) => of_fs(error),
+        ClientError::NotOpenFor(_) => Errno::EBADF,
+        ClientError::AllReplicasBusy { .. }
+        | ClientError::Unreachable { .. }
+        | ClientError::Connect(_)
+        | ClientError::NoReplica { .. }
+        | ClientError::Write(_)
+        | ClientError::DataLost { .. }
+        | ClientError::TooMuchDirtyData { .. }
+        | ClientError::UnexpectedReply(_)
+        | ClientError::Closed => {
+            tracing::warn!(%error, "an operation failed");
+            Errno::EIO
+        }
+    }
+}
+
+/// The errno for what the namenode, or a check of ours that stands in for it, refused.
+pub fn of_fs(error: &FsError) -> Errno {
+    match error {
+        FsError::NotFound => Errno::ENOENT,
+        FsError::Exists => Errno::EEXIST,
+        FsError::NotADirectory => Errno::ENOTDIR,
+        FsError::IsADirectory => Errno::EISDIR,
+        FsError::NotEmpty => Errno::ENOTEMPTY,
+        FsError::PermissionDenied | FsError::RoleDenied(_) => Errno::EACCES,
+        FsError::NotPermitted => Errno::EPERM,
+        FsError::NameTooLong | FsError::TooDeep => Errno::ENAMETOOLONG,
+        FsError::InvalidArgument(_) => Errno::EINVAL,
+        FsError::TooManyLinks => Errno::EMLINK,
+        FsError::FileTooLarge => Errno::EFBIG,
+        FsError::NoAttribute => Errno::ENODATA,
+        FsError::AttributeTooLarge => Errno::E2BIG,
+        FsError::NotSupported(_) => Errno::EOPNOTSUPP,
+        FsError::Stale => Errno::ESTALE,
+        FsError::NoSpace | FsError::InsufficientDiversity { .. } => {
+            tracing::warn!(%error, "an operation failed");
+            Errno::ENOSPC
+        }
+        FsError::Busy { .. }
+        | FsError::SessionExpired
+        | FsError::Protocol(_)
+        | FsError::Internal(_) => {
+            tracing::warn!(%error, "an operation failed");
+            Errno::EIO
+        }
+    }
+}

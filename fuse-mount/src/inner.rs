@@ -1,0 +1,176 @@
+//! What the requests of one mount work on.
+
+use std::{sync::Arc, time::Duration};
+
+use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
+use harvestfs_client::{Client, ClientError, File};
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    meta::AttrChanges,
+    name::Name,
+    types::{Attr, Credentials},
+};
+use rustix::fs::OFlags;
+
+use crate::{
+    convert,
+    directory::OpenDirectory,
+    errno,
+    handles::Handles,
+    reply::{self, GENERATION},
+    shared::Shared,
+};
+
+/// The kernel need not be told more often than leases are renewed.
+const TTL_MAX: Duration = Duration::from_secs(5);
+
+/// What requests work on; shared with the tasks that serve them.
+pub struct Inner {
+    /// The cluster.
+    pub client: Client,
+    /// What the kernel has cached.
+    pub shared: Arc<Shared>,
+    /// Open files.
+    pub files: Handles<OpenFile>,
+    /// Open directories.
+    pub directories: Handles<OpenDirectory>,
+}
+
+/// An open file.
+pub struct OpenFile {
+    /// What the client knows it as.
+    pub file: File,
+    /// Whether each write goes to the end, wherever that is by then.
+    pub append: bool,
+}
+
+impl Inner {
+    /// The inode behind a node id.
+    pub fn inode(&self, node_id: INodeNo) -> Result<InodeId, FsError> {
+        self.shared.nodes.inode(node_id.0).ok_or(FsError::Stale)
+    }
+
+    /// How long the kernel may cache attributes.
+    pub fn ttl(&self) -> Duration {
+        self.client.lease_remaining().min(TTL_MAX)
+    }
+
+    /// Answers with an entry, or that there is none.
+    pub fn answer_entry(
+        &self,
+        reply: ReplyEntry,
+        result: Result<Attr, ClientError>,
+        asked_at: u64,
+    ) {
+        let ttl = self.ttl();
+        let entry_ttl = self.shared.entry_ttl(ttl);
+        match result {
+            Ok(attr) => {
+                let node_id = self.shared.remember(&attr, asked_at);
+                reply.entry_with_ttls(
+                    &ttl,
+                    &entry_ttl,
+                    &convert::attributes(&attr, node_id),
+                    GENERATION,
+                );
+            }
+            Err(ClientError::Fs(FsError::NotFound)) => reply::no_entry(reply, entry_ttl),
+            Err(error) => reply.error(errno::of(&error)),
+        }
+    }
+
+    /// Answers with attributes.
+    pub fn answer_attr(
+        &self,
+        reply: ReplyAttr,
+        node_id: INodeNo,
+        result: Result<Attr, ClientError>,
+    ) {
+        reply::attr(
+            reply,
+            self.ttl(),
+            result.map(|attr| convert::attributes(&attr, node_id.0)),
+        );
+    }
+
+    /// Set-user-id and set-group-id do not survive a write by others than root.
+    pub async fn clear_privileges(&self, file: &File) -> Result<(), ClientError> {
+        let root = Credentials::root();
+        let attr = self.client.getattr(&root, file.ino()).await?;
+        let mut mode = attr.mode & !0o4000;
+        if mode & 0o010 != 0 {
+            // Without group execution the bit means mandatory locking, which a write leaves.
+            mode &= !0o2000;
+        }
+        if mode != attr.mode {
+            let changes = AttrChanges {
+                mode: Some(mode),
+                ..AttrChanges::default()
+            };
+            self.client.setattr(&root, file.ino(), changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Opens a file.
+    pub async fn open(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        flags: OpenFlags,
+    ) -> Result<(FileHandle, FopenFlags), ClientError> {
+        let flags = convert::open_flags(flags);
+        let file = self.client.open(credentials, ino, flags).await?;
+        Ok(self.opened(file, flags.append))
+    }
+
+    fn opened(&self, file: File, append: bool) -> (FileHandle, FopenFlags) {
+        let handle = FileHandle(self.files.insert(OpenFile { file, append }));
+        // A file that another session changed has another node id, so that cached pages are
+        // always this file's. Appends are not cached: where they land, the namenode decides.
+        let flags = if append {
+            FopenFlags::FOPEN_DIRECT_IO
+        } else {
+            FopenFlags::FOPEN_KEEP_CACHE
+        };
+        (handle, flags)
+    }
+
+    /// Creates a file and opens it, or opens what has the name already.
+    pub async fn create(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        flags: OpenFlags,
+    ) -> Result<(Attr, FileHandle, FopenFlags), ClientError> {
+        let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
+        let open_flags = convert::open_flags(flags);
+        loop {
+            match self
+                .client
+                .create_file(credentials, parent, name, mode, open_flags)
+                .await
+            {
+                // The kernel did not find it, but meanwhile another session made it.
+                Err(ClientError::Fs(FsError::Exists)) if !exclusive => {}
+                created => {
+                    let (attr, file) = created?;
+                    let (handle, flags) = self.opened(file, open_flags.append);
+                    return Ok((attr, handle, flags));
+                }
+            }
+            match self.client.lookup(credentials, parent, name).await {
+                // And removed it again; each round needs another session to do both.
+                Err(ClientError::Fs(FsError::NotFound)) => {}
+                found => {
+                    let attr = found?;
+                    let (handle, flags) = self.open(credentials, attr.ino, flags).await?;
+                    return Ok((attr, handle, flags));
+                }
+            }
+        }
+    }
+}
