@@ -265,6 +265,13 @@ impl View {
         &self.servers
     }
 
+    /// The rack of a host that servers are on.
+    #[must_use]
+    pub fn rack_of_host(&self, host: IpAddr) -> Option<RackId> {
+        let slot = *self.hosts.get(&host)?.first()?;
+        Some(self.servers[slot as usize].rack)
+    }
+
     /// How many servers are open to a lane and have room for a block on a volume of the class.
     #[must_use]
     pub fn open_servers(&self, lane: Lane, class: Option<StorageClass>) -> u32 {

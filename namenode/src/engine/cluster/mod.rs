@@ -4,34 +4,64 @@
 //!
 //! Pure: time comes in as `now_ms` (monotonic milliseconds), randomness as a generator, and what
 //! has to be done goes out as commands for heartbeat replies. The same calls give the same state.
+//!
+//! - `membership`: registration, heartbeats, liveness, safe mode, storms;
+//! - `blocks`: blocks as the namespace tells of them, placement, locations for readers;
+//! - `reports`: what datanodes say of their replicas;
+//! - `settle`: what follows from it for a block;
+//! - `repair`: re-creating lost replicas within the budgets;
+//! - `removal`: removing what is too much, bad or unknown; commands.
+//!
+//! Invariants:
+//! - A replica counts only while its volume is registered, healthy and on a live node, and only if
+//!   it has all committed bytes.
+//! - A good replica is chosen for removal only while, without it, as many as wanted are left that
+//!   their nodes, heard of within [`ClusterOptions::stale_after_ms`], have reported since they
+//!   registered. The same is checked again when the datanode is told.
+//! - Once a datanode was told to remove a replica, the replica never counts again, even if it is
+//!   reported; but it is read from and copied when nothing better is left.
 
-use std::net::IpAddr;
+use std::collections::VecDeque;
 
-use harvestfs_placement::Policy;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, NodeId, StorageId},
-    node::{BlockReport, Heartbeat, IncrementalReport, NodeCommand, ServerDescription},
-    token::BlockToken,
-    types::{NodeInfo, PlacementRules, VolumeStatus},
-};
+use harvestfs_placement::{Policy, View};
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use rand::Rng;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::namespace::BlockChange;
-
+mod blocks;
+mod budget;
+mod membership;
+mod node;
 mod options;
+mod queue;
+mod removal;
+mod repair;
+mod reports;
+mod settle;
 mod status;
+mod table;
+#[cfg(test)]
+mod tests;
 
 pub use options::ClusterOptions;
 pub use status::{ClusterSummary, FsckCounts};
 
+use blocks::Writing;
+use membership::Storm;
+use node::Node;
+use queue::RepairQueue;
+use repair::InFlight;
+use settle::Totals;
+use table::{NodeIx, Slot, StorageIx, Table};
+
 /// Why an event of a datanode was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// The node has not registered since the namenode started; it must register first.
+    /// The node has not registered since the namenode started, or was given up since; it must
+    /// register (again).
     #[error("node {0} is not registered")]
     NotRegistered(NodeId),
-    /// The volume was not named at registration.
+    /// The volume was not named at registration; the node must register again.
     #[error("volume {0} was not registered")]
     UnknownStorage(StorageId),
     /// A part of a block report is missing; a new report has been asked for.
@@ -45,128 +75,99 @@ pub enum ClusterError {
 }
 
 /// Nodes, replicas, liveness and repair.
-pub struct Cluster {}
+pub struct Cluster {
+    options: ClusterOptions,
+    policy: Box<dyn Policy>,
+    view: View,
+    /// The latest time that any call told.
+    now_ms: u64,
+    started_ms: u64,
 
-#[allow(unused_variables)]
+    nodes: Vec<Node>,
+    node_indexes: FxHashMap<NodeId, NodeIx>,
+    storage_indexes: FxHashMap<StorageId, StorageIx>,
+    table: Table,
+    totals: Totals,
+
+    /// Blocks whose replicas their writer vouches for, until the nodes have reported them.
+    writing: FxHashMap<Slot, Writing>,
+    /// Sealed blocks that may have unsealed or unreported replicas: (when to look, block).
+    seals: VecDeque<(u64, BlockId)>,
+    seals_queued: FxHashSet<Slot>,
+
+    queue: RepairQueue,
+    in_flight: FxHashMap<Slot, InFlight>,
+    /// When repairs under way time out, in order: (when, block, target).
+    deadlines: VecDeque<(u64, BlockId, NodeIx)>,
+    repairs_done: u64,
+    repairs_failed: u64,
+
+    /// Blocks with too many replicas: (when to look, block).
+    excess: VecDeque<(u64, BlockId)>,
+    /// Volumes whose replicas are gone and not yet worked off.
+    gone: VecDeque<StorageIx>,
+
+    safe_mode: bool,
+    /// After safe mode: the next block to settle.
+    settle_from: Option<Slot>,
+    storm: Storm,
+    next_scan_ms: u64,
+}
+
 impl Cluster {
-    /// An empty cluster in safe mode. `now_ms` is when safe mode starts to run out.
+    /// An empty cluster in safe mode, which starts to run out at `now_ms`.
+    #[must_use]
     pub fn new(options: ClusterOptions, policy: Box<dyn Policy>, now_ms: u64) -> Self {
-        unimplemented!()
+        Self {
+            options,
+            policy,
+            view: View::new(),
+            now_ms,
+            started_ms: now_ms,
+            nodes: Vec::new(),
+            node_indexes: FxHashMap::default(),
+            storage_indexes: FxHashMap::default(),
+            table: Table::default(),
+            totals: Totals::default(),
+            writing: FxHashMap::default(),
+            seals: VecDeque::new(),
+            seals_queued: FxHashSet::default(),
+            queue: RepairQueue::default(),
+            in_flight: FxHashMap::default(),
+            deadlines: VecDeque::new(),
+            repairs_done: 0,
+            repairs_failed: 0,
+            excess: VecDeque::new(),
+            gone: VecDeque::new(),
+            safe_mode: true,
+            settle_from: None,
+            storm: Storm::default(),
+            next_scan_ms: now_ms,
+        }
     }
-    /// A server that the journal knows. It is not alive before it registers.
-    pub fn add_server(&mut self, node: NodeId, server: &ServerDescription, storages: &[StorageId]) {
-        unimplemented!()
-    }
-    /// A datanode registered: its volumes, and no others, are there. Replicas on volumes of it
-    /// that are not named are gone. A full report of each volume is expected next.
-    pub fn register(
-        &mut self,
-        now_ms: u64,
-        node: NodeId,
-        server: &ServerDescription,
-        volumes: &[VolumeStatus],
-    ) {
-        unimplemented!()
-    }
-    /// The connection to a datanode ended. It counts as stale, not as dead.
-    pub fn disconnected(&mut self, now_ms: u64, node: NodeId) {
-        unimplemented!()
-    }
-    /// A heartbeat. The reply's commands come from [`Cluster::next_commands`].
-    pub fn heartbeat(
-        &mut self,
-        now_ms: u64,
-        node: NodeId,
-        heartbeat: &Heartbeat,
-    ) -> Result<(), ClusterError> {
-        unimplemented!()
-    }
-    /// A part of a full report of one volume.
-    pub fn block_report(
-        &mut self,
-        now_ms: u64,
-        node: NodeId,
-        report: &BlockReport,
-    ) -> Result<(), ClusterError> {
-        unimplemented!()
-    }
-    /// Changes on a datanode's volumes.
-    pub fn incremental_report(
-        &mut self,
-        now_ms: u64,
-        node: NodeId,
-        report: &IncrementalReport,
-    ) -> Result<(), ClusterError> {
-        unimplemented!()
-    }
-    /// A change of a block in the namespace; at the start `Allocated`, then `Grew` or `Sealed` for
-    /// every block. `Freed` must be told only when the journal record that frees the block is
-    /// durable: its replicas are removed at once. All others are told as they are applied.
-    pub fn apply_change(&mut self, now_ms: u64, change: &BlockChange) {
-        unimplemented!()
-    }
-    /// Chooses pipelines for `count` new blocks, each with at least one node.
-    ///
-    /// # Errors
-    /// With `durability=strict`: [`FsError::InsufficientDiversity`] when fewer servers than wanted
-    /// can take a replica. Always: [`FsError::NoSpace`], or [`FsError::Busy`], when none can.
-    pub fn place(
-        &mut self,
-        now_ms: u64,
-        count: u32,
-        rules: &PlacementRules,
-        exclude: &[NodeId],
-        writer: Option<IpAddr>,
-        rng: &mut dyn Rng,
-    ) -> Result<Vec<Vec<NodeId>>, FsError> {
-        unimplemented!()
-    }
-    /// Where a new block is being written: these nodes count as holding it before they report.
-    pub fn set_pipeline(&mut self, block: BlockId, nodes: &[NodeId]) {
-        unimplemented!()
-    }
-    /// The writer says that these nodes hold all of a block that it sealed (`SealBlocks`); to be
-    /// called beside the `Sealed` change, before or after it.
-    pub fn sealed_by_client(&mut self, now_ms: u64, block: BlockId, nodes: &[NodeId]) {
-        unimplemented!()
-    }
-    /// A client could not use a replica.
-    pub fn report_bad_replica(&mut self, now_ms: u64, block: BlockId, node: NodeId, corrupt: bool) {
-        unimplemented!()
-    }
-    /// Nodes that hold all committed bytes of a block, best first for the reader; stale ones, then
-    /// busy ones last.
-    pub fn replicas(&self, block: BlockId, reader: Option<IpAddr>) -> Vec<NodeId> {
-        unimplemented!()
-    }
-    /// How to reach a node.
-    pub fn node_info(&self, node: NodeId) -> Option<NodeInfo> {
-        unimplemented!()
-    }
-    /// Liveness, safe mode, repair, removal of excess. To be called every 100 ms or so; bounded.
+
+    /// Liveness, safe mode, repair, removal of what is too much. To be called every 100 ms or so;
+    /// does a bounded amount of work.
     pub fn tick(&mut self, now_ms: u64, rng: &mut dyn Rng) {
-        unimplemented!()
+        self.advance(now_ms);
+        self.scan_nodes();
+        self.work_off_gone_storages();
+        self.update_safe_mode();
+        self.settle_after_safe_mode();
+        self.check_seals();
+        self.expire_repairs();
+        if !self.safe_mode && !self.is_storm() {
+            self.choose_excess();
+            self.schedule_repairs(rng);
+        }
     }
-    /// Commands for a heartbeat's reply, at most `max`. `token` signs the right to read a block.
-    pub fn next_commands(
-        &mut self,
-        now_ms: u64,
-        node: NodeId,
-        max: usize,
-        token: &mut dyn FnMut(BlockId) -> BlockToken,
-    ) -> Vec<NodeCommand> {
-        unimplemented!()
+
+    /// Time never runs backwards here, whatever the callers' clocks do.
+    fn advance(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
     }
-    /// The cluster at a glance.
-    pub fn summary(&self, now_ms: u64) -> ClusterSummary {
-        unimplemented!()
-    }
-    /// Every node ever registered.
-    pub fn nodes(&self, now_ms: u64) -> Vec<harvestfs_protocol::admin::NodeStatus> {
-        unimplemented!()
-    }
-    /// Counts over all blocks; O(blocks).
-    pub fn fsck(&self) -> FsckCounts {
-        unimplemented!()
+
+    fn node_index(&self, node: NodeId) -> Option<NodeIx> {
+        self.node_indexes.get(&node).copied()
     }
 }

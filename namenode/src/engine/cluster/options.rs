@@ -1,6 +1,6 @@
 //! The times and budgets of the cluster engine.
 
-use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, COMMANDS_PER_HEARTBEAT_MAX};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 
 /// Times, budgets and bounds; the defaults are for production. A cluster on one machine and tests
 /// scale them down.
@@ -38,6 +38,11 @@ pub struct ClusterOptions {
     /// Wait before a block that lost a replica is repaired. The loss is certain by then; a wait
     /// only saves work when reimaged servers are expected to be refilled by other means.
     pub repair_delay_ms: u64,
+    /// A full report that did not come to its end for this long is asked for again.
+    pub report_timeout_ms: u64,
+    /// How often each volume is asked for a full report, so that no error in the tables lasts (as
+    /// HDFS).
+    pub full_report_interval_ms: u64,
     /// How long a datanode may take to report a replica that its writer says is there.
     pub awaited_report_ms: u64,
     /// How long an unsealed replica of a sealed block may wait for its own seal to be reported
@@ -48,8 +53,6 @@ pub struct ClusterOptions {
     pub excess_grace_ms: u64,
     /// A command that was not confirmed for this long is sent again.
     pub command_retry_ms: u64,
-    /// Most commands in one heartbeat reply.
-    pub commands_max: usize,
     /// Most blocks in one command to delete.
     pub deletes_per_command_max: usize,
     /// Replicas that one call of `tick` looks at in each of its tasks: bounds its time.
@@ -74,11 +77,12 @@ impl Default for ClusterOptions {
             repair_timeout_ms: 300_000,
             repair_retry_ms: 10_000,
             repair_delay_ms: 0,
+            report_timeout_ms: 30_000,
+            full_report_interval_ms: 6 * 3_600_000,
             awaited_report_ms: 30_000,
             seal_grace_ms: 5_000,
             excess_grace_ms: 60_000,
             command_retry_ms: 30_000,
-            commands_max: COMMANDS_PER_HEARTBEAT_MAX,
             deletes_per_command_max: 1_000,
             work_per_tick: 10_000,
         }

@@ -1,5 +1,13 @@
 //! What the cluster engine tells operators.
 
+use harvestfs_protocol::{
+    admin::NodeStatus,
+    ids::{BlockId, NodeId},
+    types::NodeInfo,
+};
+
+use super::{Cluster, table::ReplicaState};
+
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
 /// worked off, a few thousand per tick.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,4 +56,119 @@ pub struct FsckCounts {
     pub excess_replicas: u64,
     /// Blocks that are being repaired or wait for it.
     pub under_repair: u64,
+}
+
+impl Cluster {
+    /// How to reach a node.
+    #[must_use]
+    pub fn node_info(&self, node: NodeId) -> Option<NodeInfo> {
+        let it = &self.nodes[self.node_index(node)? as usize];
+        Some(NodeInfo {
+            node,
+            name: it.server.name.clone(),
+            data_addr: it.server.data_addr,
+            rack: it.server.rack.clone(),
+        })
+    }
+
+    /// The cluster at a glance; O(nodes).
+    #[must_use]
+    pub fn summary(&self, now_ms: u64) -> ClusterSummary {
+        let alive = self.nodes.iter().filter(|node| node.is_alive());
+        let usable = self.table.storages.iter().filter(|it| it.usable);
+        let (quota_bytes, used_bytes) = usable.fold((0, 0), |(quota, used): (u64, u64), it| {
+            (
+                quota.saturating_add(it.status.quota_bytes),
+                used.saturating_add(it.status.used_bytes),
+            )
+        });
+        ClusterSummary {
+            ready: !self.safe_mode,
+            storm_remaining_ms: self.storm_remaining_ms(now_ms),
+            blocks: self.table.len() as u64,
+            under_replicated_blocks: self.totals.under_replicated,
+            lost_blocks: self.totals.lost,
+            repairs_waiting: self.queue.len() as u64,
+            repairs_under_way: self.in_flight.len() as u64,
+            repairs_done: self.repairs_done,
+            repairs_failed: self.repairs_failed,
+            nodes_alive: alive.count() as u64,
+            nodes_known: self.nodes.len() as u64,
+            quota_bytes,
+            used_bytes,
+            engine_bytes: self.bytes(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let nodes: usize = self
+            .nodes
+            .iter()
+            .map(|node| size_of_val(node) + node.deletes.bytes())
+            .sum();
+        let entry_bytes = size_of::<(u64, BlockId)>();
+        let timers = (self.seals.capacity() + self.excess.capacity()) * entry_bytes;
+        (self.table.bytes() + self.queue.bytes() + nodes + timers) as u64
+    }
+
+    /// Every node ever registered, by number.
+    #[must_use]
+    pub fn nodes(&self, now_ms: u64) -> Vec<NodeStatus> {
+        let mut nodes: Vec<NodeStatus> = self
+            .nodes
+            .iter()
+            .map(|node| {
+                let storages = || {
+                    let indexes = node.storages.iter();
+                    indexes.map(|&storage| &self.table.storages[storage as usize])
+                };
+                NodeStatus {
+                    node: node.id,
+                    server: node.server.clone(),
+                    volumes: storages().map(|it| it.status).collect(),
+                    alive: node.is_alive(),
+                    busy: node.busy,
+                    replicas: storages()
+                        .filter(|it| it.usable)
+                        .map(|it| it.blocks().len() as u64)
+                        .sum(),
+                    heartbeat_age_ms: node.heard.then(|| now_ms.saturating_sub(node.heard_ms)),
+                }
+            })
+            .collect();
+        nodes.sort_unstable_by_key(|status| status.node);
+        nodes
+    }
+
+    /// Counts over all blocks; O(blocks).
+    #[must_use]
+    pub fn fsck(&self) -> FsckCounts {
+        let mut counts = FsckCounts {
+            under_repair: (self.queue.len() + self.in_flight.len()) as u64,
+            ..FsckCounts::default()
+        };
+        for (slot, block) in self.table.iter() {
+            if block.required_bytes == 0 {
+                continue;
+            }
+            let tally = self.tally(slot, block);
+            let good = tally.good + tally.excess;
+            counts.lost_blocks += u64::from(good + tally.last_resort == 0);
+            if block.sealed {
+                counts.missing_replicas += block.wanted().saturating_sub(good) as u64;
+                counts.excess_replicas += good.saturating_sub(block.wanted()) as u64;
+            }
+            let being_removed = block.replicas.iter().filter(|replica| {
+                let usable = self.table.storages[replica.storage as usize].usable;
+                usable && (replica.state.is_bad() || replica.state == ReplicaState::Deleting)
+            });
+            counts.excess_replicas += being_removed.count() as u64;
+        }
+        for node in self.nodes.iter().filter(|node| node.is_alive()) {
+            let pending = node.deletes.pending();
+            let unknown = pending.filter(|&block| self.table.slot(block).is_none());
+            counts.orphan_replicas += unknown.count() as u64;
+        }
+        counts
+    }
 }

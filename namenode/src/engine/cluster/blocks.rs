@@ -1,0 +1,437 @@
+//! Blocks as the namespace tells of them, placement of new ones, locations for readers.
+
+use std::net::IpAddr;
+
+use harvestfs_placement::{Lane, Request};
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{BlockId, NodeId},
+    types::{Durability, PlacementRules},
+};
+use rand::Rng;
+use smallvec::SmallVec;
+
+use super::{
+    Cluster,
+    table::{NodeIx, ReplicaState, Slot},
+};
+use crate::engine::namespace::BlockChange;
+
+/// When a client that found every server busy should ask again: a heartbeat may free one.
+const RETRY_AFTER_MS: u32 = 1_000;
+
+/// The nodes that a writer vouches for: what it committed, they have.
+#[derive(Debug, Default)]
+pub(super) struct Writing {
+    nodes: SmallVec<[NodeIx; 3]>,
+    /// When the block was sealed.
+    sealed_ms: Option<u64>,
+}
+
+impl Cluster {
+    /// The nodes that the writer of a block vouches for, reported or not.
+    pub(super) fn pipeline(&self, slot: Slot) -> &[NodeIx] {
+        self.writing
+            .get(&slot)
+            .map_or(&[], |writing| writing.nodes.as_slice())
+    }
+
+    /// A change of a block in the namespace; at the start: `Allocated`, then `Grew` or `Sealed`,
+    /// for every block.
+    ///
+    /// `Freed` must be told only after the journal record that frees the block is durable, because
+    /// the replicas are removed at once; all others are told as they are applied.
+    pub fn apply_change(&mut self, now_ms: u64, change: &BlockChange) {
+        self.advance(now_ms);
+        match *change {
+            BlockChange::Allocated { block, rules, .. } => {
+                self.table.add_block(block, rules);
+            }
+            BlockChange::Grew {
+                block,
+                committed_bytes,
+            } => self.change(block, |it| it.require(committed_bytes)),
+            BlockChange::Sealed {
+                block,
+                length_bytes,
+            } => {
+                self.change(block, |it| {
+                    it.require(length_bytes);
+                    it.sealed = true;
+                });
+                if let Some(slot) = self.table.slot(block) {
+                    self.seal_pipeline(slot);
+                }
+            }
+            BlockChange::Freed { block } => self.free(block),
+            BlockChange::RulesChanged { block, rules } => {
+                self.change(block, |it| it.rules = rules);
+            }
+        }
+    }
+
+    fn change(&mut self, block: BlockId, change: impl FnOnce(&mut super::table::Block)) {
+        if let Some(slot) = self.table.slot(block)
+            && let Some(it) = self.table.get_mut(slot)
+        {
+            change(it);
+            self.settle(slot);
+        }
+    }
+
+    /// A block was sealed: its replicas are to be sealed soon, too. At the start of the namenode
+    /// there is nothing to wait for yet.
+    fn seal_pipeline(&mut self, slot: Slot) {
+        let now_ms = self.now_ms;
+        if let Some(writing) = self.writing.get_mut(&slot) {
+            writing.sealed_ms = Some(now_ms);
+            self.watch_seal(slot);
+            self.close_pipeline_if_reported(slot);
+        } else if self.table.get(slot).is_some_and(|it| {
+            let mut states = it.replicas.iter().map(|replica| replica.state);
+            states.any(|state| state == ReplicaState::Open)
+        }) {
+            self.watch_seal(slot);
+        }
+    }
+
+    fn free(&mut self, block: BlockId) {
+        let Some(slot) = self.table.slot(block) else {
+            return;
+        };
+        self.cancel_repair_of(slot);
+        self.drop_pipeline(slot);
+        self.seals_queued.remove(&slot);
+        self.unsettle(slot);
+        let Some(removed) = self.table.remove_block(slot) else {
+            return;
+        };
+        for replica in removed.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            if storage.usable {
+                self.nodes[storage.node as usize].deletes.add(block);
+            }
+        }
+    }
+
+    /// Chooses pipelines for `count` new blocks, each of at least one node.
+    ///
+    /// # Errors
+    /// When fewer servers than wanted can take a replica and the durability is strict:
+    /// [`FsError::InsufficientDiversity`]. When none can: [`FsError::NoSpace`]. Instead of either,
+    /// [`FsError::Busy`] while that will change by itself: the cluster has just started, or the
+    /// primaries of servers with room need them now.
+    pub fn place(
+        &mut self,
+        now_ms: u64,
+        count: u32,
+        rules: &PlacementRules,
+        exclude: &[NodeId],
+        writer: Option<IpAddr>,
+        rng: &mut dyn Rng,
+    ) -> Result<Vec<Vec<NodeId>>, FsError> {
+        self.advance(now_ms);
+        let mut pipelines = Vec::with_capacity(count as usize);
+        let mut result = Ok(());
+        for _ in 0..count {
+            let request = Request {
+                wanted: rules.replication.max(1),
+                existing: &[],
+                exclude,
+                writer,
+                class: rules.class,
+                lane: Lane::Write,
+            };
+            let nodes = match self.policy.choose(&self.view, &request, rng) {
+                Ok(nodes) => nodes,
+                Err(few) if rules.durability == Durability::Space && !few.placeable.is_empty() => {
+                    few.placeable
+                }
+                Err(few) => {
+                    result = Err(self.refusal(rules, few.placeable.len()));
+                    break;
+                }
+            };
+            // The blocks of one request must not count on the same room.
+            for &node in &nodes {
+                if let Some(server) = self.view.server(node) {
+                    let room = server.room.less(1);
+                    self.view.set_room(node, room);
+                }
+            }
+            pipelines.push(nodes.into_vec());
+        }
+        for node in pipelines.iter().flatten() {
+            if let Some(index) = self.node_index(*node) {
+                self.refresh_node(index);
+            }
+        }
+        result.map(|()| pipelines)
+    }
+
+    fn refusal(&self, rules: &PlacementRules, placeable: usize) -> FsError {
+        let busy_with_room = self.nodes.iter().any(|node| {
+            let room = self.view.server(node.id).map(|server| server.room);
+            node.is_alive() && node.busy && room.is_some_and(|it| it.blocks(rules.class) > 0)
+        });
+        if busy_with_room || self.is_starting() {
+            FsError::Busy {
+                retry_after_ms: RETRY_AFTER_MS,
+            }
+        } else if placeable == 0 {
+            FsError::NoSpace
+        } else {
+            FsError::InsufficientDiversity {
+                wanted: rules.replication,
+                placeable: placeable as u8,
+            }
+        }
+    }
+
+    /// Where a new block is being written: these nodes count as holding it before they report it.
+    pub fn set_pipeline(&mut self, block: BlockId, nodes: &[NodeId]) {
+        let Some(slot) = self.table.slot(block) else {
+            return;
+        };
+        let nodes = nodes.iter().filter_map(|&node| self.node_index(node));
+        let nodes: SmallVec<[NodeIx; 3]> = nodes.collect();
+        let before = self.writing.entry(slot).or_default();
+        let before = std::mem::replace(&mut before.nodes, nodes.clone());
+        for node in before {
+            self.unawait(slot, node);
+        }
+        for node in nodes {
+            if self.table.replica_on(slot, node).is_none() {
+                self.nodes[node as usize].awaited += 1;
+                self.refresh_node(node);
+            }
+        }
+        self.settle(slot);
+    }
+
+    /// The writer says which nodes hold all of a block that it sealed; to be called beside the
+    /// `Sealed` change, before or after it. Others of the pipeline may lack its end.
+    pub fn sealed_by_client(&mut self, now_ms: u64, block: BlockId, nodes: &[NodeId]) {
+        self.advance(now_ms);
+        let Some(slot) = self.table.slot(block) else {
+            return;
+        };
+        let holders: SmallVec<[NodeIx; 3]> = nodes
+            .iter()
+            .filter_map(|&node| self.node_index(node))
+            .collect();
+        if !self.writing.contains_key(&slot) {
+            // The namenode restarted since the block was placed: take the writer's word.
+            self.set_pipeline(block, nodes);
+            if self.table.get(slot).is_some_and(|it| it.sealed) {
+                self.seal_pipeline(slot);
+            }
+        }
+        let dropped: SmallVec<[NodeIx; 3]> = self
+            .pipeline(slot)
+            .iter()
+            .copied()
+            .filter(|node| !holders.contains(node))
+            .collect();
+        for node in dropped {
+            self.leave_pipeline(slot, node);
+            if let Some(index) = self.table.replica_on(slot, node)
+                && let Some(it) = self.table.get(slot)
+                && it.replicas[index].state == ReplicaState::Open
+            {
+                // It corrects this itself if it has all the bytes after all.
+                self.table.set_state(slot, index, ReplicaState::Short);
+            }
+        }
+        self.settle(slot);
+    }
+
+    /// A node reported the block, or is no longer expected to: its room is no longer held for it.
+    /// To be called before the replica is added to the table.
+    fn unawait(&mut self, slot: Slot, node: NodeIx) {
+        if self.table.replica_on(slot, node).is_none() {
+            let it = &mut self.nodes[node as usize];
+            it.awaited = it.awaited.saturating_sub(1);
+            self.refresh_node(node);
+        }
+    }
+
+    /// A node reports a replica that the table does not have yet.
+    pub(super) fn arrive(&mut self, slot: Slot, node: NodeIx) {
+        if self.pipeline(slot).contains(&node) {
+            self.unawait(slot, node);
+        }
+    }
+
+    /// A node's replica of a block is gone or bad: the writer's word for it is void.
+    pub(super) fn leave_pipeline(&mut self, slot: Slot, node: NodeIx) {
+        let Some(writing) = self.writing.get_mut(&slot) else {
+            return;
+        };
+        let before = writing.nodes.len();
+        writing.nodes.retain(|other| *other != node);
+        if writing.nodes.len() < before {
+            self.unawait(slot, node);
+        }
+    }
+
+    fn drop_pipeline(&mut self, slot: Slot) {
+        for node in SmallVec::<[NodeIx; 3]>::from_slice(self.pipeline(slot)) {
+            self.leave_pipeline(slot, node);
+        }
+        self.writing.remove(&slot);
+    }
+
+    /// Nothing of a pipeline is left to wait for once every node has reported its sealed replica.
+    pub(super) fn close_pipeline_if_reported(&mut self, slot: Slot) {
+        let Some(writing) = self.writing.get(&slot) else {
+            return;
+        };
+        let reported = writing.sealed_ms.is_some()
+            && writing.nodes.iter().all(|&node| {
+                self.table.replica_on(slot, node).is_some_and(|index| {
+                    self.table
+                        .get(slot)
+                        .is_some_and(|it| it.replicas[index].state != ReplicaState::Open)
+                })
+            });
+        if reported {
+            self.drop_pipeline(slot);
+        }
+    }
+
+    /// A node died: its part in all pipelines is over.
+    pub(super) fn forget_pipelines_of(&mut self, node: NodeIx) {
+        for slot in self.pipelines_with(node) {
+            self.leave_pipeline(slot, node);
+            self.settle(slot);
+        }
+    }
+
+    /// A node has reported everything it has: what it did not report, it does not hold.
+    pub(super) fn reconcile_pipelines_of(&mut self, node: NodeIx) {
+        for slot in self.pipelines_with(node) {
+            let begun = self
+                .table
+                .get(slot)
+                .is_some_and(|it| it.sealed || it.required_bytes > 0);
+            if begun && self.table.replica_on(slot, node).is_none() {
+                self.leave_pipeline(slot, node);
+                self.settle(slot);
+            }
+        }
+    }
+
+    /// O(blocks being written); only for events as rare as a registration.
+    fn pipelines_with(&self, node: NodeIx) -> Vec<Slot> {
+        let mut slots: Vec<Slot> = self
+            .writing
+            .iter()
+            .filter(|(_, writing)| writing.nodes.contains(&node))
+            .map(|(&slot, _)| slot)
+            .collect();
+        slots.sort_unstable();
+        slots
+    }
+
+    /// Looks later whether all replicas of a sealed block are sealed.
+    pub(super) fn watch_seal(&mut self, slot: Slot) {
+        if let Some(block) = self.table.get(slot)
+            && self.seals_queued.insert(slot)
+        {
+            let due_ms = self.now_ms + self.options.seal_grace_ms;
+            self.seals.push_back((due_ms, block.id));
+        }
+    }
+
+    /// Has replicas sealed whose writer did not do it, and gives up waiting for replicas that were
+    /// never reported.
+    pub(super) fn check_seals(&mut self) {
+        for _ in 0..self.options.work_per_tick {
+            match self.seals.front() {
+                Some(&(due_ms, _)) if due_ms <= self.now_ms => {}
+                _ => break,
+            }
+            let Some((_, block)) = self.seals.pop_front() else {
+                break;
+            };
+            if let Some(slot) = self.table.slot(block) {
+                self.check_seal(slot, block);
+            }
+        }
+    }
+
+    fn check_seal(&mut self, slot: Slot, block: BlockId) {
+        self.seals_queued.remove(&slot);
+        let sealed_ms = self.writing.get(&slot).and_then(|it| it.sealed_ms);
+        if sealed_ms.is_some_and(|at| self.now_ms - at >= self.options.awaited_report_ms) {
+            self.drop_pipeline(slot);
+            self.settle(slot);
+        }
+        let Some(it) = self.table.get(slot) else {
+            return;
+        };
+        let mut open = false;
+        for replica in &it.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            if replica.state == ReplicaState::Open && storage.usable {
+                open = true;
+                let seal = &mut self.nodes[storage.node as usize].seal;
+                if !seal.contains(&block) {
+                    seal.push_back(block);
+                }
+            }
+        }
+        if open || self.writing.contains_key(&slot) {
+            self.watch_seal(slot);
+        }
+    }
+
+    /// Nodes that hold all committed bytes of a block, best first for the reader: on its host, in
+    /// its rack, elsewhere, the less loaded first; then stale ones, then busy ones. When there is
+    /// none, those that may still have some use: corrupt or incomplete replicas.
+    #[must_use]
+    pub fn replicas(&self, block: BlockId, reader: Option<IpAddr>) -> Vec<NodeId> {
+        let Some((slot, it)) = self
+            .table
+            .slot(block)
+            .and_then(|slot| Some((slot, self.table.get(slot)?)))
+        else {
+            return Vec::new();
+        };
+        let mut good: SmallVec<[NodeIx; 8]> = SmallVec::new();
+        let mut rest: SmallVec<[NodeIx; 8]> = SmallVec::new();
+        for replica in &it.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            if !storage.usable {
+            } else if replica.state.is_good() || replica.state == ReplicaState::Excess {
+                good.push(storage.node);
+            } else {
+                rest.push(storage.node);
+            }
+        }
+        for &node in self.pipeline(slot) {
+            if self.nodes[node as usize].is_alive() && self.table.replica_on(slot, node).is_none() {
+                good.push(node);
+            }
+        }
+        let mut nodes = if good.is_empty() { rest } else { good };
+        let reader_rack = reader.and_then(|host| self.view.rack_of_host(host));
+        nodes.sort_by_cached_key(|&index| {
+            let node = &self.nodes[index as usize];
+            let server = self.view.server(node.id);
+            let distance = match server {
+                Some(server) if reader == Some(server.host) => 0,
+                Some(server) if reader_rack == Some(server.rack) => 1,
+                _ => 2,
+            };
+            // The same block is read from the same place, other blocks from other places.
+            let spread = (block.0 ^ u64::from(index)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            (node.busy, node.stale, distance, node.active_streams, spread)
+        });
+        nodes
+            .iter()
+            .map(|&index| self.nodes[index as usize].id)
+            .collect()
+    }
+}

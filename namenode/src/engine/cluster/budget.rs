@@ -1,0 +1,75 @@
+//! How many repairs a node took part in lately.
+
+/// Slots of the window. The slot under way comes on top, so that what is counted covers at least
+/// a whole window at any time.
+const SLOTS: u64 = 60;
+
+/// Counts events in a sliding window. What was charged stays counted for at least the window's
+/// length and at most a sixtieth longer, so no interval of that length ever has more than the
+/// limit that callers hold to.
+#[derive(Clone, Debug)]
+pub(super) struct Budget {
+    slot_ms: u64,
+    /// Number of the slot under way, counted from time 0.
+    slot: u64,
+    counts: [u32; SLOTS as usize + 1],
+    sum: u32,
+}
+
+impl Budget {
+    pub(super) fn new(window_ms: u64) -> Self {
+        Self {
+            slot_ms: window_ms.div_ceil(SLOTS).max(1),
+            slot: 0,
+            counts: [0; SLOTS as usize + 1],
+            sum: 0,
+        }
+    }
+
+    /// Events within the window up to now. Time that runs backwards counts as standing still.
+    pub(super) fn used(&mut self, now_ms: u64) -> u32 {
+        let slot = (now_ms / self.slot_ms).max(self.slot);
+        let passed = (slot - self.slot).min(self.counts.len() as u64);
+        for step in 1..=passed {
+            let index = ((self.slot + step) % self.counts.len() as u64) as usize;
+            self.sum -= std::mem::take(&mut self.counts[index]);
+        }
+        self.slot = slot;
+        self.sum
+    }
+
+    pub(super) fn charge(&mut self, now_ms: u64) {
+        self.used(now_ms);
+        self.counts[(self.slot % self.counts.len() as u64) as usize] += 1;
+        self.sum += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against the list of all events.
+        #[test]
+        fn counts_a_window_and_at_most_a_slot_more(
+            window_ms in 1u64..10_000,
+            steps in prop::collection::vec(0u64..3_000, 1..200),
+        ) {
+            let mut budget = Budget::new(window_ms);
+            let mut events = Vec::new();
+            let mut now = 0;
+            for step in steps {
+                now += step;
+                let used = budget.used(now) as usize;
+                let within = |length: u64| events.iter().filter(|&&at| at + length > now).count();
+                prop_assert!(used >= within(window_ms));
+                prop_assert!(used <= within(61 * window_ms.div_ceil(60) + 1));
+                budget.charge(now);
+                events.push(now);
+            }
+        }
+    }
+}

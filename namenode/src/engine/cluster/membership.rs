@@ -1,0 +1,421 @@
+//! Which nodes there are: registration, heartbeats, liveness, safe mode, storms.
+
+use harvestfs_placement::{Lanes, Location, Room};
+use harvestfs_protocol::{
+    ids::NodeId,
+    node::{Heartbeat, ServerDescription},
+    types::VolumeStatus,
+};
+
+use super::{
+    Cluster, ClusterError,
+    node::{Life, Node},
+    table::{NodeIx, Storage, StorageIx},
+};
+
+/// Fewest nodes that make a storm: the loss of one is never one, however small the cluster.
+const STORM_NODES_MIN: usize = 2;
+
+/// Many nodes that fell silent together: rather a partition than so many dead servers.
+#[derive(Debug, Default)]
+pub(super) struct Storm {
+    /// While it lasts: nodes given up since then belong to it, and when it is over at the latest.
+    active: Option<(u64, u64)>,
+}
+
+impl Cluster {
+    /// A server that the journal knows. It is not alive before it registers.
+    pub fn add_server(&mut self, node: NodeId, server: &ServerDescription) {
+        self.add_node(node, server);
+    }
+
+    fn add_node(&mut self, node: NodeId, server: &ServerDescription) -> NodeIx {
+        self.view.insert(
+            node,
+            &Location {
+                rack: &server.rack,
+                environment: &server.environment,
+                machine_function: &server.machine_function,
+                host: server.data_addr.ip(),
+            },
+        );
+        if let Some(index) = self.node_index(node) {
+            self.nodes[index as usize].server = server.clone();
+            return index;
+        }
+        let index = self.nodes.len() as NodeIx;
+        let window_ms = self.options.repair_window_ms;
+        self.nodes
+            .push(Node::new(node, server.clone(), self.now_ms, window_ms));
+        self.node_indexes.insert(node, index);
+        index
+    }
+
+    /// A datanode registered: its volumes are these and no others. The replicas on volumes that it
+    /// had before are gone at once. A full report of each volume is expected next.
+    pub fn register(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        server: &ServerDescription,
+        volumes: &[VolumeStatus],
+    ) {
+        self.advance(now_ms);
+        let index = self.add_node(node, server);
+        // What it was told before may not have reached it.
+        self.cancel_repairs_to(index);
+        let now_ms = self.now_ms;
+        let it = &mut self.nodes[index as usize];
+        it.deletes.clear();
+        it.seal.clear();
+        it.report.clear();
+        it.life = Life::Alive;
+        it.heard = true;
+        it.heard_ms = now_ms;
+        it.stale = false;
+        it.busy = false;
+        it.active_streams = 0;
+        let before = std::mem::take(&mut it.storages);
+        for &storage in &before {
+            let id = self.table.storages[storage as usize].id;
+            if !volumes.iter().any(|volume| volume.storage == id) {
+                self.storage_indexes.remove(&id);
+                self.lose(storage);
+            }
+        }
+        for volume in volumes {
+            let storage = self.register_volume(index, volume);
+            let storages = &mut self.nodes[index as usize].storages;
+            if !storages.contains(&storage) {
+                storages.push(storage);
+            }
+        }
+        self.refresh_node(index);
+    }
+
+    fn register_volume(&mut self, node: NodeIx, volume: &VolumeStatus) -> StorageIx {
+        let known = self.storage_indexes.get(&volume.storage).copied();
+        let storage = match known {
+            Some(storage) if self.table.storages[storage as usize].node == node => storage,
+            _ => {
+                if let Some(moved) = known {
+                    // The disk moved to another server: there it is gone.
+                    let former = self.table.storages[moved as usize].node;
+                    self.nodes[former as usize].storages.retain(|s| *s != moved);
+                    self.lose(moved);
+                    self.refresh_node(former);
+                }
+                let storage = self.table.storages.len() as StorageIx;
+                self.table.storages.push(Storage::new(node, *volume));
+                self.storage_indexes.insert(volume.storage, storage);
+                storage
+            }
+        };
+        let it = &mut self.table.storages[storage as usize];
+        it.status = *volume;
+        it.inventoried = false;
+        it.report_ms = self.now_ms;
+        it.next_part = 0;
+        it.usable = volume.healthy;
+        if !volume.healthy {
+            self.lose(storage);
+        }
+        storage
+    }
+
+    /// The replicas on a volume no longer count.
+    fn lose(&mut self, storage: StorageIx) {
+        let it = &mut self.table.storages[storage as usize];
+        it.usable = false;
+        it.inventoried = false;
+        if !it.blocks().is_empty() {
+            self.gone.push_back(storage);
+        }
+    }
+
+    /// The connection to a datanode ended. It counts as stale, not as dead.
+    pub fn disconnected(&mut self, now_ms: u64, node: NodeId) {
+        self.advance(now_ms);
+        if let Some(index) = self.node_index(node) {
+            self.nodes[index as usize].stale = true;
+            self.refresh_node(index);
+        }
+    }
+
+    /// A heartbeat. The reply's commands come from [`Cluster::next_commands`].
+    ///
+    /// # Errors
+    /// The node must register again: [`ClusterError::NotRegistered`] when it never did or was given
+    /// up, [`ClusterError::UnknownStorage`] when it has a volume that it did not register.
+    pub fn heartbeat(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        heartbeat: &Heartbeat,
+    ) -> Result<(), ClusterError> {
+        self.advance(now_ms);
+        let index = self.live_node(node)?;
+        let now_ms = self.now_ms;
+        let it = &mut self.nodes[index as usize];
+        it.heard_ms = now_ms;
+        it.stale = false;
+        it.busy = heartbeat.busy;
+        it.active_streams = heartbeat.active_streams;
+        let mut result = Ok(());
+        for storage in it.storages.clone() {
+            let id = self.table.storages[storage as usize].id;
+            let status = heartbeat.volumes.iter().find(|v| v.storage == id);
+            self.update_volume(index, storage, status);
+        }
+        for volume in &heartbeat.volumes {
+            let known = self.storage_indexes.get(&volume.storage);
+            if known.is_none_or(|&known| self.table.storages[known as usize].node != index) {
+                result = Err(ClusterError::UnknownStorage(volume.storage));
+            }
+        }
+        self.refresh_node(index);
+        result
+    }
+
+    /// `None`: the node does not name the volume any more.
+    fn update_volume(&mut self, node: NodeIx, storage: StorageIx, status: Option<&VolumeStatus>) {
+        let it = &mut self.table.storages[storage as usize];
+        let was_healthy = it.status.healthy;
+        match status {
+            Some(status) => it.status = *status,
+            None => it.status.healthy = false,
+        }
+        match (was_healthy, it.status.healthy) {
+            (true, false) => self.lose(storage),
+            (false, true) => {
+                it.usable = true;
+                it.next_part = 0;
+                self.ask_for_report(node, storage);
+            }
+            _ => {}
+        }
+    }
+
+    /// The index of a node whose events are accepted.
+    pub(super) fn live_node(&self, node: NodeId) -> Result<NodeIx, ClusterError> {
+        self.node_index(node)
+            .filter(|&index| self.nodes[index as usize].is_alive())
+            .ok_or(ClusterError::NotRegistered(node))
+    }
+
+    pub(super) fn ask_for_report(&mut self, node: NodeIx, storage: StorageIx) {
+        self.table.storages[storage as usize].report_ms = self.now_ms;
+        let report = &mut self.nodes[node as usize].report;
+        if !report.contains(&storage) {
+            report.push(storage);
+        }
+    }
+
+    /// Tells the placement view what a node can take now.
+    pub(super) fn refresh_node(&mut self, index: NodeIx) {
+        let node = &mut self.nodes[index as usize];
+        let mut room = Room::default();
+        let mut inventoried = true;
+        for &storage in &node.storages {
+            let it = &self.table.storages[storage as usize];
+            if !it.usable {
+                continue;
+            }
+            inventoried &= it.inventoried;
+            let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
+            let blocks = free_bytes / self.options.block_bytes.max(1);
+            room.add(it.class(), u32::try_from(blocks).unwrap_or(u32::MAX));
+        }
+        let open = node.is_available();
+        // A node that has not reported yet may hold the very block that is to be repaired.
+        let may_receive = open
+            && inventoried
+            && node.incoming.len() < self.options.repairs_in_flight_per_node as usize;
+        let received = if may_receive {
+            node.as_target.used(self.now_ms)
+        } else {
+            0
+        };
+        let lanes = Lanes {
+            write: open,
+            repair: may_receive && received < self.options.repairs_per_window,
+            urgent: may_receive && received < self.options.urgent_repairs_per_window,
+        };
+        let coming = node.awaited + node.incoming.len() as u32;
+        let id = node.id;
+        self.view.set_room(id, room.less(coming));
+        self.view.set_lanes(id, lanes);
+    }
+
+    /// Finds out who fell silent. Runs a few times per staleness time, O(nodes).
+    pub(super) fn scan_nodes(&mut self) {
+        if self.now_ms < self.next_scan_ms {
+            return;
+        }
+        let shortest_ms = self.options.stale_after_ms.min(self.options.dead_after_ms);
+        self.next_scan_ms = self.now_ms + (shortest_ms / 20).max(1);
+        for index in 0..self.nodes.len() {
+            self.scan_node(index as NodeIx);
+        }
+        self.update_storm();
+    }
+
+    fn scan_node(&mut self, index: NodeIx) {
+        let node = &mut self.nodes[index as usize];
+        let silent_ms = self.now_ms - node.heard_ms;
+        match node.life {
+            Life::Dead { .. } => return,
+            Life::Alive | Life::Unheard if silent_ms > self.options.dead_after_ms => {
+                node.life = Life::Dead {
+                    since_ms: self.now_ms,
+                };
+                node.stale = true;
+                node.deletes.clear();
+                node.seal.clear();
+                node.report.clear();
+                for storage in node.storages.clone() {
+                    self.lose(storage);
+                }
+                self.cancel_repairs_to(index);
+                self.forget_pipelines_of(index);
+            }
+            Life::Alive => {
+                node.stale |= silent_ms > self.options.stale_after_ms;
+                self.request_overdue_reports(index);
+            }
+            Life::Unheard => {}
+        }
+        self.refresh_node(index);
+    }
+
+    /// Asks again for a report that never came to its end, and once in a while for a new one.
+    fn request_overdue_reports(&mut self, index: NodeIx) {
+        for storage in self.nodes[index as usize].storages.clone() {
+            let it = &self.table.storages[storage as usize];
+            let due_ms = if it.inventoried {
+                self.options.full_report_interval_ms
+            } else {
+                self.options.report_timeout_ms
+            };
+            if it.usable && self.now_ms - it.report_ms > due_ms {
+                self.ask_for_report(index, storage);
+            }
+        }
+    }
+
+    /// Whether repair waits because of a storm.
+    pub(super) fn is_storm(&self) -> bool {
+        self.storm.active.is_some()
+    }
+
+    pub(super) fn storm_remaining_ms(&self, now_ms: u64) -> Option<u64> {
+        let (_, until_ms) = self.storm.active?;
+        Some(until_ms.saturating_sub(now_ms))
+    }
+
+    fn update_storm(&mut self) {
+        let window_start_ms = self.now_ms.saturating_sub(self.options.storm_window_ms);
+        let since_ms = self
+            .storm
+            .active
+            .map_or(window_start_ms, |(since_ms, _)| since_ms);
+        let (mut missing, mut heard, mut died) = (0, 0, false);
+        for node in &self.nodes {
+            match node.life {
+                Life::Dead { since_ms: at } if at >= since_ms => {
+                    missing += 1;
+                    died |= at == self.now_ms;
+                }
+                Life::Alive if self.now_ms - node.heard_ms > self.options.stale_after_ms => {
+                    missing += 1;
+                }
+                Life::Alive => heard += 1,
+                Life::Unheard => {
+                    missing += 1;
+                    died |= !self.safe_mode;
+                }
+                Life::Dead { .. } => {}
+            }
+        }
+        let share = f64::from(missing) / f64::from((missing + heard).max(1));
+        let many = missing as usize >= STORM_NODES_MIN && share > self.options.storm_share;
+        match self.storm.active {
+            None if many && died => {
+                let until_ms = self.now_ms + self.options.storm_hold_ms;
+                self.storm.active = Some((window_start_ms, until_ms));
+            }
+            Some((_, until_ms)) if !many || self.now_ms >= until_ms => self.storm.active = None,
+            _ => {}
+        }
+    }
+
+    /// Whether the namenode started so lately that known servers may still turn up.
+    pub(super) fn is_starting(&self) -> bool {
+        self.now_ms - self.started_ms < self.options.safe_mode_max_ms
+            && (self.nodes.is_empty() || self.nodes.iter().any(|node| node.life == Life::Unheard))
+    }
+
+    pub(super) fn update_safe_mode(&mut self) {
+        if !self.safe_mode {
+            return;
+        }
+        let reported = (self.totals.relevant - self.totals.lost) as f64;
+        let enough = self.options.safe_mode_reported_share * self.totals.relevant as f64;
+        let timed_out = self.now_ms - self.started_ms >= self.options.safe_mode_max_ms;
+        // Repair would only race with the nodes that are still about to report.
+        let all_heard = self.nodes.iter().all(|node| match node.life {
+            Life::Unheard => false,
+            Life::Alive => self.is_inventoried(node),
+            Life::Dead { .. } => true,
+        });
+        if timed_out || (reported >= enough && all_heard) {
+            self.safe_mode = false;
+            self.settle_from = Some(0);
+            self.update_storm();
+        }
+    }
+
+    /// Whether all usable volumes of a node sent a full report since it registered.
+    pub(super) fn is_inventoried(&self, node: &Node) -> bool {
+        node.storages.iter().all(|&storage| {
+            let it = &self.table.storages[storage as usize];
+            it.inventoried || !it.usable
+        })
+    }
+
+    /// In safe mode nothing was queued for repair or removal; now everything is.
+    pub(super) fn settle_after_safe_mode(&mut self) {
+        let Some(from) = self.settle_from else {
+            return;
+        };
+        let end = self.table.slots_end();
+        let to = end.min(from.saturating_add(self.options.work_per_tick as u32));
+        for slot in from..to {
+            self.settle(slot);
+        }
+        self.settle_from = (to < end).then_some(to);
+    }
+
+    /// Takes replicas on lost volumes out of the tables, a bounded number per tick.
+    pub(super) fn work_off_gone_storages(&mut self) {
+        let mut budget = self.options.work_per_tick;
+        while budget > 0
+            && let Some(&storage) = self.gone.front()
+        {
+            let it = &self.table.storages[storage as usize];
+            // It may have come back in the meantime; then its report says what is there.
+            let last = if it.usable { None } else { it.blocks().last() };
+            let Some(&slot) = last else {
+                self.gone.pop_front();
+                continue;
+            };
+            budget -= 1;
+            let node = it.node;
+            if let Some(index) = self.table.replica_in(slot, storage) {
+                self.leave_pipeline(slot, node);
+                self.table.remove_replica(slot, index);
+            }
+            self.settle(slot);
+        }
+    }
+}

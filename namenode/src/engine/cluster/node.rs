@@ -1,0 +1,198 @@
+//! One datanode as the engine knows it.
+
+use std::collections::VecDeque;
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId},
+    node::ServerDescription,
+};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::{
+    budget::Budget,
+    table::{Slot, StorageIx},
+};
+
+/// Times that a command to delete is given before it is left to the next full report.
+const DELETE_ATTEMPTS_MAX: u8 = 3;
+
+/// Whether a node is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Known from the journal; not heard of since the namenode started.
+    Unheard,
+    /// Registered, and its heartbeats come.
+    Alive,
+    /// Silent for too long; what it held counts as lost. It must register again.
+    Dead {
+        /// When it was given up.
+        since_ms: u64,
+    },
+}
+
+/// A datanode.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) id: NodeId,
+    pub(super) server: ServerDescription,
+    /// Its volumes, as registered last.
+    pub(super) storages: SmallVec<[StorageIx; 2]>,
+    pub(super) life: Life,
+    /// When it was heard of last, or the start of the namenode.
+    pub(super) heard_ms: u64,
+    pub(super) heard: bool,
+    /// Silent for a while, disconnected, or reported by a client not to answer.
+    pub(super) stale: bool,
+    pub(super) busy: bool,
+    pub(super) active_streams: u32,
+    /// Blocks that it is to hold and that it has not reported yet.
+    pub(super) awaited: u32,
+    /// Repairs that it served.
+    pub(super) as_source: Budget,
+    /// Repairs that it received.
+    pub(super) as_target: Budget,
+    /// Repairs that it serves now.
+    pub(super) outgoing: u32,
+    /// Blocks that it is to receive or receives now.
+    pub(super) incoming: SmallVec<[Slot; 4]>,
+    /// Those of them that it was not told of yet.
+    pub(super) replicate: VecDeque<Slot>,
+    pub(super) seal: VecDeque<BlockId>,
+    pub(super) report: SmallVec<[StorageIx; 2]>,
+    pub(super) deletes: Deletes,
+}
+
+impl Node {
+    pub(super) fn new(
+        id: NodeId,
+        server: ServerDescription,
+        now_ms: u64,
+        repair_window_ms: u64,
+    ) -> Self {
+        Self {
+            id,
+            server,
+            storages: SmallVec::new(),
+            life: Life::Unheard,
+            heard_ms: now_ms,
+            heard: false,
+            stale: true,
+            busy: false,
+            active_streams: 0,
+            awaited: 0,
+            as_source: Budget::new(repair_window_ms),
+            as_target: Budget::new(repair_window_ms),
+            outgoing: 0,
+            incoming: SmallVec::new(),
+            replicate: VecDeque::new(),
+            seal: VecDeque::new(),
+            report: SmallVec::new(),
+            deletes: Deletes::default(),
+        }
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.life == Life::Alive
+    }
+
+    /// Alive, heard of lately and left alone by its primary tenant.
+    pub(super) fn is_available(&self) -> bool {
+        self.is_alive() && !self.stale && !self.busy
+    }
+}
+
+/// Replicas that a node has to remove: known ones that are too many or bad, and those of blocks
+/// that do not exist. Each is repeated until the node says that it is gone, a few times.
+#[derive(Debug, Default)]
+pub(super) struct Deletes {
+    /// Not yet confirmed.
+    pending: FxHashSet<BlockId>,
+    /// To be told; those no longer pending are skipped.
+    queue: VecDeque<BlockId>,
+    /// Told, in the order of the next attempt.
+    told: VecDeque<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    retry_ms: u64,
+    block: BlockId,
+    attempts: u8,
+}
+
+/// What is next in a node's list.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextDelete {
+    /// To be told, for the n-th time.
+    Tell { block: BlockId, attempts: u8 },
+    /// Told too often.
+    GiveUp(BlockId),
+}
+
+impl Deletes {
+    pub(super) fn add(&mut self, block: BlockId) {
+        if self.pending.insert(block) {
+            self.queue.push_back(block);
+        }
+    }
+
+    /// The replica is gone, or shall stay. Returns whether it was on the list.
+    pub(super) fn remove(&mut self, block: BlockId) -> bool {
+        self.pending.remove(&block)
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) fn pending(&self) -> impl Iterator<Item = BlockId> {
+        self.pending.iter().copied()
+    }
+
+    /// How many entries `next` may return now, at most.
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len() + self.told.len()
+    }
+
+    pub(super) fn next(&mut self, now_ms: u64) -> Option<NextDelete> {
+        while let Some(first) = self.told.front() {
+            if first.retry_ms > now_ms {
+                break;
+            }
+            let Told {
+                block, attempts, ..
+            } = self.told.pop_front()?;
+            if !self.pending.contains(&block) {
+                continue;
+            }
+            if attempts >= DELETE_ATTEMPTS_MAX {
+                self.pending.remove(&block);
+                return Some(NextDelete::GiveUp(block));
+            }
+            return Some(NextDelete::Tell { block, attempts });
+        }
+        while let Some(block) = self.queue.pop_front() {
+            if self.pending.contains(&block) {
+                return Some(NextDelete::Tell { block, attempts: 0 });
+            }
+        }
+        None
+    }
+
+    /// Comes again at `retry_ms` unless confirmed before.
+    pub(super) fn again(&mut self, block: BlockId, attempts: u8, retry_ms: u64) {
+        self.told.push_back(Told {
+            retry_ms,
+            block,
+            attempts,
+        });
+    }
+
+    /// Memory of the tables in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.pending.capacity() * 10
+            + self.queue.capacity() * size_of::<BlockId>()
+            + self.told.capacity() * size_of::<Told>()
+    }
+}

@@ -1,0 +1,248 @@
+//! Removing replicas that are too many, bad, or of blocks that do not exist; and all commands.
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId},
+    node::NodeCommand,
+    token::BlockToken,
+};
+use smallvec::SmallVec;
+
+use super::{
+    Cluster,
+    node::NextDelete,
+    table::{NodeIx, ReplicaState, Slot},
+};
+
+/// What to do with an entry of a node's list of replicas to remove.
+enum Verdict {
+    Tell,
+    Later,
+    /// The replica stays.
+    Keep,
+}
+
+impl Cluster {
+    /// Chooses which replicas to remove from blocks that have had too many for a while.
+    pub(super) fn choose_excess(&mut self) {
+        for _ in 0..self.options.work_per_tick {
+            let Some(&(due_ms, block)) = self.excess.front() else {
+                break;
+            };
+            if due_ms > self.now_ms {
+                break;
+            }
+            self.excess.pop_front();
+            if let Some(slot) = self.table.slot(block) {
+                self.choose_excess_of(slot);
+            }
+        }
+    }
+
+    fn choose_excess_of(&mut self, slot: Slot) {
+        let Some(block) = self.table.get_mut(slot) else {
+            return;
+        };
+        block.excess_queued = false;
+        let wanted = block.wanted();
+        let mut confirmed = self.confirmed(slot);
+        while confirmed.len() > wanted {
+            let nodes: SmallVec<[NodeId; 8]> = confirmed
+                .iter()
+                .map(|&index| self.nodes[index as usize].id)
+                .collect();
+            let Some(surplus) = self.policy.surplus(&self.view, &nodes) else {
+                break;
+            };
+            let node = confirmed.remove(surplus);
+            if let Some(index) = self.table.replica_on(slot, node)
+                && let Some(block) = self.table.get(slot)
+            {
+                self.nodes[node as usize].deletes.add(block.id);
+                self.table.set_state(slot, index, ReplicaState::Excess);
+            }
+        }
+        // Comes again when what is left is still too much, but not confirmed yet.
+        self.settle(slot);
+    }
+
+    /// Nodes whose sealed replica may be relied on when another one is removed.
+    fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
+        let Some(block) = self.table.get(slot) else {
+            return SmallVec::new();
+        };
+        let sealed = block
+            .replicas
+            .iter()
+            .filter(|replica| replica.state == ReplicaState::Sealed);
+        sealed
+            .map(|replica| &self.table.storages[replica.storage as usize])
+            .filter(|storage| {
+                let node = &self.nodes[storage.node as usize];
+                storage.usable && storage.inventoried && !node.stale
+            })
+            .map(|storage| storage.node)
+            .collect()
+    }
+
+    /// Replicas that were chosen to be removed, and whose datanode was not told yet, stay.
+    pub(super) fn keep_excess(&mut self, slot: Slot) {
+        let Some(block) = self.table.get(slot) else {
+            return;
+        };
+        let (id, replicas) = (block.id, block.replicas.clone());
+        for (index, replica) in replicas.iter().enumerate() {
+            if replica.state == ReplicaState::Excess {
+                self.table.set_state(slot, index, ReplicaState::Sealed);
+                let node = self.table.storages[replica.storage as usize].node;
+                self.nodes[node as usize].deletes.remove(id);
+            }
+        }
+    }
+
+    /// Bad replicas are removed.
+    pub(super) fn remove_bad(&mut self, slot: Slot) {
+        let Some(block) = self.table.get(slot) else {
+            return;
+        };
+        for replica in &block.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            if replica.state.is_bad() && storage.usable {
+                self.nodes[storage.node as usize].deletes.add(block.id);
+            }
+        }
+    }
+
+    /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, repairs,
+    /// seals, then deletions, all in one command. `token` signs the right to read a block.
+    pub fn next_commands(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        max: usize,
+        token: &mut dyn FnMut(BlockId) -> BlockToken,
+    ) -> Vec<NodeCommand> {
+        self.advance(now_ms);
+        let mut commands = Vec::new();
+        let Ok(index) = self.live_node(node) else {
+            return commands;
+        };
+        while commands.len() < max {
+            let command = self
+                .next_report(index)
+                .or_else(|| self.next_replicate(index, token))
+                .or_else(|| self.next_seal(index));
+            match command {
+                Some(command) => commands.push(command),
+                None => break,
+            }
+        }
+        if commands.len() < max {
+            let blocks = self.next_deletes(index);
+            if !blocks.is_empty() {
+                commands.push(NodeCommand::Delete { blocks });
+            }
+        }
+        commands
+    }
+
+    fn next_report(&mut self, node: NodeIx) -> Option<NodeCommand> {
+        let storage = self.nodes[node as usize].report.pop()?;
+        Some(NodeCommand::ReportBlocks {
+            storage: self.table.storages[storage as usize].id,
+        })
+    }
+
+    fn next_seal(&mut self, node: NodeIx) -> Option<NodeCommand> {
+        while let Some(block) = self.nodes[node as usize].seal.pop_front() {
+            let slot = self.table.slot(block);
+            let replica = slot.and_then(|slot| self.table.replica_on(slot, node));
+            if let Some((slot, replica)) = slot.zip(replica)
+                && let Some(it) = self.table.get(slot)
+                && it.replicas[replica].state == ReplicaState::Open
+            {
+                return Some(NodeCommand::Seal {
+                    block,
+                    length_bytes: u64::from(it.required_bytes),
+                });
+            }
+        }
+        None
+    }
+
+    fn next_deletes(&mut self, node: NodeIx) -> Vec<BlockId> {
+        let mut blocks = Vec::new();
+        if self.safe_mode {
+            return blocks;
+        }
+        // Entries that have to wait come again: one round is enough.
+        for _ in 0..self.nodes[node as usize].deletes.queued() {
+            if blocks.len() >= self.options.deletes_per_command_max {
+                break;
+            }
+            let retry_ms = self.now_ms + self.options.command_retry_ms;
+            match self.nodes[node as usize].deletes.next(self.now_ms) {
+                None => break,
+                Some(NextDelete::GiveUp(block)) => self.give_up_deleting(node, block),
+                Some(NextDelete::Tell { block, attempts }) => {
+                    let verdict = self.judge_deletion(node, block);
+                    let deletes = &mut self.nodes[node as usize].deletes;
+                    match verdict {
+                        Verdict::Tell => {
+                            deletes.again(block, attempts + 1, retry_ms);
+                            blocks.push(block);
+                        }
+                        Verdict::Later => deletes.again(block, attempts, retry_ms),
+                        Verdict::Keep => {
+                            deletes.remove(block);
+                        }
+                    }
+                }
+            }
+        }
+        blocks
+    }
+
+    /// Whether a replica may be removed now: much may have changed since that was decided.
+    fn judge_deletion(&mut self, node: NodeIx, block: BlockId) -> Verdict {
+        let Some(slot) = self.table.slot(block) else {
+            return Verdict::Tell;
+        };
+        let (Some(index), Some(it)) = (self.table.replica_on(slot, node), self.table.get(slot))
+        else {
+            return Verdict::Keep;
+        };
+        let wanted = it.wanted();
+        let confirmed = self.confirmed(slot).len();
+        let enough = match it.replicas[index].state {
+            ReplicaState::Sealed | ReplicaState::Open => return Verdict::Keep,
+            ReplicaState::Excess if confirmed < wanted => {
+                self.keep_excess(slot);
+                self.settle(slot);
+                return Verdict::Keep;
+            }
+            ReplicaState::Excess => true,
+            ReplicaState::Short | ReplicaState::Corrupt | ReplicaState::Deleting => confirmed > 0,
+        };
+        if !enough || self.is_storm() {
+            return Verdict::Later;
+        }
+        self.table.set_state(slot, index, ReplicaState::Deleting);
+        self.settle(slot);
+        Verdict::Tell
+    }
+
+    /// The datanode never confirmed. Full reports will show what it really has.
+    fn give_up_deleting(&mut self, node: NodeIx, block: BlockId) {
+        if let Some(slot) = self.table.slot(block)
+            && let Some(index) = self.table.replica_on(slot, node)
+            && let Some(it) = self.table.get(slot)
+            && it.replicas[index].state == ReplicaState::Deleting
+        {
+            self.table.remove_replica(slot, index);
+            self.settle(slot);
+        }
+        for storage in self.nodes[node as usize].storages.clone() {
+            self.ask_for_report(node, storage);
+        }
+    }
+}

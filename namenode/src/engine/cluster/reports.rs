@@ -1,0 +1,264 @@
+//! What datanodes, and readers, say of replicas.
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId, StorageId},
+    node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport},
+};
+
+use super::{
+    Cluster, ClusterError,
+    table::{NodeIx, ReplicaState, Slot, StorageIx},
+};
+
+impl Cluster {
+    /// A part of a full report of one volume. After the last part, what no part named and no
+    /// incremental report named since the first part is not on the volume.
+    ///
+    /// So the datanode must take its inventory after everything that it reported before the first
+    /// part, and must not name in a later part what it reported as deleted meanwhile.
+    ///
+    /// # Errors
+    /// The node must register again: [`ClusterError::NotRegistered`],
+    /// [`ClusterError::UnknownStorage`]. [`ClusterError::ReportOutOfOrder`] when a part is missing.
+    pub fn block_report(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        report: &BlockReport,
+    ) -> Result<(), ClusterError> {
+        self.advance(now_ms);
+        let index = self.live_node(node)?;
+        let storage = self.storage_on(index, report.storage)?;
+        let it = &mut self.table.storages[storage as usize];
+        if report.part == 0 {
+            it.epoch = it.epoch.wrapping_add(1);
+            it.next_part = 0;
+        }
+        if report.part != it.next_part {
+            let expected = it.next_part;
+            self.ask_for_report(index, storage);
+            return Err(ClusterError::ReportOutOfOrder {
+                expected,
+                got: report.part,
+            });
+        }
+        it.next_part = it.next_part.saturating_add(1);
+        it.report_ms = self.now_ms;
+        if !it.usable {
+            return Ok(());
+        }
+        for replica in &report.replicas {
+            self.have(index, storage, replica);
+        }
+        if report.last {
+            self.finish_report(index, storage);
+        }
+        Ok(())
+    }
+
+    fn finish_report(&mut self, node: NodeIx, storage: StorageIx) {
+        let it = &mut self.table.storages[storage as usize];
+        it.inventoried = true;
+        it.next_part = 0;
+        let epoch = it.epoch;
+        let mut missing = Vec::new();
+        for &slot in self.table.storages[storage as usize].blocks() {
+            let replica = self.table.replica_in(slot, storage);
+            if let (Some(block), Some(replica)) = (self.table.get(slot), replica)
+                && block.replicas[replica].epoch != epoch
+            {
+                missing.push((slot, block.id));
+            }
+        }
+        for (slot, block) in missing {
+            self.nodes[node as usize].deletes.remove(block);
+            self.remove_reported(slot, storage);
+        }
+        if self.is_inventoried(&self.nodes[node as usize]) {
+            self.reconcile_pipelines_of(node);
+        }
+        self.refresh_node(node);
+    }
+
+    /// Changes on a datanode's volumes.
+    ///
+    /// # Errors
+    /// The node must register again: [`ClusterError::NotRegistered`], or
+    /// [`ClusterError::UnknownStorage`] for a volume that it did not register; the changes of its
+    /// other volumes are taken in.
+    pub fn incremental_report(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        report: &IncrementalReport,
+    ) -> Result<(), ClusterError> {
+        self.advance(now_ms);
+        let index = self.live_node(node)?;
+        let mut result = Ok(());
+        for (storage, change) in &report.changes {
+            match self.storage_on(index, *storage) {
+                Ok(storage) => self.take_in(index, storage, change),
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    fn take_in(&mut self, node: NodeIx, storage: StorageIx, change: &ReplicaChange) {
+        match change {
+            ReplicaChange::Have(replica) => {
+                if self.table.storages[storage as usize].usable {
+                    self.have(node, storage, replica);
+                }
+            }
+            ReplicaChange::Deleted(block) => {
+                self.nodes[node as usize].deletes.remove(*block);
+                if let Some(slot) = self.table.slot(*block) {
+                    self.remove_reported(slot, storage);
+                }
+            }
+            ReplicaChange::Corrupt(block) => self.corrupt(*block, node),
+            ReplicaChange::RepairFailed(block) => {
+                if let Some(slot) = self.table.slot(*block) {
+                    self.fail_repair(slot, node);
+                }
+            }
+        }
+    }
+
+    fn storage_on(&self, node: NodeIx, storage: StorageId) -> Result<StorageIx, ClusterError> {
+        self.storage_indexes
+            .get(&storage)
+            .copied()
+            .filter(|&index| self.table.storages[index as usize].node == node)
+            .ok_or(ClusterError::UnknownStorage(storage))
+    }
+
+    /// A replica is on a volume.
+    fn have(&mut self, node: NodeIx, storage: StorageIx, report: &ReplicaReport) {
+        let Some(slot) = self.table.slot(report.block) else {
+            // Every block that may have replicas is known before a datanode can hear of it.
+            self.nodes[node as usize].deletes.add(report.block);
+            return;
+        };
+        let state = self.judge(slot, node, report);
+        match self.table.replica_on(slot, node) {
+            None => {
+                self.arrive(slot, node);
+                self.table.add_replica(slot, storage, state);
+            }
+            Some(index) => self.have_again(slot, index, node, storage, state),
+        }
+        if let Some(block) = self.table.get(slot)
+            && block.sealed
+            && state == ReplicaState::Open
+        {
+            self.watch_seal(slot);
+        }
+        if state.is_good() {
+            self.complete_repair(slot, node);
+        }
+        self.close_pipeline_if_reported(slot);
+        self.settle(slot);
+    }
+
+    /// What a replica is worth by its length.
+    fn judge(&self, slot: Slot, node: NodeIx, report: &ReplicaReport) -> ReplicaState {
+        let covered = self
+            .table
+            .get(slot)
+            .is_some_and(|block| block.is_covered_by(report.length_bytes));
+        match (report.sealed, covered) {
+            (true, true) => ReplicaState::Sealed,
+            (false, true) => ReplicaState::Open,
+            // The report may be older than what the writer committed meanwhile.
+            (false, false) if self.pipeline(slot).contains(&node) => ReplicaState::Open,
+            _ => ReplicaState::Short,
+        }
+    }
+
+    /// A replica is reported that the table has already.
+    fn have_again(
+        &mut self,
+        slot: Slot,
+        index: usize,
+        node: NodeIx,
+        storage: StorageIx,
+        reported: ReplicaState,
+    ) {
+        let Some(block) = self.table.get_mut(slot) else {
+            return;
+        };
+        let id = block.id;
+        let known = block.replicas[index];
+        let known_is_there = self.table.storages[known.storage as usize].usable;
+        let deletes = &mut self.nodes[node as usize].deletes;
+        let state = match known.state {
+            _ if !known_is_there => reported,
+            // Reported as there, not as read and found well.
+            ReplicaState::Corrupt => ReplicaState::Corrupt,
+            ReplicaState::Deleting => {
+                deletes.add(id);
+                ReplicaState::Deleting
+            }
+            ReplicaState::Excess if reported == ReplicaState::Sealed => {
+                deletes.add(id);
+                ReplicaState::Excess
+            }
+            ReplicaState::Excess => {
+                deletes.remove(id);
+                reported
+            }
+            _ => reported,
+        };
+        if known.storage == storage {
+            self.table.restamp(slot, index, state);
+        } else {
+            // The datanode moved it to another of its volumes, or got it again after a reimage.
+            self.table.remove_replica(slot, index);
+            self.table.add_replica(slot, storage, state);
+        }
+    }
+
+    /// A replica is no longer on a volume.
+    fn remove_reported(&mut self, slot: Slot, storage: StorageIx) {
+        let Some(index) = self.table.replica_in(slot, storage) else {
+            return;
+        };
+        let node = self.table.storages[storage as usize].node;
+        self.leave_pipeline(slot, node);
+        self.table.remove_replica(slot, index);
+        self.settle(slot);
+    }
+
+    fn corrupt(&mut self, block: BlockId, node: NodeIx) {
+        let Some(slot) = self.table.slot(block) else {
+            return;
+        };
+        self.leave_pipeline(slot, node);
+        if let Some(index) = self.table.replica_on(slot, node)
+            && let Some(it) = self.table.get(slot)
+            && it.replicas[index].state != ReplicaState::Deleting
+        {
+            self.nodes[node as usize].deletes.remove(block);
+            self.table.set_state(slot, index, ReplicaState::Corrupt);
+        }
+        self.settle(slot);
+    }
+
+    /// A client could not use a replica. A corrupt one is replaced, but, since the client may be
+    /// wrong, only removed when as many good ones as wanted are there. A node that does not answer
+    /// counts as stale until its next heartbeat.
+    pub fn report_bad_replica(&mut self, now_ms: u64, block: BlockId, node: NodeId, corrupt: bool) {
+        self.advance(now_ms);
+        let Some(index) = self.node_index(node) else {
+            return;
+        };
+        if corrupt {
+            self.corrupt(block, index);
+        } else {
+            self.nodes[index as usize].stale = true;
+            self.refresh_node(index);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What follows from the state of a block's replicas: whether it must be repaired, has too many
+//! replicas, or is lost.
+
+use super::{
+    Cluster,
+    queue::Entry,
+    table::{Block, Health, ReplicaState, Slot},
+};
+
+/// The replicas of a block, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// On usable volumes, with all the bytes; those that a writer vouches for included.
+    pub(super) good: usize,
+    /// Those of them that their node reported as sealed since it registered, and that lives.
+    pub(super) confirmed: usize,
+    /// Short or corrupt.
+    pub(super) bad: usize,
+    /// Chosen to be removed, the datanode not told.
+    pub(super) excess: usize,
+    /// Of some use when no good one is left: corrupt, or being removed.
+    pub(super) last_resort: usize,
+}
+
+/// Counters over all blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) relevant: u64,
+    pub(super) under_replicated: u64,
+    pub(super) lost: u64,
+}
+
+impl Totals {
+    fn add(&mut self, health: Health) {
+        self.relevant += u64::from(health.relevant);
+        self.under_replicated += u64::from(health.under_replicated);
+        self.lost += u64::from(health.lost);
+    }
+
+    fn subtract(&mut self, health: Health) {
+        self.relevant -= u64::from(health.relevant);
+        self.under_replicated -= u64::from(health.under_replicated);
+        self.lost -= u64::from(health.lost);
+    }
+}
+
+impl Cluster {
+    pub(super) fn tally(&self, slot: Slot, block: &Block) -> Tally {
+        let mut tally = Tally::default();
+        for replica in &block.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            if !storage.usable {
+                continue;
+            }
+            let node = &self.nodes[storage.node as usize];
+            match replica.state {
+                ReplicaState::Sealed | ReplicaState::Open => {
+                    tally.good += 1;
+                    if replica.state == ReplicaState::Sealed && storage.inventoried && !node.stale {
+                        tally.confirmed += 1;
+                    }
+                }
+                ReplicaState::Short => tally.bad += 1,
+                ReplicaState::Corrupt => {
+                    tally.bad += 1;
+                    tally.last_resort += 1;
+                }
+                ReplicaState::Excess => tally.excess += 1,
+                ReplicaState::Deleting => tally.last_resort += 1,
+            }
+        }
+        for &node in self.pipeline(slot) {
+            if self.nodes[node as usize].is_alive() && self.table.replica_on(slot, node).is_none() {
+                tally.good += 1;
+            }
+        }
+        tally
+    }
+
+    /// Brings counters and queues in line with a block's replicas; to be called after each change.
+    pub(super) fn settle(&mut self, slot: Slot) {
+        let Some(block) = self.table.get(slot) else {
+            return;
+        };
+        let mut tally = self.tally(slot, block);
+        if tally.excess > 0 && tally.good < block.wanted() {
+            self.keep_excess(slot);
+            self.settle(slot);
+            return;
+        }
+        let Some(block) = self.table.get_mut(slot) else {
+            return;
+        };
+        // What is chosen to be removed is there until the datanode is told.
+        tally.good += tally.excess;
+        let relevant = block.required_bytes > 0;
+        let under_replicated = relevant && block.sealed && tally.good < block.wanted();
+        let health = Health {
+            relevant,
+            under_replicated,
+            lost: relevant && tally.good + tally.last_resort == 0,
+        };
+        self.totals
+            .subtract(std::mem::replace(&mut block.health, health));
+        self.totals.add(health);
+        if self.safe_mode {
+            return;
+        }
+        let enough = relevant && block.sealed && !under_replicated;
+        if enough && tally.good - tally.excess > block.wanted() && !block.excess_queued {
+            block.excess_queued = true;
+            let due_ms = self.now_ms + self.options.excess_grace_ms;
+            self.excess.push_back((due_ms, block.id));
+        }
+        if enough && tally.bad > 0 {
+            self.remove_bad(slot);
+        }
+        self.queue_repair(slot, under_replicated && !health.lost, tally.good);
+    }
+
+    fn queue_repair(&mut self, slot: Slot, needed: bool, survivors: usize) {
+        if !needed || self.in_flight.contains_key(&slot) {
+            self.queue.remove(slot);
+        } else if self.queue.contains(slot) {
+            self.queue.rank(slot, survivors);
+        } else {
+            let entry = Entry {
+                slot,
+                not_before_ms: self.now_ms + self.options.repair_delay_ms,
+                attempts: 0,
+                avoid: None,
+            };
+            self.queue.add(survivors, entry);
+        }
+    }
+
+    /// Forgets what the counters and queues know of a block that is about to be removed.
+    pub(super) fn unsettle(&mut self, slot: Slot) {
+        if let Some(block) = self.table.get_mut(slot) {
+            self.totals.subtract(std::mem::take(&mut block.health));
+        }
+        self.queue.remove(slot);
+    }
+}

@@ -1,0 +1,318 @@
+//! Blocks, volumes and which replica of which block is on which volume.
+//!
+//! A block knows its replicas and a volume knows its blocks; the two point at each other by
+//! position, so that adding or removing a replica costs O(1) and 16 bytes.
+
+use harvestfs_protocol::{
+    data::round_up_to_chunk,
+    ids::{BlockId, StorageId},
+    types::{PlacementRules, StorageClass, VolumeStatus},
+};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// Index of a block in the table; reused after the block is freed.
+pub(super) type Slot = u32;
+/// Index of a node.
+pub(super) type NodeIx = u32;
+/// Index of a volume; never reused.
+pub(super) type StorageIx = u32;
+
+/// What is known of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplicaState {
+    /// Has all the bytes, and no more will come.
+    Sealed,
+    /// Has all committed bytes; not sealed on its datanode.
+    Open,
+    /// Lacks committed bytes.
+    Short,
+    /// Has wrong or unreadable bytes.
+    Corrupt,
+    /// Sealed, and chosen to be removed; its datanode was not told yet.
+    Excess,
+    /// Its datanode was told to remove it. It may be gone already.
+    Deleting,
+}
+
+impl ReplicaState {
+    /// Whether it counts as a replica.
+    pub(super) fn is_good(self) -> bool {
+        matches!(self, Self::Sealed | Self::Open)
+    }
+
+    /// Whether it has to be replaced.
+    pub(super) fn is_bad(self) -> bool {
+        matches!(self, Self::Short | Self::Corrupt)
+    }
+}
+
+/// A replica as its block sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replica {
+    pub(super) storage: StorageIx,
+    /// Where its block stands in the volume's list.
+    position: u32,
+    pub(super) state: ReplicaState,
+    /// The volume's report in which it was named last.
+    pub(super) epoch: u8,
+}
+
+/// A block.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) id: BlockId,
+    /// Bytes that a replica must have: the committed ones; once sealed, all. Blocks are shorter
+    /// than 4 GiB.
+    pub(super) required_bytes: u32,
+    pub(super) rules: PlacementRules,
+    pub(super) sealed: bool,
+    /// Waits in the list of blocks with too many replicas.
+    pub(super) excess_queued: bool,
+    /// As last counted.
+    pub(super) health: Health,
+    pub(super) replicas: SmallVec<[Replica; 3]>,
+}
+
+impl Block {
+    pub(super) fn new(id: BlockId, rules: PlacementRules) -> Self {
+        Self {
+            id,
+            required_bytes: 0,
+            rules,
+            sealed: false,
+            excess_queued: false,
+            health: Health::default(),
+            replicas: SmallVec::new(),
+        }
+    }
+
+    pub(super) fn wanted(&self) -> usize {
+        usize::from(self.rules.replication.max(1))
+    }
+
+    /// Whether a replica of this length, in whole chunks, has all the bytes.
+    pub(super) fn is_covered_by(&self, length_bytes: u64) -> bool {
+        // Rounding a length from the network up could overflow.
+        length_bytes >= u64::from(self.required_bytes)
+            || round_up_to_chunk(length_bytes) >= u64::from(self.required_bytes)
+    }
+
+    pub(super) fn require(&mut self, bytes: u64) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.required_bytes = self.required_bytes.max(bytes);
+    }
+}
+
+/// What the counters count of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Health {
+    /// Has bytes, so it matters.
+    pub(super) relevant: bool,
+    /// Fewer good replicas than wanted.
+    pub(super) under_replicated: bool,
+    /// No replica of any use.
+    pub(super) lost: bool,
+}
+
+/// A volume.
+#[derive(Debug)]
+pub(super) struct Storage {
+    pub(super) id: StorageId,
+    pub(super) node: NodeIx,
+    pub(super) status: VolumeStatus,
+    /// Registered, healthy and on a live node: what is on it counts.
+    pub(super) usable: bool,
+    /// A full report came since the node registered.
+    pub(super) inventoried: bool,
+    /// When the last full report was complete or asked for.
+    pub(super) report_ms: u64,
+    /// Number of the report under way or last complete; replicas carry it.
+    pub(super) epoch: u8,
+    /// The part of it that is due next.
+    pub(super) next_part: u32,
+    /// Its blocks.
+    blocks: Vec<Slot>,
+}
+
+impl Storage {
+    pub(super) fn new(node: NodeIx, status: VolumeStatus) -> Self {
+        Self {
+            id: status.storage,
+            node,
+            status,
+            usable: false,
+            inventoried: false,
+            report_ms: 0,
+            epoch: 0,
+            next_part: 0,
+            blocks: Vec::new(),
+        }
+    }
+
+    pub(super) fn class(&self) -> StorageClass {
+        self.status.class
+    }
+
+    pub(super) fn blocks(&self) -> &[Slot] {
+        &self.blocks
+    }
+}
+
+/// All blocks and volumes.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    blocks: Vec<Option<Block>>,
+    free: Vec<Slot>,
+    slots: FxHashMap<BlockId, Slot>,
+    pub(super) storages: Vec<Storage>,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// One past the highest slot in use.
+    pub(super) fn slots_end(&self) -> Slot {
+        self.blocks.len() as Slot
+    }
+
+    pub(super) fn slot(&self, block: BlockId) -> Option<Slot> {
+        self.slots.get(&block).copied()
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> Option<&Block> {
+        self.blocks.get(slot as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Block> {
+        self.blocks.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Slot, &Block)> {
+        self.blocks
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, block)| Some((slot as Slot, block.as_ref()?)))
+    }
+
+    /// Adds a block, or finds it.
+    pub(super) fn add_block(&mut self, id: BlockId, rules: PlacementRules) -> Slot {
+        if let Some(slot) = self.slot(id) {
+            return slot;
+        }
+        let block = Some(Block::new(id, rules));
+        let slot = if let Some(slot) = self.free.pop() {
+            self.blocks[slot as usize] = block;
+            slot
+        } else {
+            self.blocks.push(block);
+            self.blocks.len() as Slot - 1
+        };
+        self.slots.insert(id, slot);
+        slot
+    }
+
+    /// Removes a block and its replicas; returns it as it was.
+    pub(super) fn remove_block(&mut self, slot: Slot) -> Option<Block> {
+        let as_it_was = self.get(slot)?.clone();
+        for _ in 0..as_it_was.replicas.len() {
+            self.remove_replica(slot, 0);
+        }
+        self.blocks[slot as usize] = None;
+        self.slots.remove(&as_it_was.id);
+        self.free.push(slot);
+        Some(as_it_was)
+    }
+
+    /// The replica of a block on a node, as an index into its replicas.
+    pub(super) fn replica_on(&self, slot: Slot, node: NodeIx) -> Option<usize> {
+        let block = self.get(slot)?;
+        block
+            .replicas
+            .iter()
+            .position(|replica| self.storages[replica.storage as usize].node == node)
+    }
+
+    /// The replica of a block on a volume, as an index into its replicas.
+    pub(super) fn replica_in(&self, slot: Slot, storage: StorageIx) -> Option<usize> {
+        let block = self.get(slot)?;
+        block
+            .replicas
+            .iter()
+            .position(|replica| replica.storage == storage)
+    }
+
+    /// Adds a replica; the block must have none on that volume.
+    pub(super) fn add_replica(&mut self, slot: Slot, storage: StorageIx, state: ReplicaState) {
+        let volume = &mut self.storages[storage as usize];
+        let replica = Replica {
+            storage,
+            position: volume.blocks.len() as u32,
+            state,
+            epoch: volume.epoch,
+        };
+        if let Some(block) = self
+            .blocks
+            .get_mut(slot as usize)
+            .and_then(|block| block.as_mut())
+        {
+            block.replicas.push(replica);
+            volume.blocks.push(slot);
+        }
+    }
+
+    /// Removes a replica by its index among the block's replicas.
+    pub(super) fn remove_replica(&mut self, slot: Slot, index: usize) {
+        let Some(block) = self.get_mut(slot) else {
+            return;
+        };
+        let removed = block.replicas.remove(index);
+        let volume = &mut self.storages[removed.storage as usize];
+        volume.blocks.swap_remove(removed.position as usize);
+        let Some(&moved) = volume.blocks.get(removed.position as usize) else {
+            return;
+        };
+        if let Some(block) = self.get_mut(moved)
+            && let Some(replica) = block
+                .replicas
+                .iter_mut()
+                .find(|replica| replica.storage == removed.storage)
+        {
+            replica.position = removed.position;
+        }
+    }
+
+    pub(super) fn set_state(&mut self, slot: Slot, index: usize, state: ReplicaState) {
+        if let Some(block) = self.get_mut(slot) {
+            block.replicas[index].state = state;
+        }
+    }
+
+    /// A replica was reported again: notes its state and the report under way.
+    pub(super) fn restamp(&mut self, slot: Slot, index: usize, state: ReplicaState) {
+        let Self {
+            blocks, storages, ..
+        } = self;
+        if let Some(Some(block)) = blocks.get_mut(slot as usize) {
+            let replica = &mut block.replicas[index];
+            replica.state = state;
+            replica.epoch = storages[replica.storage as usize].epoch;
+        }
+    }
+
+    /// Memory of the tables in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let lists: usize = self
+            .storages
+            .iter()
+            .map(|storage| storage.blocks.capacity() * size_of::<Slot>())
+            .sum();
+        lists
+            + self.blocks.capacity() * size_of::<Option<Block>>()
+            // 16 bytes of key and value, 1 of control, 7/8 full at most.
+            + self.slots.capacity() * 8 / 7 * 17
+            + self.storages.capacity() * size_of::<Storage>()
+    }
+}
