@@ -1,3 +1,6 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{AsyncUdpSocket, EndpointConfig, Runtime, TokioRuntime};
+use tokio::sync::Semaphore;
 
 use super::config::QuicConfigs;
 use super::connection::Connection;
@@ -13,8 +14,9 @@ use super::{CloseCode, TransportError, TransportOptions, within};
 use crate::codec::{HELLO_BYTES, Hello, WireError};
 use crate::identity::{Identity, Peer};
 
-/// Largest UDP payload that is received: what [`socket::BatchLimiter`] reserves room for.
-pub(crate) const UDP_PAYLOAD_BYTES_MAX: u16 = 32_768;
+/// Most handshakes in progress at once; more wait their turn. Each costs signatures, and after a
+/// restart all peers come back at the same time.
+const HANDSHAKES_MAX: usize = 256;
 
 /// One UDP socket with an identity. Cheap to clone; all clones are the same endpoint.
 ///
@@ -32,6 +34,8 @@ struct Shared {
     options: TransportOptions,
     /// Whether the socket is one of the operating system, whose routes can be asked.
     system_socket: bool,
+    /// One permit for each further handshake of an accepted connection.
+    handshakes: Semaphore,
 }
 
 impl Endpoint {
@@ -83,7 +87,7 @@ impl Endpoint {
             .map_err(|error| bind_error(error.to_string()))?;
         let mut endpoint_config = EndpointConfig::default();
         endpoint_config
-            .max_udp_payload_size(UDP_PAYLOAD_BYTES_MAX)
+            .max_udp_payload_size(socket::UDP_PAYLOAD_BYTES_MAX)
             .map_err(|error| bind_error(error.to_string()))?
             .rng_seed(options.rng_seed);
         let quinn = quinn::Endpoint::new_with_abstract_socket(
@@ -97,6 +101,7 @@ impl Endpoint {
             configs,
             options,
             system_socket,
+            handshakes: Semaphore::new(HANDSHAKES_MAX),
         });
         Ok(Self { quinn, shared })
     }
@@ -219,7 +224,13 @@ impl Incoming {
     /// As [`Endpoint::connect`].
     pub async fn establish(self) -> Result<Connection, TransportError> {
         let deadline = self.shared.options.handshake_deadline;
-        within(deadline, "the handshake", self.handshake()).await
+        within(deadline, "the handshake", async {
+            let shared = self.shared.clone();
+            let permit = shared.handshakes.acquire().await;
+            let _permit = permit.map_err(|_| TransportError::EndpointClosed)?;
+            self.handshake().await
+        })
+        .await
     }
 
     async fn handshake(self) -> Result<Connection, TransportError> {

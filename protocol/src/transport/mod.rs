@@ -25,8 +25,8 @@ pub use endpoint::{Endpoint, Incoming};
 pub use error::{CloseCode, RpcError, StreamCode, TransportError};
 pub use pool::ConnectionPool;
 pub use rpc::{
-    CALLS_IN_FLIGHT_MAX, NOTICES_QUEUED_MAX, NoticeSender, QUEUED_BYTES_MAX, Responder, RpcClient,
-    RpcServer,
+    CALLS_IN_FLIGHT_MAX, NOTICES_QUEUED_MAX, NoticeSender, QUEUED_BYTES_MAX, RequestFrame,
+    Responder, RpcClient, RpcServer, ServerFrame,
 };
 pub use stream::{FrameReceiver, FrameSender};
 

@@ -10,9 +10,12 @@ use std::task::{Context, Poll};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-/// Most bytes in one batch of datagrams: the kernel refuses to segment more than 64 KiB less the
-/// headers, and a refused batch would be sent again and again.
-const BATCH_BYTES_MAX: usize = 65_000;
+/// Most bytes in one batch of datagrams: what one IPv4 packet of 64 KiB carries after its headers of
+/// 28 bytes. The kernel refuses to segment more, and a refused batch would be sent again and again.
+const BATCH_BYTES_MAX: usize = 65_507;
+
+/// Largest UDP payload that is received: half of what the kernel joins at most.
+pub(crate) const UDP_PAYLOAD_BYTES_MAX: u16 = 32 * 1024;
 
 /// Opens a UDP socket with large buffers.
 pub(crate) fn open(addr: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
@@ -110,7 +113,11 @@ impl AsyncUdpSocket for BatchLimiter {
     }
 
     fn max_receive_segments(&self) -> usize {
-        self.inner.max_receive_segments()
+        // Quinn reserves this many of the largest packets for each batch it receives. The kernel
+        // never joins more than 64 KiB, however many packets that are, so the reserve need not be
+        // larger: 2 MiB for an endpoint instead of 64.
+        let fitting = (64 * 1024) / usize::from(UDP_PAYLOAD_BYTES_MAX);
+        self.inner.max_receive_segments().min(fitting)
     }
 
     fn may_fragment(&self) -> bool {
@@ -128,4 +135,105 @@ pub(crate) fn route_source(remote: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind(any)?;
     socket.connect(remote)?;
     Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Takes note of what is sent; blocks after `room` batches.
+    #[derive(Debug)]
+    struct Recorder {
+        batches: Mutex<Vec<(usize, Option<usize>)>>,
+        room: usize,
+    }
+
+    #[derive(Debug)]
+    struct AlwaysWritable;
+
+    impl UdpPoller for AlwaysWritable {
+        fn poll_writable(self: Pin<&mut Self>, _: &mut Context) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncUdpSocket for Recorder {
+        fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+            Box::pin(AlwaysWritable)
+        }
+
+        fn try_send(&self, transmit: &Transmit) -> io::Result<()> {
+            let mut batches = self.batches.lock().unwrap();
+            if batches.len() == self.room {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            batches.push((transmit.contents.len(), transmit.segment_size));
+            Ok(())
+        }
+
+        fn poll_recv(
+            &self,
+            _: &mut Context,
+            _: &mut [IoSliceMut<'_>],
+            _: &mut [RecvMeta],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+
+        fn local_addr(&self) -> io::Result<SocketAddr> {
+            Ok(([127, 0, 0, 1], 1).into())
+        }
+
+        fn max_transmit_segments(&self) -> usize {
+            64
+        }
+
+        fn max_receive_segments(&self) -> usize {
+            64
+        }
+    }
+
+    fn limiter(room: usize) -> (Arc<Recorder>, BatchLimiter) {
+        let recorder = Arc::new(Recorder {
+            batches: Mutex::default(),
+            room,
+        });
+        (recorder.clone(), BatchLimiter::new(recorder))
+    }
+
+    fn send(limiter: &BatchLimiter, total: usize, segment: usize) -> io::Result<()> {
+        limiter.try_send(&Transmit {
+            destination: ([127, 0, 0, 1], 2).into(),
+            ecn: None,
+            contents: &vec![0; total],
+            segment_size: (total > segment).then_some(segment),
+            src_ip: None,
+        })
+    }
+
+    #[test]
+    fn batches_that_the_kernel_refuses_are_cut_at_segments() {
+        let (recorder, limiter) = limiter(10);
+        assert_eq!(limiter.max_transmit_segments(), 64);
+        send(&limiter, 5 * 20_000 + 70, 20_000).unwrap();
+        assert_eq!(
+            *recorder.batches.lock().unwrap(),
+            [(60_000, Some(20_000)), (40_070, Some(20_000))]
+        );
+        assert_eq!(limiter.max_transmit_segments(), 3);
+        send(&limiter, 32_700, 32_700).unwrap();
+        assert_eq!(limiter.max_transmit_segments(), 2);
+        assert_eq!(limiter.max_receive_segments(), 2);
+    }
+
+    #[test]
+    fn nothing_is_sent_twice_when_the_socket_is_full() {
+        let (recorder, limiter) = limiter(1);
+        send(&limiter, 3 * 32_000, 32_000).unwrap();
+        assert_eq!(recorder.batches.lock().unwrap().len(), 1);
+        let error = send(&limiter, 1200, 1200).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
 }
