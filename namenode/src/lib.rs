@@ -1,4 +1,9 @@
-//! HarvestFS namenode.
+//! HarvestFS namenode: keeps the namespace, and knows where blocks are.
+//!
+//! - [`engine`]: the state machine without I/O;
+//! - [`journal`]: makes what must survive durable;
+//! - [`server`]: network, sessions, leases and snapshots around both.
 
 pub mod engine;
 pub mod journal;
+pub mod server;

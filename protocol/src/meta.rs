@@ -5,6 +5,13 @@
 //! with [`Notice::Invalidate`] or until the session was silent for [`crate::limits::LEASE`]. The
 //! namenode acknowledges a mutation to its author only after every other session that may have
 //! cached what it changed has acknowledged the invalidation or lost its lease.
+//!
+//! Two rules make that safe without any order between replies and notices:
+//!
+//! - a client does not cache what a reply tells if a notice that names the same came after the
+//!   request was sent: the reply may be the older of the two;
+//! - a client counts its lease from when it sent a request that was answered since, never from
+//!   when the answer came; and forgets everything when that is [`crate::limits::LEASE`] ago.
 
 use serde::{Deserialize, Serialize};
 

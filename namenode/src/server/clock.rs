@@ -1,0 +1,39 @@
+//! The clocks of the namenode: one that only goes forward, for leases and timeouts, and the wall
+//! clock, for time stamps and tokens.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use harvestfs_protocol::types::Timestamp;
+
+/// Milliseconds since the namenode started. Never goes backwards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    started: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            started: Instant::now(),
+        }
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The wall clock.
+pub(crate) fn wall_now() -> Timestamp {
+    let now = SystemTime::now();
+    let nanoseconds = match now.duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |n| -n),
+    };
+    Timestamp(nanoseconds)
+}
+
+/// The wall clock in milliseconds since 1970, as tokens count.
+pub(crate) fn unix_now_ms() -> u64 {
+    u64::try_from(wall_now().0 / 1_000_000).unwrap_or(0)
+}

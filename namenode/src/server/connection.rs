@@ -1,0 +1,128 @@
+//! One connection: reads requests and hands them to the owner, which answers.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::identity::Peer;
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::rpc::{Request, Response};
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Incoming, NoticeSender, Responder, RpcServer, TransportError,
+};
+use tokio::sync::mpsc;
+
+use super::sessions::ConnectionId;
+
+/// How long a connection may take until it has opened its request stream.
+const FIRST_STREAM_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a connection tells the owner.
+pub(crate) enum Event {
+    /// Somebody is there.
+    Connected {
+        /// Its number.
+        connection: ConnectionId,
+        /// Who.
+        peer: Peer,
+        /// From where.
+        ip: IpAddr,
+        /// How to tell it what it did not ask for.
+        notices: NoticeSender<Notice>,
+    },
+    /// A request.
+    Request {
+        /// From whom.
+        connection: ConnectionId,
+        /// What.
+        request: Request,
+        /// How to answer.
+        responder: Responder<Response>,
+    },
+    /// Nothing more will come.
+    Disconnected {
+        /// From whom.
+        connection: ConnectionId,
+    },
+}
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(id: ConnectionId, incoming: Incoming, events: mpsc::Sender<Event>) {
+    let remote = incoming.remote_addr();
+    let connection = match incoming.establish().await {
+        Ok(connection) => connection,
+        Err(error) => {
+            tracing::info!(%remote, %error, "a connection was not established");
+            return;
+        }
+    };
+    let peer = connection.peer().clone();
+    let mut server = match request_stream(connection).await {
+        Ok(server) => server,
+        Err(error) => {
+            tracing::info!(%remote, %peer, %error, "no request stream was opened");
+            return;
+        }
+    };
+    tracing::debug!(%remote, %peer, connection = id, "connected");
+    let connected = Event::Connected {
+        connection: id,
+        peer: peer.clone(),
+        ip: remote.ip().to_canonical(),
+        notices: server.notice_sender(),
+    };
+    // The owner is gone when the namenode stops; then nobody needs to know anything.
+    if events.send(connected).await.is_err() {
+        return;
+    }
+    let ended = forward(id, &mut server, &events).await;
+    match ended {
+        Ok(()) | Err(TransportError::ClosedByPeer { .. } | TransportError::Closed) => {
+            tracing::debug!(%remote, %peer, connection = id, "disconnected");
+        }
+        Err(error) => tracing::info!(%remote, %peer, connection = id, %error, "connection lost"),
+    }
+    let _ = events.send(Event::Disconnected { connection: id }).await;
+}
+
+async fn request_stream(
+    connection: Connection,
+) -> Result<RpcServer<Request, Response, Notice>, TransportError> {
+    let accepted = tokio::time::timeout(FIRST_STREAM_DEADLINE, connection.accept_stream()).await;
+    match accepted {
+        Ok(Ok((StreamKind::Rpc, sender, receiver))) => {
+            Ok(RpcServer::start(connection, sender, receiver))
+        }
+        Ok(Ok((StreamKind::Data, ..))) => {
+            let reason = "a namenode has no block data";
+            connection.close(CloseCode::PROTOCOL_VIOLATION, reason);
+            Err(TransportError::Closed)
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => {
+            connection.close(CloseCode::TOO_SLOW, "no request stream was opened");
+            Err(TransportError::Deadline {
+                what: "opening the request stream",
+                deadline: FIRST_STREAM_DEADLINE,
+            })
+        }
+    }
+}
+
+async fn forward(
+    id: ConnectionId,
+    server: &mut RpcServer<Request, Response, Notice>,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), TransportError> {
+    while let Some((request, responder)) = server.next().await? {
+        let event = Event::Request {
+            connection: id,
+            request,
+            responder,
+        };
+        if events.send(event).await.is_err() {
+            return Err(TransportError::Closed);
+        }
+    }
+    Ok(())
+}

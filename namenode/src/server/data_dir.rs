@@ -1,0 +1,177 @@
+//! The namenode's data directory and how a new cluster gets one.
+//!
+//! | name | is |
+//! |---|---|
+//! | `journal/` | segments and snapshots; its existence means that the directory is formatted |
+//! | `cluster-id` | the cluster's id, 32 hexadecimal digits |
+//! | `token-keys` | the keys that sign block tokens |
+//! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
+use harvestfs_protocol::types::PlacementRules;
+
+use super::NamenodeError;
+use crate::engine::namespace::{Command, Namespace};
+use crate::journal::{Journal, JournalOptions};
+
+const CLUSTER_ID_FILE: &str = "cluster-id";
+const JOURNAL_DIR: &str = "journal";
+const FORMATTING_DIR: &str = "formatting";
+const TOKEN_KEYS_FILE: &str = "token-keys";
+
+/// What a new cluster is to be.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// Its id; chosen at random, once.
+    pub cluster: ClusterId,
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+    /// Size at which clients start a new block, in bytes: [`BLOCK_BYTES_MIN`] to
+    /// [`BLOCK_BYTES_MAX`], in whole chunks.
+    pub block_bytes: u64,
+    /// Rules for files below directories that set none.
+    pub default_rules: PlacementRules,
+    /// Size of one segment of the journal in bytes.
+    pub segment_bytes: u64,
+}
+
+/// Makes the data directory of a new cluster. An attempt that was interrupted can be repeated.
+///
+/// # Errors
+/// [`NamenodeError::AlreadyFormatted`], a value out of range, or a failure of the disk.
+pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
+    check(options)?;
+    let dir_error = |source| NamenodeError::DataDir {
+        path: data_dir.to_owned(),
+        source,
+    };
+    if journal_dir(data_dir).exists() {
+        return Err(NamenodeError::AlreadyFormatted {
+            path: data_dir.to_owned(),
+        });
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data_dir)
+        .map_err(dir_error)?;
+    let formatting = data_dir.join(FORMATTING_DIR);
+    match fs::remove_dir_all(&formatting) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(dir_error(error)),
+        _ => {}
+    }
+    write_first_record(&formatting, options)?;
+    let id = format!("{}\n", options.cluster);
+    write_atomically(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644).map_err(dir_error)?;
+    fs::rename(&formatting, journal_dir(data_dir))
+        .and_then(|()| fs::File::open(data_dir)?.sync_all())
+        .map_err(dir_error)
+}
+
+fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
+    let bad = |option, value: String, accepted: String| {
+        Err(NamenodeError::Option {
+            option,
+            value,
+            accepted,
+        })
+    };
+    let block_bytes = options.block_bytes;
+    if !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes)
+        || !block_bytes.is_multiple_of(CHUNK_BYTES as u64)
+    {
+        let accepted =
+            format!("a multiple of {CHUNK_BYTES} from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}");
+        return bad("block_bytes", block_bytes.to_string(), accepted);
+    }
+    let replication = options.default_rules.replication;
+    if !(1..=REPLICATION_MAX).contains(&replication) {
+        let accepted = format!("from 1 to {REPLICATION_MAX}");
+        return bad("replication", replication.to_string(), accepted);
+    }
+    Ok(())
+}
+
+fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
+    let command = Command::Format {
+        cluster: options.cluster,
+        now: super::clock::wall_now(),
+        root_uid: options.root_uid,
+        root_gid: options.root_gid,
+        block_bytes: options.block_bytes,
+        default_rules: options.default_rules,
+    };
+    // What the engine refuses must not get into the journal.
+    Namespace::new()
+        .apply(&command)
+        .map_err(NamenodeError::Engine)?;
+    let record = command.encode().map_err(NamenodeError::Engine)?;
+    let journal_options = JournalOptions {
+        segment_bytes: options.segment_bytes,
+        create_if_empty: true,
+        ..JournalOptions::new(dir, options.cluster.0)
+    };
+    let (mut journal, _) = Journal::open(&journal_options)?;
+    journal.append(&[record])?;
+    journal.sync()?;
+    Ok(())
+}
+
+/// The cluster that a data directory was formatted for.
+pub(crate) fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
+    let path = data_dir.join(CLUSTER_ID_FILE);
+    if !journal_dir(data_dir).exists() {
+        return Err(NamenodeError::NotFormatted {
+            path: data_dir.to_owned(),
+        });
+    }
+    let text = fs::read_to_string(&path).map_err(|source| NamenodeError::DataDir {
+        path: path.clone(),
+        source,
+    })?;
+    let digits = text.trim_end();
+    match u128::from_str_radix(digits, 16) {
+        Ok(id) if digits.len() == 32 => Ok(ClusterId(id)),
+        _ => Err(NamenodeError::BadClusterId { path }),
+    }
+}
+
+/// Where the journal is.
+pub(crate) fn journal_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join(JOURNAL_DIR)
+}
+
+/// Where the keys of block tokens are.
+pub(crate) fn token_keys_file(data_dir: &Path) -> PathBuf {
+    data_dir.join(TOKEN_KEYS_FILE)
+}
+
+/// Writes a file so that after a crash either the old or the new content is there, complete.
+pub(crate) fn write_atomically(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let dir = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let temporary = dir.join(name);
+    // One process at a time works in the directory, so a remainder is of a crash.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    fs::File::open(dir)?.sync_all()
+}

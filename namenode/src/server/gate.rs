@@ -1,0 +1,215 @@
+//! Replies that must not leave yet.
+//!
+//! A reply may have to wait until a record is on stable storage, until other sessions have
+//! acknowledged that they forgot what it changed, or both. What waits is of no interest here.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use harvestfs_protocol::ids::InodeId;
+
+use super::leases::WaitId;
+use crate::journal::Lsn;
+
+/// Holds things back until their time has come.
+#[derive(Debug)]
+pub(crate) struct Gate<T> {
+    held: HashMap<WaitId, Held<T>>,
+    by_lsn: BTreeSet<(Lsn, WaitId)>,
+    next: WaitId,
+}
+
+#[derive(Debug)]
+struct Held<T> {
+    item: T,
+    waits_for_record: bool,
+    waits_for_others: bool,
+}
+
+impl<T> Gate<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            held: HashMap::new(),
+            by_lsn: BTreeSet::new(),
+            next: 0,
+        }
+    }
+
+    /// A number for what may have to be held.
+    pub(crate) fn next_id(&mut self) -> WaitId {
+        self.next += 1;
+        self.next
+    }
+
+    /// Holds `item` until `record` is durable, if given, and until others have acknowledged, if
+    /// they must. Gives it back if it has nothing to wait for.
+    pub(crate) fn hold(
+        &mut self,
+        id: WaitId,
+        item: T,
+        record: Option<Lsn>,
+        waits_for_others: bool,
+    ) -> Option<T> {
+        if record.is_none() && !waits_for_others {
+            return Some(item);
+        }
+        if let Some(lsn) = record {
+            self.by_lsn.insert((lsn, id));
+        }
+        let held = Held {
+            item,
+            waits_for_record: record.is_some(),
+            waits_for_others,
+        };
+        self.held.insert(id, held);
+        None
+    }
+
+    /// What is held under a number.
+    pub(crate) fn get_mut(&mut self, id: WaitId) -> Option<&mut T> {
+        self.held.get_mut(&id).map(|held| &mut held.item)
+    }
+
+    /// All records up to `lsn` are durable; the items that need not wait any longer, in the order
+    /// of their records.
+    pub(crate) fn durable(&mut self, lsn: Lsn) -> Vec<T> {
+        let mut free = Vec::new();
+        while let Some(&(first, id)) = self.by_lsn.first()
+            && first <= lsn
+        {
+            self.by_lsn.pop_first();
+            free.extend(self.settle(id, |held| held.waits_for_record = false));
+        }
+        free
+    }
+
+    /// The others have acknowledged.
+    pub(crate) fn acknowledged(&mut self, id: WaitId) -> Option<T> {
+        self.settle(id, |held| held.waits_for_others = false)
+    }
+
+    /// How many are held.
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    fn settle(&mut self, id: WaitId, change: impl FnOnce(&mut Held<T>)) -> Option<T> {
+        let held = self.held.get_mut(&id)?;
+        change(held);
+        if held.waits_for_record || held.waits_for_others {
+            return None;
+        }
+        self.held.remove(&id).map(|held| held.item)
+    }
+}
+
+/// Inodes with changes that were promised to be durable and are not yet. A reply that could show
+/// such a change to somebody must wait as the one to its author does: after a crash it would have
+/// told of something that never was.
+#[derive(Debug, Default)]
+pub(crate) struct Undurable {
+    changed: HashMap<InodeId, Lsn>,
+    by_lsn: BTreeMap<Lsn, Vec<InodeId>>,
+    last: Lsn,
+}
+
+impl Undurable {
+    /// The record `lsn`, whose author waits for it, changed `inodes`.
+    pub(crate) fn note(&mut self, lsn: Lsn, inodes: impl IntoIterator<Item = InodeId>) {
+        let noted = self.by_lsn.entry(lsn).or_default();
+        for ino in inodes {
+            self.changed.insert(ino, lsn);
+            noted.push(ino);
+        }
+        self.last = lsn;
+    }
+
+    /// All records up to `lsn` are durable.
+    pub(crate) fn durable(&mut self, lsn: Lsn) {
+        while let Some(entry) = self.by_lsn.first_entry()
+            && *entry.key() <= lsn
+        {
+            let (noted_lsn, inodes) = entry.remove_entry();
+            for ino in inodes {
+                if self.changed.get(&ino) == Some(&noted_lsn) {
+                    self.changed.remove(&ino);
+                }
+            }
+        }
+    }
+
+    /// The record that a reply about these inodes has to wait for.
+    pub(crate) fn record_of(&self, inodes: impl IntoIterator<Item = InodeId>) -> Option<Lsn> {
+        if self.changed.is_empty() {
+            return None;
+        }
+        inodes
+            .into_iter()
+            .filter_map(|ino| self.changed.get(&ino).copied())
+            .max()
+    }
+
+    /// The record that a reply which may show anything has to wait for.
+    pub(crate) fn last(&self) -> Option<Lsn> {
+        (!self.by_lsn.is_empty()).then_some(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_for_nothing_passes() {
+        let mut gate = Gate::new();
+        let id = gate.next_id();
+        assert_eq!(gate.hold(id, "now", None, false), Some("now"));
+        assert_eq!(gate.len(), 0);
+    }
+
+    #[test]
+    fn both_conditions_must_be_met_in_either_order() {
+        for durable_first in [true, false] {
+            let mut gate = Gate::new();
+            let id = gate.next_id();
+            assert_eq!(gate.hold(id, "later", Some(5), true), None);
+            assert_eq!(gate.durable(4), Vec::<&str>::new());
+            if durable_first {
+                assert_eq!(gate.durable(5), Vec::<&str>::new());
+                assert_eq!(gate.acknowledged(id), Some("later"));
+            } else {
+                assert_eq!(gate.acknowledged(id), None);
+                assert_eq!(gate.durable(9), vec!["later"]);
+            }
+            assert_eq!(gate.len(), 0);
+        }
+    }
+
+    #[test]
+    fn replies_leave_in_the_order_of_their_records() {
+        let mut gate = Gate::new();
+        for lsn in [3, 1, 2, 7] {
+            let id = gate.next_id();
+            gate.hold(id, lsn, Some(lsn), false);
+        }
+        assert_eq!(gate.durable(3), vec![1, 2, 3]);
+        assert_eq!(gate.len(), 1);
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_newest_change_it_could_see() {
+        let mut undurable = Undurable::default();
+        let (a, b, c) = (InodeId(1), InodeId(2), InodeId(3));
+        undurable.note(5, [a, b]);
+        undurable.note(6, [b]);
+        assert_eq!(undurable.record_of([a]), Some(5));
+        assert_eq!(undurable.record_of([a, b]), Some(6));
+        assert_eq!(undurable.record_of([c]), None);
+        assert_eq!(undurable.last(), Some(6));
+        undurable.durable(5);
+        assert_eq!(undurable.record_of([a]), None);
+        assert_eq!(undurable.record_of([b]), Some(6));
+        undurable.durable(6);
+        assert_eq!(undurable.last(), None);
+        assert!(undurable.changed.is_empty());
+    }
+}

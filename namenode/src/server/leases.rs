@@ -1,0 +1,538 @@
+//! Leases: who may have cached what, and who has to forget it before a mutation is acknowledged.
+//!
+//! What a reply tells a session about an inode or about the entries of a directory, the session may
+//! believe while its lease lasts. The lease is renewed by everything that is heard of the session
+//! and runs out when it was silent for too long. A mutation asks [`Leases::changed`] which other
+//! sessions have to be told; its reply waits until each of them has acknowledged the notice or its
+//! lease has run out.
+//!
+//! A session's cache is followed in one of two ways:
+//!
+//! - *exactly*: each grant is an entry in a table;
+//! - *as everything*: the session counts as holding everything, so each mutation of others is
+//!   announced to it. Costs nothing while nobody else changes anything. It is how a session starts
+//!   that is alone, that was resumed after a restart of the namenode, or whose grants no longer fit
+//!   in the table. After [`ANNOUNCED_MAX`] announcements it is told to forget everything, once, and
+//!   is followed exactly from then on.
+//!
+//! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
+//! table, and by the mutations that wait.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::name::Name;
+
+/// Announcements to a session that counts as holding everything, before it is told to forget
+/// everything instead. A short-lived session that changes a few files must not cost a mount its
+/// cache; one that goes on changing must not cost a message for each change.
+const ANNOUNCED_MAX: u32 = 64;
+
+/// Something that a session can have cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Cached {
+    /// Attributes, extents, extended attributes and symlink target of an inode.
+    Inode(InodeId),
+    /// Names in a directory, those that do not exist included.
+    Entries(InodeId),
+}
+
+/// A reply that waits for acknowledgements; the number is the caller's.
+pub(crate) type WaitId = u64;
+
+/// Number of a notice, unique among all sessions.
+type NoticeId = u64;
+
+/// A time during which a session's grants were followed exactly. Forgetting it forgets all of them.
+type Period = u32;
+
+/// A notice and whom to send it to.
+pub(crate) type Announcement = (SessionId, Notice);
+
+/// What the clock changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Expired {
+    /// Replies that need not wait any longer.
+    pub released: Vec<WaitId>,
+    /// Sessions that are heard of but have not acknowledged a notice for as long as a lease lasts.
+    /// They break the protocol and must be ended, or others would wait for them for ever.
+    pub unresponsive: Vec<SessionId>,
+}
+
+/// The table of leases.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    lease_ms: u64,
+    grants_max: usize,
+    sessions: HashMap<SessionId, Lease>,
+    /// Sessions that count as holding everything.
+    hold_everything: BTreeSet<SessionId>,
+    periods: HashMap<Period, SessionId>,
+    next_period: Period,
+    grants: BTreeSet<(Cached, Period)>,
+    next_notice: NoticeId,
+    unacked: BTreeMap<NoticeId, Unacked>,
+    /// Notices not yet acknowledged that named this.
+    unacked_by_cached: HashMap<Cached, Vec<NoticeId>>,
+    /// [`Notice::InvalidateAll`]s not yet acknowledged.
+    unacked_everything: BTreeSet<NoticeId>,
+    /// How many notices a reply still waits for.
+    waits: HashMap<WaitId, usize>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    ends_ms: u64,
+    followed: Followed,
+    unacked: BTreeSet<NoticeId>,
+    /// The session is over; the lease only has to run out.
+    revoked: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Followed {
+    Exactly(Period),
+    AsEverything {
+        announced: u32,
+    },
+    /// The lease has run out.
+    HoldsNothing,
+}
+
+/// A notice that was sent and not acknowledged yet.
+#[derive(Debug)]
+struct Unacked {
+    session: SessionId,
+    sent_ms: u64,
+    /// What it named; empty for everything.
+    named: Vec<Cached>,
+    waits: Vec<WaitId>,
+}
+
+/// What one session has to forget because of one mutation.
+#[derive(Default)]
+struct Forget {
+    inodes: Vec<InodeId>,
+    entries: Vec<(InodeId, Name)>,
+}
+
+impl Leases {
+    /// An empty table: leases last `lease_ms`, and at most `grants_max` grants are remembered.
+    pub(crate) fn new(lease_ms: u64, grants_max: usize) -> Self {
+        Self {
+            lease_ms,
+            grants_max,
+            sessions: HashMap::new(),
+            hold_everything: BTreeSet::new(),
+            periods: HashMap::new(),
+            next_period: 0,
+            grants: BTreeSet::new(),
+            next_notice: 1,
+            unacked: BTreeMap::new(),
+            unacked_by_cached: HashMap::new(),
+            unacked_everything: BTreeSet::new(),
+            waits: HashMap::new(),
+        }
+    }
+
+    /// A session that has nothing cached.
+    pub(crate) fn opened(&mut self, now_ms: u64, session: SessionId) {
+        self.insert(now_ms, session);
+        self.follow_anew(session);
+    }
+
+    /// A session that may have anything cached: it was open before the namenode restarted.
+    pub(crate) fn restored(&mut self, now_ms: u64, session: SessionId) {
+        self.insert(now_ms, session);
+        self.follow_as_everything(session);
+    }
+
+    fn insert(&mut self, now_ms: u64, session: SessionId) {
+        let lease = Lease {
+            ends_ms: now_ms + self.lease_ms,
+            followed: Followed::HoldsNothing,
+            unacked: BTreeSet::new(),
+            revoked: false,
+        };
+        self.sessions.insert(session, lease);
+    }
+
+    /// Something was heard of a session: its lease begins anew. Returns the replies that need not
+    /// wait any longer.
+    pub(crate) fn heard(&mut self, now_ms: u64, session: SessionId) -> Vec<WaitId> {
+        let Some(lease) = self.sessions.get_mut(&session) else {
+            return Vec::new();
+        };
+        if lease.revoked {
+            return Vec::new();
+        }
+        let lapsed = lease.ends_ms <= now_ms;
+        lease.ends_ms = now_ms + self.lease_ms;
+        if !lapsed {
+            return Vec::new();
+        }
+        // Its own clock told it before ours that the lease ran out: it has forgotten everything.
+        let released = self.lapse(session);
+        self.follow_anew(session);
+        released
+    }
+
+    /// The session has ended and has nothing cached. Returns the replies that need not wait any
+    /// longer.
+    pub(crate) fn closed(&mut self, session: SessionId) -> Vec<WaitId> {
+        let released = self.lapse(session);
+        self.sessions.remove(&session);
+        if self.sessions.len() <= 1 {
+            self.follow_nobody_exactly();
+        }
+        released
+    }
+
+    /// The session was ended against its will and may believe what it has cached until its lease
+    /// runs out, which nothing renews any more.
+    pub(crate) fn revoke(&mut self, session: SessionId) {
+        if let Some(lease) = self.sessions.get_mut(&session) {
+            lease.revoked = true;
+        }
+    }
+
+    /// A reply tells `session` about this.
+    pub(crate) fn granted(&mut self, session: SessionId, cached: Cached) {
+        let Some(lease) = self.sessions.get(&session) else {
+            return;
+        };
+        let Followed::Exactly(period) = lease.followed else {
+            return;
+        };
+        if self.grants.len() >= self.grants_max {
+            // Following nobody exactly is always right, and the table fills anew with what is
+            // asked for now.
+            self.follow_nobody_exactly();
+            return;
+        }
+        self.grants.insert((cached, period));
+    }
+
+    /// `author` has changed inodes and entries. Returns whom to tell, and whether the reply
+    /// numbered `wait` has to wait for acknowledgements.
+    pub(crate) fn changed(
+        &mut self,
+        now_ms: u64,
+        author: SessionId,
+        inodes: &[InodeId],
+        entries: &[(InodeId, Name)],
+        wait: WaitId,
+    ) -> (Vec<Announcement>, bool) {
+        if self.sessions.len() <= 1 && self.sessions.contains_key(&author) {
+            return (Vec::new(), false);
+        }
+        // Notices under way that make others forget an earlier state of the same.
+        let mut awaited: HashSet<NoticeId> = self.unacked_everything.iter().copied().collect();
+        let named = inodes.iter().map(|&ino| Cached::Inode(ino));
+        let named = named.chain(entries.iter().map(|&(dir, _)| Cached::Entries(dir)));
+        for cached in named {
+            awaited.extend(self.unacked_by_cached.get(&cached).into_iter().flatten());
+        }
+        awaited.retain(|id| {
+            self.unacked
+                .get(id)
+                .is_some_and(|unacked| unacked.session != author)
+        });
+        let mut announcements = Vec::new();
+        for (session, forget) in self.holders(now_ms, author, inodes, entries) {
+            let (id, notice) = self.announce(now_ms, session, forget);
+            awaited.insert(id);
+            announcements.push((session, notice));
+        }
+        for id in &awaited {
+            if let Some(unacked) = self.unacked.get_mut(id) {
+                unacked.waits.push(wait);
+            }
+        }
+        if awaited.is_empty() {
+            return (announcements, false);
+        }
+        self.waits.insert(wait, awaited.len());
+        (announcements, true)
+    }
+
+    /// The session has forgotten what the notice named. Returns the replies that need not wait any
+    /// longer.
+    pub(crate) fn acked(&mut self, session: SessionId, id: NoticeId) -> Vec<WaitId> {
+        let mut released = Vec::new();
+        if self.unacked.get(&id).is_some_and(|u| u.session == session) {
+            self.settle(id, &mut released);
+        }
+        released
+    }
+
+    /// What `session` has not acknowledged yet, as one notice: for a new connection, since the old
+    /// one may have taken notices with it.
+    pub(crate) fn repeat(&mut self, now_ms: u64, session: SessionId) -> Option<Notice> {
+        let old = self.sessions.get(&session)?.unacked.clone();
+        if old.is_empty() {
+            return None;
+        }
+        let (id, notice) = self.announce_everything(now_ms, session);
+        // One acknowledgement of it settles all before it.
+        let mut waits = BTreeSet::new();
+        for old_id in old {
+            let unacked = self.remove_unacked(old_id);
+            for wait in unacked.into_iter().flat_map(|unacked| unacked.waits) {
+                if !waits.insert(wait)
+                    && let Some(left) = self.waits.get_mut(&wait)
+                {
+                    *left -= 1;
+                }
+            }
+        }
+        if let Some(new) = self.unacked.get_mut(&id) {
+            new.waits.extend(waits);
+        }
+        Some(notice)
+    }
+
+    /// Looks at the clock. Call it several times within the time that a lease lasts.
+    pub(crate) fn expire(&mut self, now_ms: u64) -> Expired {
+        let mut expired = Expired::default();
+        let mut over = Vec::new();
+        for (&session, lease) in &self.sessions {
+            if lease.ends_ms <= now_ms {
+                if lease.revoked || !matches!(lease.followed, Followed::HoldsNothing) {
+                    over.push((session, lease.revoked));
+                }
+            } else if !lease.revoked
+                && let Some(oldest) = lease.unacked.first()
+                && let Some(unacked) = self.unacked.get(oldest)
+                && unacked.sent_ms + self.lease_ms <= now_ms
+            {
+                expired.unresponsive.push(session);
+            }
+        }
+        for (session, revoked) in over {
+            let released = if revoked {
+                self.closed(session)
+            } else {
+                self.lapse(session)
+            };
+            expired.released.extend(released);
+        }
+        expired.unresponsive.sort_unstable();
+        expired
+    }
+
+    /// Who, other than the author, has to forget what.
+    fn holders(
+        &mut self,
+        now_ms: u64,
+        author: SessionId,
+        inodes: &[InodeId],
+        entries: &[(InodeId, Name)],
+    ) -> BTreeMap<SessionId, Forget> {
+        let mut holders: BTreeMap<SessionId, Forget> = BTreeMap::new();
+        if inodes.is_empty() && entries.is_empty() {
+            return holders;
+        }
+        for &session in &self.hold_everything {
+            if session != author && self.is_alive(now_ms, session) {
+                let forget = holders.entry(session).or_default();
+                forget.inodes.extend_from_slice(inodes);
+                forget.entries.extend_from_slice(entries);
+            }
+        }
+        for &ino in inodes {
+            let cached = Cached::Inode(ino);
+            for period in self.periods_that_hold(cached) {
+                let holder = self.periods.get(&period).copied();
+                if holder == Some(author) {
+                    continue;
+                }
+                // Forgotten means no longer held; what is told later is granted anew.
+                self.grants.remove(&(cached, period));
+                if let Some(session) = holder.filter(|&s| self.is_alive(now_ms, s)) {
+                    holders.entry(session).or_default().inodes.push(ino);
+                }
+            }
+        }
+        for (dir, name) in entries {
+            for period in self.periods_that_hold(Cached::Entries(*dir)) {
+                let holder = self.periods.get(&period).copied();
+                let holder = holder.filter(|&s| s != author && self.is_alive(now_ms, s));
+                if let Some(session) = holder {
+                    let forget = holders.entry(session).or_default();
+                    forget.entries.push((*dir, name.clone()));
+                }
+            }
+        }
+        holders
+    }
+
+    fn periods_that_hold(&self, cached: Cached) -> Vec<Period> {
+        self.grants
+            .range((cached, Period::MIN)..=(cached, Period::MAX))
+            .map(|&(_, period)| period)
+            .collect()
+    }
+
+    fn is_alive(&self, now_ms: u64, session: SessionId) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|lease| lease.ends_ms > now_ms)
+    }
+
+    fn announce(&mut self, now_ms: u64, session: SessionId, forget: Forget) -> (NoticeId, Notice) {
+        if let Some(lease) = self.sessions.get_mut(&session)
+            && let Followed::AsEverything { announced } = &mut lease.followed
+        {
+            *announced += 1;
+            if *announced > ANNOUNCED_MAX {
+                return self.announce_everything(now_ms, session);
+            }
+        }
+        let id = self.next_notice;
+        let inodes = forget.inodes.iter().map(|&ino| Cached::Inode(ino));
+        let dirs = forget.entries.iter().map(|&(dir, _)| Cached::Entries(dir));
+        let named: BTreeSet<Cached> = inodes.chain(dirs).collect();
+        for &cached in &named {
+            self.unacked_by_cached.entry(cached).or_default().push(id);
+        }
+        self.sent(now_ms, session, named.into_iter().collect());
+        let notice = Notice::Invalidate {
+            id,
+            inodes: forget.inodes,
+            entries: forget.entries,
+        };
+        (id, notice)
+    }
+
+    /// From here on the session is followed exactly: it starts with nothing.
+    fn announce_everything(&mut self, now_ms: u64, session: SessionId) -> (NoticeId, Notice) {
+        self.follow_exactly(session);
+        let id = self.next_notice;
+        self.unacked_everything.insert(id);
+        self.sent(now_ms, session, Vec::new());
+        (id, Notice::InvalidateAll { id })
+    }
+
+    fn sent(&mut self, now_ms: u64, session: SessionId, named: Vec<Cached>) {
+        let id = self.next_notice;
+        self.next_notice += 1;
+        if let Some(lease) = self.sessions.get_mut(&session) {
+            lease.unacked.insert(id);
+        }
+        let unacked = Unacked {
+            session,
+            sent_ms: now_ms,
+            named,
+            waits: Vec::new(),
+        };
+        self.unacked.insert(id, unacked);
+    }
+
+    /// Nothing that was told to the session counts any more.
+    fn lapse(&mut self, session: SessionId) -> Vec<WaitId> {
+        let mut released = Vec::new();
+        self.follow(session, Followed::HoldsNothing);
+        let unacked = match self.sessions.get_mut(&session) {
+            Some(lease) => std::mem::take(&mut lease.unacked),
+            None => BTreeSet::new(),
+        };
+        for id in unacked {
+            self.settle(id, &mut released);
+        }
+        released
+    }
+
+    /// Nobody waits for this notice any more.
+    fn settle(&mut self, id: NoticeId, released: &mut Vec<WaitId>) {
+        let Some(unacked) = self.remove_unacked(id) else {
+            return;
+        };
+        for wait in unacked.waits {
+            let Some(left) = self.waits.get_mut(&wait) else {
+                continue;
+            };
+            *left -= 1;
+            if *left == 0 {
+                self.waits.remove(&wait);
+                released.push(wait);
+            }
+        }
+    }
+
+    fn remove_unacked(&mut self, id: NoticeId) -> Option<Unacked> {
+        let unacked = self.unacked.remove(&id)?;
+        self.unacked_everything.remove(&id);
+        for cached in &unacked.named {
+            if let Some(ids) = self.unacked_by_cached.get_mut(cached) {
+                ids.retain(|&other| other != id);
+                if ids.is_empty() {
+                    self.unacked_by_cached.remove(cached);
+                }
+            }
+        }
+        if let Some(lease) = self.sessions.get_mut(&unacked.session) {
+            lease.unacked.remove(&id);
+        }
+        Some(unacked)
+    }
+
+    /// Follows a session that has nothing cached, in the cheaper way.
+    fn follow_anew(&mut self, session: SessionId) {
+        if self.sessions.len() <= 1 {
+            self.follow_as_everything(session);
+        } else {
+            self.follow_exactly(session);
+        }
+    }
+
+    fn follow_as_everything(&mut self, session: SessionId) {
+        self.follow(session, Followed::AsEverything { announced: 0 });
+    }
+
+    fn follow_exactly(&mut self, session: SessionId) {
+        let period = self.next_period;
+        // After 2^32 periods nothing is left of the oldest: the table was cleared in between.
+        self.next_period = self.next_period.wrapping_add(1);
+        self.follow(session, Followed::Exactly(period));
+    }
+
+    /// Whatever was known of the session's cache is forgotten. Its grants stay in the table as
+    /// remains that count against its size but for nobody.
+    fn follow(&mut self, session: SessionId, followed: Followed) {
+        let Some(lease) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        match lease.followed {
+            Followed::Exactly(period) => {
+                self.periods.remove(&period);
+            }
+            Followed::AsEverything { .. } => {
+                self.hold_everything.remove(&session);
+            }
+            Followed::HoldsNothing => {}
+        }
+        lease.followed = followed;
+        match followed {
+            Followed::Exactly(period) => {
+                self.periods.insert(period, session);
+            }
+            Followed::AsEverything { .. } => {
+                self.hold_everything.insert(session);
+            }
+            Followed::HoldsNothing => {}
+        }
+    }
+
+    fn follow_nobody_exactly(&mut self) {
+        self.grants.clear();
+        let exactly: Vec<SessionId> = self.periods.values().copied().collect();
+        for session in exactly {
+            self.follow_as_everything(session);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! The namenode as a server: a thin shell of network, journal and clock around the engine.
+//!
+//! A [`Namenode`] runs on a thread of its own with a runtime of its own: the socket, the
+//! connections and the [owner](owner::Owner) of the engine take turns there, so that a request is
+//! answered without waking another thread. Only the journal has its own thread, because a sync
+//! blocks.
+//!
+//! ```text
+//! socket -> connection tasks -> bounded queue -> owner -> reply
+//!                                                  |        ^
+//!                                                  v        | record durable, others have forgotten
+//!                                          journal thread --+
+//! ```
+
+mod checkpoint;
+mod clock;
+mod connection;
+mod data_dir;
+mod error;
+mod gate;
+mod leases;
+mod log;
+mod options;
+mod owner;
+mod recovery;
+mod sessions;
+mod token_keys;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use harvestfs_placement::Stock;
+use harvestfs_protocol::limits::SESSIONS_MAX;
+use harvestfs_protocol::transport::Endpoint;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, oneshot};
+
+pub use data_dir::{FormatOptions, format};
+pub use error::NamenodeError;
+pub use options::{NamenodeOptions, SnapshotTrigger};
+pub use token_keys::TokenKeyError;
+
+use self::clock::Clock;
+use self::log::Log;
+use self::owner::{Owner, Parts, Stop};
+use self::recovery::Restored;
+use self::token_keys::TokenKeys;
+use crate::engine::cluster::{Cluster, ClusterOptions};
+use crate::journal::JournalWriter;
+
+/// Requests that wait for the owner. Connections wait when it is full; the owner takes a few
+/// hundred at a time.
+const EVENTS_QUEUED_MAX: usize = 4_096;
+
+/// Connections at a time: as many as sessions, and the datanodes.
+const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;
+
+/// How long the last replies have to leave before connections are closed.
+const LAST_REPLIES_GRACE: Duration = Duration::from_millis(50);
+
+/// How long peers have to take notice that the namenode stops.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A running namenode.
+///
+/// Dropping it stops it as [`Namenode::kill`] does, without waiting.
+pub struct Namenode {
+    local_addr: SocketAddr,
+    stop: Option<oneshot::Sender<Stop>>,
+    ended: oneshot::Receiver<Result<(), NamenodeError>>,
+}
+
+impl Namenode {
+    /// Restores the namespace from the data directory and starts to serve it.
+    ///
+    /// # Errors
+    /// Why it cannot, in words for an operator.
+    pub async fn start(options: NamenodeOptions) -> Result<Self, NamenodeError> {
+        options.check()?;
+        let (stop_sender, stop) = oneshot::channel();
+        let (ready_sender, ready) = oneshot::channel();
+        let (ended_sender, ended) = oneshot::channel();
+        thread::Builder::new()
+            .name("namenode".to_owned())
+            .spawn(move || {
+                // Whoever started it may be gone, and then nobody wants to know.
+                let _ = ended_sender.send(run(options, ready_sender, stop));
+            })
+            .map_err(NamenodeError::Thread)?;
+        match ready.await {
+            Ok(local_addr) => Ok(Self {
+                local_addr,
+                stop: Some(stop_sender),
+                ended,
+            }),
+            // It ended before it was ready.
+            Err(_) => match ended.await {
+                Ok(Err(error)) => Err(error),
+                Ok(Ok(())) | Err(_) => Err(NamenodeError::Panicked),
+            },
+        }
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stops accepting requests, answers those in flight, makes everything durable, and ends.
+    ///
+    /// # Errors
+    /// What stopped it before, or a failure of the journal.
+    pub async fn shutdown(self) -> Result<(), NamenodeError> {
+        self.end(Stop::Gracefully).await
+    }
+
+    /// Ends at once: requests in flight get no answer, as if the process had been killed. For tests
+    /// of what comes after that.
+    ///
+    /// # Errors
+    /// As [`Namenode::shutdown`].
+    pub async fn kill(self) -> Result<(), NamenodeError> {
+        self.end(Stop::AtOnce).await
+    }
+
+    /// Waits until the namenode ends although nobody stopped it: its journal failed.
+    ///
+    /// # Errors
+    /// Why it ended.
+    pub async fn ended(&mut self) -> Result<(), NamenodeError> {
+        (&mut self.ended)
+            .await
+            .unwrap_or(Err(NamenodeError::Panicked))
+    }
+
+    async fn end(mut self, how: Stop) -> Result<(), NamenodeError> {
+        if let Some(stop) = self.stop.take() {
+            // Refused only if it has ended already.
+            let _ = stop.send(how);
+        }
+        self.ended().await
+    }
+}
+
+/// Runs a namenode on this thread until it ends.
+fn run(
+    options: NamenodeOptions,
+    ready: oneshot::Sender<SocketAddr>,
+    stop: oneshot::Receiver<Stop>,
+) -> Result<(), NamenodeError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(NamenodeError::Thread)?;
+    runtime.block_on(serve(&options, ready, stop))
+}
+
+/// Restores everything that does not need the network.
+fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
+    let Restored {
+        namespace,
+        formatted,
+        journal,
+        last_lsn,
+        records_since_snapshot,
+    } = recovery::recover(options)?;
+    let lifetime_ms = u64::try_from(options.token_lifetime.as_millis()).unwrap_or(u64::MAX);
+    let tokens = TokenKeys::open(
+        data_dir::token_keys_file(&options.data_dir),
+        lifetime_ms,
+        clock::unix_now_ms(),
+        &mut rand::rng(),
+    )?;
+    let cluster_options = ClusterOptions {
+        block_bytes: formatted.block_bytes,
+        ..options.cluster.clone()
+    };
+    let clock = Clock::start();
+    let cluster = Cluster::new(cluster_options, Box::new(Stock), clock.now_ms());
+    let writer = JournalWriter::start(journal, options.journal.clone())?;
+    Ok(Owner::new(Parts {
+        options: options.clone(),
+        namespace,
+        formatted,
+        cluster,
+        log: Log::new(writer, last_lsn),
+        records_since_snapshot,
+        tokens,
+        rng: match options.rng_seed {
+            Some(seed) => StdRng::seed_from_u64(seed),
+            None => rand::make_rng(),
+        },
+        clock,
+    }))
+}
+
+async fn serve(
+    options: &NamenodeOptions,
+    ready: oneshot::Sender<SocketAddr>,
+    stop: oneshot::Receiver<Stop>,
+) -> Result<(), NamenodeError> {
+    let listen_error = |source| NamenodeError::Listen {
+        addr: options.listen,
+        source,
+    };
+    let endpoint = Endpoint::bind(options.listen, &options.identity, options.transport.clone())
+        .map_err(listen_error)?;
+    let local_addr = endpoint.local_addr().map_err(listen_error)?;
+    // Blocks this thread; whoever dials in meanwhile tries again.
+    let owner = prepare(options)?;
+    let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+    let accepting = tokio::spawn(accept(endpoint.clone(), events_sender));
+    tracing::info!(%local_addr, "the namenode is ready");
+    // Whoever started it may be gone; then it is told to stop next.
+    let _ = ready.send(local_addr);
+    let result = owner.run(events, stop).await;
+    accepting.abort();
+    tokio::time::sleep(LAST_REPLIES_GRACE).await;
+    endpoint.close("the namenode stops");
+    if let Err(error) = endpoint.wait_idle(CLOSE_DEADLINE).await {
+        tracing::debug!(%error, "some peers did not take notice");
+    }
+    result
+}
+
+async fn accept(endpoint: Endpoint, events: mpsc::Sender<connection::Event>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    let mut next_id = 0;
+    while let Some(incoming) = endpoint.accept().await {
+        if open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            tracing::warn!(remote = %incoming.remote_addr(), "too many connections");
+            incoming.refuse();
+            continue;
+        }
+        next_id += 1;
+        open.fetch_add(1, Ordering::Relaxed);
+        let (events, open) = (events.clone(), Arc::clone(&open));
+        tokio::spawn(async move {
+            connection::serve(next_id, incoming, events).await;
+            open.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,116 @@
+//! What can be chosen for a namenode.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::limits::{LEASE, SESSION_TIMEOUT, TOKEN_LIFETIME};
+use harvestfs_protocol::transport::TransportOptions;
+
+use super::NamenodeError;
+use crate::engine::cluster::ClusterOptions;
+use crate::journal::{JournalOptions, JournalWriterOptions};
+
+/// What can be chosen for a namenode.
+#[derive(Clone, Debug)]
+pub struct NamenodeOptions {
+    /// Directory that [`super::format`] made.
+    pub data_dir: PathBuf,
+    /// Address to listen on; port 0 for any.
+    pub listen: SocketAddr,
+    /// Certificate and key, with the role of a namenode.
+    pub identity: Identity,
+    /// Liveness, repair and placement.
+    pub cluster: ClusterOptions,
+    /// The network.
+    pub transport: TransportOptions,
+    /// Group commit.
+    pub journal: JournalWriterOptions,
+    /// Size of one segment of the journal in bytes.
+    pub segment_bytes: u64,
+    /// When snapshots are written.
+    pub snapshots: SnapshotTrigger,
+    /// A session that was silent for this long has lost its leases. Clients rely on it: other than
+    /// [`LEASE`] only in tests.
+    pub lease: Duration,
+    /// A session that was silent for this long is ended. Not shorter than `lease`.
+    pub session_timeout: Duration,
+    /// How long a block token is valid.
+    pub token_lifetime: Duration,
+    /// How often timeouts are looked at and repair is scheduled.
+    pub tick: Duration,
+    /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
+    /// and sessions are told more than they need to know.
+    pub grants_max: usize,
+    /// Files that one session may hold open.
+    pub holds_per_session_max: usize,
+    /// Seed of what is chosen at random, so that a run can be repeated; random when absent. Keys of
+    /// block tokens are never made from it.
+    pub rng_seed: Option<u64>,
+}
+
+/// When a snapshot is written: as soon as one of the limits is reached by what came after the last.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotTrigger {
+    /// Records. A million are replayed in a few seconds.
+    pub records: u64,
+    /// Bytes of records; at least as many as the last snapshot had, so that writing snapshots never
+    /// costs more than writing the journal did.
+    pub bytes: u64,
+}
+
+impl Default for SnapshotTrigger {
+    fn default() -> Self {
+        Self {
+            records: 1_000_000,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+impl NamenodeOptions {
+    /// The usual options.
+    #[must_use]
+    pub fn new(data_dir: PathBuf, listen: SocketAddr, identity: Identity) -> Self {
+        let journal = JournalOptions::new(PathBuf::new(), 0);
+        Self {
+            data_dir,
+            listen,
+            identity,
+            cluster: ClusterOptions::default(),
+            transport: TransportOptions::default(),
+            journal: JournalWriterOptions::default(),
+            segment_bytes: journal.segment_bytes,
+            snapshots: SnapshotTrigger::default(),
+            lease: LEASE,
+            session_timeout: SESSION_TIMEOUT,
+            token_lifetime: TOKEN_LIFETIME,
+            tick: Duration::from_millis(100),
+            grants_max: 1 << 18,
+            holds_per_session_max: 1 << 18,
+            rng_seed: None,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), NamenodeError> {
+        let bad = |option, value: String, accepted: String| {
+            Err(NamenodeError::Option {
+                option,
+                value,
+                accepted,
+            })
+        };
+        let ms = |duration: Duration| format!("{} ms", duration.as_millis());
+        if self.session_timeout < self.lease {
+            let accepted = format!("at least the lease of {}", ms(self.lease));
+            return bad("session_timeout", ms(self.session_timeout), accepted);
+        }
+        // A lease that ran out must be noticed well before a client is tired of waiting.
+        if self.tick.is_zero() || self.tick > self.lease / 2 {
+            let accepted = format!("above 0 and at most half the lease of {}", ms(self.lease));
+            return bad("tick", ms(self.tick), accepted);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,283 @@
+//! Requests of operators, and the snapshots that the namenode writes on its own.
+
+use std::collections::VecDeque;
+
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFinding, FsckReport};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::rpc::{Reply, Response};
+use harvestfs_protocol::transport::Responder;
+use tokio::sync::mpsc;
+
+use super::Owner;
+use crate::engine::namespace::Command;
+use crate::journal::Lsn;
+use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
+use crate::server::clock;
+use crate::server::log::Log;
+
+/// Inodes and blocks up to which the namespace is checked where it is, which holds up everybody for
+/// some tens of milliseconds. A larger one is checked beside the running engine.
+const CHECK_IN_PLACE_MAX: u64 = 50_000;
+
+/// Findings that a report carries.
+const FINDINGS_MAX: usize = 1_000;
+
+/// Checkpoints under way and waited for.
+pub(super) struct Checkpoints {
+    running: Option<Checkpoint>,
+    wanted: VecDeque<Wanted>,
+    results: mpsc::Receiver<Result<Outcome, CheckpointError>>,
+    sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
+    /// Who waits for the running one.
+    waiting: Vec<Responder<Response>>,
+    /// Where the last snapshot left off.
+    last: Covered,
+    /// Where the one that is being written will have.
+    next: Covered,
+    /// Size of the last snapshot.
+    content_bytes: u64,
+}
+
+/// An operator who waits for a checkpoint that has not begun.
+struct Wanted {
+    purpose: Purpose,
+    responder: Responder<Response>,
+}
+
+/// What a snapshot covers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Covered {
+    lsn: Lsn,
+    appended_bytes: u64,
+}
+
+impl Checkpoints {
+    pub(super) fn new(log: &Log, records_since_snapshot: u64) -> Self {
+        let (sender, results) = mpsc::channel(1);
+        let last = Covered {
+            lsn: log.last_lsn() - records_since_snapshot,
+            appended_bytes: 0,
+        };
+        Self {
+            running: None,
+            wanted: VecDeque::new(),
+            results,
+            sender,
+            waiting: Vec::new(),
+            last,
+            next: last,
+            content_bytes: 0,
+        }
+    }
+
+    /// The result of the running one. Cancellation-safe.
+    pub(super) async fn finished(&mut self) -> Option<Result<Outcome, CheckpointError>> {
+        self.results.recv().await
+    }
+
+    /// Gives up what is running and waits for its thread.
+    pub(super) fn cancel(&mut self) {
+        // Or it could not hand over its result.
+        self.results.close();
+        if let Some(running) = self.running.take() {
+            running.cancel();
+        }
+    }
+}
+
+impl Owner {
+    pub(super) fn admin(&mut self, request: AdminRequest, responder: Responder<Response>) {
+        match request {
+            AdminRequest::Status => {
+                let status = AdminReply::Status(self.status());
+                let record = self.undurable.last();
+                self.answer(responder, Ok(Reply::Admin(status)), record);
+            }
+            AdminRequest::Nodes => {
+                let nodes = self.cluster.nodes(self.clock.now_ms());
+                responder.send(&Ok(Reply::Admin(AdminReply::Nodes(nodes))));
+            }
+            AdminRequest::Fsck => {
+                let counts = self.namespace.counts();
+                if counts.inodes + counts.blocks <= CHECK_IN_PLACE_MAX {
+                    let report = self.fsck_report(self.namespace.check());
+                    responder.send(&Ok(Reply::Admin(AdminReply::Fsck(report))));
+                } else {
+                    self.want_checkpoint(Purpose::Check, responder);
+                }
+            }
+            AdminRequest::Snapshot => self.want_checkpoint(Purpose::Snapshot, responder),
+        }
+    }
+
+    fn status(&self) -> ClusterStatus {
+        let counts = self.namespace.counts();
+        let summary = self.cluster.summary(self.clock.now_ms());
+        ClusterStatus {
+            cluster: self.formatted.cluster,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.clock.now_ms() / 1_000,
+            ready: summary.ready,
+            inodes: counts.inodes,
+            files: counts.files,
+            directories: counts.directories,
+            blocks: counts.blocks,
+            under_replicated_blocks: summary.under_replicated_blocks,
+            lost_blocks: summary.lost_blocks,
+            repairs_under_way: summary.repairs_under_way,
+            repairs_done: summary.repairs_done,
+            sessions: counts.sessions,
+            nodes_alive: summary.nodes_alive,
+            nodes_known: summary.nodes_known,
+            quota_bytes: summary.quota_bytes,
+            used_bytes: summary.used_bytes,
+            journal_lsn: self.log.last_lsn(),
+            engine_bytes: counts.memory_bytes + summary.engine_bytes,
+        }
+    }
+
+    /// Puts what was found in the namespace beside what the cluster counts. Goes over all blocks
+    /// once, a fraction of a microsecond for each.
+    fn fsck_report(&self, mut findings: Vec<FsckFinding>) -> FsckReport {
+        let counts = self.namespace.counts();
+        let replicas = self.cluster.fsck();
+        let finding = |message: String| FsckFinding {
+            ino: None,
+            path: None,
+            block: None,
+            message,
+        };
+        if !self.cluster.summary(self.clock.now_ms()).ready {
+            findings.push(finding(
+                "the locations of blocks are still being learned after the start: look again later"
+                    .to_owned(),
+            ));
+        }
+        findings.truncate(FINDINGS_MAX);
+        let healthy = findings.is_empty()
+            && replicas.missing_replicas == 0
+            && replicas.lost_blocks == 0
+            && replicas.orphan_replicas == 0
+            && replicas.excess_replicas == 0;
+        FsckReport {
+            healthy,
+            files: counts.files,
+            directories: counts.directories,
+            blocks: counts.blocks,
+            missing_replicas: replicas.missing_replicas,
+            lost_blocks: replicas.lost_blocks,
+            orphan_blocks: replicas.orphan_replicas,
+            excess_replicas: replicas.excess_replicas,
+            findings,
+        }
+    }
+
+    fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder<Response>) {
+        self.checkpoints
+            .wanted
+            .push_back(Wanted { purpose, responder });
+    }
+
+    /// Begins a checkpoint if an operator waits for one or the journal has grown enough. Everything
+    /// that was executed must have been handed to the journal.
+    pub(super) async fn begin_checkpoint_if_due(&mut self) {
+        if self.checkpoints.running.is_some() {
+            return;
+        }
+        let wanted = self.checkpoints.wanted.front().map(|wanted| wanted.purpose);
+        let Some(purpose) = wanted.or_else(|| self.snapshot_is_due().then_some(Purpose::Snapshot))
+        else {
+            return;
+        };
+        if purpose == Purpose::Check && self.log.last_lsn() == self.checkpoints.last.lsn {
+            // The journal shows what it has only for something new: a record that changes nothing.
+            let nothing = Command::ReleaseOrphans {
+                inodes: Vec::new(),
+                now: clock::wall_now(),
+            };
+            if let Err(error) = self.execute(&nothing, false) {
+                tracing::error!(%error, "an empty record was refused");
+            }
+            self.log.flush().await;
+        }
+        // Everybody who waits for the same is served by one.
+        let waiting = std::mem::take(&mut self.checkpoints.wanted);
+        for wanted in waiting {
+            if wanted.purpose == purpose {
+                self.checkpoints.waiting.push(wanted.responder);
+            } else {
+                self.checkpoints.wanted.push_back(wanted);
+            }
+        }
+        self.checkpoints.next = Covered {
+            lsn: self.log.last_lsn(),
+            appended_bytes: self.log.appended_bytes(),
+        };
+        let running = self.namespace.counts();
+        match Checkpoint::start(purpose, running, self.checkpoints.sender.clone()) {
+            Ok((checkpoint, begin)) => {
+                tracing::debug!(?purpose, lsn = self.log.last_lsn(), "a checkpoint begins");
+                self.checkpoints.running = Some(checkpoint);
+                self.log.writer().begin_snapshot(begin).await;
+            }
+            Err(error) => {
+                // Not before as much again has been written.
+                self.checkpoints.last = self.checkpoints.next;
+                self.checkpoint_failed(&format!("no thread for it: {error}"));
+            }
+        }
+    }
+
+    fn snapshot_is_due(&self) -> bool {
+        let Checkpoints {
+            last,
+            content_bytes,
+            ..
+        } = &self.checkpoints;
+        let trigger = self.options.snapshots;
+        let records = self.log.last_lsn() - last.lsn;
+        let bytes = self.log.appended_bytes() - last.appended_bytes;
+        records > 0
+            && (records >= trigger.records || bytes >= trigger.bytes)
+            && bytes >= *content_bytes
+    }
+
+    pub(super) fn on_checkpoint(&mut self, result: Result<Outcome, CheckpointError>) {
+        let Some(finished) = self.checkpoints.running.take() else {
+            tracing::error!("a checkpoint finished that was not running");
+            return;
+        };
+        let purpose = finished.purpose;
+        // The thread has nothing left to do.
+        finished.cancel();
+        if purpose == Purpose::Snapshot {
+            // After a failure too: the next attempt comes when as much again has been written.
+            self.checkpoints.last = self.checkpoints.next;
+        }
+        let reply = match result {
+            Ok(Outcome::Installed { lsn, content_bytes }) => {
+                tracing::info!(lsn, content_bytes, "a snapshot was written");
+                self.checkpoints.content_bytes = content_bytes;
+                AdminReply::Done
+            }
+            Ok(Outcome::NothingNew) => AdminReply::Done,
+            Ok(Outcome::Checked(findings)) => AdminReply::Fsck(self.fsck_report(findings)),
+            Ok(Outcome::Cancelled) => return,
+            Err(error) => return self.checkpoint_failed(&error.to_string()),
+        };
+        for responder in self.checkpoints.waiting.drain(..) {
+            responder.send(&Ok(Reply::Admin(reply.clone())));
+        }
+    }
+
+    fn checkpoint_failed(&mut self, reason: &str) {
+        tracing::error!(
+            reason,
+            "the checkpoint failed; the journal keeps all records"
+        );
+        let error = FsError::Internal(format!("the checkpoint failed: {reason}"));
+        for responder in self.checkpoints.waiting.drain(..) {
+            responder.send(&Err(error.clone()));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Where blocks are, and the right to use them.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId, NodeId, SessionId};
+use harvestfs_protocol::limits::XATTR_VALUE_BYTES_MAX;
+use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::types::{BlockInfo, Credentials, Extent, Located};
+
+use super::Owner;
+use crate::engine::namespace::{BlockChange, BlockView};
+use crate::server::clock;
+
+/// The extended attribute that shows where a file's replicas are.
+pub(super) const LOCATIONS_XATTR: &[u8] = b"user.harvestfs.locations";
+
+/// Blocks that the reply to an `Open` locates: what a reader wants first. The rest is asked for.
+const BLOCKS_PER_OPEN: usize = 16;
+
+/// The last line when the rest does not fit.
+const CUT_OFF: &str = "...\n";
+
+impl Owner {
+    /// Locates blocks for reading.
+    pub(super) fn located(
+        &self,
+        blocks: impl IntoIterator<Item = BlockId>,
+        reader: IpAddr,
+    ) -> Located {
+        let now_unix_ms = clock::unix_now_ms();
+        let infos = blocks.into_iter().filter_map(|block| {
+            let view = self.namespace.block(block)?;
+            Some(BlockInfo {
+                block,
+                committed_bytes: view.committed_bytes,
+                replicas: self.cluster.replicas(block, Some(reader)),
+                token: self.tokens.sign(block, Right::Read, now_unix_ms),
+            })
+        });
+        self.with_nodes(infos.collect())
+    }
+
+    /// Locates the blocks of a file's first extents.
+    pub(super) fn located_first(&self, extents: &[Extent], reader: IpAddr) -> Located {
+        let mut first = Vec::with_capacity(BLOCKS_PER_OPEN);
+        for extent in extents {
+            if first.len() == BLOCKS_PER_OPEN {
+                break;
+            }
+            if !first.contains(&extent.block) {
+                first.push(extent.block);
+            }
+        }
+        self.located(first, reader)
+    }
+
+    /// New blocks with the nodes that they are to be written to.
+    pub(super) fn located_for_writing(&self, pipelines: Vec<(BlockId, Vec<NodeId>)>) -> Located {
+        let now_unix_ms = clock::unix_now_ms();
+        let infos = pipelines.into_iter().map(|(block, replicas)| BlockInfo {
+            block,
+            committed_bytes: 0,
+            replicas,
+            token: self.tokens.sign(block, Right::Write, now_unix_ms),
+        });
+        self.with_nodes(infos.collect())
+    }
+
+    fn with_nodes(&self, blocks: Vec<BlockInfo>) -> Located {
+        let named: BTreeSet<NodeId> = blocks
+            .iter()
+            .flat_map(|info| info.replicas.iter().copied())
+            .collect();
+        let nodes = named
+            .into_iter()
+            .filter_map(|node| self.cluster.node_info(node))
+            .collect();
+        Located { blocks, nodes }
+    }
+
+    /// The content of [`LOCATIONS_XATTR`]: a line for each extent with its offset in the file, its
+    /// length in bytes, its block and the names of the nodes that hold it. What does not fit in an
+    /// extended attribute is cut off behind a line of dots.
+    pub(super) fn locations(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<MetaReply, FsError> {
+        const R_OK: u8 = 4;
+        self.namespace
+            .query(credentials, &MetaOp::Access { ino, mask: R_OK })?;
+        let mut text = String::new();
+        let mut from_offset = 0;
+        loop {
+            let op = MetaOp::GetExtents { ino, from_offset };
+            let MetaReply::Extents { extents, end } = self.namespace.query(credentials, &op)?
+            else {
+                return Err(FsError::Internal("extents were expected".into()));
+            };
+            for extent in &extents {
+                let line = self.location_line(extent);
+                if text.len() + line.len() + CUT_OFF.len() > XATTR_VALUE_BYTES_MAX {
+                    text.push_str(CUT_OFF);
+                    return Ok(MetaReply::Bytes(text.into_bytes()));
+                }
+                text.push_str(&line);
+            }
+            match extents.last() {
+                Some(last) if !end => from_offset = last.file_end(),
+                _ => return Ok(MetaReply::Bytes(text.into_bytes())),
+            }
+        }
+    }
+
+    fn location_line(&self, extent: &Extent) -> String {
+        let Extent {
+            file_offset,
+            length_bytes,
+            block,
+            ..
+        } = extent;
+        let mut line = format!("{file_offset} {length_bytes} {block}");
+        for node in self.cluster.replicas(*block, None) {
+            if let Some(info) = self.cluster.node_info(node) {
+                // Writing to a string cannot fail.
+                let _ = write!(line, " {}", info.name);
+            }
+        }
+        line.push('\n');
+        line
+    }
+}
+
+/// What the cluster has to be told of a block that exists already.
+pub(super) fn changes_of(view: &BlockView) -> Vec<BlockChange> {
+    let block = view.block;
+    let allocated = BlockChange::Allocated {
+        block,
+        rules: view.rules,
+        // A block whose writer has ended is sealed, and nobody asks who it was.
+        writer: view.writer.unwrap_or(SessionId(0)),
+    };
+    let grew = (view.committed_bytes > 0).then_some(BlockChange::Grew {
+        block,
+        committed_bytes: view.committed_bytes,
+    });
+    let sealed = view.sealed_bytes.map(|length_bytes| BlockChange::Sealed {
+        block,
+        length_bytes,
+    });
+    std::iter::once(allocated)
+        .chain(grew)
+        .chain(sealed)
+        .collect()
+}

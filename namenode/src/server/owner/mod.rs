@@ -1,0 +1,446 @@
+//! The owner: the one task that has the engine.
+//!
+//! It takes whatever has arrived, applies or answers it, hands the records of the round to the
+//! journal together, and goes on with the next round while the journal works. Replies leave when
+//! the journal has their records on stable storage and other sessions have forgotten what was
+//! changed (see [`super::gate`] and [`super::leases`]). There is no lock: nobody else has the
+//! engine.
+
+mod admin;
+mod locate;
+mod meta;
+mod node;
+mod session;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{NoticeSender, Responder};
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use self::admin::Checkpoints;
+use super::clock::{self, Clock};
+use super::connection::Event;
+use super::gate::{Gate, Undurable};
+use super::leases::{Announcement, Leases, WaitId};
+use super::log::Log;
+use super::sessions::{ConnectionId, Sessions};
+use super::token_keys::TokenKeys;
+use super::{NamenodeError, NamenodeOptions};
+use crate::engine::cluster::Cluster;
+use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
+use crate::journal::Lsn;
+
+/// Events taken in one round. More would delay the first of them; fewer would cost a wake-up of the
+/// journal for each.
+const ROUND_EVENTS_MAX: usize = 256;
+
+/// How often it is looked at whether keys of block tokens have to change.
+const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
+
+/// How long requests in flight may take when the namenode stops.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How the namenode is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Answer what is in flight first.
+    Gracefully,
+    /// As if the process were killed.
+    AtOnce,
+}
+
+/// The engine and everything around it that need not survive.
+pub(crate) struct Owner {
+    options: NamenodeOptions,
+    clock: Clock,
+    rng: StdRng,
+    formatted: Formatted,
+    namespace: Namespace,
+    cluster: Cluster,
+    log: Log,
+    tokens: TokenKeys,
+    next_key_check_ms: u64,
+    connections: HashMap<ConnectionId, Connected>,
+    /// The connection on which a datanode registered last.
+    node_connections: HashMap<NodeId, ConnectionId>,
+    sessions: Sessions,
+    leases: Leases,
+    gate: Gate<Answer>,
+    undurable: Undurable,
+    /// Changes that have datanodes remove or cut replicas: told to the cluster only when their
+    /// record is durable, or a crash would bring a block back without its data.
+    destructive: VecDeque<(Lsn, BlockChange)>,
+    /// Orphans from before the restart are still to be looked at.
+    sweep_due: bool,
+    checkpoints: Checkpoints,
+}
+
+/// Somebody who is connected.
+struct Connected {
+    peer: Peer,
+    ip: IpAddr,
+    notices: NoticeSender<Notice>,
+    session: Option<SessionId>,
+    node: Option<NodeId>,
+    /// The set of token keys that the datanode has.
+    keys_version: u64,
+}
+
+/// A reply and how to send it.
+struct Answer {
+    responder: Responder<Response>,
+    response: Response,
+    /// The mutation that it answers.
+    mutation: Option<(SessionId, u64)>,
+}
+
+/// What [`Owner::new`] is made of.
+pub(crate) struct Parts {
+    pub options: NamenodeOptions,
+    pub namespace: Namespace,
+    pub formatted: Formatted,
+    pub cluster: Cluster,
+    pub log: Log,
+    pub records_since_snapshot: u64,
+    pub tokens: TokenKeys,
+    pub rng: StdRng,
+    pub clock: Clock,
+}
+
+impl Owner {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            options,
+            namespace,
+            formatted,
+            cluster,
+            log,
+            records_since_snapshot,
+            tokens,
+            rng,
+            clock,
+        } = parts;
+        let lease_ms = u64::try_from(options.lease.as_millis()).unwrap_or(u64::MAX);
+        let leases = Leases::new(lease_ms, options.grants_max);
+        let mut owner = Self {
+            checkpoints: Checkpoints::new(&log, records_since_snapshot),
+            options,
+            clock,
+            rng,
+            formatted,
+            namespace,
+            cluster,
+            log,
+            tokens,
+            next_key_check_ms: 0,
+            connections: HashMap::new(),
+            node_connections: HashMap::new(),
+            sessions: Sessions::default(),
+            leases,
+            gate: Gate::new(),
+            undurable: Undurable::default(),
+            destructive: VecDeque::new(),
+            sweep_due: true,
+        };
+        owner.restore_soft_state();
+        owner
+    }
+
+    /// What follows from the namespace: servers, blocks and sessions that are known to exist.
+    fn restore_soft_state(&mut self) {
+        let now_ms = self.clock.now_ms();
+        for server in self.namespace.servers() {
+            self.cluster.add_server(server.node, server.server);
+        }
+        for view in self.namespace.blocks() {
+            for change in locate::changes_of(&view) {
+                self.cluster.apply_change(now_ms, &change);
+            }
+        }
+        for view in self.namespace.sessions() {
+            self.sessions
+                .restored(now_ms, view.session, view.client.to_owned());
+            self.leases.restored(now_ms, view.session);
+        }
+        self.release_orphans_unless_missing();
+    }
+
+    /// Works until it is told to stop or the journal fails.
+    pub(crate) async fn run(
+        mut self,
+        mut events: mpsc::Receiver<Event>,
+        mut stop: oneshot::Receiver<Stop>,
+    ) -> Result<(), NamenodeError> {
+        let progress = self.log.progress();
+        let mut tick = tokio::time::interval(self.options.tick);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut round = Vec::with_capacity(ROUND_EVENTS_MAX);
+        let how = loop {
+            tokio::select! {
+                biased;
+                how = &mut stop => break how.unwrap_or(Stop::AtOnce),
+                () = progress.notified() => self.on_progress(),
+                _ = tick.tick() => self.on_tick(),
+                Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
+                taken = events.recv_many(&mut round, ROUND_EVENTS_MAX) => {
+                    if taken == 0 {
+                        break Stop::Gracefully;
+                    }
+                    for event in round.drain(..) {
+                        self.on_event(event);
+                    }
+                }
+            }
+            self.log.flush().await;
+            self.begin_checkpoint_if_due().await;
+            if let Some(failure) = self.log.failure() {
+                tracing::error!(error = %failure, "the namenode stops: its journal failed");
+                self.checkpoints.cancel();
+                return Err(NamenodeError::Journal(failure));
+            }
+        };
+        self.checkpoints.cancel();
+        if how == Stop::Gracefully {
+            self.answer_what_is_in_flight(events).await;
+        }
+        // Replies that are still held are given up: their mutations may be repeated.
+        self.log.close().map_err(NamenodeError::Journal)
+    }
+
+    /// Takes what has arrived and waits until everything is answered.
+    async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
+        let deadline = Instant::now() + SHUTDOWN_DEADLINE;
+        let progress = self.log.progress();
+        events.close();
+        while let Some(event) = events.recv().await {
+            self.on_event(event);
+            self.log.flush().await;
+        }
+        self.on_progress();
+        while self.gate.len() > 0 && Instant::now() < deadline && self.log.failure().is_none() {
+            let wait = self.options.tick;
+            let _timed_out = tokio::time::timeout(wait, progress.notified()).await;
+            self.on_progress();
+            let now_ms = self.clock.now_ms();
+            let expired = self.leases.expire(now_ms);
+            self.release(expired.released);
+        }
+        if self.gate.len() > 0 {
+            tracing::warn!(
+                requests = self.gate.len(),
+                "some requests were not answered in time; clients will repeat them"
+            );
+        }
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Connected {
+                connection,
+                peer,
+                ip,
+                notices,
+            } => {
+                let connected = Connected {
+                    peer,
+                    ip,
+                    notices,
+                    session: None,
+                    node: None,
+                    keys_version: 0,
+                };
+                self.connections.insert(connection, connected);
+            }
+            Event::Request {
+                connection,
+                request,
+                responder,
+            } => self.on_request(connection, request, responder),
+            Event::Disconnected { connection } => self.on_disconnected(connection),
+        }
+    }
+
+    /// Who may ask what. What is not named here is denied.
+    fn on_request(
+        &mut self,
+        connection: ConnectionId,
+        request: Request,
+        responder: Responder<Response>,
+    ) {
+        let Some(role) = self.connections.get(&connection).map(|c| c.peer.role) else {
+            // Every connection is announced before its first request and lives until its last.
+            tracing::error!(connection, "a request of an unknown connection");
+            return;
+        };
+        match (role, request) {
+            (Role::Client | Role::Admin, Request::OpenSession(open)) => {
+                self.open_session(connection, open, responder);
+            }
+            (Role::Client | Role::Admin, Request::KeepAlive) => {
+                let response = self.session_of(connection).map(|_| Reply::Done);
+                responder.send(&response);
+            }
+            (Role::Client | Role::Admin, Request::AckInvalidation { id }) => {
+                self.acknowledged(connection, id, responder);
+            }
+            (Role::Client | Role::Admin, Request::CloseSession) => {
+                self.close_session(connection, responder);
+            }
+            (Role::Client | Role::Admin, Request::Meta(call)) => {
+                self.meta(connection, call, responder);
+            }
+            (Role::Datanode, Request::Node(request)) => {
+                self.node_request(connection, request, responder);
+            }
+            (Role::Admin, Request::Admin(request)) => self.admin(request, responder),
+            (role, request) => {
+                let what = match request {
+                    Request::Node(_) => "requests of datanodes",
+                    Request::Admin(_) => "requests of operators",
+                    _ => "requests of clients",
+                };
+                let denied = FsError::RoleDenied(format!("a {role} may not make {what}"));
+                responder.send(&Err(denied));
+            }
+        }
+    }
+
+    fn on_disconnected(&mut self, connection: ConnectionId) {
+        let Some(gone) = self.connections.remove(&connection) else {
+            return;
+        };
+        if let Some(session) = gone.session.and_then(|id| self.sessions.get_mut(id))
+            && session.connection == Some(connection)
+        {
+            // It may come back on another connection.
+            session.connection = None;
+        }
+        if let Some(node) = gone.node
+            && self.node_connections.get(&node) == Some(&connection)
+        {
+            self.node_connections.remove(&node);
+            self.cluster.disconnected(self.clock.now_ms(), node);
+        }
+    }
+
+    fn on_tick(&mut self) {
+        let now_ms = self.clock.now_ms();
+        self.on_progress();
+        self.cluster.tick(now_ms, &mut self.rng);
+        self.end_silent_sessions(now_ms);
+        if now_ms >= self.next_key_check_ms {
+            self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
+            if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {
+                tracing::error!(%error, "the keys of block tokens were not changed; trying again");
+            }
+        }
+    }
+
+    /// The journal may have more on stable storage than when we looked last.
+    fn on_progress(&mut self) {
+        let lsn = self.log.durable_lsn();
+        self.undurable.durable(lsn);
+        for answer in self.gate.durable(lsn) {
+            self.send(answer);
+        }
+        let durable = self
+            .destructive
+            .partition_point(|(record, _)| *record <= lsn);
+        let now_ms = self.clock.now_ms();
+        for (_, change) in self.destructive.drain(..durable) {
+            self.cluster.apply_change(now_ms, &change);
+        }
+    }
+
+    /// Applies a command and adds it to the round's records. With `awaited`, somebody waits for
+    /// it to become durable. Returns what it did and its record.
+    fn execute(&mut self, command: &Command, awaited: bool) -> Result<(Applied, Lsn), FsError> {
+        // Encoded first: what cannot be journaled must not be applied.
+        let record = command.encode()?;
+        let applied = self.namespace.apply(command)?;
+        let lsn = self.log.push(record, awaited);
+        let Effects {
+            inodes,
+            entries,
+            blocks,
+        } = &applied.effects;
+        if awaited {
+            let dirs = entries.iter().map(|(dir, _)| *dir);
+            self.undurable.note(lsn, inodes.iter().copied().chain(dirs));
+        }
+        let now_ms = self.clock.now_ms();
+        for change in blocks {
+            match change {
+                BlockChange::Freed { .. } | BlockChange::Sealed { .. } => {
+                    self.destructive.push_back((lsn, change.clone()));
+                }
+                _ => self.cluster.apply_change(now_ms, change),
+            }
+        }
+        Ok((applied, lsn))
+    }
+
+    /// Sends a response once `record` is durable, if given.
+    fn answer(&mut self, responder: Responder<Response>, response: Response, record: Option<Lsn>) {
+        let id = self.gate.next_id();
+        let answer = Answer {
+            responder,
+            response,
+            mutation: None,
+        };
+        if let Some(answer) = self.gate.hold(id, answer, record, false) {
+            self.send(answer);
+        }
+    }
+
+    fn send(&mut self, answer: Answer) {
+        if let Some((id, sequence)) = answer.mutation
+            && let Some(session) = self.sessions.get_mut(id)
+        {
+            session.unanswered.remove(&sequence);
+        }
+        answer.responder.send(&answer.response);
+    }
+
+    /// Nobody's cache stands against these replies any more.
+    fn release(&mut self, waits: Vec<WaitId>) {
+        for wait in waits {
+            if let Some(answer) = self.gate.acknowledged(wait) {
+                self.send(answer);
+            }
+        }
+    }
+
+    /// Sends notices to the connections of their sessions. A session without one cannot be told;
+    /// its lease runs out, or it comes back and is told then.
+    fn announce(&self, announcements: Vec<Announcement>) {
+        for (id, notice) in announcements {
+            let connection = self.sessions.get(id).and_then(|session| session.connection);
+            let connected = connection.and_then(|c| self.connections.get(&c));
+            if let Some(connected) = connected
+                && let Err(error) = connected.notices.send(&notice)
+            {
+                tracing::debug!(session = %id, %error, "a notice was not sent");
+            }
+        }
+    }
+
+    /// Whether the inode has no name left and is kept only because somebody held it.
+    fn is_orphan(&self, ino: InodeId) -> bool {
+        use harvestfs_protocol::meta::{MetaOp, MetaReply};
+        use harvestfs_protocol::types::Credentials;
+        let reply = self
+            .namespace
+            .query(&Credentials::root(), &MetaOp::GetAttr { ino });
+        matches!(reply, Ok(MetaReply::Attr(attr)) if attr.nlink == 0)
+    }
+}

@@ -1,0 +1,204 @@
+//! Requests of datanodes.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::limits::{
+    COMMANDS_PER_HEARTBEAT_MAX, LABEL_BYTES_MAX, REPLICAS_PER_REPORT_MAX, VOLUMES_PER_NODE_MAX,
+};
+use harvestfs_protocol::node::{
+    Heartbeat, HeartbeatReply, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
+    ServerDescription,
+};
+use harvestfs_protocol::rpc::{Reply, Response};
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::transport::Responder;
+
+use super::Owner;
+use super::session::unexpected_outcome;
+use crate::engine::cluster::ClusterError;
+use crate::engine::namespace::{Command, Outcome};
+use crate::journal::Lsn;
+use crate::server::clock;
+use crate::server::sessions::ConnectionId;
+
+impl Owner {
+    pub(super) fn node_request(
+        &mut self,
+        connection: ConnectionId,
+        request: NodeRequest,
+        responder: Responder<Response>,
+    ) {
+        if let NodeRequest::Register(register) = request {
+            return match self.register(connection, register) {
+                Ok((registered, record)) => {
+                    let reply = Reply::Node(NodeReply::Registered(registered));
+                    self.answer(responder, Ok(reply), record);
+                }
+                Err(error) => {
+                    tracing::warn!(connection, %error, "a datanode was not registered");
+                    responder.send(&Err(error));
+                }
+            };
+        }
+        let reply = self.registered_node_request(connection, request);
+        responder.send(&reply.map(Reply::Node));
+    }
+
+    fn registered_node_request(
+        &mut self,
+        connection: ConnectionId,
+        request: NodeRequest,
+    ) -> Result<NodeReply, FsError> {
+        let node = self.connections.get(&connection).and_then(|c| c.node);
+        let node = node.ok_or_else(|| FsError::Protocol("register first".into()))?;
+        if self.node_connections.get(&node) != Some(&connection) {
+            return Err(FsError::Protocol(
+                "the datanode registered on another connection since".into(),
+            ));
+        }
+        let now_ms = self.clock.now_ms();
+        let refused = |error: ClusterError| FsError::Protocol(error.to_string());
+        match request {
+            NodeRequest::Register(_) => Err(FsError::Protocol("registered already".into())),
+            NodeRequest::Heartbeat(heartbeat) => self
+                .heartbeat(connection, node, &heartbeat)
+                .map(NodeReply::Heartbeat),
+            NodeRequest::BlockReport(report) => {
+                check_count("replicas", report.replicas.len(), REPLICAS_PER_REPORT_MAX)?;
+                let reported = self.cluster.block_report(now_ms, node, &report);
+                reported.map(|()| NodeReply::Accepted).map_err(refused)
+            }
+            NodeRequest::IncrementalReport(report) => {
+                check_count("changes", report.changes.len(), REPLICAS_PER_REPORT_MAX)?;
+                let reported = self.cluster.incremental_report(now_ms, node, &report);
+                reported.map(|()| NodeReply::Accepted).map_err(refused)
+            }
+        }
+    }
+
+    fn register(
+        &mut self,
+        connection: ConnectionId,
+        register: RegisterNode,
+    ) -> Result<(NodeRegistered, Option<Lsn>), FsError> {
+        let connected = self.connections.get(&connection);
+        let connected = connected.ok_or_else(|| FsError::Protocol("not connected".into()))?;
+        let server = &register.server;
+        if connected.peer.name != server.name {
+            return Err(FsError::RoleDenied(format!(
+                "the certificate is of {}, not of server {}",
+                connected.peer, server.name
+            )));
+        }
+        check_labels(server)?;
+        check_count("volumes", register.volumes.len(), VOLUMES_PER_NODE_MAX)?;
+        if register
+            .cluster
+            .is_some_and(|cluster| cluster != self.formatted.cluster)
+        {
+            return Err(FsError::Protocol(format!(
+                "the volumes are not of this cluster, {}",
+                self.formatted.cluster
+            )));
+        }
+        let storages = register.volumes.iter().map(|volume| volume.storage);
+        let (node, record) = self.journal_server(server, storages.collect())?;
+        let now_ms = self.clock.now_ms();
+        self.cluster
+            .register(now_ms, node, server, &register.volumes);
+        self.node_connections.insert(node, connection);
+        if let Some(connected) = self.connections.get_mut(&connection) {
+            connected.node = Some(node);
+            connected.keys_version = self.tokens.version();
+        }
+        tracing::info!(%node, name = server.name, addr = %server.data_addr, "a datanode registered");
+        let registered = NodeRegistered {
+            node,
+            cluster: self.formatted.cluster,
+            keys: self.tokens.all(),
+            block_bytes: self.formatted.block_bytes,
+        };
+        Ok((registered, record))
+    }
+
+    /// The server's number, and the record to wait for. A server that comes back as it was is not
+    /// journaled again.
+    fn journal_server(
+        &mut self,
+        server: &ServerDescription,
+        mut storages: Vec<StorageId>,
+    ) -> Result<(NodeId, Option<Lsn>), FsError> {
+        storages.sort_unstable();
+        if let Some(known) = self.namespace.server(&server.name)
+            && known.server == server
+            && known.storages == storages
+        {
+            return Ok((known.node, self.undurable.last()));
+        }
+        let command = Command::RegisterServer {
+            server: server.clone(),
+            storages,
+            now: clock::wall_now(),
+        };
+        let (applied, lsn) = self.execute(&command, true)?;
+        match applied.reply {
+            Outcome::Node(node) => Ok((node, Some(lsn))),
+            other => Err(unexpected_outcome(&other)),
+        }
+    }
+
+    fn heartbeat(
+        &mut self,
+        connection: ConnectionId,
+        node: NodeId,
+        heartbeat: &Heartbeat,
+    ) -> Result<HeartbeatReply, FsError> {
+        check_count("volumes", heartbeat.volumes.len(), VOLUMES_PER_NODE_MAX)?;
+        let now_ms = self.clock.now_ms();
+        self.cluster
+            .heartbeat(now_ms, node, heartbeat)
+            .map_err(|error| FsError::Protocol(error.to_string()))?;
+        let now_unix_ms = clock::unix_now_ms();
+        let tokens = &self.tokens;
+        let commands =
+            self.cluster
+                .next_commands(now_ms, node, COMMANDS_PER_HEARTBEAT_MAX, &mut |block| {
+                    tokens.sign(block, Right::Read, now_unix_ms)
+                });
+        let version = self.tokens.version();
+        let keys = match self.connections.get_mut(&connection) {
+            Some(connected) if connected.keys_version != version => {
+                connected.keys_version = version;
+                Some(self.tokens.all())
+            }
+            _ => None,
+        };
+        Ok(HeartbeatReply { commands, keys })
+    }
+}
+
+fn check_count(what: &str, count: usize, max: usize) -> Result<(), FsError> {
+    if count <= max {
+        return Ok(());
+    }
+    Err(FsError::InvalidArgument(format!(
+        "{count} {what} in one request, at most {max} are accepted"
+    )))
+}
+
+fn check_labels(server: &ServerDescription) -> Result<(), FsError> {
+    let labels = [
+        ("name", &server.name),
+        ("rack", &server.rack),
+        ("environment", &server.environment),
+        ("machine function", &server.machine_function),
+    ];
+    for (what, label) in labels {
+        if label.is_empty() || label.len() > LABEL_BYTES_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "the server's {what} must have 1 to {LABEL_BYTES_MAX} bytes"
+            )));
+        }
+    }
+    Ok(())
+}

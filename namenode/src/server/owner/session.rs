@@ -1,0 +1,285 @@
+//! Sessions: opening, resuming, ending.
+
+use std::collections::BTreeSet;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::limits::SESSIONS_MAX;
+use harvestfs_protocol::meta::{OpenSession, SessionOpened};
+use harvestfs_protocol::rpc::{Reply, Response};
+use harvestfs_protocol::transport::Responder;
+
+use super::{Answer, Owner};
+use crate::engine::namespace::{Command, Outcome};
+use crate::journal::Lsn;
+use crate::server::clock;
+use crate::server::sessions::ConnectionId;
+
+/// When a client may try again that found too many sessions.
+const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
+
+/// Orphans released with one command.
+const ORPHANS_PER_COMMAND_MAX: usize = 1_024;
+
+impl Owner {
+    pub(super) fn open_session(
+        &mut self,
+        connection: ConnectionId,
+        open: OpenSession,
+        responder: Responder<Response>,
+    ) {
+        let opened = match open.resume {
+            None => self.new_session(connection),
+            Some(id) => self.resume_session(connection, id),
+        };
+        let (id, record) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return responder.send(&Err(error)),
+        };
+        if let Some(connected) = self.connections.get_mut(&connection) {
+            connected.session = Some(id);
+        }
+        self.set_holds(id, open.holds);
+        self.sessions.returned(id);
+        self.release_orphans_unless_missing();
+        let reply = Reply::SessionOpened(SessionOpened {
+            session: id,
+            cluster: self.formatted.cluster,
+            block_bytes: self.formatted.block_bytes,
+            default_rules: self.formatted.default_rules,
+        });
+        self.answer(responder, Ok(reply), record);
+    }
+
+    fn new_session(
+        &mut self,
+        connection: ConnectionId,
+    ) -> Result<(SessionId, Option<Lsn>), FsError> {
+        if self.session_of(connection).is_ok() {
+            return Err(FsError::Protocol(
+                "this connection has a session; close it first".into(),
+            ));
+        }
+        if self.sessions.len() >= SESSIONS_MAX {
+            return Err(FsError::Busy {
+                retry_after_ms: SESSIONS_RETRY_AFTER_MS,
+            });
+        }
+        let connected = self.connections.get(&connection);
+        let connected = connected.ok_or(FsError::SessionExpired)?;
+        let client = connected.peer.to_string();
+        let command = Command::OpenSession {
+            client: client.clone(),
+            now: clock::wall_now(),
+        };
+        let (applied, lsn) = self.execute(&command, true)?;
+        let Outcome::Session(id) = applied.reply else {
+            return Err(unexpected_outcome(&applied.reply));
+        };
+        let now_ms = self.clock.now_ms();
+        self.sessions.opened(now_ms, id, client, connection);
+        self.leases.opened(now_ms, id);
+        // Nobody waits for this record but the client: the namespace shows nothing of it.
+        Ok((id, Some(lsn)))
+    }
+
+    fn resume_session(
+        &mut self,
+        connection: ConnectionId,
+        id: SessionId,
+    ) -> Result<(SessionId, Option<Lsn>), FsError> {
+        if self.session_of(connection).is_ok_and(|own| own != id) {
+            return Err(FsError::Protocol(
+                "this connection has another session; close it first".into(),
+            ));
+        }
+        let connected = self.connections.get(&connection);
+        let connected = connected.ok_or(FsError::SessionExpired)?;
+        let session = self.sessions.get_mut(id).ok_or(FsError::SessionExpired)?;
+        if session.client != connected.peer.to_string() {
+            tracing::warn!(
+                session = %id, owner = session.client, peer = %connected.peer,
+                "somebody tried to resume the session of another"
+            );
+            return Err(FsError::SessionExpired);
+        }
+        // The connection that it had may be alive still; it speaks for nobody from now on.
+        session.connection = Some(connection);
+        self.heard(id);
+        let now_ms = self.clock.now_ms();
+        if let Some(notice) = self.leases.repeat(now_ms, id) {
+            self.announce(vec![(id, notice)]);
+        }
+        Ok((id, self.undurable.last()))
+    }
+
+    /// The session that speaks on a connection; its lease begins anew.
+    pub(super) fn session_of(&mut self, connection: ConnectionId) -> Result<SessionId, FsError> {
+        let id = self.connections.get(&connection).and_then(|c| c.session);
+        let id = id.ok_or(FsError::SessionExpired)?;
+        let session = self.sessions.get(id).ok_or(FsError::SessionExpired)?;
+        if session.connection != Some(connection) {
+            return Err(FsError::SessionExpired);
+        }
+        self.heard(id);
+        Ok(id)
+    }
+
+    fn heard(&mut self, id: SessionId) {
+        let now_ms = self.clock.now_ms();
+        self.sessions.heard(now_ms, id);
+        let released = self.leases.heard(now_ms, id);
+        self.release(released);
+    }
+
+    pub(super) fn acknowledged(
+        &mut self,
+        connection: ConnectionId,
+        notice: u64,
+        responder: Responder<Response>,
+    ) {
+        let session = match self.session_of(connection) {
+            Ok(session) => session,
+            Err(error) => return responder.send(&Err(error)),
+        };
+        responder.send(&Ok(Reply::Done));
+        let released = self.leases.acked(session, notice);
+        self.release(released);
+    }
+
+    pub(super) fn close_session(
+        &mut self,
+        connection: ConnectionId,
+        responder: Responder<Response>,
+    ) {
+        let ended = self.session_of(connection).and_then(|id| {
+            let lsn = self.end_session(id, true)?;
+            let released = self.leases.closed(id);
+            self.release(released);
+            Ok(lsn)
+        });
+        match ended {
+            Ok(lsn) => self.answer(responder, Ok(Reply::Done), Some(lsn)),
+            Err(error) => responder.send(&Err(error)),
+        }
+    }
+
+    /// Looks at the clock on behalf of leases and sessions.
+    pub(super) fn end_silent_sessions(&mut self, now_ms: u64) {
+        let expired = self.leases.expire(now_ms);
+        self.release(expired.released);
+        for id in expired.unresponsive {
+            tracing::warn!(session = %id, "a session that does not acknowledge notices is ended");
+            self.expel(id);
+        }
+        let timeout_ms = u64::try_from(self.options.session_timeout.as_millis());
+        let timeout_ms = timeout_ms.unwrap_or(u64::MAX);
+        for id in self.sessions.timed_out(now_ms, timeout_ms) {
+            tracing::info!(session = %id, "a session was silent for too long and is ended");
+            self.expel(id);
+        }
+    }
+
+    /// Ends a session that did not ask for it.
+    fn expel(&mut self, id: SessionId) {
+        match self.end_session(id, false) {
+            Ok(_) => self.leases.revoke(id),
+            Err(error) => tracing::error!(session = %id, %error, "the session cannot be ended"),
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, awaited: bool) -> Result<Lsn, FsError> {
+        let command = Command::CloseSession {
+            session: id,
+            now: clock::wall_now(),
+        };
+        let (_, lsn) = self.execute(&command, awaited)?;
+        let connection = self.sessions.get(id).and_then(|session| session.connection);
+        if let Some(connected) = connection.and_then(|c| self.connections.get_mut(&c)) {
+            connected.session = None;
+        }
+        let unheld = self.sessions.removed(id);
+        self.release_orphans(unheld);
+        self.release_orphans_unless_missing();
+        Ok(lsn)
+    }
+
+    /// What a session that came (back) says it holds is all that it holds.
+    fn set_holds(&mut self, id: SessionId, holds: Vec<InodeId>) {
+        let told: BTreeSet<InodeId> = holds.into_iter().collect();
+        let dropped = self.sessions.held_beside(id, &told);
+        let mut unheld = Vec::new();
+        for ino in dropped {
+            if self.sessions.release(id, ino) {
+                unheld.push(ino);
+            }
+        }
+        for ino in told {
+            let known = self.namespace.exists(ino);
+            if known
+                && !self
+                    .sessions
+                    .hold(id, ino, self.options.holds_per_session_max)
+            {
+                tracing::warn!(session = %id, "the session holds more files than it may");
+                break;
+            }
+        }
+        self.release_orphans(unheld);
+    }
+
+    /// Removes those of the inodes that have no name left and that nobody holds.
+    pub(super) fn release_orphans(&mut self, candidates: Vec<InodeId>) {
+        let orphans: Vec<InodeId> = candidates
+            .into_iter()
+            .filter(|&ino| !self.sessions.may_be_held(ino) && self.is_orphan(ino))
+            .collect();
+        for chunk in orphans.chunks(ORPHANS_PER_COMMAND_MAX) {
+            let command = Command::ReleaseOrphans {
+                inodes: chunk.to_vec(),
+                now: clock::wall_now(),
+            };
+            // Nobody waits for it: after a crash it is done again.
+            if let Err(error) = self.execute(&command, false) {
+                tracing::error!(%error, "orphans cannot be released");
+            }
+        }
+    }
+
+    /// After a restart, orphans stay until every session from before it has come back and told
+    /// what it holds, or has timed out.
+    pub(super) fn release_orphans_unless_missing(&mut self) {
+        if self.sweep_due && !self.sessions.any_missing() {
+            self.sweep_due = false;
+            let orphans = self.namespace.orphans().collect();
+            self.release_orphans(orphans);
+        }
+    }
+
+    /// Sends a mutation's response, or holds it back.
+    pub(super) fn answer_mutation(
+        &mut self,
+        id: u64,
+        answer: Answer,
+        record: Option<Lsn>,
+        waits_for_others: bool,
+    ) {
+        let mutation = answer.mutation;
+        match self.gate.hold(id, answer, record, waits_for_others) {
+            Some(answer) => self.send(answer),
+            None => {
+                if let Some((session, sequence)) = mutation
+                    && let Some(session) = self.sessions.get_mut(session)
+                {
+                    session.unanswered.insert(sequence, id);
+                }
+            }
+        }
+    }
+}
+
+/// The engine answered a command with what belongs to another.
+pub(super) fn unexpected_outcome(outcome: &Outcome) -> FsError {
+    tracing::error!(?outcome, "an outcome of another command");
+    FsError::Internal("an outcome of another command".into())
+}

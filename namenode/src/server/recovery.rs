@@ -1,0 +1,139 @@
+//! From what is on the disk to a namespace.
+
+use std::time::Instant;
+
+use super::data_dir;
+use super::{NamenodeError, NamenodeOptions};
+use crate::engine::namespace::{Command, Formatted, Namespace};
+use crate::journal::{
+    Journal, JournalOptions, Lsn, RecordReader, Recovered, SnapshotReader, TailReport,
+};
+
+/// Records after which progress is reported in the log.
+const PROGRESS_EVERY: u64 = 1_000_000;
+
+/// What was on the disk.
+pub(crate) struct Restored {
+    /// The state after the last record.
+    pub namespace: Namespace,
+    /// What the cluster was made with.
+    pub formatted: Formatted,
+    /// The journal, open for more.
+    pub journal: Journal,
+    /// The last record.
+    pub last_lsn: Lsn,
+    /// Records after the newest snapshot.
+    pub records_since_snapshot: u64,
+}
+
+/// Reads the newest snapshot and the records after it. Refuses to guess: what was acknowledged and
+/// cannot be read is an error.
+pub(crate) fn recover(options: &NamenodeOptions) -> Result<Restored, NamenodeError> {
+    let started = Instant::now();
+    let cluster = data_dir::cluster_id(&options.data_dir)?;
+    let journal_options = JournalOptions {
+        segment_bytes: options.segment_bytes,
+        ..JournalOptions::new(data_dir::journal_dir(&options.data_dir), cluster.0)
+    };
+    let (journal, recovered) = Journal::open(&journal_options)?;
+    let Recovered {
+        snapshot,
+        records,
+        last_lsn,
+        tail,
+        skipped_snapshots,
+    } = recovered;
+    for error in skipped_snapshots {
+        tracing::warn!(%error, "a damaged snapshot was passed over; check the disk");
+    }
+    report_tail(&tail);
+    let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
+    let namespace = replay(snapshot, records, || false)?.unwrap_or_default();
+    let formatted = match namespace.formatted() {
+        Some(formatted) if formatted.cluster == cluster => formatted,
+        Some(formatted) => {
+            return Err(NamenodeError::WrongCluster {
+                expected: cluster,
+                found: formatted.cluster,
+            });
+        }
+        None => {
+            return Err(NamenodeError::NotFormatted {
+                path: options.data_dir.clone(),
+            });
+        }
+    };
+    tracing::info!(
+        snapshot_lsn,
+        last_lsn,
+        inodes = namespace.counts().inodes,
+        elapsed_ms = started.elapsed().as_millis(),
+        "the namespace was restored"
+    );
+    Ok(Restored {
+        namespace,
+        formatted,
+        journal,
+        last_lsn,
+        records_since_snapshot: last_lsn - snapshot_lsn,
+    })
+}
+
+/// Applies records to a snapshot. `None` when `cancelled` says so in between.
+pub(crate) fn replay(
+    snapshot: Option<(Lsn, SnapshotReader)>,
+    records: RecordReader,
+    cancelled: impl Fn() -> bool,
+) -> Result<Option<Namespace>, NamenodeError> {
+    let mut namespace = match snapshot {
+        None => Namespace::new(),
+        Some((lsn, mut reader)) => Namespace::read_snapshot(&mut reader)
+            .map_err(|source| NamenodeError::Snapshot { lsn, source })?,
+    };
+    for record in records {
+        let (lsn, bytes) = record?;
+        let command =
+            Command::decode(&bytes).map_err(|source| NamenodeError::Record { lsn, source })?;
+        namespace
+            .apply(&command)
+            .map_err(|source| NamenodeError::Replay { lsn, source })?;
+        if lsn.is_multiple_of(PROGRESS_EVERY) {
+            tracing::info!(lsn, "replaying the journal");
+        }
+        if cancelled() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(namespace))
+}
+
+fn report_tail(tail: &TailReport) {
+    match tail {
+        TailReport::Clean => {}
+        TailReport::Torn {
+            segment,
+            offset,
+            dropped_bytes,
+            missing_bytes: 0,
+        } => tracing::warn!(
+            segment,
+            offset,
+            dropped_bytes,
+            "the journal ended in records that a crash had interrupted; they were never \
+             acknowledged and were dropped"
+        ),
+        TailReport::Torn {
+            segment,
+            offset,
+            dropped_bytes,
+            missing_bytes,
+        } => tracing::error!(
+            segment,
+            offset,
+            dropped_bytes,
+            missing_bytes,
+            "the newest segment of the journal is shorter than it was made: something other than a \
+             crash truncated it, and acknowledged operations may be lost"
+        ),
+    }
+}

@@ -1,0 +1,241 @@
+//! Sessions as far as they need not survive a restart: their connections, when they were last heard
+//! of, what they hold open, and which of their mutations are still unanswered.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use harvestfs_protocol::ids::{InodeId, SessionId};
+
+use super::leases::WaitId;
+
+/// Number of a connection, never reused.
+pub(crate) type ConnectionId = u64;
+
+/// Open sessions and what they hold.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    by_id: HashMap<SessionId, Session>,
+    /// How many sessions hold an inode.
+    holders: HashMap<InodeId, u32>,
+    /// Sessions from before the restart that did not come back yet: what they hold is unknown.
+    missing: HashSet<SessionId>,
+}
+
+/// One session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Who may resume it.
+    pub client: String,
+    /// The connection that speaks for it now.
+    pub connection: Option<ConnectionId>,
+    last_heard_ms: u64,
+    holds: HashSet<InodeId>,
+    /// Mutations whose reply is held back, by sequence.
+    pub unanswered: HashMap<u64, WaitId>,
+}
+
+impl Session {
+    /// How many inodes it holds.
+    pub(crate) fn holds_len(&self) -> usize {
+        self.holds.len()
+    }
+}
+
+impl Sessions {
+    /// A session that was just opened.
+    pub(crate) fn opened(
+        &mut self,
+        now_ms: u64,
+        id: SessionId,
+        client: String,
+        connection: ConnectionId,
+    ) {
+        self.insert(now_ms, id, client, Some(connection));
+    }
+
+    /// A session from before the restart, whose client has not come back yet.
+    pub(crate) fn restored(&mut self, now_ms: u64, id: SessionId, client: String) {
+        self.insert(now_ms, id, client, None);
+        self.missing.insert(id);
+    }
+
+    fn insert(
+        &mut self,
+        now_ms: u64,
+        id: SessionId,
+        client: String,
+        connection: Option<ConnectionId>,
+    ) {
+        let session = Session {
+            client,
+            connection,
+            last_heard_ms: now_ms,
+            holds: HashSet::new(),
+            unanswered: HashMap::new(),
+        };
+        self.by_id.insert(id, session);
+    }
+
+    /// One session.
+    pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.by_id.get(&id)
+    }
+
+    /// One session, to change.
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Something was heard of it.
+    pub(crate) fn heard(&mut self, now_ms: u64, id: SessionId) {
+        if let Some(session) = self.by_id.get_mut(&id) {
+            session.last_heard_ms = now_ms;
+        }
+    }
+
+    /// The session has come back and has told all that it holds.
+    pub(crate) fn returned(&mut self, id: SessionId) {
+        self.missing.remove(&id);
+    }
+
+    /// The session holds an inode; false if it holds `holds_max` others.
+    pub(crate) fn hold(&mut self, id: SessionId, ino: InodeId, holds_max: usize) -> bool {
+        let Some(session) = self.by_id.get_mut(&id) else {
+            return false;
+        };
+        if session.holds.contains(&ino) {
+            return true;
+        }
+        if session.holds.len() >= holds_max {
+            return false;
+        }
+        session.holds.insert(ino);
+        *self.holders.entry(ino).or_default() += 1;
+        true
+    }
+
+    /// The session no longer holds an inode. True if nobody does now.
+    pub(crate) fn release(&mut self, id: SessionId, ino: InodeId) -> bool {
+        let held = self
+            .by_id
+            .get_mut(&id)
+            .is_some_and(|session| session.holds.remove(&ino));
+        held && self.unhold(ino)
+    }
+
+    /// What the session holds beside `told`.
+    pub(crate) fn held_beside(&self, id: SessionId, told: &BTreeSet<InodeId>) -> Vec<InodeId> {
+        let holds = self.by_id.get(&id).map(|session| &session.holds);
+        let mut beside: Vec<InodeId> = holds
+            .into_iter()
+            .flatten()
+            .filter(|ino| !told.contains(ino))
+            .copied()
+            .collect();
+        beside.sort_unstable();
+        beside
+    }
+
+    /// The session is over. Returns what nobody holds any more.
+    pub(crate) fn removed(&mut self, id: SessionId) -> Vec<InodeId> {
+        self.missing.remove(&id);
+        let holds = self.by_id.remove(&id).map(|session| session.holds);
+        let mut unheld: Vec<InodeId> = holds.unwrap_or_default().into_iter().collect();
+        unheld.retain(|&ino| self.unhold(ino));
+        // What follows from it enters the journal: in an order that does not depend on a hash.
+        unheld.sort_unstable();
+        unheld
+    }
+
+    /// Whether somebody holds the inode, or may without us knowing it yet.
+    pub(crate) fn may_be_held(&self, ino: InodeId) -> bool {
+        !self.missing.is_empty() || self.holders.contains_key(&ino)
+    }
+
+    /// Whether sessions from before the restart are still missing.
+    pub(crate) fn any_missing(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// Sessions that were silent for `timeout_ms`, oldest number first.
+    pub(crate) fn timed_out(&self, now_ms: u64, timeout_ms: u64) -> Vec<SessionId> {
+        let mut silent: Vec<SessionId> = self
+            .by_id
+            .iter()
+            .filter(|(_, session)| session.last_heard_ms + timeout_ms <= now_ms)
+            .map(|(&id, _)| id)
+            .collect();
+        silent.sort_unstable();
+        silent
+    }
+
+    fn unhold(&mut self, ino: InodeId) -> bool {
+        let Some(count) = self.holders.get_mut(&ino) else {
+            return false;
+        };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        self.holders.remove(&ino);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: SessionId = SessionId(1);
+    const B: SessionId = SessionId(2);
+    const FILE: InodeId = InodeId(9);
+
+    fn two() -> Sessions {
+        let mut sessions = Sessions::default();
+        sessions.opened(0, A, "a".into(), 1);
+        sessions.opened(0, B, "b".into(), 2);
+        sessions
+    }
+
+    #[test]
+    fn an_inode_is_held_until_the_last_session_lets_go() {
+        let mut sessions = two();
+        assert!(sessions.hold(A, FILE, 10) && sessions.hold(A, FILE, 10));
+        assert!(sessions.hold(B, FILE, 10));
+        assert!(!sessions.release(A, FILE));
+        assert!(!sessions.release(A, FILE), "not twice");
+        assert!(sessions.may_be_held(FILE));
+        assert_eq!(sessions.removed(B), vec![FILE]);
+        assert!(!sessions.may_be_held(FILE));
+    }
+
+    #[test]
+    fn holds_are_bounded() {
+        let mut sessions = two();
+        assert!(sessions.hold(A, InodeId(1), 2) && sessions.hold(A, InodeId(2), 2));
+        assert!(!sessions.hold(A, InodeId(3), 2));
+        assert!(sessions.hold(A, InodeId(2), 2));
+    }
+
+    #[test]
+    fn a_missing_session_may_hold_anything() {
+        let mut sessions = Sessions::default();
+        sessions.restored(0, A, "a".into());
+        assert!(sessions.may_be_held(FILE));
+        sessions.returned(A);
+        assert!(!sessions.may_be_held(FILE));
+    }
+
+    #[test]
+    fn silence_is_noticed() {
+        let mut sessions = two();
+        sessions.heard(30, B);
+        assert_eq!(sessions.timed_out(59, 60), vec![]);
+        assert_eq!(sessions.timed_out(60, 60), vec![A]);
+        assert_eq!(sessions.timed_out(90, 60), vec![A, B]);
+    }
+}
