@@ -16,7 +16,7 @@ const ACTIONS: u32 = 60;
 /// Images per cut.
 const IMAGES: u64 = 3;
 /// Every so many images, all cuts of the recovery are tried as well.
-const RECOVERY_EVERY: u64 = 40;
+const RECOVERY_EVERY: u64 = 20;
 
 /// The content that all tests give to the snapshot up to `lsn`.
 fn snapshot_content(lsn: Lsn) -> Vec<u8> {
@@ -52,6 +52,7 @@ fn run_history(disk: &SimDisk, rng: &mut SmallRng) {
                     started.write_all(&snapshot_content(lsn)).unwrap();
                     let installed = started.install().unwrap();
                     assert!(installed.removal_error.is_none());
+                    disk.note(Op::Installed(lsn));
                 } else if let Some(begun) = plan.take() {
                     let base_lsn = begun.base().unwrap().map_or(0, |(lsn, _)| lsn);
                     let lsn = begun.lsn();
@@ -66,54 +67,100 @@ fn run_history(disk: &SimDisk, rng: &mut SmallRng) {
     }
 }
 
-/// Recovers, checks what must hold, and returns the last record.
-fn check_recovery(disk: &SimDisk, appending: Lsn, acknowledged: Lsn) -> Lsn {
-    let (mut journal, recovered) = open(disk).unwrap();
-    let last_lsn = recovered.last_lsn;
-    assert!(
-        last_lsn >= acknowledged,
-        "lost: {last_lsn} < {acknowledged}"
-    );
-    assert!(last_lsn <= appending, "invented: {last_lsn} > {appending}");
-    assert!(recovered.skipped_snapshots.is_empty());
-    let snapshot_lsn = match recovered.snapshot {
-        None => 0,
-        Some((lsn, mut reader)) => {
-            let mut content = Vec::new();
-            reader.read_to_end(&mut content).unwrap();
-            assert!(content == snapshot_content(lsn), "snapshot {lsn}");
-            lsn
-        }
-    };
-    assert_records(recovered.records, snapshot_lsn + 1, last_lsn);
-
-    // The journal goes on from there, and what was cut off does not come back.
-    let through = last_lsn + 3;
-    disk.note(Op::Appending(through.max(appending)));
-    journal.append(&records(last_lsn + 1, through)).unwrap();
-    journal.sync().unwrap();
-    disk.note(Op::Acknowledged(through));
-    drop(journal);
-    let (_journal, recovered) = open(disk).unwrap();
-    assert_eq!(recovered.last_lsn, through);
-    assert_eq!(recovered.tail, TailReport::Clean);
-    assert_records(recovered.records, snapshot_lsn + 1, through);
-    last_lsn
+/// What a recovery is compared with.
+#[derive(Clone, Default)]
+struct Expected {
+    /// The last record whose append had begun.
+    appending: Lsn,
+    acknowledged: Lsn,
+    /// The last record covered by the last snapshot whose installation had returned.
+    installed: Lsn,
+    /// The last record of each earlier recovery: what comes after it was appended after it.
+    epoch_ends: Vec<Lsn>,
 }
 
-/// Loses power at every point of the recovery from `image`, then recovers from that.
-fn check_crashes_during_recovery(image: &Image, appending: Lsn, acknowledged: Lsn, seed: u64) {
-    let disk = SimDisk::holding(image);
-    let last_lsn = check_recovery(&disk, appending, acknowledged);
-    let mut replay = Replay::from_image(image);
-    // Whatever a recovery found on the disk, the next one has to find, too.
-    replay.acknowledged = last_lsn;
-    replay.appending = appending.max(last_lsn);
-    for (cut, op) in disk.ops().iter().enumerate() {
-        replay.apply(op);
-        let image = replay.crash_image(seed ^ (cut as u64) << 32);
-        let disk = SimDisk::holding(&image);
-        check_recovery(&disk, replay.appending, replay.acknowledged);
+impl Expected {
+    fn record(&self, lsn: Lsn) -> Vec<u8> {
+        let epoch = self.epoch_ends.iter().filter(|&&end| end < lsn).count();
+        record_in_epoch(lsn, epoch)
+    }
+
+    /// Recovers, checks what must hold, goes on from there, and returns the last record found.
+    fn check(&self, disk: &SimDisk) -> Lsn {
+        let (mut journal, recovered) = open(disk).unwrap();
+        let last_lsn = recovered.last_lsn;
+        let (acknowledged, appending) = (self.acknowledged, self.appending);
+        assert!(
+            (acknowledged..=appending).contains(&last_lsn),
+            "found {last_lsn}, acknowledged {acknowledged}, appended at most {appending}"
+        );
+        assert!(recovered.skipped_snapshots.is_empty());
+        let snapshot_lsn = self.check_snapshot(recovered.snapshot);
+        self.check_records(recovered.records, snapshot_lsn + 1, last_lsn);
+
+        let mut then = self.clone();
+        then.epoch_ends.push(last_lsn);
+        let through = last_lsn + 3;
+        let added: Vec<_> = (last_lsn + 1..=through)
+            .map(|lsn| then.record(lsn))
+            .collect();
+        disk.note(Op::Appending(through));
+        journal.append(&added).unwrap();
+        journal.sync().unwrap();
+        disk.note(Op::Acknowledged(through));
+        drop(journal);
+        let (_journal, recovered) = open(disk).unwrap();
+        assert_eq!(recovered.last_lsn, through);
+        assert_eq!(recovered.tail, TailReport::Clean);
+        then.check_records(recovered.records, snapshot_lsn + 1, through);
+        last_lsn
+    }
+
+    fn check_snapshot(&self, snapshot: Option<(Lsn, SnapshotReader)>) -> Lsn {
+        let mut lsn = 0;
+        if let Some((found_lsn, mut reader)) = snapshot {
+            let mut content = Vec::new();
+            reader.read_to_end(&mut content).unwrap();
+            assert!(content == snapshot_content(found_lsn), "{found_lsn}");
+            lsn = found_lsn;
+        }
+        let installed = self.installed;
+        assert!(lsn >= installed, "snapshot {lsn}, installed {installed}");
+        lsn
+    }
+
+    fn check_records(&self, records: RecordReader, from: Lsn, through: Lsn) {
+        let mut expected = from;
+        for item in records {
+            let (lsn, payload) = item.unwrap();
+            assert_eq!(lsn, expected);
+            assert!(payload == self.record(lsn), "record {lsn} of another time");
+            expected += 1;
+        }
+        assert_eq!(expected, through + 1);
+    }
+
+    /// Loses power at every point of the recovery from `image`, then recovers from that.
+    fn check_crashes_during_recovery(&self, image: &Image, seed: u64) {
+        let disk = SimDisk::holding(image);
+        let last_lsn = self.check(&disk);
+        let mut replay = Replay::from_image(image);
+        // Whatever one recovery found on the disk, the next one has to find, too.
+        replay.acknowledged = last_lsn;
+        replay.appending = last_lsn;
+        for (cut, op) in disk.ops().iter().enumerate() {
+            replay.apply(op);
+            for variant in 0..IMAGES {
+                let image = replay.crash_image(seed ^ (cut as u64) << 32 ^ variant << 56);
+                let mut expected = Self {
+                    appending: replay.appending,
+                    acknowledged: replay.acknowledged,
+                    ..self.clone()
+                };
+                expected.epoch_ends.push(last_lsn);
+                expected.check(&SimDisk::holding(&image));
+            }
+        }
     }
 }
 
@@ -130,10 +177,15 @@ fn every_acknowledged_record_survives_power_loss() {
                 let image_seed = seed << 32 | (cut as u64) << 8 | variant;
                 let outcome = std::panic::catch_unwind(|| {
                     let image = replay.crash_image(image_seed);
-                    let (appending, acknowledged) = (replay.appending, replay.acknowledged);
-                    check_recovery(&SimDisk::holding(&image), appending, acknowledged);
+                    let expected = Expected {
+                        appending: replay.appending,
+                        acknowledged: replay.acknowledged,
+                        installed: replay.installed,
+                        epoch_ends: Vec::new(),
+                    };
+                    expected.check(&SimDisk::holding(&image));
                     if images.is_multiple_of(RECOVERY_EVERY) {
-                        check_crashes_during_recovery(&image, appending, acknowledged, image_seed);
+                        expected.check_crashes_during_recovery(&image, image_seed);
                     }
                 });
                 if let Err(panic) = outcome {

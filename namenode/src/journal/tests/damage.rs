@@ -9,9 +9,9 @@ use super::sim_disk::{Image, SimDisk};
 use super::*;
 
 /// Records of the history; they fill several segments.
-const LAST_LSN: Lsn = 300;
+const LAST_LSN: Lsn = 320;
 /// The last sync of the history covers the records after this one.
-const SYNCED_BEFORE_LSN: Lsn = 290;
+const SYNCED_BEFORE_LSN: Lsn = 310;
 
 fn open(image: &Image) -> Result<(Journal, Recovered), JournalError> {
     Journal::open_on(Arc::new(SimDisk::holding(image)), &options())
@@ -29,7 +29,14 @@ fn history() -> Image {
             plan.writer().unwrap().install().unwrap();
         }
     }
-    disk.image()
+    let image = disk.image();
+    let in_newest_segment = LAST_LSN - first_lsn(&newest_segment(&image));
+    assert!(in_newest_segment > 20, "some of them synced before others");
+    image
+}
+
+fn first_lsn(segment: &str) -> Lsn {
+    segment.strip_prefix("segment-").unwrap().parse().unwrap()
 }
 
 /// Opens and reads everything. `Ok` holds the last record, after every one was compared.

@@ -49,6 +49,8 @@ pub(super) enum Op {
     Appending(Lsn),
     /// The journal has acknowledged everything up to this record.
     Acknowledged(Lsn),
+    /// The snapshot up to this record is installed.
+    Installed(Lsn),
 }
 
 /// Which operation is to fail, counted from now on: 0 is the next one.
@@ -234,6 +236,7 @@ pub(super) struct Replay {
     files: BTreeMap<FileId, ReplayedFile>,
     pub(super) appending: Lsn,
     pub(super) acknowledged: Lsn,
+    pub(super) installed: Lsn,
 }
 
 impl Replay {
@@ -282,6 +285,7 @@ impl Replay {
             }
             Op::Appending(lsn) => self.appending = *lsn,
             Op::Acknowledged(lsn) => self.acknowledged = *lsn,
+            Op::Installed(lsn) => self.installed = *lsn,
         }
     }
 
@@ -358,6 +362,7 @@ fn apply_name(names: &mut BTreeMap<String, FileId>, op: &Op) {
         | Op::Sync { .. }
         | Op::SyncDir
         | Op::Appending(_)
-        | Op::Acknowledged(_) => {}
+        | Op::Acknowledged(_)
+        | Op::Installed(_) => {}
     }
 }
