@@ -1,2 +1,4 @@
 //! HarvestFS datanode.
 mod store;
+#[cfg(test)]
+mod testing;

@@ -1,3 +1,31 @@
-//! The block store.
+//! The block store: replicas on volumes. No network in here.
+
+mod block_store;
+mod block_writer;
 mod buffer;
+mod caches;
+mod changes;
+mod disk;
+mod error;
+mod health;
 mod layout;
+mod open_replica;
+mod quota;
+mod reading;
+mod replica;
+mod version_file;
+mod volume;
+mod workers;
+
+pub use block_store::BlockStore;
+pub use block_writer::{BlockWriter, WritePacket};
+pub use buffer::{Buffer, BufferPool};
+pub use changes::{Changes, Pending};
+pub use disk::{Disk, DiskFile, RealDisk};
+pub use error::{StoreError, VolumeError};
+pub use open_replica::Origin;
+pub use reading::{ChunkRange, Piece};
+pub use volume::{Volume, VolumeOptions};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! The writing end of one replica, for pipelines and repairs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use harvestfs_protocol::data::first_mismatch;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::CHUNK_BYTES;
+
+use super::block_store::BlockStore;
+use super::error::StoreError;
+use super::layout;
+use super::open_replica::{Lease, OpenReplica};
+use super::replica::Append;
+use super::volume::Volume;
+
+/// A packet for the end of a replica.
+#[derive(Clone, Debug)]
+pub struct WritePacket {
+    /// Where in the block, in bytes; a multiple of the chunk size.
+    pub block_offset: u64,
+    /// Page-aligned, filled up with zeros to whole chunks.
+    pub data: Bytes,
+    /// One checksum for each chunk.
+    pub checksums: Vec<u32>,
+    /// To be on stable storage before it is acknowledged.
+    pub sync: bool,
+}
+
+/// Appends to one replica, one batch after the other. When it is dropped, the replica stays open.
+pub struct BlockWriter {
+    store: BlockStore,
+    block: BlockId,
+    volume: Arc<Volume>,
+    replica: Arc<OpenReplica>,
+    lease: Option<Lease>,
+}
+
+impl BlockWriter {
+    pub(super) fn new(
+        store: BlockStore,
+        block: BlockId,
+        volume: Arc<Volume>,
+        replica: Arc<OpenReplica>,
+        lease: Lease,
+    ) -> Self {
+        Self {
+            store,
+            block,
+            volume,
+            replica,
+            lease: Some(lease),
+        }
+    }
+
+    /// Completes when somebody else wants the replica: writing can no longer succeed.
+    pub async fn fenced(&self) {
+        self.replica.fenced().await;
+    }
+
+    /// Verifies and writes packets in order; then, if `sync`, puts everything written so far on
+    /// stable storage. After an error, the writer is of no use.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] for a packet that does not match its checksums, and whatever
+    /// [`super::replica::ReplicaWriter::append`] says.
+    pub async fn write(&mut self, packets: Vec<WritePacket>, sync: bool) -> Result<(), StoreError> {
+        let mut lease = self.take_lease()?;
+        let job = move || {
+            let writer = lease.writer()?;
+            for packet in &packets {
+                verify(packet)?;
+                writer.append(&Append {
+                    first_chunk: layout::chunks_for(packet.block_offset).unwrap_or(u32::MAX),
+                    data: &packet.data,
+                    checksums: &packet.checksums,
+                    sync: packet.sync,
+                })?;
+            }
+            if sync {
+                writer.sync()?;
+            }
+            lease.publish();
+            Ok(lease)
+        };
+        self.lease = Some(self.volume.run(job).await?);
+        Ok(())
+    }
+
+    /// Seals the replica at `length_bytes`, which must be in its last chunk.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfOrder`] for another length, or what the disk says; the replica is then
+    /// still open.
+    pub async fn seal(mut self, length_bytes: u64) -> Result<(), StoreError> {
+        let mut lease = self.take_lease()?;
+        let (inner, volume) = (self.store.inner.clone(), self.volume.clone());
+        let (block, replica) = (self.block, self.replica.clone());
+        let job = move || {
+            let chunks = lease.writer()?.chunks();
+            if layout::chunks_for(length_bytes) != Some(chunks) {
+                return Err(StoreError::OutOfOrder(format!(
+                    "{length_bytes} bytes are to be sealed where {} were written",
+                    layout::chunk_bytes(chunks)
+                )));
+            }
+            match lease.into_writer() {
+                Some(writer) => inner.seal_now(block, &volume, &replica, writer, chunks),
+                None => Err(writer_is_gone()),
+            }
+        };
+        self.volume.run(job).await
+    }
+
+    /// Removes the replica, because nobody will ever ask for it.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub async fn discard(mut self) -> Result<(), StoreError> {
+        self.lease = None;
+        self.store.delete(self.block).await
+    }
+
+    fn take_lease(&mut self) -> Result<Lease, StoreError> {
+        self.lease.take().ok_or_else(writer_is_gone)
+    }
+}
+
+fn writer_is_gone() -> StoreError {
+    StoreError::OutOfOrder("an earlier write failed".to_owned())
+}
+
+fn verify(packet: &WritePacket) -> Result<(), StoreError> {
+    if packet.data.is_empty()
+        || !packet.data.len().is_multiple_of(CHUNK_BYTES)
+        || !packet.block_offset.is_multiple_of(CHUNK_BYTES as u64)
+        || packet.checksums.len() != packet.data.len() / CHUNK_BYTES
+    {
+        return Err(StoreError::OutOfOrder(
+            "a packet must be whole chunks, each with its checksum".to_owned(),
+        ));
+    }
+    match first_mismatch(&packet.data, &packet.checksums) {
+        Some(offset) => Err(StoreError::Corrupt {
+            offset: packet.block_offset + offset as u64,
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,84 @@
+//! Open files and checksum tables of replicas that were read lately, each up to a limit.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use lru::LruCache;
+
+use super::layout::{self, PAGE_BYTES};
+use super::replica::{OpenFile, Table};
+
+/// Most files kept open for reading: two descriptors each stay well below the usual limit of 1024.
+const FILES_MAX: NonZeroUsize = NonZeroUsize::new(192).unwrap();
+
+/// Files kept open for reading.
+pub struct FileCache {
+    files: Mutex<LruCache<BlockId, Arc<OpenFile>>>,
+}
+
+impl Default for FileCache {
+    fn default() -> Self {
+        Self {
+            files: Mutex::new(LruCache::new(FILES_MAX)),
+        }
+    }
+}
+
+impl FileCache {
+    /// The file of a replica, if it is open.
+    pub fn get(&self, block: BlockId) -> Option<Arc<OpenFile>> {
+        lock(&self.files).get(&block).cloned()
+    }
+
+    /// Keeps a file.
+    pub fn put(&self, block: BlockId, file: Arc<OpenFile>) {
+        // What is pushed out is closed after the lock is released.
+        let _pushed_out = lock(&self.files).push(block, file);
+    }
+
+    /// Drops a file from the cache; others may still use it.
+    pub fn forget(&self, block: BlockId) -> Option<Arc<OpenFile>> {
+        lock(&self.files).pop(&block)
+    }
+}
+
+/// Checksum tables of sealed replicas.
+pub struct TableCache {
+    tables: Mutex<LruCache<(BlockId, u32), Arc<Table>>>,
+}
+
+impl TableCache {
+    /// A cache of about `limit_bytes` bytes, which cover a thousand times as much data.
+    pub fn new(limit_bytes: usize) -> Self {
+        let tables_max = NonZeroUsize::new(limit_bytes / PAGE_BYTES).unwrap_or(NonZeroUsize::MIN);
+        Self {
+            tables: Mutex::new(LruCache::new(tables_max)),
+        }
+    }
+
+    /// The table of a group, if it is here.
+    pub fn get(&self, block: BlockId, group: u32) -> Option<Arc<Table>> {
+        lock(&self.tables).get(&(block, group)).cloned()
+    }
+
+    /// Keeps a table.
+    pub fn put(&self, block: BlockId, group: u32, table: Arc<Table>) {
+        lock(&self.tables).put((block, group), table);
+    }
+
+    /// Drops all tables of a replica.
+    pub fn forget(&self, block: BlockId) {
+        let chunks = (BLOCK_BYTES_MAX / PAGE_BYTES as u64) as u32;
+        let mut tables = lock(&self.tables);
+        for group in 0..=layout::group_of(chunks) {
+            tables.pop(&(block, group));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A cache; whatever a panic leaves behind, its entries are whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,162 @@
+//! What the block store asks of a disk, and the real one. Tests put failing and forgetful disks in
+//! its place.
+//!
+//! Bulk data bypasses the page cache (O_DIRECT), so that harvesting does not evict the owner's
+//! pages. Table pages and small appends go through it: a sync then writes them together, and what
+//! is left behind is one page for each 4 MiB.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{Advice, FallocateFlags, OFlags};
+
+/// A disk with a directory tree.
+pub trait Disk: Send + Sync + 'static {
+    /// Creates a file, which must not exist, for reading and writing.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens an existing file for reading and writing.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Moves a file, replacing what is there.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Puts the entries of a directory on stable storage.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+}
+
+/// An open file. Positions, lengths and buffers are whole pages, except in the cached operations.
+pub trait DiskFile: Send + Sync {
+    /// Size in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Fills the buffer, past the page cache where possible.
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()>;
+    /// Writes all of it, past the page cache where possible.
+    fn write_at(&self, data: &[u8], position: u64) -> io::Result<()>;
+    /// Fills the buffer through the page cache.
+    fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()>;
+    /// Writes all of it through the page cache.
+    fn write_cached_at(&self, data: &[u8], position: u64) -> io::Result<()>;
+    /// Lets the page cache forget a range that is on stable storage; a hint.
+    fn forget_cached(&self, position: u64, length: u64);
+    /// Allocates a range, growing the file to its end.
+    fn allocate(&self, position: u64, length: u64) -> io::Result<()>;
+    /// Cuts or grows the file.
+    fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Puts the data on stable storage, and as much of the metadata as reading it needs.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Puts everything on stable storage.
+    fn sync_all(&self) -> io::Result<()>;
+}
+
+/// The file systems of this machine.
+#[derive(Debug)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut options = OpenOptions::new();
+        let cached = options.read(true).write(true).create_new(true).open(path)?;
+        Ok(Box::new(RealFile::new(cached, path)?))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let cached = OpenOptions::new().read(true).write(true).open(path)?;
+        Ok(Box::new(RealFile::new(cached, path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+}
+
+struct RealFile {
+    cached: File,
+    /// Absent where the file system refuses direct I/O; then pages are forgotten after use.
+    direct: Option<File>,
+}
+
+impl RealFile {
+    fn new(cached: File, path: &Path) -> io::Result<Self> {
+        let direct_flag = OFlags::DIRECT.bits() as i32;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(direct_flag);
+        let direct = match options.open(path) {
+            Ok(file) => Some(file),
+            Err(error) if error.raw_os_error() == Some(INVALID_ARGUMENT) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { cached, direct })
+    }
+
+    fn bulk(&self) -> &File {
+        self.direct.as_ref().unwrap_or(&self.cached)
+    }
+}
+
+const INVALID_ARGUMENT: i32 = rustix::io::Errno::INVAL.raw_os_error();
+const NOT_SUPPORTED: rustix::io::Errno = rustix::io::Errno::OPNOTSUPP;
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.cached.metadata()?.len())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
+        self.bulk().read_exact_at(buffer, position)?;
+        if self.direct.is_none() {
+            self.forget_cached(position, buffer.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, data: &[u8], position: u64) -> io::Result<()> {
+        self.bulk().write_all_at(data, position)
+    }
+
+    fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
+        self.cached.read_exact_at(buffer, position)
+    }
+
+    fn write_cached_at(&self, data: &[u8], position: u64) -> io::Result<()> {
+        self.cached.write_all_at(data, position)
+    }
+
+    fn forget_cached(&self, position: u64, length: u64) {
+        let length = std::num::NonZeroU64::new(length);
+        // A hint: what remains costs memory only.
+        let _ = rustix::fs::fadvise(&self.cached, position, length, Advice::DontNeed);
+    }
+
+    fn allocate(&self, position: u64, length: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(&self.cached, FallocateFlags::empty(), position, length) {
+            Err(NOT_SUPPORTED) => self.cached.set_len(position + length),
+            result => Ok(result?),
+        }
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.cached.set_len(length)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.cached.sync_data()?;
+        if self.direct.is_none() {
+            self.forget_cached(0, 0);
+        }
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.cached.sync_all()
+    }
+}

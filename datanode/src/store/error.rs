@@ -1,0 +1,164 @@
+//! What can go wrong in the block store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::ClusterId;
+
+/// Why a volume cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// It is not there.
+    #[error("{} is not there: is the disk mounted?", path.display())]
+    Missing {
+        /// The volume.
+        path: PathBuf,
+    },
+    /// It holds something else.
+    #[error("{} is not empty and not a volume of HarvestFS", path.display())]
+    NotAVolume {
+        /// The volume.
+        path: PathBuf,
+    },
+    /// The file that says what it is cannot be trusted.
+    #[error("{} is corrupt: {reason}", path.display())]
+    CorruptVersionFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It was formatted by another release.
+    #[error("{} has format version {found}, this release knows {known}", path.display())]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: u32,
+        /// What can be read.
+        known: u32,
+    },
+    /// It belongs to another server.
+    #[error("{} belongs to server {found}, this is {expected}", path.display())]
+    OtherServer {
+        /// The volume.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Who this is.
+        expected: String,
+    },
+    /// It belongs to another cluster.
+    #[error("{} belongs to cluster {found}, the namenode's is {expected}", path.display())]
+    OtherCluster {
+        /// The volume.
+        path: PathBuf,
+        /// Whose it is.
+        found: ClusterId,
+        /// Which one this datanode is part of.
+        expected: ClusterId,
+    },
+    /// Another process uses it.
+    #[error("{} is in use by another process", path.display())]
+    Locked {
+        /// The volume.
+        path: PathBuf,
+    },
+    /// The disk failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl VolumeError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
+        move |source| Self::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Why an operation on a replica failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No replica of the block is here.
+    #[error("no replica of the block is here")]
+    NoSuchReplica,
+    /// The replica is shorter than what was asked for.
+    #[error("the replica holds {have_bytes} bytes only")]
+    ShortReplica {
+        /// What it holds.
+        have_bytes: u64,
+    },
+    /// There is one already.
+    #[error("a replica of the block is here already")]
+    ReplicaExists,
+    /// Data and checksum differ.
+    #[error("the checksum of the chunk at {offset} does not match")]
+    Corrupt {
+        /// Where in the block, in bytes.
+        offset: u64,
+    },
+    /// No room below the quota, or on the disk.
+    #[error("no volume has room below its quota")]
+    NoSpace,
+    /// The operation does not fit the state of the replica.
+    #[error("out of order: {0}")]
+    OutOfOrder(String),
+    /// The disk failed.
+    #[error("{what} {}: {source}", path.display())]
+    Disk {
+        /// What was done.
+        what: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system says.
+        source: Arc<io::Error>,
+    },
+    /// The volume cannot be used.
+    #[error("the volume {} is down: {reason}", path.display())]
+    VolumeDown {
+        /// The volume.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl StoreError {
+    /// Wraps an error of the system; a full disk becomes [`StoreError::NoSpace`].
+    pub(crate) fn disk(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace,
+            _ => Self::Disk {
+                what,
+                path,
+                source: Arc::new(source),
+            },
+        }
+    }
+}
+
+impl From<StoreError> for DataError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NoSuchReplica => Self::NoSuchReplica,
+            StoreError::ShortReplica { have_bytes } => Self::ShortReplica { have_bytes },
+            StoreError::ReplicaExists => Self::ReplicaExists,
+            StoreError::Corrupt { offset } => Self::Corrupt { offset },
+            StoreError::NoSpace => Self::NoSpace,
+            StoreError::OutOfOrder(reason) => Self::OutOfOrder(reason),
+            StoreError::Disk { .. } | StoreError::VolumeDown { .. } => {
+                Self::Disk(error.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! A replica that is not sealed: who writes it, and who may take it over.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use super::error::StoreError;
+use super::quota::Charge;
+use super::replica::{OpenFile, ReplicaWriter};
+use super::volume::{Volume, WriterCount};
+
+/// Who takes a replica over waits this long for its writer to let go. A writer lets go as soon as
+/// its disk has answered.
+const TAKE_OVER_DEADLINE: Duration = Duration::from_secs(35);
+
+/// What a replica is written by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A pipeline.
+    Pipeline,
+    /// A repair: it is no replica until it is sealed.
+    Repair,
+}
+
+/// A replica that is not sealed.
+pub struct OpenReplica {
+    /// What it is written by.
+    pub origin: Origin,
+    /// Chunks that may be read.
+    chunks: AtomicU32,
+    /// Data and checksums differ.
+    corrupt: AtomicBool,
+    /// Once true, the writer must stop.
+    fence: watch::Sender<bool>,
+    slot: Mutex<Slot>,
+    let_go: Notify,
+}
+
+enum Slot {
+    /// A writer has it. Its file, once created.
+    Writing(Option<Arc<OpenFile>>),
+    /// Nobody has it.
+    Idle(Charge),
+    /// Somebody seals or deletes it.
+    Taken,
+}
+
+impl OpenReplica {
+    /// A replica that is about to be written.
+    pub fn writing(origin: Origin) -> Arc<Self> {
+        Self::new(origin, 0, Slot::Writing(None))
+    }
+
+    /// A replica that was found at start.
+    pub fn found(chunks: u32, charge: Charge) -> Arc<Self> {
+        Self::new(Origin::Pipeline, chunks, Slot::Idle(charge))
+    }
+
+    fn new(origin: Origin, chunks: u32, slot: Slot) -> Arc<Self> {
+        Arc::new(Self {
+            origin,
+            chunks: AtomicU32::new(chunks),
+            corrupt: AtomicBool::new(false),
+            fence: watch::Sender::new(false),
+            slot: Mutex::new(slot),
+            let_go: Notify::new(),
+        })
+    }
+
+    /// Chunks that may be read.
+    pub fn chunks(&self) -> u32 {
+        // Pairs with the store in `Lease::publish`: who sees the number sees the data.
+        self.chunks.load(Ordering::Acquire)
+    }
+
+    /// The writer's file, if there is a writer.
+    pub fn file(&self) -> Option<Arc<OpenFile>> {
+        match &*self.lock() {
+            Slot::Writing(file) => file.clone(),
+            Slot::Idle(_) | Slot::Taken => None,
+        }
+    }
+
+    /// Whether data and checksums were found to differ.
+    pub fn is_corrupt(&self) -> bool {
+        self.corrupt.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that data and checksums differ; returns whether that was known. Nothing more is
+    /// written.
+    pub fn set_corrupt(&self) -> bool {
+        self.fence.send_replace(true);
+        self.corrupt.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the writer must stop.
+    pub fn is_fenced(&self) -> bool {
+        *self.fence.borrow()
+    }
+
+    /// Completes when the writer must stop.
+    pub async fn fenced(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.fence.subscribe().wait_for(|fenced| *fenced).await;
+    }
+
+    /// Stops the writer and takes the replica from it.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfOrder`] if somebody else took it, or the writer does not let go.
+    pub async fn take_over(&self) -> Result<Charge, StoreError> {
+        self.fence.send_replace(true);
+        let take = async {
+            loop {
+                let let_go = self.let_go.notified();
+                tokio::pin!(let_go);
+                let_go.as_mut().enable();
+                if let Some(result) = self.try_take() {
+                    return result;
+                }
+                let_go.await;
+            }
+        };
+        tokio::time::timeout(TAKE_OVER_DEADLINE, take)
+            .await
+            .unwrap_or_else(|_| Err(out_of_order("its writer does not stop")))
+    }
+
+    fn try_take(&self) -> Option<Result<Charge, StoreError>> {
+        let mut slot = self.lock();
+        match std::mem::replace(&mut *slot, Slot::Taken) {
+            Slot::Idle(charge) => Some(Ok(charge)),
+            Slot::Taken => Some(Err(out_of_order("it is being sealed or deleted"))),
+            writing @ Slot::Writing(_) => {
+                *slot = writing;
+                None
+            }
+        }
+    }
+
+    /// Gives the replica back, or to whoever takes it over.
+    pub fn put_back(&self, charge: Charge) {
+        *self.lock() = Slot::Idle(charge);
+        self.let_go.notify_waiters();
+    }
+
+    /// Takes note that the replica is sealed or removed: nobody can take it over any more.
+    pub fn end(&self) {
+        *self.lock() = Slot::Taken;
+        self.let_go.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot> {
+        // Replaced as a whole, which a panic cannot split.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn out_of_order(reason: &str) -> StoreError {
+    StoreError::OutOfOrder(reason.to_owned())
+}
+
+/// The right to write to an open replica. Wherever it is dropped, the replica is free again.
+pub struct Lease {
+    replica: Arc<OpenReplica>,
+    writer: Option<ReplicaWriter>,
+    _count: WriterCount,
+}
+
+impl Lease {
+    /// Gives the replica to its first writer.
+    pub fn new(replica: Arc<OpenReplica>, writer: ReplicaWriter, volume: Arc<Volume>) -> Self {
+        *replica.lock() = Slot::Writing(Some(writer.file().clone()));
+        Self {
+            replica,
+            writer: Some(writer),
+            _count: WriterCount::new(volume),
+        }
+    }
+
+    /// The writer.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfOrder`] once somebody else wants the replica.
+    pub fn writer(&mut self) -> Result<&mut ReplicaWriter, StoreError> {
+        match &mut self.writer {
+            Some(writer) if !self.replica.is_fenced() => Ok(writer),
+            _ => Err(out_of_order("the replica was sealed by somebody else")),
+        }
+    }
+
+    /// Lets readers see what was written.
+    pub fn publish(&self) {
+        if let Some(writer) = &self.writer {
+            self.replica
+                .chunks
+                .store(writer.chunks(), Ordering::Release);
+        }
+    }
+
+    /// Takes the writer out, to seal the replica; the replica counts as taken.
+    pub fn into_writer(mut self) -> Option<ReplicaWriter> {
+        self.replica.end();
+        self.writer.take()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            self.replica.put_back(writer.close());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the owner lets us use of a disk. Reserved before it is used, never after.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Used for a volume as such: its directories, version file and lock.
+pub const VOLUME_OVERHEAD_BYTES: u64 = 512 * 1024;
+
+/// Used for each replica beside its file's pages: its inode, its entry in a directory, and a page
+/// of extents if the file is fragmented.
+pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
+
+/// A limit and what is used of it, in bytes.
+#[derive(Debug)]
+pub struct Quota {
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+}
+
+impl Quota {
+    /// Nothing but the volume's overhead is used yet.
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicU64::new(VOLUME_OVERHEAD_BYTES.min(limit_bytes)),
+        })
+    }
+
+    /// The limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// What is reserved or used. More than the limit only if the limit was lowered below what is
+    /// there.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What may still be reserved.
+    pub fn available_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes())
+    }
+
+    /// Reserves bytes; `None` if that would exceed the limit.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Charge> {
+        let mut charge = Charge {
+            quota: self.clone(),
+            bytes: 0,
+        };
+        charge.grow(bytes).then_some(charge)
+    }
+
+    /// Counts what is on the disk already, whatever the limit.
+    pub fn count_existing(self: &Arc<Self>, bytes: u64) -> Charge {
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Charge {
+            quota: self.clone(),
+            bytes,
+        }
+    }
+}
+
+/// Bytes reserved of a quota; released when dropped.
+#[derive(Debug)]
+pub struct Charge {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Reserves more; false, and nothing changes, if that would exceed the limit.
+    #[must_use]
+    pub fn grow(&mut self, bytes: u64) -> bool {
+        let limit = self.quota.limit_bytes;
+        let grown = self.quota.used_bytes.fetch_update(
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+            |used| used.checked_add(bytes).filter(|&sum| sum <= limit),
+        );
+        if grown.is_ok() {
+            self.bytes += bytes;
+        }
+        grown.is_ok()
+    }
+
+    /// Releases what is above `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let excess = self.bytes.saturating_sub(bytes);
+        self.quota.used_bytes.fetch_sub(excess, Ordering::Relaxed);
+        self.bytes -= excess;
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_more_than_the_limit() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        let mut first = quota.reserve(60).unwrap();
+        assert!(quota.reserve(41).is_none());
+        assert!(!first.grow(41));
+        assert!(first.grow(40));
+        assert_eq!(quota.available_bytes(), 0);
+        first.shrink_to(10);
+        assert_eq!(quota.available_bytes(), 90);
+        drop(first);
+        assert_eq!(quota.used_bytes(), VOLUME_OVERHEAD_BYTES);
+    }
+
+    #[test]
+    fn a_quota_of_zero_admits_nothing() {
+        let quota = Quota::new(0);
+        assert!(quota.reserve(1).is_none());
+        assert_eq!(quota.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_lowered_limit_admits_nothing_until_enough_is_gone() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 10);
+        let existing = quota.count_existing(50);
+        assert_eq!(quota.available_bytes(), 0);
+        assert!(quota.reserve(1).is_none());
+        drop(existing);
+        assert!(quota.reserve(10).is_some());
+    }
+}

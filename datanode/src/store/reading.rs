@@ -1,0 +1,220 @@
+//! Reading replicas: every chunk is verified before it leaves the disk's threads.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+
+use super::block_store::{BlockStore, Inner, Readable};
+use super::buffer::Buffer;
+use super::error::StoreError;
+use super::layout::{self, PAGE_BYTES};
+use super::replica::{OpenFile, Table, read_cached_table, read_chunks, read_table};
+
+/// Whole chunks that match their checksums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the block, in bytes.
+    pub block_offset: u64,
+    /// The data.
+    pub data: Bytes,
+    /// One checksum for each chunk.
+    pub checksums: Vec<u32>,
+}
+
+/// A range of chunks of one block, as it is read: in pieces that do not cross a group's end.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkRange {
+    next: u32,
+    end: u32,
+}
+
+impl ChunkRange {
+    /// The chunks that hold a range of bytes; `None` if that is empty or beyond any replica.
+    pub fn covering(block_offset: u64, length_bytes: u64) -> Option<Self> {
+        let end = block_offset.checked_add(length_bytes)?;
+        let next = u32::try_from(block_offset / PAGE_BYTES as u64).ok()?;
+        let end = layout::chunks_for(end)?;
+        (length_bytes > 0).then_some(Self { next, end })
+    }
+
+    /// Takes the next piece of at most `bytes_max` bytes: its first chunk and how many.
+    pub fn take_piece(&mut self, bytes_max: usize) -> Option<(u32, u32)> {
+        let first = self.next;
+        let chunks_max = (bytes_max.min(PACKET_BYTES_MAX) / PAGE_BYTES).max(1) as u32;
+        let end = self
+            .end
+            .min(layout::group_end(first))
+            .min(first.saturating_add(chunks_max));
+        self.next = end;
+        (end > first).then(|| (first, end - first))
+    }
+}
+
+impl BlockStore {
+    /// Makes sure that a replica holds a range.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn check_readable(&self, block: BlockId, range: ChunkRange) -> Result<(), StoreError> {
+        let readable = self.inner.readable(block)?;
+        readable.volume.check_health()?;
+        readable.check_end(range.end)
+    }
+
+    /// Reads chunks of one group and verifies them. A replica that does not match, or cannot be
+    /// read, is taken out of service and reported. `holds_none`: see
+    /// [`super::buffer::BufferPool::take`].
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], or why it cannot be read.
+    pub async fn read(
+        &self,
+        block: BlockId,
+        (first_chunk, chunks): (u32, u32),
+        holds_none: bool,
+    ) -> Result<Piece, StoreError> {
+        let readable = self.inner.readable(block)?;
+        readable.check_end(first_chunk.saturating_add(chunks))?;
+        let bytes = chunks as usize * PAGE_BYTES;
+        let buffer = self.inner.buffers.take(bytes, holds_none).await;
+        let inner = self.inner.clone();
+        let volume = readable.volume.clone();
+        volume
+            .run(move || inner.read_now(block, &readable, first_chunk, buffer))
+            .await
+    }
+}
+
+impl Readable {
+    fn check_end(&self, end: u32) -> Result<(), StoreError> {
+        if end <= self.chunks {
+            Ok(())
+        } else {
+            Err(StoreError::ShortReplica {
+                have_bytes: layout::chunk_bytes(self.chunks),
+            })
+        }
+    }
+}
+
+impl Inner {
+    fn read_now(
+        &self,
+        block: BlockId,
+        readable: &Readable,
+        first_chunk: u32,
+        mut buffer: Buffer,
+    ) -> Result<Piece, StoreError> {
+        let file = self.file_of(block, readable)?;
+        let mut bad_chunk = first_chunk;
+        // A mismatch may lie in memory, in the cached table for example: it counts once it is seen
+        // again on what the disk says.
+        for trust_cache in [true, false] {
+            let table = self.table_of(block, readable, &file, first_chunk, trust_cache);
+            let read = table.and_then(|table| read_chunks(&**file, &table, first_chunk, &mut buffer));
+            match read {
+                Ok(Ok(checksums)) => {
+                    return Ok(Piece {
+                        block_offset: layout::chunk_bytes(first_chunk),
+                        data: buffer.freeze(),
+                        checksums,
+                    });
+                }
+                Ok(Err(chunk)) => bad_chunk = chunk,
+                Err(error) => {
+                    if is_damage(&error) {
+                        self.condemn(block, &readable.volume);
+                    }
+                    let path = readable.volume.path();
+                    return Err(StoreError::disk("reading a replica in", path)(error));
+                }
+            }
+        }
+        self.condemn(block, &readable.volume);
+        Err(StoreError::Corrupt {
+            offset: layout::chunk_bytes(bad_chunk),
+        })
+    }
+
+    fn file_of(&self, block: BlockId, readable: &Readable) -> Result<Arc<OpenFile>, StoreError> {
+        let writers_file = readable.open.as_ref().and_then(|replica| replica.file());
+        if let Some(file) = writers_file.or_else(|| self.files.get(block)) {
+            return Ok(file);
+        }
+        let volume = &readable.volume;
+        let sealed_path = volume.sealed_path(block);
+        let opened = match readable.open {
+            None => volume.disk().open(&sealed_path),
+            Some(_) => match volume.disk().open(&volume.open_path(block)) {
+                // It was sealed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    volume.disk().open(&sealed_path)
+                }
+                result => result,
+            },
+        };
+        match opened {
+            Ok(file) => {
+                let file = OpenFile::new(file);
+                self.files.put(block, file.clone());
+                Ok(file)
+            }
+            Err(error) => {
+                // Deleted meanwhile, by us or by somebody else.
+                self.readable(block)?;
+                if error.kind() == io::ErrorKind::NotFound || is_damage(&error) {
+                    self.condemn(block, volume);
+                }
+                Err(StoreError::disk("opening", &sealed_path)(error))
+            }
+        }
+    }
+
+    fn table_of(
+        &self,
+        block: BlockId,
+        readable: &Readable,
+        file: &OpenFile,
+        chunk: u32,
+        trust_cache: bool,
+    ) -> io::Result<Arc<Table>> {
+        let group = layout::group_of(chunk);
+        if readable.open.is_some() {
+            // It changes with every append; the page cache has it.
+            return Ok(Arc::new(read_cached_table(&**file, group)?));
+        }
+        if trust_cache && let Some(table) = self.tables.get(block, group) {
+            return Ok(table);
+        }
+        let table = Arc::new(read_table(&**file, group)?);
+        self.tables.put(block, group, table.clone());
+        Ok(table)
+    }
+}
+
+/// Whether an error means that this replica is damaged, and not that the request or the process is
+/// in trouble.
+fn is_damage(error: &io::Error) -> bool {
+    let io_error = rustix::io::Errno::IO.raw_os_error();
+    error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(io_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_at_groups_and_sizes() {
+        let mut range = ChunkRange::covering(1022 * 4096 + 5, 4096 * 5).unwrap();
+        assert_eq!(range.take_piece(1 << 20), Some((1022, 2)));
+        assert_eq!(range.take_piece(8192), Some((1024, 2)));
+        assert_eq!(range.take_piece(8192), Some((1026, 2)));
+        assert_eq!(range.take_piece(8192), None);
+        assert!(ChunkRange::covering(7, 0).is_none());
+        assert!(ChunkRange::covering(u64::MAX, 2).is_none());
+        assert!(ChunkRange::covering(1 << 60, 1).is_none());
+    }
+}

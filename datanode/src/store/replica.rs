@@ -1,0 +1,467 @@
+//! One replica's file: appending, sealing, reading, finding its length after a crash. Everything
+//! here blocks on the disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use harvestfs_protocol::data::{chunk_checksum, first_mismatch};
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+
+use super::buffer::Buffer;
+use super::disk::{Disk, DiskFile};
+use super::error::StoreError;
+use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
+use super::quota::{Charge, REPLICA_OVERHEAD_BYTES};
+
+/// Files grow by at least this and at most that much at a time.
+const ALLOCATION_STEP_BYTES_MIN: u64 = 1 << 20;
+const ALLOCATION_STEP_BYTES_MAX: u64 = 32 << 20;
+
+/// Packets up to this size that demand a sync go through the page cache: the sync then writes data
+/// and checksums at once. Measured for 4 KiB appends: 91 us against 118 us with direct I/O.
+const SMALL_APPEND_BYTES_MAX: usize = 64 * 1024;
+
+/// Before a small append, this much is written with zeros in advance, because a first write to
+/// allocated space changes metadata, which costs each sync a journal commit (150 us against 91 us).
+const ZEROED_AHEAD_BYTES: usize = 256 * 1024;
+
+/// The page cache forgets small appends after this much.
+const CACHED_BYTES_MAX: u64 = 256 * 1024;
+
+#[repr(align(4096))]
+struct Zeros([u8; ZEROED_AHEAD_BYTES]);
+
+static ZEROS: Zeros = Zeros([0; ZEROED_AHEAD_BYTES]);
+
+/// An open file, together with the space that it still takes once it is removed.
+pub struct OpenFile {
+    // Dropped in this order: the space is free once the file is closed.
+    file: Box<dyn DiskFile>,
+    charge_when_removed: Mutex<Option<Charge>>,
+}
+
+impl OpenFile {
+    /// Wraps an open file.
+    pub fn new(file: Box<dyn DiskFile>) -> Arc<Self> {
+        Arc::new(Self {
+            file,
+            charge_when_removed: Mutex::new(None),
+        })
+    }
+
+    /// Keeps the charge of a removed file until its last user has closed it.
+    pub fn release_when_closed(&self, charge: Charge) {
+        *self
+            .charge_when_removed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(charge);
+    }
+}
+
+impl std::ops::Deref for OpenFile {
+    type Target = dyn DiskFile;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.file
+    }
+}
+
+/// The checksums of one group's chunks.
+pub type Table = [u32; GROUP_CHUNKS as usize];
+
+/// Reads a group's table past the page cache.
+pub fn read_table(file: &dyn DiskFile, group: u32) -> std::io::Result<Table> {
+    let mut page = Buffer::unpooled(PAGE_BYTES);
+    file.read_at(&mut page, layout::table_page_position(group))?;
+    Ok(decode_table(&page))
+}
+
+/// Reads a group's table from the page cache, where the writer of an open replica has put it.
+pub fn read_cached_table(file: &dyn DiskFile, group: u32) -> std::io::Result<Table> {
+    let mut page = [0; PAGE_BYTES];
+    file.read_cached_at(&mut page, layout::table_page_position(group))?;
+    Ok(decode_table(&page))
+}
+
+fn decode_table(page: &[u8]) -> Table {
+    let mut table = [0; GROUP_CHUNKS as usize];
+    let (entries, _) = page.as_chunks::<ENTRY_BYTES>();
+    for (checksum, entry) in table.iter_mut().zip(entries) {
+        *checksum = u32::from_le_bytes(*entry);
+    }
+    table
+}
+
+/// The number of chunks of an open replica that can be trusted: the longest prefix in which every
+/// chunk matches its checksum.
+pub fn trusted_chunks(
+    file: &dyn DiskFile,
+    block: BlockId,
+    storage: StorageId,
+) -> std::io::Result<u32> {
+    let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
+    let file_bytes = file.len()?;
+    let Some(chunks_max) = layout::chunks_within(file_bytes) else {
+        return Ok(0);
+    };
+    buffer.set_len(PAGE_BYTES);
+    file.read_at(&mut buffer, 0)?;
+    let header_is_right = buffer
+        .first_chunk::<PAGE_BYTES>()
+        .is_some_and(|page| layout::header_matches(page, block, storage));
+    if !header_is_right {
+        return Ok(0);
+    }
+    let mut trusted = 0;
+    while trusted < chunks_max {
+        let group = layout::group_of(trusted);
+        let table = read_table(file, group)?;
+        let group_end = layout::group_end(trusted).min(chunks_max);
+        while trusted < group_end {
+            let chunks = (group_end - trusted).min((PACKET_BYTES_MAX / PAGE_BYTES) as u32);
+            buffer.set_len(chunks as usize * PAGE_BYTES);
+            file.read_at(&mut buffer, layout::chunk_position(trusted))?;
+            let first = (trusted % GROUP_CHUNKS) as usize;
+            let checksums = &table[first..first + chunks as usize];
+            if let Some(offset) = first_mismatch(&buffer, checksums) {
+                return Ok(trusted + (offset / PAGE_BYTES) as u32);
+            }
+            trusted += chunks;
+        }
+    }
+    Ok(trusted)
+}
+
+/// A piece of data for the end of a replica: whole chunks, already verified.
+pub struct Append<'a> {
+    /// Number of the first chunk.
+    pub first_chunk: u32,
+    /// The data, page-aligned, filled up with zeros to whole chunks.
+    pub data: &'a [u8],
+    /// One checksum for each chunk.
+    pub checksums: &'a [u32],
+    /// A sync follows at once.
+    pub sync: bool,
+}
+
+/// Appends to one open replica.
+pub struct ReplicaWriter {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    file: Arc<OpenFile>,
+    charge: Charge,
+    /// Chunks that are written.
+    chunks: u32,
+    /// Most chunks that there may be.
+    chunks_max: u32,
+    /// The file is allocated up to here.
+    allocated_bytes: u64,
+    /// The file is written with zeros up to here.
+    zeroed_bytes: u64,
+    /// From here on, the page cache has data of small appends.
+    cached_from: Option<u64>,
+    /// The file's entry in its directory is on stable storage.
+    entry_is_stable: bool,
+    /// There are writes after the last sync.
+    is_dirty: bool,
+}
+
+impl ReplicaWriter {
+    /// Creates the file of a replica. `charge` covers [`REPLICA_OVERHEAD_BYTES`] and grows with the
+    /// file.
+    pub fn create(
+        disk: Arc<dyn Disk>,
+        path: PathBuf,
+        (block, storage): (BlockId, StorageId),
+        chunks_max: u32,
+        charge: Charge,
+    ) -> Result<Self, StoreError> {
+        let file = disk
+            .create(&path)
+            .map_err(StoreError::disk("creating", &path))?;
+        let mut writer = Self {
+            disk,
+            path,
+            file: OpenFile::new(file),
+            charge,
+            chunks: 0,
+            chunks_max,
+            allocated_bytes: 0,
+            zeroed_bytes: 0,
+            cached_from: None,
+            entry_is_stable: false,
+            is_dirty: true,
+        };
+        match writer.write_header(block, storage) {
+            Ok(()) => Ok(writer),
+            Err(error) => {
+                // The first error counts; an empty file that stays is found at the next start.
+                let _ = writer.disk.remove(&writer.path);
+                Err(error)
+            }
+        }
+    }
+
+    fn write_header(&mut self, block: BlockId, storage: StorageId) -> Result<(), StoreError> {
+        // The header and the first table page, so that the latter is written once already.
+        let head_bytes = 2 * PAGE_BYTES;
+        self.allocate(head_bytes as u64)?;
+        let mut head = Buffer::unpooled(head_bytes);
+        if let Some(page) = head.first_chunk_mut::<PAGE_BYTES>() {
+            layout::encode_header(page, block, storage);
+        }
+        self.file
+            .write_at(&head, 0)
+            .map_err(StoreError::disk("writing", &self.path))?;
+        self.zeroed_bytes = head_bytes as u64;
+        Ok(())
+    }
+
+    /// Opens a replica whose writer is gone, to seal it.
+    pub fn reopen(
+        disk: Arc<dyn Disk>,
+        path: PathBuf,
+        chunks: u32,
+        charge: Charge,
+    ) -> Result<Self, (StoreError, Charge)> {
+        let opened = disk
+            .open(&path)
+            .and_then(|file| file.len().map(|len| (file, len)));
+        match opened {
+            Ok((file, allocated_bytes)) => Ok(Self {
+                disk,
+                path,
+                file: OpenFile::new(file),
+                charge,
+                chunks,
+                chunks_max: chunks,
+                allocated_bytes,
+                zeroed_bytes: 0,
+                cached_from: None,
+                entry_is_stable: false,
+                is_dirty: true,
+            }),
+            Err(error) => Err((StoreError::disk("opening", &path)(error), charge)),
+        }
+    }
+
+    /// The open file, for those who read what is written.
+    pub fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
+
+    /// Chunks written so far.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    /// Closes the file; what it takes stays charged.
+    pub fn close(self) -> Charge {
+        self.charge
+    }
+
+    /// Writes data at the end.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfOrder`] if it is not for the end or there is too much of it,
+    /// [`StoreError::NoSpace`], or what the disk says. The length is then as before.
+    pub fn append(&mut self, append: &Append<'_>) -> Result<(), StoreError> {
+        let chunks = append.checksums.len() as u32;
+        if append.first_chunk != self.chunks {
+            return Err(StoreError::OutOfOrder(format!(
+                "data for offset {} where {} is the end",
+                layout::chunk_bytes(append.first_chunk),
+                layout::chunk_bytes(self.chunks)
+            )));
+        }
+        let end = match self.chunks.checked_add(chunks) {
+            Some(end) if end <= self.chunks_max => end,
+            _ => {
+                return Err(StoreError::OutOfOrder(format!(
+                    "data beyond the largest block of {} bytes",
+                    layout::chunk_bytes(self.chunks_max)
+                )));
+            }
+        };
+        self.allocate(layout::file_bytes(end))?;
+        let is_small = append.sync && append.data.len() <= SMALL_APPEND_BYTES_MAX;
+        self.write_pieces(append, end, is_small)
+            .map_err(StoreError::disk("writing", &self.path))?;
+        self.is_dirty = true;
+        self.chunks = end;
+        Ok(())
+    }
+
+    /// Writes data and checksums, cut where a group ends.
+    fn write_pieces(
+        &mut self,
+        append: &Append<'_>,
+        end: u32,
+        is_small: bool,
+    ) -> std::io::Result<()> {
+        if is_small {
+            self.zero_ahead(layout::file_bytes(end))?;
+        }
+        let mut chunk = append.first_chunk;
+        let mut data = append.data;
+        let mut checksums = append.checksums;
+        while chunk < end {
+            let piece_chunks = (layout::group_end(chunk).min(end) - chunk) as usize;
+            let piece;
+            (piece, data) = data.split_at(piece_chunks * PAGE_BYTES);
+            let position = layout::chunk_position(chunk);
+            if is_small {
+                self.cached_from.get_or_insert(position);
+                self.file.write_cached_at(piece, position)?;
+            } else {
+                self.file.write_at(piece, position)?;
+            }
+            let piece_checksums;
+            (piece_checksums, checksums) = checksums.split_at(piece_chunks);
+            let entries: Vec<u8> = piece_checksums
+                .iter()
+                .flat_map(|checksum| checksum.to_le_bytes())
+                .collect();
+            self.file
+                .write_cached_at(&entries, layout::entry_position(chunk))?;
+            chunk += piece_chunks as u32;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the file is written up to `end`, and if it was not, some way further.
+    fn zero_ahead(&mut self, end: u64) -> std::io::Result<()> {
+        if end <= self.zeroed_bytes {
+            return Ok(());
+        }
+        // Everything beyond the last chunk is unused, the next group's table page included.
+        let start = layout::file_bytes(self.chunks).max(self.zeroed_bytes);
+        let stop = (start + ZEROED_AHEAD_BYTES as u64).min(self.allocated_bytes);
+        let length = stop.saturating_sub(start) as usize;
+        self.file.write_at(&ZEROS.0[..length], start)?;
+        self.zeroed_bytes = stop;
+        Ok(())
+    }
+
+    /// Reserves and allocates the file up to `end`, or further while there is room.
+    fn allocate(&mut self, end: u64) -> Result<(), StoreError> {
+        if end <= self.allocated_bytes {
+            return Ok(());
+        }
+        let step = self
+            .allocated_bytes
+            .clamp(ALLOCATION_STEP_BYTES_MIN, ALLOCATION_STEP_BYTES_MAX);
+        let generous = (self.allocated_bytes + step)
+            .min(layout::file_bytes(self.chunks_max))
+            .max(end);
+        for target in [generous, end] {
+            let more = target - self.allocated_bytes;
+            if self.charge.grow(more) {
+                let allocated = self.file.allocate(self.allocated_bytes, more);
+                if let Err(error) = allocated {
+                    self.charge
+                        .shrink_to(self.allocated_bytes + REPLICA_OVERHEAD_BYTES);
+                    let error = StoreError::disk("allocating", &self.path)(error);
+                    if matches!(error, StoreError::NoSpace) && target != end {
+                        continue;
+                    }
+                    return Err(error);
+                }
+                self.allocated_bytes = target;
+                return Ok(());
+            }
+        }
+        Err(StoreError::NoSpace)
+    }
+
+    /// Puts everything written so far on stable storage.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        if !self.is_dirty {
+            return Ok(());
+        }
+        self.file
+            .sync_data()
+            .map_err(StoreError::disk("syncing", &self.path))?;
+        if !self.entry_is_stable {
+            let dir = parent(&self.path);
+            self.disk
+                .sync_dir(dir)
+                .map_err(StoreError::disk("syncing", dir))?;
+            self.entry_is_stable = true;
+        }
+        self.is_dirty = false;
+        let end = layout::file_bytes(self.chunks);
+        if let Some(from) = self.cached_from
+            && end.saturating_sub(from) >= CACHED_BYTES_MAX
+        {
+            // Where a group ended in between, its table page goes too and is not needed any more.
+            self.file.forget_cached(from, end - from);
+            self.cached_from = None;
+        }
+        Ok(())
+    }
+
+    /// Cuts the replica to `chunks` chunks, puts it on stable storage, and moves it to
+    /// `sealed_path`. Returns what it takes from now on.
+    ///
+    /// # Errors
+    /// [`StoreError::ShortReplica`] if there are fewer chunks, or what the disk says; the replica
+    /// is then still open, and the charge comes back.
+    pub fn seal(mut self, chunks: u32, sealed_path: &Path) -> Result<Charge, (StoreError, Charge)> {
+        match self.cut_and_move(chunks, sealed_path) {
+            Ok(()) => {
+                self.file.forget_cached(0, 0);
+                let bytes = layout::file_bytes(chunks) + REPLICA_OVERHEAD_BYTES;
+                self.charge.shrink_to(bytes);
+                Ok(self.charge)
+            }
+            Err(error) => Err((error, self.charge)),
+        }
+    }
+
+    fn cut_and_move(&mut self, chunks: u32, sealed_path: &Path) -> Result<(), StoreError> {
+        if chunks > self.chunks {
+            return Err(StoreError::ShortReplica {
+                have_bytes: layout::chunk_bytes(self.chunks),
+            });
+        }
+        self.file
+            .set_len(layout::file_bytes(chunks))
+            .and_then(|()| self.file.sync_all())
+            .map_err(StoreError::disk("sealing", &self.path))?;
+        // Only now may the size of the file be taken for its length.
+        self.disk
+            .rename(&self.path, sealed_path)
+            .map_err(StoreError::disk("moving", &self.path))?;
+        let dir = parent(sealed_path);
+        self.disk
+            .sync_dir(dir)
+            .map_err(StoreError::disk("syncing", dir))
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    // Replica files are always in a directory of their volume.
+    path.parent().unwrap_or(path)
+}
+
+/// Reads whole chunks of one group into `buffer` and verifies them; returns their checksums.
+///
+/// # Errors
+/// The first mismatch as a number of a chunk, or what the disk says.
+pub fn read_chunks(
+    file: &dyn DiskFile,
+    table: &Table,
+    first_chunk: u32,
+    buffer: &mut Buffer,
+) -> std::io::Result<Result<Vec<u32>, u32>> {
+    file.read_at(buffer, layout::chunk_position(first_chunk))?;
+    let first = (first_chunk % GROUP_CHUNKS) as usize;
+    for (index, chunk) in buffer.chunks(PAGE_BYTES).enumerate() {
+        if chunk_checksum(chunk) != table[first + index] {
+            return Ok(Err(first_chunk + index as u32));
+        }
+    }
+    Ok(Ok(table[first..first + buffer.len() / PAGE_BYTES].to_vec()))
+}

@@ -1,0 +1,168 @@
+//! Corrupt data and failing disks.
+
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use harvestfs_protocol::node::ReplicaChange;
+use rustix::io::Errno;
+
+use super::*;
+use crate::testing::disks::{Fault, FaultyDisk};
+
+fn flip_byte(path: &Path, at: u64) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[tokio::test]
+async fn a_corrupt_chunk_is_never_handed_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let data = data(1, 100_000);
+    // A chunk, and a checksum.
+    for (block, at, corrupt_offset) in [(1, 8192 + 5 * 4096 + 17, 5 * 4096), (2, 4096 + 3 * 4, 3 * 4096)] {
+        write_sealed(&store, block, &data).await.unwrap();
+        let path = dir.path().join(format!("sealed/{block:02x}/{block:016x}"));
+        flip_byte(&path, at);
+        assert_eq!(read(&store, block, 0, 4096).await.unwrap(), data[..4096]);
+        changes(&store);
+        let error = read(&store, block, 0, 100_000).await.unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { offset } if offset == corrupt_offset), "{error}");
+        assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(block))]);
+        // All of it is out of service now, also after a restart.
+        let again = read(&store, block, 0, 4096).await.unwrap_err();
+        assert!(matches!(again, StoreError::Corrupt { .. }));
+        assert!(store.report(BlockId(block)).is_none());
+    }
+    drop(store);
+    let store = real_store(dir.path());
+    assert_eq!(store.corrupt_replicas().len(), 2);
+    let used = store.status()[0].used_bytes;
+    store.delete(BlockId(1)).await.unwrap();
+    assert!(store.status()[0].used_bytes < used);
+}
+
+#[tokio::test]
+async fn corruption_of_an_open_replica_stops_its_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let mut writer = create(&store, 1).await.unwrap();
+    writer.write(vec![packet(0, &[1; 4096], false)], true).await.unwrap();
+    flip_byte(&dir.path().join("open/0000000000000001"), 8192);
+    assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::Corrupt { offset: 0 })));
+    let more = writer.write(vec![packet(4096, &[1], false)], false).await;
+    assert!(matches!(more, Err(StoreError::OutOfOrder(_))));
+    drop(writer);
+    assert!(matches!(store.seal(BlockId(1), 4096).await, Err(StoreError::Corrupt { .. })));
+    store.delete(BlockId(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_disk_is_no_broken_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    let mut writer = create(&store, 1).await.unwrap();
+    disk.fail(Fault::Allocate, dir.path(), Errno::NOSPC);
+    let error = writer.write(vec![packet(0, &vec![1; 4 << 20], false)], false).await.unwrap_err();
+    assert!(matches!(error, StoreError::NoSpace), "{error}");
+    drop(writer);
+    assert!(matches!(create(&store, 2).await, Err(StoreError::NoSpace)));
+    assert!(store.status()[0].healthy);
+    let used = store.status()[0].used_bytes;
+    disk.heal();
+    store.delete(BlockId(1)).await.unwrap();
+    assert!(store.status()[0].used_bytes < used);
+    write_sealed(&store, 3, &data(1, 100_000)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failing_write_or_sync_is_not_acknowledged() {
+    for fault in [Fault::Write, Fault::Sync] {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = FaultyDisk::new();
+        let store = store_at(dir.path(), 1 << 30, disk.clone());
+        let mut writer = create(&store, 1).await.unwrap();
+        writer.write(vec![packet(0, &[1; 4096], false)], true).await.unwrap();
+        disk.fail(fault, dir.path(), Errno::IO);
+        let error = writer.write(vec![packet(4096, &[2; 4096], false)], true).await.unwrap_err();
+        assert!(matches!(error, StoreError::Disk { .. }), "{error}");
+        drop(writer);
+        assert!(store.seal(BlockId(1), 4096).await.is_err());
+        assert!(store.status()[0].healthy, "two errors are forgiven");
+        disk.heal();
+        // What was acknowledged before is still there, and can be sealed.
+        store.seal(BlockId(1), 4096).await.unwrap();
+        assert_eq!(read(&store, 1, 0, 4096).await.unwrap(), [1; 4096][..]);
+    }
+}
+
+#[tokio::test]
+async fn a_broken_volume_goes_down_and_the_others_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let paths = [dir.path().join("a"), dir.path().join("b")];
+    let volumes = paths
+        .iter()
+        .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
+    let store = BlockStore::new(volumes.collect(), BufferPool::new(16 << 20), 1 << 20);
+    let storages = store.healthy_storages();
+    for block in 0..16 {
+        write_sealed(&store, block, &data(block, 100_000)).await.unwrap();
+    }
+    let on_first = store.sealed_of(storages[0]);
+    let on_second = store.sealed_of(storages[1]);
+    assert!(on_first.len() > 5 && on_second.len() > 1, "both are used");
+    disk.fail(Fault::Read, &paths[0], Errno::IO);
+    for block in &on_first {
+        read(&store, block.0, 0, 1).await.unwrap_err();
+    }
+    assert_eq!(store.healthy_storages(), storages[1..]);
+    assert!(!store.status()[0].healthy);
+    for block in &on_second {
+        read(&store, block.0, 0, 100_000).await.unwrap();
+    }
+    // The disk answers again, but it cannot be trusted any more.
+    disk.heal();
+    let last = on_first[on_first.len() - 1];
+    let error = read(&store, last.0, 0, 1).await.unwrap_err();
+    assert!(matches!(error, StoreError::VolumeDown { .. }), "{error}");
+    for block in 100..104 {
+        write_sealed(&store, block, &data(block, 1000)).await.unwrap();
+        assert_eq!(store.report(BlockId(block)).unwrap().0, storages[1]);
+    }
+}
+
+#[tokio::test]
+async fn creation_goes_to_the_next_volume_when_one_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let paths = [dir.path().join("a"), dir.path().join("b")];
+    let volumes = paths
+        .iter()
+        .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
+    let store = BlockStore::new(volumes.collect(), BufferPool::new(16 << 20), 1 << 20);
+    disk.fail(Fault::Create, &paths[0], Errno::IO);
+    for block in 0..8 {
+        write_sealed(&store, block, b"x").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_silent_disk_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    write_sealed(&store, 1, &data(1, 4096)).await.unwrap();
+    disk.hang();
+    // From here on, time passes whenever nothing else can happen.
+    tokio::time::pause();
+    let wait = tokio::time::timeout(Duration::from_secs(120), read(&store, 1, 0, 1));
+    let error = wait.await.unwrap().unwrap_err();
+    assert!(matches!(error, StoreError::VolumeDown { .. }), "{error}");
+    assert!(!store.status()[0].healthy);
+    disk.heal();
+}

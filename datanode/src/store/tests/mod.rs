@@ -1,0 +1,104 @@
+//! The promises of the block store, on real files.
+
+mod crash;
+mod faults;
+mod lifecycle;
+mod quota;
+mod volumes;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use harvestfs_protocol::data::chunk_checksums;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::StorageClass;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::buffer::Buffer;
+use super::volume::Volume;
+use super::*;
+
+pub const BLOCK_BYTES: u64 = 16 << 20;
+
+pub fn options(path: &Path, quota_bytes: u64) -> VolumeOptions {
+    VolumeOptions {
+        path: path.to_owned(),
+        quota_bytes,
+        class: StorageClass::Disk,
+    }
+}
+
+/// A store over one volume at `path`.
+pub fn store_at(path: &Path, quota_bytes: u64, disk: Arc<dyn Disk>) -> BlockStore {
+    let volume = Volume::open(&options(path, quota_bytes), "dn1", disk, 2).unwrap();
+    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20)
+}
+
+pub fn real_store(path: &Path) -> BlockStore {
+    store_at(path, 1 << 30, Arc::new(RealDisk))
+}
+
+/// Data that differs from block to block.
+pub fn data(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    StdRng::seed_from_u64(seed).fill_bytes(&mut data);
+    data
+}
+
+pub fn packet(block_offset: u64, data: &[u8], sync: bool) -> WritePacket {
+    let mut buffer = Buffer::unpooled(data.len());
+    buffer.copy_from_slice(data);
+    buffer.pad_to_page();
+    WritePacket {
+        block_offset,
+        data: buffer.freeze(),
+        checksums: chunk_checksums(data),
+        sync,
+    }
+}
+
+pub async fn create(store: &BlockStore, block: u64) -> Result<BlockWriter, StoreError> {
+    store
+        .create(BlockId(block), None, Origin::Pipeline, BLOCK_BYTES)
+        .await
+}
+
+/// Writes a block in packets of 64 KiB and seals it.
+pub async fn write_sealed(store: &BlockStore, block: u64, data: &[u8]) -> Result<(), StoreError> {
+    let mut writer = create(store, block).await?;
+    for (index, piece) in data.chunks(64 * 1024).enumerate() {
+        let packet = packet(index as u64 * 64 * 1024, piece, false);
+        writer.write(vec![packet], false).await?;
+    }
+    writer.seal(data.len() as u64).await
+}
+
+/// All that a replica holds from `offset` on, `length` bytes.
+pub async fn read(
+    store: &BlockStore,
+    block: u64,
+    offset: u64,
+    length: u64,
+) -> Result<Bytes, StoreError> {
+    let block = BlockId(block);
+    let mut range = ChunkRange::covering(offset, length).unwrap();
+    store.check_readable(block, range)?;
+    let mut all = Vec::new();
+    while let Some(piece) = range.take_piece(1 << 20) {
+        let piece = store.read(block, piece, true).await?;
+        assert_eq!(chunk_checksums(&piece.data), piece.checksums);
+        all.extend_from_slice(&piece.data);
+    }
+    let start = (offset % 4096) as usize;
+    Ok(Bytes::from(all).slice(start..start + length as usize))
+}
+
+/// All changes so far.
+pub fn changes(store: &BlockStore) -> Vec<harvestfs_protocol::node::ReplicaChange> {
+    match store.changes().take() {
+        Pending::Changes(changes) => changes.into_iter().map(|(_, change)| change).collect(),
+        Pending::Everything => panic!("not that many changes"),
+    }
+}

@@ -1,0 +1,127 @@
+//! What a directory must be to become a volume, and what happens to those that are not.
+
+use std::fs;
+
+use harvestfs_protocol::ids::ClusterId;
+
+use super::*;
+
+fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
+    Volume::open(&options(path, 1 << 30), server, Arc::new(RealDisk), 1).map(|(volume, _)| volume)
+}
+
+#[test]
+fn a_volume_keeps_its_identity() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let storage = open(&path, "dn1").unwrap().storage();
+    let volume = open(&path, "dn1").unwrap();
+    assert_eq!(volume.storage(), storage);
+    assert_eq!(volume.cluster(), None);
+    volume.claim(ClusterId(5)).unwrap();
+    volume.claim(ClusterId(5)).unwrap();
+    let error = volume.claim(ClusterId(6)).unwrap_err();
+    assert!(matches!(error, VolumeError::OtherCluster { found: ClusterId(5), .. }));
+    drop(volume);
+    assert_eq!(open(&path, "dn1").unwrap().cluster(), Some(ClusterId(5)));
+    // Reimaged: a new one.
+    fs::remove_dir_all(&path).unwrap();
+    assert_ne!(open(&path, "dn1").unwrap().storage(), storage);
+}
+
+#[test]
+fn what_is_no_volume_of_this_server_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let missing = open(&path.join("below"), "dn1").err().unwrap();
+    assert!(matches!(missing, VolumeError::Missing { .. }), "{missing}");
+
+    let first = open(&path, "dn1").unwrap();
+    let locked = open(&path, "dn1").err().unwrap();
+    assert!(matches!(locked, VolumeError::Locked { .. }), "{locked}");
+    drop(first);
+    let other = open(&path, "dn2").err().unwrap();
+    assert!(matches!(other, VolumeError::OtherServer { .. }), "{other}");
+
+    fs::write(path.join("VERSION"), "harvestfs-volume 1\n").unwrap();
+    let corrupt = open(&path, "dn1").err().unwrap();
+    assert!(matches!(corrupt, VolumeError::CorruptVersionFile { .. }), "{corrupt}");
+    fs::remove_file(path.join("VERSION")).unwrap();
+    let foreign = open(&path, "dn1").err().unwrap();
+    assert!(matches!(foreign, VolumeError::NotAVolume { .. }), "{foreign}");
+}
+
+#[tokio::test]
+async fn new_replicas_go_where_they_are_asked_for_or_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = |name: &str, quota_bytes, class| {
+        let options = VolumeOptions {
+            path: dir.path().join(name),
+            quota_bytes,
+            class,
+        };
+        Volume::open(&options, "dn1", Arc::new(RealDisk), 1).unwrap()
+    };
+    let volumes = vec![
+        volume("a", 8 << 20, StorageClass::Disk),
+        volume("b", 4 << 20, StorageClass::Ssd),
+        volume("c", 64 << 20, StorageClass::Disk),
+    ];
+    let storages: Vec<_> = volumes.iter().map(|(volume, _)| volume.storage()).collect();
+    let store = BlockStore::new(volumes, BufferPool::new(16 << 20), 1 << 20);
+    let mut next = 0;
+    let mut place = async |class| {
+        next += 1;
+        let create = store.create(BlockId(next), class, Origin::Pipeline, BLOCK_BYTES);
+        let mut writer = create.await?;
+        writer.write(vec![packet(0, &vec![1; 1 << 20], false)], false).await?;
+        writer.seal(1 << 20).await?;
+        let (storage, _) = store.report(BlockId(next)).unwrap();
+        Ok::<_, StoreError>(storages.iter().position(|s| *s == storage).unwrap())
+    };
+    assert_eq!(place(None).await.unwrap(), 2);
+    let mut on_ssd = 0;
+    while place(Some(StorageClass::Ssd)).await.unwrap_or(9) == 1 {
+        on_ssd += 1;
+    }
+    assert!(on_ssd >= 1, "the class is honoured while there is room");
+}
+
+#[tokio::test]
+async fn a_replica_whose_size_is_impossible_is_corrupt() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    write_sealed(&store, 1, &data(1, 50_000)).await.unwrap();
+    write_sealed(&store, 2, &data(2, 50_000)).await.unwrap();
+    drop(store);
+    let path = dir.path().join("sealed/01/0000000000000001");
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(30_001).unwrap();
+    fs::write(dir.path().join("sealed/01/notes.txt"), "not ours").unwrap();
+    for _ in 0..2 {
+        let store = real_store(dir.path());
+        let storage = store.healthy_storages()[0];
+        assert_eq!(store.sealed_of(storage), [BlockId(2)]);
+        assert_eq!(store.corrupt_replicas(), [(storage, BlockId(1))]);
+        assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::Corrupt { .. })));
+    }
+    let store = real_store(dir.path());
+    store.delete(BlockId(1)).await.unwrap();
+    assert!(store.corrupt_replicas().is_empty());
+    write_sealed(&store, 1, b"again").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_repair_left_behind_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let create = store.create(BlockId(1), None, Origin::Repair, BLOCK_BYTES);
+    let mut writer = create.await.unwrap();
+    writer.write(vec![packet(0, b"half", true)], true).await.unwrap();
+    drop((writer, store));
+    let store = real_store(dir.path());
+    assert_eq!(fs::read_dir(dir.path().join("repair")).unwrap().count(), 0);
+    let empty = tempfile::tempdir().unwrap();
+    let unused = real_store(empty.path()).status()[0].used_bytes;
+    assert_eq!(store.status()[0].used_bytes, unused);
+}

@@ -1,0 +1,432 @@
+//! One volume: a directory on a disk, with a quota.
+//!
+//! ```text
+//! VERSION          which volume this is (see `version_file`)
+//! LOCK             locked by the process that uses the volume
+//! open/<block>     replicas that are written to, or whose writer is gone
+//! repair/<block>   replicas that a repair is fetching; removed at start
+//! sealed/<xx>/<block>  sealed replicas; xx is the last byte of the block id modulo 64, in hex
+//! corrupt/<block>  replicas that failed verification, until the namenode has them deleted
+//! ```
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
+use harvestfs_protocol::types::{StorageClass, VolumeStatus};
+use rustix::fs::FlockOperation;
+
+use super::disk::Disk;
+use super::error::{StoreError, VolumeError};
+use super::health::Health;
+use super::layout;
+use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
+use super::replica::trusted_chunks;
+use super::version_file::{NEW_VERSION_FILE, VersionFile};
+use super::workers::Workers;
+
+/// Directories of sealed replicas: with a million replicas, each still has entries that a file
+/// system finds fast.
+const SEALED_DIRS: u64 = 64;
+
+/// A disk that is silent for this long is given up, and its volume with it.
+const DISK_DEADLINE: Duration = Duration::from_secs(30);
+
+const LOCK_FILE: &str = "LOCK";
+const OPEN_DIR: &str = "open";
+const REPAIR_DIR: &str = "repair";
+const SEALED_DIR: &str = "sealed";
+const CORRUPT_DIR: &str = "corrupt";
+
+/// A volume as the configuration names it.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// Its directory. It, but not its parent, is created when missing.
+    pub path: PathBuf,
+    /// What the owner lets us use, in bytes.
+    pub quota_bytes: u64,
+    /// What its disk is.
+    pub class: StorageClass,
+}
+
+/// A volume in use.
+pub struct Volume {
+    path: PathBuf,
+    storage: StorageId,
+    class: StorageClass,
+    /// What the owner lets us use.
+    pub quota: Arc<Quota>,
+    /// What is known about its disk.
+    pub health: Health,
+    /// Replicas being written.
+    pub writers: AtomicU32,
+    disk: Arc<dyn Disk>,
+    workers: Workers,
+    version: Mutex<VersionFile>,
+    /// Holds the lock.
+    _lock: File,
+}
+
+/// A replica that was found at start.
+pub struct Found {
+    /// The block.
+    pub block: BlockId,
+    /// Chunks that can be read.
+    pub chunks: u32,
+    /// What is to be done with it.
+    pub state: FoundState,
+    /// What it takes.
+    pub charge: Charge,
+}
+
+/// In which directory a replica was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundState {
+    /// Its writer is gone.
+    Open,
+    /// Complete.
+    Sealed,
+    /// To be deleted when the namenode says so.
+    Corrupt,
+}
+
+impl Volume {
+    /// Opens a volume, formatting an empty directory, and lists what is on it. Data is read only of
+    /// open replicas. Blocks on the disk.
+    ///
+    /// # Errors
+    /// Why the volume cannot be used.
+    pub fn open(
+        options: &VolumeOptions,
+        server: &str,
+        disk: Arc<dyn Disk>,
+        threads: usize,
+    ) -> Result<(Arc<Self>, Vec<Found>), VolumeError> {
+        let path = &options.path;
+        match fs::create_dir(path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(VolumeError::Missing { path: path.clone() });
+            }
+            Err(error) => return Err(VolumeError::io(path)(error)),
+        }
+        if VersionFile::read(path)?.is_none() {
+            check_empty(path)?;
+        }
+        let lock = lock(path)?;
+        let version = match VersionFile::read(path)? {
+            Some(version) => version,
+            None => format(path, server)?,
+        };
+        if version.server != server {
+            return Err(VolumeError::OtherServer {
+                path: path.clone(),
+                found: version.server,
+                expected: server.to_owned(),
+            });
+        }
+        make_dirs(path)?;
+        let workers = Workers::start("disk", threads).map_err(VolumeError::io(path))?;
+        let volume = Arc::new(Self {
+            path: path.clone(),
+            storage: version.storage,
+            class: options.class,
+            quota: Quota::new(options.quota_bytes),
+            health: Health::default(),
+            writers: AtomicU32::new(0),
+            disk,
+            workers,
+            version: Mutex::new(version),
+            _lock: lock,
+        });
+        let found = volume.find_replicas()?;
+        Ok((volume, found))
+    }
+
+    /// Makes the volume part of a cluster, for good. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`VolumeError::OtherCluster`], or what the disk says.
+    pub fn claim(&self, cluster: ClusterId) -> Result<(), VolumeError> {
+        let mut version = self.version();
+        match version.cluster {
+            Some(found) if found == cluster => Ok(()),
+            Some(found) => Err(VolumeError::OtherCluster {
+                path: self.path.clone(),
+                found,
+                expected: cluster,
+            }),
+            None => {
+                version.cluster = Some(cluster);
+                version.write(&self.path)?;
+                *self.version.lock().unwrap_or_else(PoisonError::into_inner) = version;
+                Ok(())
+            }
+        }
+    }
+
+    /// The cluster that it belongs to, once that is known.
+    pub fn cluster(&self) -> Option<ClusterId> {
+        self.version().cluster
+    }
+
+    fn version(&self) -> VersionFile {
+        // Replaced as a whole, which a panic cannot split.
+        self.version
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Which volume it is.
+    pub fn storage(&self) -> StorageId {
+        self.storage
+    }
+
+    /// What its disk is.
+    pub fn class(&self) -> StorageClass {
+        self.class
+    }
+
+    /// Its disk.
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What a heartbeat says about it. Touches no disk.
+    pub fn status(&self) -> VolumeStatus {
+        VolumeStatus {
+            storage: self.storage,
+            class: self.class,
+            quota_bytes: self.quota.limit_bytes(),
+            used_bytes: self.quota.used_bytes(),
+            healthy: self.health.is_good(),
+        }
+    }
+
+    /// Where an open replica's file is.
+    pub fn open_path(&self, block: BlockId) -> PathBuf {
+        self.path.join(OPEN_DIR).join(layout::file_name(block))
+    }
+
+    /// Where the file of a replica is that a repair is fetching.
+    pub fn repair_path(&self, block: BlockId) -> PathBuf {
+        self.path.join(REPAIR_DIR).join(layout::file_name(block))
+    }
+
+    /// Where a sealed replica's file is.
+    pub fn sealed_path(&self, block: BlockId) -> PathBuf {
+        self.path
+            .join(SEALED_DIR)
+            .join(sealed_dir(block.0))
+            .join(layout::file_name(block))
+    }
+
+    /// Where a corrupt replica's file is.
+    pub fn corrupt_path(&self, block: BlockId) -> PathBuf {
+        self.path.join(CORRUPT_DIR).join(layout::file_name(block))
+    }
+
+    /// Runs a job that accesses the disk, and judges the disk by its result.
+    ///
+    /// # Errors
+    /// What the job says; [`StoreError::VolumeDown`] if the volume is, or if the disk is silent.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.check_health()?;
+        match tokio::time::timeout(DISK_DEADLINE, self.workers.run(job)).await {
+            Ok(Ok(result)) => {
+                if let Err(StoreError::Disk { source, .. }) = &result {
+                    self.health.note_error(source, &self.path);
+                }
+                result
+            }
+            Ok(Err(_)) => Err(self.down("a disk job panicked")),
+            Err(_) => {
+                let seconds = DISK_DEADLINE.as_secs();
+                let reason = format!("the disk did not answer for {seconds} s");
+                self.health.fail(&reason, &self.path);
+                Err(self.down(&reason))
+            }
+        }
+    }
+
+    /// Whether the volume can be used.
+    ///
+    /// # Errors
+    /// [`StoreError::VolumeDown`].
+    pub fn check_health(&self) -> Result<(), StoreError> {
+        match self.health.failure() {
+            None => Ok(()),
+            Some(reason) => Err(self.down(&reason)),
+        }
+    }
+
+    fn down(&self, reason: &str) -> StoreError {
+        StoreError::VolumeDown {
+            path: self.path.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn find_replicas(&self) -> Result<Vec<Found>, VolumeError> {
+        let repair_dir = self.path.join(REPAIR_DIR);
+        for (_, path, _) in replica_files(&repair_dir)? {
+            fs::remove_file(&path).map_err(VolumeError::io(&path))?;
+        }
+        let mut found = Vec::new();
+        let corrupt_dir = self.path.join(CORRUPT_DIR);
+        for (block, _, file_bytes) in replica_files(&corrupt_dir)? {
+            found.push(self.found(block, file_bytes, 0, FoundState::Corrupt));
+        }
+        for dir in 0..SEALED_DIRS {
+            let dir = self.path.join(SEALED_DIR).join(sealed_dir(dir));
+            for (block, path, file_bytes) in replica_files(&dir)? {
+                match layout::chunks_in_file(file_bytes) {
+                    Some(chunks) => {
+                        found.push(self.found(block, file_bytes, chunks, FoundState::Sealed));
+                    }
+                    None => {
+                        tracing::error!(
+                            file = %path.display(), file_bytes,
+                            "no sealed replica can have this size: it is corrupt"
+                        );
+                        let aside = self.corrupt_path(block);
+                        fs::rename(&path, &aside).map_err(VolumeError::io(&path))?;
+                        found.push(self.found(block, file_bytes, 0, FoundState::Corrupt));
+                    }
+                }
+            }
+        }
+        let open_dir = self.path.join(OPEN_DIR);
+        for (block, path, file_bytes) in replica_files(&open_dir)? {
+            let chunks = self
+                .disk
+                .open(&path)
+                .and_then(|file| trusted_chunks(&*file, block, self.storage));
+            let (chunks, state) = match chunks {
+                Ok(chunks) => (chunks, FoundState::Open),
+                Err(error) => {
+                    tracing::error!(file = %path.display(), %error, "cannot read an open replica");
+                    self.health.note_error(&error, &path);
+                    (0, FoundState::Corrupt)
+                }
+            };
+            found.push(self.found(block, file_bytes, chunks, state));
+        }
+        Ok(found)
+    }
+
+    fn found(&self, block: BlockId, file_bytes: u64, chunks: u32, state: FoundState) -> Found {
+        let bytes = file_bytes + REPLICA_OVERHEAD_BYTES;
+        Found {
+            block,
+            chunks,
+            state,
+            charge: self.quota.count_existing(bytes),
+        }
+    }
+}
+
+/// Counts a writer of a volume as long as it lives.
+pub struct WriterCount(Arc<Volume>);
+
+impl WriterCount {
+    /// One more.
+    pub fn new(volume: Arc<Volume>) -> Self {
+        volume.writers.fetch_add(1, Ordering::Relaxed);
+        Self(volume)
+    }
+}
+
+impl Drop for WriterCount {
+    fn drop(&mut self) {
+        self.0.writers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn sealed_dir(block: u64) -> String {
+    format!("{:02x}", block % SEALED_DIRS)
+}
+
+fn check_empty(path: &Path) -> Result<(), VolumeError> {
+    for entry in fs::read_dir(path).map_err(VolumeError::io(path))? {
+        let name = entry.map_err(VolumeError::io(path))?.file_name();
+        // What a fresh file system has, and what a start that was cut short leaves behind.
+        let harmless = ["lost+found", LOCK_FILE, NEW_VERSION_FILE];
+        if !harmless.iter().any(|harmless| name == *harmless) {
+            return Err(VolumeError::NotAVolume {
+                path: path.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn format(path: &Path, server: &str) -> Result<VersionFile, VolumeError> {
+    let version = VersionFile {
+        storage: StorageId(rand::random()),
+        cluster: None,
+        server: server.to_owned(),
+    };
+    version.write(path)?;
+    Ok(version)
+}
+
+fn lock(path: &Path) -> Result<File, VolumeError> {
+    let lock_path = path.join(LOCK_FILE);
+    let file = File::create(&lock_path).map_err(VolumeError::io(&lock_path))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(VolumeError::Locked {
+            path: path.to_owned(),
+        }),
+        Err(error) => Err(VolumeError::io(&lock_path)(error.into())),
+    }
+}
+
+fn make_dirs(path: &Path) -> Result<(), VolumeError> {
+    let sealed = path.join(SEALED_DIR);
+    let mut dirs = vec![
+        path.join(OPEN_DIR),
+        path.join(REPAIR_DIR),
+        path.join(CORRUPT_DIR),
+    ];
+    dirs.extend((0..SEALED_DIRS).map(|dir| sealed.join(sealed_dir(dir))));
+    for dir in &dirs {
+        fs::create_dir_all(dir).map_err(VolumeError::io(dir))?;
+    }
+    for dir in [&sealed, path] {
+        File::open(dir)
+            .and_then(|dir| dir.sync_all())
+            .map_err(VolumeError::io(dir))?;
+    }
+    Ok(())
+}
+
+/// The replica files in a directory, with their sizes in bytes.
+fn replica_files(dir: &Path) -> Result<Vec<(BlockId, PathBuf, u64)>, VolumeError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(VolumeError::io(dir))? {
+        let entry = entry.map_err(VolumeError::io(dir))?;
+        match entry.file_name().to_str().and_then(layout::parse_file_name) {
+            Some(block) => {
+                let metadata = entry.metadata().map_err(VolumeError::io(dir))?;
+                files.push((block, entry.path(), metadata.len()));
+            }
+            None => tracing::warn!(file = %entry.path().display(), "this is no replica; ignored"),
+        }
+    }
+    Ok(files)
+}
