@@ -51,6 +51,11 @@ pub fn run(plan: &Plan, target: &mut dyn Target, run: u32) -> Result<Vec<Sample>
     Ok(samples)
 }
 
+/// What earlier rows left dirty is written now and not while the next row is measured.
+fn write_back() {
+    rustix::fs::sync();
+}
+
 struct Bench<'a> {
     plan: &'a Plan,
     target: &'a mut dyn Target,
@@ -141,6 +146,7 @@ impl Bench<'_> {
         if !self.plan.wants(&rows) {
             return Ok(());
         }
+        write_back();
         let size_bytes = self.plan.size_bytes;
         let reads = self.plan.random_reads_per_thread;
         let path = dir.join("large");
@@ -190,6 +196,7 @@ impl Bench<'_> {
         {
             return Ok(());
         }
+        write_back();
         let mut files = SmallFiles::new(dir, threads, self.plan.files)?;
         let count = files.count();
         self.measure(create, || {
@@ -223,6 +230,7 @@ impl Bench<'_> {
         if !self.plan.wants(&[row]) {
             return Ok(());
         }
+        write_back();
         let files = SmallFiles::new(dir, threads, self.plan.files)?;
         self.measure(row, || {
             files.create(true)?;
@@ -235,6 +243,7 @@ impl Bench<'_> {
         let Some(tarball) = &self.plan.tarball else {
             return Ok(());
         };
+        write_back();
         std::fs::create_dir(dir)?;
         let files = tarball.files();
         self.measure(Row::Unpack, || {
