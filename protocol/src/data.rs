@@ -188,7 +188,10 @@ mod tests {
         let checksums = chunk_checksums(&data);
         assert_eq!(checksums.len(), 4);
         assert_eq!(first_mismatch(&data, &checksums), None);
-        assert_eq!(first_mismatch(&data, &checksums[..3]), Some(3 * CHUNK_BYTES));
+        assert_eq!(
+            first_mismatch(&data, &checksums[..3]),
+            Some(3 * CHUNK_BYTES)
+        );
         assert_eq!(
             first_mismatch(&data[..CHUNK_BYTES], &checksums),
             Some(CHUNK_BYTES)
