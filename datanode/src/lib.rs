@@ -1,4 +1,45 @@
-//! HarvestFS datanode.
+//! HarvestFS datanode: keeps replicas of blocks on the spare disk of somebody else's server.
+//!
+//! - `store`: volumes, quotas, replica files, checksums; knows no network;
+//! - `service`, `write_stream`, `read_stream`: block streams of clients and other datanodes;
+//! - `namenode_link`: registration, heartbeats, reports, commands;
+//! - `repair`, `scrubber`: background work, each within a budget.
+//!
+//! ```no_run
+//! use harvestfs_datanode::{Datanode, DatanodeOptions, StorageClass, VolumeOptions};
+//! use harvestfs_protocol::identity::Identity;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let identity = Identity::load("/etc/harvestfs".as_ref())?;
+//! let namenodes = vec!["10.0.0.1:7400".parse()?];
+//! let mut options = DatanodeOptions::new(identity, "nn1".to_owned(), namenodes);
+//! options.volumes.push(VolumeOptions {
+//!     path: "/data/harvestfs".into(),
+//!     quota_bytes: 100 << 30,
+//!     class: StorageClass::Ssd,
+//! });
+//! let datanode = Datanode::start(options).await?;
+//! println!("listening on {}", datanode.local_addr());
+//! datanode.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod budget;
+mod datanode;
+mod namenode_link;
+mod node;
+mod options;
+mod read_stream;
+mod repair;
+mod scrubber;
+mod service;
 mod store;
 #[cfg(test)]
 mod testing;
+mod write_stream;
+
+pub use datanode::Datanode;
+pub use harvestfs_protocol::types::StorageClass;
+pub use options::{DatanodeOptions, StartError};
+pub use store::{VolumeError, VolumeOptions};

@@ -184,6 +184,11 @@ impl BlockStore {
         Some((storage, entry.report(block)?))
     }
 
+    /// Tells the namenode again what is known about a replica.
+    pub fn report_again(&self, block: BlockId) {
+        self.inner.report_have(block);
+    }
+
     /// Creates a replica on the volume that has most room, if possible of the class asked for.
     ///
     /// # Errors
@@ -261,7 +266,13 @@ impl BlockStore {
             }
         };
         self.inner.report_have(block);
-        Ok(BlockWriter::new(self.clone(), block, volume, replica, lease))
+        Ok(BlockWriter::new(
+            self.clone(),
+            block,
+            volume,
+            replica,
+            lease,
+        ))
     }
 
     /// Cuts a replica whose writer is gone, or is to be, to `length_bytes` and seals it. A replica
@@ -296,6 +307,21 @@ impl BlockStore {
                 }
             })
             .await
+    }
+
+    /// Puts the replicas that are not sealed on stable storage, as far as the disks let it.
+    pub async fn sync_open_replicas(&self) {
+        for (block, volume) in self.inner.open_replicas() {
+            let disk = volume.disk().clone();
+            let path = volume.open_path(block);
+            let job = move || {
+                let synced = disk.open(&path).and_then(|file| file.sync_all());
+                synced.map_err(StoreError::disk("syncing", &path))
+            };
+            if let Err(error) = volume.run(job).await {
+                tracing::warn!(%block, %error, "cannot sync an open replica");
+            }
+        }
     }
 
     /// Removes a replica; without one, does nothing.
@@ -377,6 +403,15 @@ impl Inner {
 
     fn volume_index(&self, storage: StorageId) -> Option<usize> {
         self.volumes.iter().position(|v| v.storage() == storage)
+    }
+
+    fn open_replicas(&self) -> Vec<(BlockId, Arc<Volume>)> {
+        let replicas = self.lock();
+        let open = replicas.iter().filter(
+            |(_, entry)| matches!(&entry.state, State::Open(it) if it.origin == Origin::Pipeline),
+        );
+        open.map(|(&block, entry)| (block, self.volumes[entry.volume].clone()))
+            .collect()
     }
 
     /// Chooses a volume for a new replica and reserves what it takes at first: the class asked for
@@ -496,7 +531,12 @@ impl Inner {
         }
     }
 
-    fn delete_now(&self, block: BlockId, volume: &Volume, charge: Charge) -> Result<(), StoreError> {
+    fn delete_now(
+        &self,
+        block: BlockId,
+        volume: &Volume,
+        charge: Charge,
+    ) -> Result<(), StoreError> {
         let places = [
             volume.sealed_path(block),
             volume.open_path(block),

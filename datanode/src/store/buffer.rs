@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::layout::PAGE_BYTES;
 
-/// The sizes of buffers in bytes: one chunk, a small packet, a large packet.
-const CLASSES_BYTES: [usize; 3] = [PAGE_BYTES, 64 * 1024, PACKET_BYTES_MAX];
+/// The sizes of buffers in bytes: one chunk, small packets, the largest packet.
+const CLASSES_BYTES: [usize; 4] = [PAGE_BYTES, 64 * 1024, 256 * 1024, PACKET_BYTES_MAX];
 
 #[derive(Clone)]
 #[repr(C, align(4096))]
@@ -42,7 +42,8 @@ impl BufferPool {
             inner: Arc::new(Inner {
                 free_pages: Arc::new(Semaphore::new(pages)),
                 idle: Mutex::default(),
-                idle_max: CLASSES_BYTES.map(|class_bytes| limit_bytes / 3 / class_bytes),
+                idle_max: CLASSES_BYTES
+                    .map(|class_bytes| limit_bytes / CLASSES_BYTES.len() / class_bytes),
             }),
         }
     }

@@ -112,6 +112,9 @@ pub enum StoreError {
     /// The operation does not fit the state of the replica.
     #[error("out of order: {0}")]
     OutOfOrder(String),
+    /// A repair found no source that could be used.
+    #[error("no source of the replica can be used")]
+    NoSource,
     /// The disk failed.
     #[error("{what} {}: {source}", path.display())]
     Disk {
@@ -156,6 +159,7 @@ impl From<StoreError> for DataError {
             StoreError::Corrupt { offset } => Self::Corrupt { offset },
             StoreError::NoSpace => Self::NoSpace,
             StoreError::OutOfOrder(reason) => Self::OutOfOrder(reason),
+            StoreError::NoSource => Self::NoSuchReplica,
             StoreError::Disk { .. } | StoreError::VolumeDown { .. } => {
                 Self::Disk(error.to_string())
             }

@@ -169,7 +169,10 @@ mod tests {
 
     #[test]
     fn file_names_have_one_spelling() {
-        assert_eq!(parse_file_name(&file_name(BlockId(0xab))), Some(BlockId(0xab)));
+        assert_eq!(
+            parse_file_name(&file_name(BlockId(0xab))),
+            Some(BlockId(0xab))
+        );
         for other in ["", "ab", "00000000000000AB", "+0000000000000ab", "x"] {
             assert_eq!(parse_file_name(other), None);
         }

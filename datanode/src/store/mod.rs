@@ -19,9 +19,11 @@ mod workers;
 
 pub use block_store::BlockStore;
 pub use block_writer::{BlockWriter, WritePacket};
-pub use buffer::{Buffer, BufferPool};
-pub use changes::{Changes, Pending};
-pub use disk::{Disk, DiskFile, RealDisk};
+pub use buffer::BufferPool;
+pub use changes::Pending;
+#[cfg(test)]
+pub use disk::DiskFile;
+pub use disk::{Disk, RealDisk};
 pub use error::{StoreError, VolumeError};
 pub use open_replica::Origin;
 pub use reading::{ChunkRange, Piece};

@@ -73,11 +73,12 @@ impl Charge {
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
         let limit = self.quota.limit_bytes;
-        let grown = self.quota.used_bytes.fetch_update(
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-            |used| used.checked_add(bytes).filter(|&sum| sum <= limit),
-        );
+        let grown =
+            self.quota
+                .used_bytes
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                    used.checked_add(bytes).filter(|&sum| sum <= limit)
+                });
         if grown.is_ok() {
             self.bytes += bytes;
         }

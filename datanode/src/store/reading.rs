@@ -86,6 +86,12 @@ impl BlockStore {
             .run(move || inner.read_now(block, &readable, first_chunk, buffer))
             .await
     }
+
+    /// Has a replica's checksums read from its disk again, so that what is read next verifies them
+    /// too.
+    pub fn forget_checksums(&self, block: BlockId) {
+        self.inner.tables.forget(block);
+    }
 }
 
 impl Readable {
@@ -114,7 +120,8 @@ impl Inner {
         // again on what the disk says.
         for trust_cache in [true, false] {
             let table = self.table_of(block, readable, &file, first_chunk, trust_cache);
-            let read = table.and_then(|table| read_chunks(&**file, &table, first_chunk, &mut buffer));
+            let read =
+                table.and_then(|table| read_chunks(&**file, &table, first_chunk, &mut buffer));
             match read {
                 Ok(Ok(checksums)) => {
                     return Ok(Piece {

@@ -164,6 +164,13 @@ mod tests {
         let body = "harvestfs-volume 2\nanything\n";
         let text = format!("{body}crc32 {:08x}\n", crc32fast::hash(body.as_bytes()));
         let error = VersionFile::parse(text.as_bytes(), Path::new("VERSION")).unwrap_err();
-        assert!(matches!(error, VolumeError::UnknownFormat { found: 2, known: 1, .. }));
+        assert!(matches!(
+            error,
+            VolumeError::UnknownFormat {
+                found: 2,
+                known: 1,
+                ..
+            }
+        ));
     }
 }

@@ -146,6 +146,7 @@ mod tests {
             }
         }
         drop(workers);
-        wait.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+        wait.recv_timeout(std::time::Duration::from_secs(10))
+            .unwrap();
     }
 }

@@ -17,7 +17,10 @@ struct Acknowledged {
 
 #[test]
 fn every_crash_image_has_what_was_acknowledged() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     for seed in 0..12 {
         runtime.block_on(one_history(seed));
     }
@@ -116,7 +119,10 @@ async fn a_killed_writer_leaves_what_it_wrote() {
     let store = real_store(dir.path());
     let data = data(5, 300_000);
     let mut writer = create(&store, 1).await.unwrap();
-    writer.write(vec![packet(0, &data, false)], false).await.unwrap();
+    writer
+        .write(vec![packet(0, &data, false)], false)
+        .await
+        .unwrap();
     drop((writer, store));
     let store = real_store(dir.path());
     assert_eq!(read(&store, 1, 0, 300_000).await.unwrap(), data);
@@ -146,22 +152,35 @@ async fn an_open_replica_ends_where_it_stops_to_match() {
         (flip(4096 + 4 * 9), 9),
         (flip(position(3)), 3),
         (flip(0), 0),
-        (Box::new(move |file| file.set_len(position(11) + 5).unwrap()), 11),
+        (
+            Box::new(move |file| file.set_len(position(11) + 5).unwrap()),
+            11,
+        ),
         (Box::new(|file| file.set_len(5).unwrap()), 0),
         (Box::new(|file| file.set_len(0).unwrap()), 0),
     ];
     for (damage, expected_chunks) in cases {
         let store = real_store(dir.path());
         let mut writer = create(&store, 1).await.unwrap();
-        writer.write(vec![packet(0, &data, true)], true).await.unwrap();
+        writer
+            .write(vec![packet(0, &data, true)], true)
+            .await
+            .unwrap();
         drop((writer, store));
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         damage(&file);
         drop(file);
         let store = real_store(dir.path());
         let (_, report) = store.report(BlockId(1)).unwrap();
         assert_eq!(report.length_bytes, expected_chunks * 4096);
-        store.seal(BlockId(1), expected_chunks * 4096).await.unwrap();
+        store
+            .seal(BlockId(1), expected_chunks * 4096)
+            .await
+            .unwrap();
         store.delete(BlockId(1)).await.unwrap();
     }
 }

@@ -10,7 +10,11 @@ use super::*;
 use crate::testing::disks::{Fault, FaultyDisk};
 
 fn flip_byte(path: &Path, at: u64) {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
@@ -23,14 +27,20 @@ async fn a_corrupt_chunk_is_never_handed_out() {
     let store = real_store(dir.path());
     let data = data(1, 100_000);
     // A chunk, and a checksum.
-    for (block, at, corrupt_offset) in [(1, 8192 + 5 * 4096 + 17, 5 * 4096), (2, 4096 + 3 * 4, 3 * 4096)] {
+    for (block, at, corrupt_offset) in [
+        (1, 8192 + 5 * 4096 + 17, 5 * 4096),
+        (2, 4096 + 3 * 4, 3 * 4096),
+    ] {
         write_sealed(&store, block, &data).await.unwrap();
         let path = dir.path().join(format!("sealed/{block:02x}/{block:016x}"));
         flip_byte(&path, at);
         assert_eq!(read(&store, block, 0, 4096).await.unwrap(), data[..4096]);
         changes(&store);
         let error = read(&store, block, 0, 100_000).await.unwrap_err();
-        assert!(matches!(error, StoreError::Corrupt { offset } if offset == corrupt_offset), "{error}");
+        assert!(
+            matches!(error, StoreError::Corrupt { offset } if offset == corrupt_offset),
+            "{error}"
+        );
         assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(block))]);
         // All of it is out of service now, also after a restart.
         let again = read(&store, block, 0, 4096).await.unwrap_err();
@@ -50,13 +60,22 @@ async fn corruption_of_an_open_replica_stops_its_writer() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());
     let mut writer = create(&store, 1).await.unwrap();
-    writer.write(vec![packet(0, &[1; 4096], false)], true).await.unwrap();
+    writer
+        .write(vec![packet(0, &[1; 4096], false)], true)
+        .await
+        .unwrap();
     flip_byte(&dir.path().join("open/0000000000000001"), 8192);
-    assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::Corrupt { offset: 0 })));
+    assert!(matches!(
+        read(&store, 1, 0, 1).await,
+        Err(StoreError::Corrupt { offset: 0 })
+    ));
     let more = writer.write(vec![packet(4096, &[1], false)], false).await;
     assert!(matches!(more, Err(StoreError::OutOfOrder(_))));
     drop(writer);
-    assert!(matches!(store.seal(BlockId(1), 4096).await, Err(StoreError::Corrupt { .. })));
+    assert!(matches!(
+        store.seal(BlockId(1), 4096).await,
+        Err(StoreError::Corrupt { .. })
+    ));
     store.delete(BlockId(1)).await.unwrap();
 }
 
@@ -67,7 +86,10 @@ async fn a_full_disk_is_no_broken_disk() {
     let store = store_at(dir.path(), 1 << 30, disk.clone());
     let mut writer = create(&store, 1).await.unwrap();
     disk.fail(Fault::Allocate, dir.path(), Errno::NOSPC);
-    let error = writer.write(vec![packet(0, &vec![1; 4 << 20], false)], false).await.unwrap_err();
+    let error = writer
+        .write(vec![packet(0, &vec![1; 4 << 20], false)], false)
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::NoSpace), "{error}");
     drop(writer);
     assert!(matches!(create(&store, 2).await, Err(StoreError::NoSpace)));
@@ -86,9 +108,15 @@ async fn a_failing_write_or_sync_is_not_acknowledged() {
         let disk = FaultyDisk::new();
         let store = store_at(dir.path(), 1 << 30, disk.clone());
         let mut writer = create(&store, 1).await.unwrap();
-        writer.write(vec![packet(0, &[1; 4096], false)], true).await.unwrap();
+        writer
+            .write(vec![packet(0, &[1; 4096], false)], true)
+            .await
+            .unwrap();
         disk.fail(fault, dir.path(), Errno::IO);
-        let error = writer.write(vec![packet(4096, &[2; 4096], false)], true).await.unwrap_err();
+        let error = writer
+            .write(vec![packet(4096, &[2; 4096], false)], true)
+            .await
+            .unwrap_err();
         assert!(matches!(error, StoreError::Disk { .. }), "{error}");
         drop(writer);
         assert!(store.seal(BlockId(1), 4096).await.is_err());
@@ -111,7 +139,9 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     let store = BlockStore::new(volumes.collect(), BufferPool::new(16 << 20), 1 << 20);
     let storages = store.healthy_storages();
     for block in 0..16 {
-        write_sealed(&store, block, &data(block, 100_000)).await.unwrap();
+        write_sealed(&store, block, &data(block, 100_000))
+            .await
+            .unwrap();
     }
     let on_first = store.sealed_of(storages[0]);
     let on_second = store.sealed_of(storages[1]);
@@ -131,7 +161,9 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     let error = read(&store, last.0, 0, 1).await.unwrap_err();
     assert!(matches!(error, StoreError::VolumeDown { .. }), "{error}");
     for block in 100..104 {
-        write_sealed(&store, block, &data(block, 1000)).await.unwrap();
+        write_sealed(&store, block, &data(block, 1000))
+            .await
+            .unwrap();
         assert_eq!(store.report(BlockId(block)).unwrap().0, storages[1]);
     }
 }

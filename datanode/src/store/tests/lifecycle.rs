@@ -36,7 +36,10 @@ async fn what_was_written_is_read_also_after_a_restart() {
         store.replicas_of(storage),
         [report(1, (9 << 20) + 4096, true)]
     );
-    assert_eq!(read(&store, 1, 5000, 8 << 20).await.unwrap(), data[5000..5000 + (8 << 20)]);
+    assert_eq!(
+        read(&store, 1, 5000, 8 << 20).await.unwrap(),
+        data[5000..5000 + (8 << 20)]
+    );
     // Beyond the data but within its last chunk there are zeros.
     let end = (9 << 20) + 4096;
     assert_eq!(read(&store, 1, end - 8, 8).await.unwrap(), [0; 8][..]);
@@ -50,7 +53,10 @@ async fn an_open_replica_is_read_as_far_as_it_was_written() {
     let store = real_store(dir.path());
     let mut writer = create(&store, 1).await.unwrap();
     let mut offset = 0;
-    for (index, bytes) in [100, 5000, 4096, 1 << 20, 1, 70_000].into_iter().enumerate() {
+    for (index, bytes) in [100, 5000, 4096, 1 << 20, 1, 70_000]
+        .into_iter()
+        .enumerate()
+    {
         let data = data(index as u64, bytes);
         let sync = index % 2 == 0;
         writer
@@ -77,7 +83,10 @@ async fn what_does_not_fit_is_refused() {
     missing_checksum.checksums.pop();
     let mut odd_offset = packet(0, b"x", false);
     odd_offset.block_offset = 5;
-    for (block, bad) in [gap, wrong_checksum, missing_checksum, odd_offset].into_iter().enumerate() {
+    for (block, bad) in [gap, wrong_checksum, missing_checksum, odd_offset]
+        .into_iter()
+        .enumerate()
+    {
         let block = block as u64 + 1;
         let mut writer = create(&store, block).await.unwrap();
         let error = writer.write(vec![bad], false).await.unwrap_err();
@@ -91,8 +100,14 @@ async fn what_does_not_fit_is_refused() {
         assert!(matches!(after, Err(StoreError::OutOfOrder(_))));
     }
     let mut writer = create(&store, 9).await.unwrap();
-    assert!(matches!(create(&store, 9).await, Err(StoreError::ReplicaExists)));
-    writer.write(vec![packet(0, &[1; 10], false)], false).await.unwrap();
+    assert!(matches!(
+        create(&store, 9).await,
+        Err(StoreError::ReplicaExists)
+    ));
+    writer
+        .write(vec![packet(0, &[1; 10], false)], false)
+        .await
+        .unwrap();
     let error = writer.seal(4097).await.unwrap_err();
     assert!(matches!(error, StoreError::OutOfOrder(_)));
 }
@@ -118,10 +133,16 @@ async fn a_replica_is_sealed_by_others_when_its_writer_is_gone() {
     let data = data(3, 20_000);
     for block in [1, 2] {
         let mut writer = create(&store, block).await.unwrap();
-        writer.write(vec![packet(0, &data, false)], false).await.unwrap();
+        writer
+            .write(vec![packet(0, &data, false)], false)
+            .await
+            .unwrap();
     }
     let too_long = store.seal(BlockId(1), 5 * 4096 + 1).await.unwrap_err();
-    assert!(matches!(too_long, StoreError::ShortReplica { have_bytes: 20_480 }));
+    assert!(matches!(
+        too_long,
+        StoreError::ShortReplica { have_bytes: 20_480 }
+    ));
     // Cut in the middle, and not.
     store.seal(BlockId(1), 8000).await.unwrap();
     store.seal(BlockId(2), 20_000).await.unwrap();
@@ -147,7 +168,10 @@ async fn sealing_stops_a_writer_that_is_still_there() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());
     let mut writer = create(&store, 1).await.unwrap();
-    writer.write(vec![packet(0, &[1; 4096], false)], false).await.unwrap();
+    writer
+        .write(vec![packet(0, &[1; 4096], false)], false)
+        .await
+        .unwrap();
     let stream = async {
         writer.fenced().await;
         let result = writer.write(vec![packet(4096, &[2], false)], false).await;
@@ -166,7 +190,10 @@ async fn deleting_frees_the_space_once_and_comes_twice() {
     let empty = store.status()[0].used_bytes;
     write_sealed(&store, 1, &data(1, 1 << 20)).await.unwrap();
     let mut writer = create(&store, 2).await.unwrap();
-    writer.write(vec![packet(0, &[1; 9000], true)], true).await.unwrap();
+    writer
+        .write(vec![packet(0, &[1; 9000], true)], true)
+        .await
+        .unwrap();
     drop(writer);
     assert!(store.status()[0].used_bytes > empty + (1 << 20));
     // An open file keeps its space until it is closed.
@@ -180,9 +207,15 @@ async fn deleting_frees_the_space_once_and_comes_twice() {
     assert_eq!(store.status()[0].used_bytes, empty);
     assert_eq!(
         changes(&store),
-        [ReplicaChange::Deleted(BlockId(1)), ReplicaChange::Deleted(BlockId(2))]
+        [
+            ReplicaChange::Deleted(BlockId(1)),
+            ReplicaChange::Deleted(BlockId(2))
+        ]
     );
-    assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::NoSuchReplica)));
+    assert!(matches!(
+        read(&store, 1, 0, 1).await,
+        Err(StoreError::NoSuchReplica)
+    ));
     drop(store);
     let store = real_store(dir.path());
     assert!(store.replicas_of(store.healthy_storages()[0]).is_empty());
@@ -196,9 +229,15 @@ async fn a_repair_shows_only_once_it_is_complete() {
     for finish in [false, true] {
         let create = store.create(BlockId(1), None, Origin::Repair, BLOCK_BYTES);
         let mut writer = create.await.unwrap();
-        writer.write(vec![packet(0, b"repaired", false)], false).await.unwrap();
+        writer
+            .write(vec![packet(0, b"repaired", false)], false)
+            .await
+            .unwrap();
         assert!(store.replicas_of(storage).is_empty());
-        assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::NoSuchReplica)));
+        assert!(matches!(
+            read(&store, 1, 0, 1).await,
+            Err(StoreError::NoSuchReplica)
+        ));
         if finish {
             writer.seal(8).await.unwrap();
             assert_eq!(read(&store, 1, 0, 8).await.unwrap(), b"repaired"[..]);

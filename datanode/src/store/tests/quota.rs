@@ -14,7 +14,9 @@ fn allocated_bytes(path: &Path) -> u64 {
         return own;
     }
     let entries = std::fs::read_dir(path).unwrap();
-    own + entries.map(|entry| allocated_bytes(&entry.unwrap().path())).sum::<u64>()
+    own + entries
+        .map(|entry| allocated_bytes(&entry.unwrap().path()))
+        .sum::<u64>()
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +102,13 @@ async fn run(quota_bytes: u64, steps: Vec<Step>) {
         assert!(status.used_bytes <= quota_bytes);
         let allocated = allocated_bytes(&path);
         // A quota below what the directories take cannot make them smaller.
-        assert!(allocated <= quota_bytes.max(overhead), "{allocated} of {quota_bytes}");
-        assert!(allocated <= status.used_bytes.max(overhead), "{allocated}, {status:?}");
+        assert!(
+            allocated <= quota_bytes.max(overhead),
+            "{allocated} of {quota_bytes}"
+        );
+        assert!(
+            allocated <= status.used_bytes.max(overhead),
+            "{allocated}, {status:?}"
+        );
     }
 }

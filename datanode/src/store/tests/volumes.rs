@@ -21,7 +21,13 @@ fn a_volume_keeps_its_identity() {
     volume.claim(ClusterId(5)).unwrap();
     volume.claim(ClusterId(5)).unwrap();
     let error = volume.claim(ClusterId(6)).unwrap_err();
-    assert!(matches!(error, VolumeError::OtherCluster { found: ClusterId(5), .. }));
+    assert!(matches!(
+        error,
+        VolumeError::OtherCluster {
+            found: ClusterId(5),
+            ..
+        }
+    ));
     drop(volume);
     assert_eq!(open(&path, "dn1").unwrap().cluster(), Some(ClusterId(5)));
     // Reimaged: a new one.
@@ -45,10 +51,16 @@ fn what_is_no_volume_of_this_server_is_refused() {
 
     fs::write(path.join("VERSION"), "harvestfs-volume 1\n").unwrap();
     let corrupt = open(&path, "dn1").err().unwrap();
-    assert!(matches!(corrupt, VolumeError::CorruptVersionFile { .. }), "{corrupt}");
+    assert!(
+        matches!(corrupt, VolumeError::CorruptVersionFile { .. }),
+        "{corrupt}"
+    );
     fs::remove_file(path.join("VERSION")).unwrap();
     let foreign = open(&path, "dn1").err().unwrap();
-    assert!(matches!(foreign, VolumeError::NotAVolume { .. }), "{foreign}");
+    assert!(
+        matches!(foreign, VolumeError::NotAVolume { .. }),
+        "{foreign}"
+    );
 }
 
 #[tokio::test]
@@ -74,7 +86,9 @@ async fn new_replicas_go_where_they_are_asked_for_or_there_is_room() {
         next += 1;
         let create = store.create(BlockId(next), class, Origin::Pipeline, BLOCK_BYTES);
         let mut writer = create.await?;
-        writer.write(vec![packet(0, &vec![1; 1 << 20], false)], false).await?;
+        writer
+            .write(vec![packet(0, &vec![1; 1 << 20], false)], false)
+            .await?;
         writer.seal(1 << 20).await?;
         let (storage, _) = store.report(BlockId(next)).unwrap();
         Ok::<_, StoreError>(storages.iter().position(|s| *s == storage).unwrap())
@@ -103,7 +117,10 @@ async fn a_replica_whose_size_is_impossible_is_corrupt() {
         let storage = store.healthy_storages()[0];
         assert_eq!(store.sealed_of(storage), [BlockId(2)]);
         assert_eq!(store.corrupt_replicas(), [(storage, BlockId(1))]);
-        assert!(matches!(read(&store, 1, 0, 1).await, Err(StoreError::Corrupt { .. })));
+        assert!(matches!(
+            read(&store, 1, 0, 1).await,
+            Err(StoreError::Corrupt { .. })
+        ));
     }
     let store = real_store(dir.path());
     store.delete(BlockId(1)).await.unwrap();
@@ -117,7 +134,10 @@ async fn what_a_repair_left_behind_is_removed() {
     let store = real_store(dir.path());
     let create = store.create(BlockId(1), None, Origin::Repair, BLOCK_BYTES);
     let mut writer = create.await.unwrap();
-    writer.write(vec![packet(0, b"half", true)], true).await.unwrap();
+    writer
+        .write(vec![packet(0, b"half", true)], true)
+        .await
+        .unwrap();
     drop((writer, store));
     let store = real_store(dir.path());
     assert_eq!(fs::read_dir(dir.path().join("repair")).unwrap().count(), 0);

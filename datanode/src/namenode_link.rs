@@ -1,0 +1,180 @@
+//! The connection to the namenode: registration, and again after every loss, for ever.
+//!
+//! On a registered connection two tasks run side by side and wait for nothing of each other:
+//! heartbeats, and reports of replicas.
+
+mod commands;
+mod reports;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::Peer;
+use harvestfs_protocol::ids::StorageId;
+use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::node::{
+    Heartbeat, HeartbeatReply, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
+    ServerDescription,
+};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+pub use self::commands::Commands;
+use crate::node::Node;
+
+/// How long connecting to a namenode may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a registration may take: the namenode journals it.
+const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
+/// Pauses between attempts to reach a namenode.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// Volumes that a full report was asked for and that wait for their turn.
+const REPORTS_QUEUED_MAX: usize = 64;
+
+type Client = RpcClient<Request, Response, Notice>;
+
+/// Why a registered connection, or the attempt to make one, is over.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    #[error("the namenode refuses: {0}")]
+    Refused(FsError),
+    #[error("the namenode's answer does not fit the request")]
+    UnexpectedReply,
+}
+
+/// What the link needs to know.
+pub struct NamenodeLink {
+    pub node: Arc<Node>,
+    pub endpoint: Endpoint,
+    pub namenode: Peer,
+    pub addrs: Vec<SocketAddr>,
+    pub server: ServerDescription,
+    pub commands: Commands,
+}
+
+impl NamenodeLink {
+    /// Keeps the datanode registered until it stops.
+    pub async fn run(self) {
+        tokio::select! {
+            () = self.node.stopping() => {}
+            () = self.keep_registered() => {}
+        }
+    }
+
+    async fn keep_registered(&self) {
+        let mut backoff = BACKOFF_MIN;
+        for addr in self.addrs.iter().cycle() {
+            match self.connect(*addr).await {
+                Ok(client) => {
+                    backoff = BACKOFF_MIN;
+                    let error = self.serve(&client).await;
+                    tracing::warn!(%addr, %error, "lost the namenode");
+                }
+                Err(error) => tracing::warn!(%addr, %error, "cannot register with the namenode"),
+            }
+            // Spread, so that a restarted namenode is not met by all datanodes at once.
+            let spread = rand::random_range(0.5..1.5);
+            tokio::time::sleep(backoff.mul_f64(spread)).await;
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    async fn connect(&self, addr: SocketAddr) -> Result<Client, LinkError> {
+        let connecting = self
+            .endpoint
+            .connect(addr, &self.namenode, CONNECT_DEADLINE);
+        // Notices are for clients; without a receiver they are ignored.
+        let (notices, _) = mpsc::channel(1);
+        let client = Client::start(connecting.await?, notices).await?;
+        let request = NodeRequest::Register(RegisterNode {
+            server: self.server.clone(),
+            volumes: self.node.store.status(),
+            cluster: self.node.store.cluster(),
+        });
+        match call(&client, request, REGISTER_DEADLINE).await? {
+            NodeReply::Registered(registered) => {
+                self.registered(&registered).await;
+                Ok(client)
+            }
+            NodeReply::Heartbeat(_) | NodeReply::Accepted => Err(LinkError::UnexpectedReply),
+        }
+    }
+
+    async fn registered(&self, registered: &NodeRegistered) {
+        tracing::info!(node = %registered.node, cluster = %registered.cluster, "registered");
+        self.node.registered(registered);
+        self.node.store.claim(registered.cluster).await;
+    }
+
+    /// Works on a registered connection until it is lost.
+    async fn serve(&self, client: &Client) -> LinkError {
+        let (ask_for_report, asked) = mpsc::channel(REPORTS_QUEUED_MAX);
+        tokio::select! {
+            error = self.send_heartbeats(client, &ask_for_report) => error,
+            error = reports::send(&self.node.store, client, asked) => error,
+            error = client.connection().closed() => error.into(),
+        }
+    }
+
+    /// Sends heartbeats from the values last found. Waits for the clock and the namenode only, never
+    /// for a disk.
+    async fn send_heartbeats(
+        &self,
+        client: &Client,
+        ask_for_report: &mpsc::Sender<StorageId>,
+    ) -> LinkError {
+        let mut clock = tokio::time::interval(HEARTBEAT_INTERVAL);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            clock.tick().await;
+            let request = NodeRequest::Heartbeat(Heartbeat {
+                volumes: self.node.store.status(),
+                busy: false,
+                active_streams: self.node.active_streams.load(Ordering::Relaxed),
+            });
+            match call(client, request, HEARTBEAT_INTERVAL).await {
+                Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),
+                Ok(NodeReply::Registered(_) | NodeReply::Accepted) => {
+                    return LinkError::UnexpectedReply;
+                }
+                // The next one may do better; a connection that is gone ends the session elsewhere.
+                Err(LinkError::Rpc(RpcError::Deadline { .. })) => {
+                    tracing::warn!("the namenode did not answer a heartbeat in time");
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    fn obey(&self, reply: HeartbeatReply, ask_for_report: &mpsc::Sender<StorageId>) {
+        if let Some(keys) = reply.keys {
+            self.node.set_keys(&keys);
+        }
+        for command in reply.commands {
+            self.commands.obey(command, ask_for_report);
+        }
+    }
+}
+
+async fn call(
+    client: &Client,
+    request: NodeRequest,
+    deadline: Duration,
+) -> Result<NodeReply, LinkError> {
+    match client.call(&Request::Node(request), deadline).await? {
+        Ok(Reply::Node(reply)) => Ok(reply),
+        Ok(_) => Err(LinkError::UnexpectedReply),
+        Err(error) => Err(LinkError::Refused(error)),
+    }
+}

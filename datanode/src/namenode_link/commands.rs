@@ -1,0 +1,138 @@
+//! What the namenode has this datanode do. Each kind of work has a bounded queue and workers of its
+//! own; what finds its queue full is dropped, because the namenode repeats what was not done.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
+use harvestfs_protocol::node::NodeCommand;
+use tokio::sync::{Mutex, mpsc};
+
+use crate::node::Node;
+use crate::repair::{Repair, Repairer};
+use crate::service::Alive;
+
+/// What several heartbeats bring.
+const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;
+/// Deletions under way at a time: enough for the disk, and reads still get their turn.
+const DELETIONS_AT_ONCE: usize = 2;
+/// Replicas sealed at a time. One may have to wait for its writer to let go.
+const SEALS_AT_ONCE: usize = 4;
+
+/// Queues of work.
+#[derive(Clone)]
+pub struct Commands {
+    repairs: mpsc::Sender<Repair>,
+    deletions: mpsc::Sender<Vec<BlockId>>,
+    seals: mpsc::Sender<(BlockId, u64)>,
+}
+
+impl Commands {
+    /// Starts the workers. They end when the datanode stops.
+    pub fn start(node: &Arc<Node>, repairer: Arc<Repairer>, alive: &Alive) -> Self {
+        let (repairs, queue) = mpsc::channel(QUEUED_MAX);
+        let repairs_max = repairer.repairs_max();
+        work_off(queue, repairs_max, node, alive, move |repair| {
+            let repairer = repairer.clone();
+            async move { repairer.repair(repair).await }
+        });
+        let (deletions, queue) = mpsc::channel(QUEUED_MAX);
+        let deleting = node.clone();
+        work_off(queue, DELETIONS_AT_ONCE, node, alive, move |blocks| {
+            delete(deleting.clone(), blocks)
+        });
+        let (seals, queue) = mpsc::channel(QUEUED_MAX);
+        let sealing = node.clone();
+        work_off(
+            queue,
+            SEALS_AT_ONCE,
+            node,
+            alive,
+            move |(block, length_bytes)| seal(sealing.clone(), block, length_bytes),
+        );
+        Self {
+            repairs,
+            deletions,
+            seals,
+        }
+    }
+
+    /// Takes a command; never waits.
+    pub fn obey(&self, command: NodeCommand, ask_for_report: &mpsc::Sender<StorageId>) {
+        let queued = match command {
+            NodeCommand::Replicate {
+                block,
+                length_bytes,
+                sources,
+                token,
+            } => {
+                let repair = Repair {
+                    block,
+                    length_bytes,
+                    sources,
+                    token,
+                };
+                self.repairs.try_send(repair).is_ok()
+            }
+            NodeCommand::Delete { blocks } => self.deletions.try_send(blocks).is_ok(),
+            NodeCommand::Seal {
+                block,
+                length_bytes,
+            } => self.seals.try_send((block, length_bytes)).is_ok(),
+            NodeCommand::ReportBlocks { storage } => ask_for_report.try_send(storage).is_ok(),
+        };
+        if !queued {
+            tracing::warn!("too many commands wait; one is dropped until it is repeated");
+        }
+    }
+}
+
+/// Starts workers that take from a queue, one item after the other each.
+fn work_off<T, F>(
+    queue: mpsc::Receiver<T>,
+    workers: usize,
+    node: &Arc<Node>,
+    alive: &Alive,
+    work: impl Fn(T) -> F + Clone + Send + Sync + 'static,
+) where
+    T: Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let queue = Arc::new(Mutex::new(queue));
+    for _ in 0..workers.max(1) {
+        let (queue, node, work, alive) = (queue.clone(), node.clone(), work.clone(), alive.clone());
+        tokio::spawn(async move {
+            let work_on = async {
+                loop {
+                    let item = queue.lock().await.recv().await;
+                    match item {
+                        Some(item) => work(item).await,
+                        None => break,
+                    }
+                }
+            };
+            tokio::select! {
+                () = work_on => {}
+                () = node.stopping() => {}
+            }
+            drop(alive);
+        });
+    }
+}
+
+async fn delete(node: Arc<Node>, blocks: Vec<BlockId>) {
+    for block in blocks {
+        if let Err(error) = node.store.delete(block).await {
+            tracing::warn!(%block, %error, "cannot delete a replica");
+        }
+    }
+}
+
+async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
+    if let Err(error) = node.store.seal(block, length_bytes).await {
+        tracing::warn!(%block, %error, "cannot seal a replica");
+    }
+    // In any case the namenode learns what is here, in case it believed something else.
+    node.store.report_again(block);
+}

@@ -1,0 +1,139 @@
+//! What all tasks of a datanode share.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::node::NodeRegistered;
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
+use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
+use harvestfs_protocol::types::NodeInfo;
+use tokio::sync::watch;
+
+use crate::store::BlockStore;
+
+/// What all tasks of a datanode share.
+pub struct Node {
+    /// The replicas.
+    pub store: BlockStore,
+    /// Connections to other datanodes.
+    pub connections: ConnectionPool,
+    /// Block streams under way.
+    pub active_streams: AtomicU32,
+    tokens: RwLock<TokenVerifier>,
+    node_id: AtomicU32,
+    block_bytes: AtomicU64,
+    stopping: watch::Sender<bool>,
+}
+
+impl Node {
+    pub fn new(store: BlockStore, connections: ConnectionPool) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            connections,
+            active_streams: AtomicU32::new(0),
+            tokens: RwLock::default(),
+            node_id: AtomicU32::new(0),
+            block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
+            stopping: watch::Sender::new(false),
+        })
+    }
+
+    /// Takes note of what the namenode said at registration.
+    pub fn registered(&self, registered: &NodeRegistered) {
+        self.node_id.store(registered.node.0, Ordering::Relaxed);
+        let block_bytes = registered.block_bytes.min(BLOCK_BYTES_MAX);
+        self.block_bytes.store(block_bytes, Ordering::Relaxed);
+        self.set_keys(&registered.keys);
+    }
+
+    /// Accepts tokens signed with these keys and no others.
+    pub fn set_keys(&self, keys: &[TokenKey]) {
+        let verifier = TokenVerifier::new(keys);
+        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = verifier;
+    }
+
+    /// This datanode's number; 0 before the first registration, when no token is accepted either.
+    pub fn id(&self) -> NodeId {
+        NodeId(self.node_id.load(Ordering::Relaxed))
+    }
+
+    /// Largest block in bytes.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Checks the right to a block.
+    ///
+    /// # Errors
+    /// [`DataError::BadToken`] or [`DataError::TokenExpired`].
+    pub fn check_token(
+        &self,
+        token: &BlockToken,
+        block: BlockId,
+        right: Right,
+    ) -> Result<(), DataError> {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        // A clock before 1970 makes every token look valid for long; it is not trusted.
+        let now_unix_ms = since_1970.map_or(u64::MAX, |since| since.as_millis() as u64);
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        tokens.verify(token, block, right, now_unix_ms)
+    }
+
+    /// Opens a block stream to another datanode.
+    ///
+    /// # Errors
+    /// Why it cannot be reached.
+    pub async fn open_stream(
+        &self,
+        node: &NodeInfo,
+    ) -> Result<(FrameSender, FrameReceiver), String> {
+        let peer = Peer::new(Role::Datanode, node.name.clone()).map_err(|e| e.to_string())?;
+        let connection = self
+            .connections
+            .get(node.data_addr, &peer)
+            .await
+            .map_err(|error| error.to_string())?;
+        connection
+            .open_stream(StreamKind::Data)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    /// Tells all tasks to come to an end.
+    pub fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Whether the datanode is stopping.
+    pub fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
+    /// Completes when the datanode is stopping.
+    pub async fn stopping(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
+    }
+}
+
+/// Counts a block stream as long as it lives.
+pub struct StreamCount(Arc<Node>);
+
+impl StreamCount {
+    pub fn new(node: Arc<Node>) -> Self {
+        node.active_streams.fetch_add(1, Ordering::Relaxed);
+        Self(node)
+    }
+}
+
+impl Drop for StreamCount {
+    fn drop(&mut self) {
+        self.0.active_streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,114 @@
+//! What a datanode is told at its start.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use harvestfs_protocol::identity::{Identity, IdentityError};
+use harvestfs_protocol::transport::TransportError;
+
+use crate::store::{VolumeError, VolumeOptions};
+
+/// Everything that a datanode needs to know. [`DatanodeOptions::new`] fills in what rarely changes.
+#[derive(Clone, Debug)]
+pub struct DatanodeOptions {
+    /// Key and certificate; the name in it is the name of the server.
+    pub identity: Identity,
+    /// The rack of the server.
+    pub rack: String,
+    /// The environment of the server's primary tenant.
+    pub environment: String,
+    /// The machine function of the server's primary tenant.
+    pub machine_function: String,
+    /// Where the data service listens; port 0 for any.
+    pub listen: SocketAddr,
+    /// Where others reach the data service, when that is not `listen`.
+    pub advertise: Option<SocketAddr>,
+    /// Addresses of the namenode, tried in turn.
+    pub namenodes: Vec<SocketAddr>,
+    /// The name in the namenode's certificate.
+    pub namenode_name: String,
+    /// The volumes; one that cannot be used does not keep the others from serving.
+    pub volumes: Vec<VolumeOptions>,
+    /// Threads for each volume that wait for its disk. Four keep a flash disk busy.
+    pub disk_threads: usize,
+    /// Memory for packets on their way between network and disk, in bytes.
+    pub buffer_bytes: usize,
+    /// Memory for checksums of replicas that were read lately, in bytes. They cover a thousand times
+    /// as much data.
+    pub table_cache_bytes: usize,
+    /// How much the scrubber reads in a second, in bytes; 0 turns it off.
+    pub scrub_bytes_per_second: u64,
+    /// Least time from the start of one round of the scrubber to the start of the next.
+    pub scrub_interval: Duration,
+    /// Repairs that fetch replicas at a time.
+    pub repairs_max: usize,
+    /// How much repairs fetch in a second, all together, in bytes.
+    pub repair_bytes_per_second: u64,
+    /// How long [`crate::Datanode::shutdown`] waits for streams to end.
+    pub shutdown_grace: Duration,
+}
+
+impl DatanodeOptions {
+    /// Options for a server with one primary tenant, everything else as is usual.
+    #[must_use]
+    pub fn new(identity: Identity, namenode_name: String, namenodes: Vec<SocketAddr>) -> Self {
+        Self {
+            identity,
+            rack: "default".to_owned(),
+            environment: "default".to_owned(),
+            machine_function: "default".to_owned(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: None,
+            namenodes,
+            namenode_name,
+            volumes: Vec::new(),
+            disk_threads: 4,
+            buffer_bytes: 64 << 20,
+            table_cache_bytes: 16 << 20,
+            scrub_bytes_per_second: 4 << 20,
+            scrub_interval: Duration::from_secs(6 * 3600),
+            repairs_max: 4,
+            repair_bytes_per_second: 100 << 20,
+            shutdown_grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a datanode cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// None of its volumes can be used.
+    #[error("no volume can be used: {}", list(.0))]
+    NoVolume(Vec<VolumeError>),
+    /// There are more than the namenode accepts.
+    #[error("there are {0} volumes; a datanode may have {max}", max = harvestfs_protocol::limits::VOLUMES_PER_NODE_MAX)]
+    TooManyVolumes(usize),
+    /// A label is longer than the namenode accepts.
+    #[error("the {what} {value:?} is longer than {max} bytes", max = harvestfs_protocol::limits::LABEL_BYTES_MAX)]
+    LabelTooLong {
+        /// Which.
+        what: &'static str,
+        /// The label.
+        value: String,
+    },
+    /// There is no namenode to talk to.
+    #[error("no address of a namenode is given")]
+    NoNamenode,
+    /// The namenode's name cannot be in a certificate.
+    #[error(transparent)]
+    NamenodeName(IdentityError),
+    /// The network does not work.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// Opening the volumes was cut short.
+    #[error("opening the volumes failed: this is a bug")]
+    OpeningFailed,
+}
+
+fn list(errors: &[VolumeError]) -> String {
+    if errors.is_empty() {
+        return "none is configured".to_owned();
+    }
+    let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    reasons.join("; ")
+}

@@ -1,0 +1,114 @@
+//! The answer to a read: pieces of the replica, read ahead while earlier ones are being sent.
+
+use std::collections::VecDeque;
+
+use harvestfs_protocol::data::{ReadPacket, ReadRequest};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::transport::{FrameSender, TransportError};
+use tokio::task::JoinHandle;
+
+use crate::node::Node;
+use crate::store::{BlockStore, ChunkRange, Piece, StoreError};
+
+/// What one packet carries at most. Small enough that disk and network work at the same time also
+/// for one request of the kernel.
+const PIECE_BYTES: usize = 256 * 1024;
+/// Pieces that are read ahead of the one that is being sent.
+const PIECES_AHEAD: usize = 4;
+
+/// Serves a read until its end or failure.
+///
+/// # Errors
+/// What broke the stream.
+pub async fn serve(
+    node: &Node,
+    request: &ReadRequest,
+    sender: &mut FrameSender,
+) -> Result<(), TransportError> {
+    if let Err(error) = send_range(node, request, sender).await? {
+        sender.send(&ReadPacket::Failed(error)).await?;
+    }
+    sender.finish()
+}
+
+async fn send_range(
+    node: &Node,
+    request: &ReadRequest,
+    sender: &mut FrameSender,
+) -> Result<Result<(), DataError>, TransportError> {
+    let block = request.block;
+    let mut range = match check(node, request) {
+        Ok(range) => range,
+        Err(error) => return Ok(Err(error)),
+    };
+    let Some(first) = range.take_piece(PIECE_BYTES) else {
+        return Ok(Ok(()));
+    };
+    // The usual random read is one piece: no task, no queue.
+    let first = node.store.read(block, first, true).await;
+    let mut current = first.map_err(DataError::from);
+    let mut ahead = ReadAhead::default();
+    loop {
+        ahead.fill(&node.store, block, &mut range);
+        let piece = match current {
+            Ok(piece) => piece,
+            Err(error) => return Ok(Err(error)),
+        };
+        let packet = ReadPacket::Data {
+            block_offset: piece.block_offset,
+            checksums: piece.checksums,
+        };
+        sender.send_with_data(&packet, piece.data).await?;
+        if node.is_stopping() {
+            return Ok(Err(DataError::Stopping));
+        }
+        current = match ahead.next().await {
+            Some(next) => next,
+            None => return Ok(Ok(())),
+        };
+    }
+}
+
+fn check(node: &Node, request: &ReadRequest) -> Result<ChunkRange, DataError> {
+    node.check_token(&request.token, request.block, Right::Read)?;
+    let range = ChunkRange::covering(request.block_offset, request.length_bytes)
+        .ok_or_else(|| DataError::Protocol("the range is empty or beyond any block".to_owned()))?;
+    node.store.check_readable(request.block, range)?;
+    Ok(range)
+}
+
+/// Pieces that are being read, in order.
+#[derive(Default)]
+struct ReadAhead {
+    pieces: VecDeque<JoinHandle<Result<Piece, StoreError>>>,
+}
+
+impl ReadAhead {
+    fn fill(&mut self, store: &BlockStore, block: BlockId, range: &mut ChunkRange) {
+        while self.pieces.len() < PIECES_AHEAD
+            && let Some(piece) = range.take_piece(PIECE_BYTES)
+        {
+            let store = store.clone();
+            let read = async move { store.read(block, piece, false).await };
+            self.pieces.push_back(tokio::spawn(read));
+        }
+    }
+
+    async fn next(&mut self) -> Option<Result<Piece, DataError>> {
+        let piece = self.pieces.front_mut()?;
+        let result = piece.await;
+        self.pieces.pop_front();
+        // The task itself ends early only when the runtime is shut down, with everything on it.
+        Some(result.map_or(Err(DataError::Stopping), |read| read.map_err(Into::into)))
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        for piece in &self.pieces {
+            piece.abort();
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Fetching a replica from another datanode, because the namenode says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::data::{DataRequest, ReadPacket, ReadRequest, round_up_to_chunk};
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
+use harvestfs_protocol::node::ReplicaChange;
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::transport::{FrameReceiver, TransportError};
+use harvestfs_protocol::types::NodeInfo;
+
+use crate::budget::Budget;
+use crate::node::Node;
+use crate::store::{BlockWriter, Origin, StoreError, WritePacket};
+
+/// How long a source may take for its next packet.
+const PACKET_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A replica that is to be fetched.
+#[derive(Clone, Debug)]
+pub struct Repair {
+    pub block: BlockId,
+    pub length_bytes: u64,
+    pub sources: Vec<NodeInfo>,
+    pub token: BlockToken,
+}
+
+/// Fetches replicas within a budget.
+pub struct Repairer {
+    node: Arc<Node>,
+    repairs_max: usize,
+    budget: Budget,
+}
+
+/// Why one source was of no use.
+#[derive(Debug, thiserror::Error)]
+enum SourceError {
+    #[error("{0}")]
+    Unreachable(String),
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error("it refuses: {0}")]
+    Refused(harvestfs_protocol::error::DataError),
+    #[error("it ended after {0} bytes")]
+    Incomplete(u64),
+    #[error("it sent something else than was asked for")]
+    UnexpectedPacket,
+    #[error(transparent)]
+    Here(#[from] StoreError),
+}
+
+impl Repairer {
+    pub fn new(node: Arc<Node>, repairs_max: usize, bytes_per_second: u64) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            repairs_max,
+            budget: Budget::new(bytes_per_second),
+        })
+    }
+
+    /// Repairs that may be under way at a time.
+    pub fn repairs_max(&self) -> usize {
+        self.repairs_max
+    }
+
+    /// Fetches a replica unless it is here already, and reports what came of it.
+    pub async fn repair(&self, repair: Repair) {
+        let store = &self.node.store;
+        if store.report(repair.block).is_some() {
+            // A command that was repeated, or the namenode does not know: it is told again.
+            store.report_again(repair.block);
+            return;
+        }
+        if let Err(error) = self.fetch(&repair).await {
+            tracing::warn!(block = %repair.block, %error, "a repair failed");
+            if let Some(&storage) = store.healthy_storages().first() {
+                self.report_failure(storage, repair.block);
+            }
+        }
+    }
+
+    fn report_failure(&self, storage: StorageId, block: BlockId) {
+        let change = ReplicaChange::RepairFailed(block);
+        self.node.store.changes().push(storage, change);
+    }
+
+    async fn fetch(&self, repair: &Repair) -> Result<(), StoreError> {
+        let block_bytes = self.node.block_bytes().max(repair.length_bytes);
+        let store = &self.node.store;
+        let mut writer = store
+            .create(repair.block, None, Origin::Repair, block_bytes)
+            .await?;
+        let mut offset = 0;
+        for source in &repair.sources {
+            let result = self
+                .fetch_from(source, repair, &mut writer, &mut offset)
+                .await;
+            match result {
+                Ok(()) => {
+                    let sealed = writer.seal(repair.length_bytes).await;
+                    if sealed.is_err() {
+                        store.delete(repair.block).await?;
+                    }
+                    return sealed;
+                }
+                Err(SourceError::Here(error)) if !matches!(error, StoreError::Corrupt { .. }) => {
+                    discard(writer).await;
+                    return Err(error);
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        block = %repair.block, source = %source.name, %error,
+                        "cannot fetch a replica from this source"
+                    );
+                    if matches!(error, SourceError::Here(_)) {
+                        // Its data was damaged on the way; what came before it was verified, but
+                        // this writer takes no more.
+                        discard(writer).await;
+                        writer = store
+                            .create(repair.block, None, Origin::Repair, block_bytes)
+                            .await?;
+                        offset = 0;
+                    }
+                }
+            }
+        }
+        discard(writer).await;
+        Err(StoreError::NoSource)
+    }
+
+    /// Fetches from one source, from `offset` on, and moves `offset` along.
+    async fn fetch_from(
+        &self,
+        source: &NodeInfo,
+        repair: &Repair,
+        writer: &mut BlockWriter,
+        offset: &mut u64,
+    ) -> Result<(), SourceError> {
+        if *offset >= repair.length_bytes {
+            return Ok(());
+        }
+        let opened = self.node.open_stream(source).await;
+        let (mut sender, mut receiver) = opened.map_err(SourceError::Unreachable)?;
+        let request = DataRequest::Read(ReadRequest {
+            block: repair.block,
+            token: repair.token,
+            block_offset: *offset,
+            length_bytes: repair.length_bytes - *offset,
+        });
+        sender.send(&request).await?;
+        let end = round_up_to_chunk(repair.length_bytes);
+        while *offset < end {
+            let packet = self.next_packet(&mut receiver, *offset, end).await?;
+            let data_bytes = packet.data.len() as u64;
+            self.budget.spend(data_bytes).await;
+            writer.write(vec![packet], false).await?;
+            *offset += data_bytes;
+        }
+        Ok(())
+    }
+
+    async fn next_packet(
+        &self,
+        receiver: &mut FrameReceiver,
+        offset: u64,
+        end: u64,
+    ) -> Result<WritePacket, SourceError> {
+        let (packet, data_len) = match receiver.recv::<ReadPacket>(PACKET_DEADLINE).await? {
+            Some((ReadPacket::Failed(error), _)) => return Err(SourceError::Refused(error)),
+            Some((packet, data_len)) => (packet, data_len),
+            None => return Err(SourceError::Incomplete(offset)),
+        };
+        let ReadPacket::Data {
+            block_offset,
+            checksums,
+        } = packet
+        else {
+            return Err(SourceError::UnexpectedPacket);
+        };
+        let fits = block_offset == offset
+            && data_len > 0
+            && data_len <= PACKET_BYTES_MAX
+            && data_len.is_multiple_of(CHUNK_BYTES)
+            && data_len as u64 <= end - offset;
+        if !fits {
+            return Err(SourceError::UnexpectedPacket);
+        }
+        let mut buffer = self.node.store.buffers().take(data_len, true).await;
+        receiver
+            .read_data_into(&mut buffer, PACKET_DEADLINE)
+            .await?;
+        Ok(WritePacket {
+            block_offset,
+            data: buffer.freeze(),
+            checksums,
+            sync: false,
+        })
+    }
+}
+
+async fn discard(writer: BlockWriter) {
+    if let Err(error) = writer.discard().await {
+        tracing::warn!(%error, "cannot remove what a repair has fetched");
+    }
+}

@@ -1,0 +1,71 @@
+//! Reads every sealed replica again and again, slowly, so that damage is found while there are
+//! other replicas to repair it from.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::CHUNK_BYTES;
+use tokio::time::Instant;
+
+use crate::budget::Budget;
+use crate::node::Node;
+use crate::store::{ChunkRange, StoreError};
+
+/// What is read at a time.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// Verifies replicas until the datanode stops.
+pub async fn run(node: Arc<Node>, bytes_per_second: u64, interval: Duration) {
+    if bytes_per_second == 0 {
+        return;
+    }
+    let budget = Budget::new(bytes_per_second);
+    let rounds = async {
+        // A datanode that is often restarted gets everywhere all the same.
+        let mut start = BlockId(rand::random());
+        loop {
+            let next_round = Instant::now() + interval;
+            for storage in node.store.healthy_storages() {
+                verify_volume(&node, storage, start, &budget).await;
+            }
+            start = BlockId(0);
+            tokio::time::sleep_until(next_round).await;
+        }
+    };
+    tokio::select! {
+        () = rounds => {}
+        () = node.stopping() => {}
+    }
+}
+
+/// Verifies all sealed replicas of a volume, beginning with one at random.
+async fn verify_volume(node: &Node, storage: StorageId, start: BlockId, budget: &Budget) {
+    let mut blocks = node.store.sealed_of(storage);
+    // Ids are counted up from the start of the cluster, so a random id is turned into a place.
+    if let Some(places) = std::num::NonZeroU64::new(blocks.len() as u64) {
+        blocks.rotate_left((start.0 % places) as usize);
+    }
+    for block in blocks {
+        match verify(node, block, budget).await {
+            Ok(()) | Err(StoreError::NoSuchReplica) => {}
+            // Reported by the store itself.
+            Err(error) => tracing::warn!(%block, %error, "the scrubber found a bad replica"),
+        }
+    }
+}
+
+async fn verify(node: &Node, block: BlockId, budget: &Budget) -> Result<(), StoreError> {
+    let Some((_, report)) = node.store.report(block) else {
+        return Ok(());
+    };
+    let Some(mut range) = ChunkRange::covering(0, report.length_bytes) else {
+        return Ok(());
+    };
+    node.store.forget_checksums(block);
+    while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
+        budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
+        node.store.read(block, (first_chunk, chunks), true).await?;
+    }
+    Ok(())
+}

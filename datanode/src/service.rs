@@ -1,0 +1,168 @@
+//! Accepting connections and block streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, ReadPacket, SealReply, SealRequest, WriteAck};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::identity::Role;
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, Incoming, TransportError,
+};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::node::{Node, StreamCount};
+use crate::{read_stream, write_stream};
+
+/// Most connections at a time; bounds the memory that peers can claim.
+const CONNECTIONS_MAX: usize = 4096;
+/// Most block streams at a time, for the same reason. Writers may keep a stream open for long
+/// without sending.
+const STREAMS_MAX: usize = 4096;
+/// A stream's first message follows its opening at once.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// When to try again if there are too many streams.
+const TOO_MANY_STREAMS_RETRY_MS: u32 = 200;
+
+/// Kept by every task that must end before the datanode does; when all are gone, everything has
+/// ended.
+pub type Alive = mpsc::Sender<()>;
+/// What becomes an [`Alive`] as long as the datanode is not stopping.
+pub type WeakAlive = mpsc::WeakSender<()>;
+
+/// Accepts connections until the endpoint is closed.
+pub async fn serve(endpoint: Endpoint, node: Arc<Node>, alive: WeakAlive) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(permit) = connections.clone().try_acquire_owned() else {
+            tracing::warn!(from = %incoming.remote_addr(), "too many connections: refused");
+            incoming.refuse();
+            continue;
+        };
+        let (node, streams, alive) = (node.clone(), streams.clone(), alive.clone());
+        tokio::spawn(async move {
+            serve_connection(incoming, node, streams, alive).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn serve_connection(
+    incoming: Incoming,
+    node: Arc<Node>,
+    streams: Arc<Semaphore>,
+    alive: WeakAlive,
+) {
+    let from = incoming.remote_addr();
+    let connection = match incoming.establish().await {
+        Ok(connection) => connection,
+        Err(error) => {
+            tracing::info!(%from, %error, "a connection was not established");
+            return;
+        }
+    };
+    match connection.peer().role {
+        Role::Client | Role::Datanode => {}
+        Role::Namenode | Role::Admin => {
+            let reason = "datanodes talk to clients and datanodes only";
+            connection.close(CloseCode::NOT_ALLOWED, reason);
+            return;
+        }
+    }
+    loop {
+        match connection.accept_stream().await {
+            Ok((StreamKind::Data, sender, receiver)) => {
+                let (node, streams, alive) = (node.clone(), streams.clone(), alive.upgrade());
+                tokio::spawn(async move {
+                    serve_stream(node, &streams, sender, receiver).await;
+                    drop(alive);
+                });
+            }
+            Ok((StreamKind::Rpc, _, _)) => {
+                let reason = "datanodes serve block streams only";
+                connection.close(CloseCode::NOT_ALLOWED, reason);
+                return;
+            }
+            Err(error) => {
+                log_end(&connection, &error);
+                return;
+            }
+        }
+    }
+}
+
+fn log_end(connection: &Connection, error: &TransportError) {
+    let peer = connection.peer();
+    match error {
+        TransportError::Wire(_) => tracing::warn!(%peer, %error, "the peer broke the protocol"),
+        _ => tracing::debug!(%peer, %error, "the connection ended"),
+    }
+}
+
+async fn serve_stream(
+    node: Arc<Node>,
+    streams: &Semaphore,
+    mut sender: FrameSender,
+    mut receiver: FrameReceiver,
+) {
+    let request = match receiver.recv::<DataRequest>(REQUEST_DEADLINE).await {
+        Ok(Some((request, 0))) => request,
+        Ok(Some(_)) => {
+            tracing::debug!("a request came with data attached");
+            return;
+        }
+        Ok(None) => return,
+        Err(error) => {
+            tracing::debug!(%error, "a stream has no request");
+            return;
+        }
+    };
+    let denial = if node.is_stopping() {
+        Some(DataError::Stopping)
+    } else {
+        None
+    };
+    let permit = streams.try_acquire();
+    let denial = denial.or_else(|| {
+        permit.is_err().then_some(DataError::Busy {
+            retry_after_ms: TOO_MANY_STREAMS_RETRY_MS,
+        })
+    });
+    let _count = StreamCount::new(node.clone());
+    let sent = match (request, denial) {
+        (DataRequest::Read(_), Some(error)) => answer(sender, &ReadPacket::Failed(error)).await,
+        (DataRequest::Write(_), Some(error)) => {
+            let node = node.id();
+            answer(sender, &WriteAck::Failed { node, error }).await
+        }
+        (DataRequest::Seal(_), Some(error)) => answer(sender, &SealReply::Err(error)).await,
+        (DataRequest::Read(request), None) => {
+            read_stream::serve(&node, &request, &mut sender).await
+        }
+        (DataRequest::Write(request), None) => {
+            write_stream::serve(node, request, sender, receiver).await
+        }
+        (DataRequest::Seal(request), None) => answer(sender, &seal(&node, &request).await).await,
+    };
+    if let Err(error) = sent {
+        tracing::debug!(%error, "a block stream broke");
+    }
+}
+
+/// Sends the only message of a stream.
+async fn answer<M: serde::Serialize>(
+    mut sender: FrameSender,
+    message: &M,
+) -> Result<(), TransportError> {
+    sender.send(message).await?;
+    sender.finish()
+}
+
+async fn seal(node: &Node, request: &SealRequest) -> SealReply {
+    node.check_token(&request.token, request.block, Right::Write)?;
+    let sealed = node.store.seal(request.block, request.length_bytes).await;
+    Ok(sealed?)
+}
