@@ -1,0 +1,441 @@
+//! The cluster that the tests run against.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeError, NamenodeOptions, format};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{CertificateAuthority, Identity, Peer, Role};
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, SessionId, StorageId};
+use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, Notice, OpenSession};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::node::{
+    Heartbeat, HeartbeatReply, IncrementalReport, NodeRegistered, NodeReply, NodeRequest,
+    RegisterNode, ReplicaChange, ReplicaReport, ServerDescription,
+};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, RpcError, TransportOptions};
+use harvestfs_protocol::types::{
+    Attr, Credentials, Durability, FileKind, PlacementRules, StorageClass, VolumeStatus,
+};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const CLUSTER: ClusterId = ClusterId(0xc1);
+pub const BLOCK_BYTES: u64 = 1 << 20;
+pub const RULES: PlacementRules = PlacementRules {
+    replication: 1,
+    durability: Durability::Space,
+    class: None,
+};
+
+pub type Rpc = RpcClient<Request, Response, Notice>;
+
+/// A namenode and its certificate authority.
+pub struct Cluster {
+    authority: CertificateAuthority,
+    dir: TempDir,
+    namenode: Option<Namenode>,
+    adjust: fn(&mut NamenodeOptions),
+}
+
+impl Cluster {
+    pub async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(adjust: fn(&mut NamenodeOptions)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        format(&dir.path().join("nn"), &format_options()).unwrap();
+        let mut cluster = Self {
+            authority: CertificateAuthority::in_memory().unwrap(),
+            dir,
+            namenode: None,
+            adjust,
+        };
+        cluster.start().await;
+        cluster
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("nn")
+    }
+
+    pub fn options(&self) -> NamenodeOptions {
+        let identity = self.identity(Role::Namenode, "nn");
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut options = NamenodeOptions::new(self.data_dir(), listen, identity);
+        options.segment_bytes = 1 << 20;
+        options.tick = Duration::from_millis(10);
+        options.rng_seed = Some(1);
+        (self.adjust)(&mut options);
+        options
+    }
+
+    pub async fn start(&mut self) {
+        self.namenode = Some(Namenode::start(self.options()).await.unwrap());
+    }
+
+    pub async fn shutdown(&mut self) {
+        self.namenode.take().unwrap().shutdown().await.unwrap();
+    }
+
+    pub async fn kill(&mut self) {
+        self.namenode.take().unwrap().kill().await.unwrap();
+    }
+
+    /// Waits until the namenode ends by itself.
+    pub async fn ended(&mut self) -> Result<(), NamenodeError> {
+        self.namenode.take().unwrap().ended().await
+    }
+
+    pub async fn restart(&mut self) {
+        self.shutdown().await;
+        self.start().await;
+    }
+
+    pub async fn kill_and_start(&mut self) {
+        self.kill().await;
+        self.start().await;
+    }
+
+    pub fn identity(&self, role: Role, name: &str) -> Identity {
+        let validity = Duration::from_secs(3600);
+        self.authority.issue(role, name, validity).unwrap()
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.namenode.as_ref().unwrap().local_addr()
+    }
+
+    pub async fn connect(&self, role: Role, name: &str) -> (Endpoint, Connection) {
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let identity = self.identity(role, name);
+        let endpoint = Endpoint::bind(local, &identity, TransportOptions::default()).unwrap();
+        let namenode = Peer::new(Role::Namenode, "nn").unwrap();
+        let connected = endpoint.connect(self.addr(), &namenode, DEADLINE).await;
+        (endpoint, connected.unwrap())
+    }
+
+    pub async fn rpc(&self, role: Role, name: &str) -> (Link, mpsc::Receiver<Notice>) {
+        let (endpoint, connection) = self.connect(role, name).await;
+        let (sender, notices) = mpsc::channel(1_024);
+        let rpc = RpcClient::start(connection, sender).await.unwrap();
+        (Link { rpc, endpoint }, notices)
+    }
+
+    /// A client with a new session.
+    pub async fn client(&self, name: &str) -> Client {
+        self.open(name, None, vec![]).await.unwrap()
+    }
+
+    /// A client that opens or resumes a session.
+    pub async fn open(
+        &self,
+        name: &str,
+        resume: Option<SessionId>,
+        holds: Vec<InodeId>,
+    ) -> Result<Client, FsError> {
+        let (link, notices) = self.rpc(Role::Client, name).await;
+        let open = Request::OpenSession(OpenSession { resume, holds });
+        match link.ask(open).await? {
+            Reply::SessionOpened(opened) => {
+                assert_eq!(opened.cluster, CLUSTER);
+                assert_eq!(opened.block_bytes, BLOCK_BYTES);
+                Ok(Client {
+                    link,
+                    notices,
+                    session: opened.session,
+                    sequence: 0,
+                })
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub async fn admin(&self, request: AdminRequest) -> Result<AdminReply, FsError> {
+        let (link, _notices) = self.rpc(Role::Admin, "operator").await;
+        match link.ask(Request::Admin(request)).await? {
+            Reply::Admin(reply) => Ok(reply),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub async fn status(&self) -> ClusterStatus {
+        match self.admin(AdminRequest::Status).await.unwrap() {
+            AdminReply::Status(status) => status,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+pub fn format_options() -> FormatOptions {
+    FormatOptions {
+        cluster: CLUSTER,
+        root_uid: 0,
+        root_gid: 0,
+        block_bytes: BLOCK_BYTES,
+        default_rules: RULES,
+        segment_bytes: 1 << 20,
+    }
+}
+
+/// A connection that requests are made on. The endpoint lives as long.
+#[derive(Clone)]
+pub struct Link {
+    pub rpc: Rpc,
+    endpoint: Endpoint,
+}
+
+impl Link {
+    pub async fn ask(&self, request: Request) -> Response {
+        self.try_ask(request).await.unwrap()
+    }
+
+    pub async fn try_ask(&self, request: Request) -> Result<Response, RpcError> {
+        self.rpc.call(&request, DEADLINE).await
+    }
+
+    /// The connection is gone, and the namenode sees it at once.
+    pub fn cut(&self) {
+        self.endpoint.close("cut by the test");
+    }
+}
+
+/// A client with a session.
+pub struct Client {
+    pub link: Link,
+    pub notices: mpsc::Receiver<Notice>,
+    pub session: SessionId,
+    sequence: u64,
+}
+
+impl Client {
+    /// The call with the next sequence number, if it is a mutation.
+    pub fn number(&mut self, op: MetaOp) -> MetaCall {
+        let sequence = if is_mutation(&op) {
+            self.sequence += 1;
+            self.sequence
+        } else {
+            0
+        };
+        MetaCall {
+            credentials: Credentials::root(),
+            sequence,
+            answered_below: sequence,
+            op,
+        }
+    }
+
+    pub fn set_sequence(&mut self, sequence: u64) {
+        self.sequence = sequence;
+    }
+
+    pub async fn call(&mut self, op: MetaOp) -> Result<MetaReply, FsError> {
+        let call = self.number(op);
+        meta(&self.link, call).await
+    }
+
+    pub async fn attr(&mut self, op: MetaOp) -> Attr {
+        match self.call(op).await {
+            Ok(MetaReply::Attr(attr)) => attr,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub async fn create(&mut self, parent: InodeId, name: &str) -> Attr {
+        self.attr(create(parent, name)).await
+    }
+
+    pub async fn lookup(&mut self, parent: InodeId, name: &str) -> Result<Attr, FsError> {
+        let name = self::name(name);
+        match self.call(MetaOp::Lookup { parent, name }).await? {
+            MetaReply::Attr(attr) => Ok(attr),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub async fn close(self) {
+        assert_eq!(self.link.ask(Request::CloseSession).await, Ok(Reply::Done));
+    }
+
+    /// From now on, all notices are acknowledged as they come.
+    pub fn acknowledge_all(&mut self) {
+        let (_, nothing) = mpsc::channel(1);
+        let mut notices = std::mem::replace(&mut self.notices, nothing);
+        let link = self.link.clone();
+        tokio::spawn(async move {
+            while let Some(notice) = notices.recv().await {
+                let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice;
+                // The namenode may be gone by now.
+                let _ = link.try_ask(Request::AckInvalidation { id }).await;
+            }
+        });
+    }
+
+    /// Acknowledges a notice.
+    pub async fn ack(&self, notice: &Notice) {
+        let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice;
+        let request = Request::AckInvalidation { id: *id };
+        assert_eq!(self.link.ask(request).await, Ok(Reply::Done));
+    }
+
+    pub async fn notice(&mut self) -> Notice {
+        let notice = tokio::time::timeout(DEADLINE, self.notices.recv()).await;
+        notice.expect("a notice in time").expect("a connection")
+    }
+}
+
+/// Makes a call as numbered.
+pub async fn meta(link: &Link, call: MetaCall) -> Result<MetaReply, FsError> {
+    match link.ask(Request::Meta(call)).await? {
+        Reply::Meta(reply) => Ok(reply),
+        other => panic!("unexpected {other:?}"),
+    }
+}
+
+fn is_mutation(op: &MetaOp) -> bool {
+    !matches!(
+        op,
+        MetaOp::Lookup { .. }
+            | MetaOp::GetAttr { .. }
+            | MetaOp::Access { .. }
+            | MetaOp::ReadDir { .. }
+            | MetaOp::ReadLink { .. }
+            | MetaOp::Open { .. }
+            | MetaOp::GetExtents { .. }
+            | MetaOp::Locate { .. }
+            | MetaOp::GetXattr { .. }
+            | MetaOp::ListXattr { .. }
+            | MetaOp::StatFs
+            | MetaOp::Release { .. }
+            | MetaOp::ReportBadReplica { .. }
+    )
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn create(parent: InodeId, text: &str) -> MetaOp {
+    MetaOp::Create {
+        parent,
+        name: name(text),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        rdev: 0,
+    }
+}
+
+pub fn unlink(parent: InodeId, text: &str) -> MetaOp {
+    MetaOp::Unlink {
+        parent,
+        name: name(text),
+    }
+}
+
+pub fn open_to_read(ino: InodeId) -> MetaOp {
+    MetaOp::Open {
+        ino,
+        read: true,
+        write: false,
+    }
+}
+
+/// A datanode without disks.
+pub struct Datanode {
+    pub link: Link,
+    pub registered: NodeRegistered,
+    volumes: Vec<VolumeStatus>,
+}
+
+impl Datanode {
+    pub async fn register(cluster: &Cluster, name: &str) -> Self {
+        let (link, _notices) = cluster.rpc(Role::Datanode, name).await;
+        let volumes = vec![volume(1)];
+        let register = RegisterNode {
+            server: server(name),
+            volumes: volumes.clone(),
+            cluster: None,
+        };
+        let registered = match link.node(NodeRequest::Register(register)).await {
+            Ok(NodeReply::Registered(registered)) => registered,
+            other => panic!("unexpected {other:?}"),
+        };
+        let node = Self {
+            link,
+            registered,
+            volumes,
+        };
+        node.heartbeat().await;
+        node
+    }
+
+    /// Reports a replica of a block that is being written.
+    pub async fn has(&self, block: BlockId) {
+        let replica = ReplicaReport {
+            block,
+            length_bytes: 0,
+            sealed: false,
+        };
+        let changes = vec![(self.volumes[0].storage, ReplicaChange::Have(replica))];
+        let report = NodeRequest::IncrementalReport(IncrementalReport { changes });
+        assert_eq!(self.link.node(report).await, Ok(NodeReply::Accepted));
+    }
+
+    pub async fn heartbeat(&self) -> HeartbeatReply {
+        let heartbeat = Heartbeat {
+            volumes: self.volumes.clone(),
+            busy: false,
+            active_streams: 0,
+        };
+        match self.link.node(NodeRequest::Heartbeat(heartbeat)).await {
+            Ok(NodeReply::Heartbeat(reply)) => reply,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+impl Link {
+    pub async fn node(&self, request: NodeRequest) -> Result<NodeReply, FsError> {
+        match self.ask(Request::Node(request)).await? {
+            Reply::Node(reply) => Ok(reply),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+pub fn server(name: &str) -> ServerDescription {
+    ServerDescription {
+        name: name.to_owned(),
+        rack: format!("rack-of-{name}"),
+        environment: "environment".to_owned(),
+        machine_function: "function".to_owned(),
+        data_addr: SocketAddr::from(([127, 0, 0, 1], 9_000)),
+    }
+}
+
+pub fn volume(storage: u128) -> VolumeStatus {
+    VolumeStatus {
+        storage: StorageId(storage),
+        class: StorageClass::Disk,
+        quota_bytes: 1 << 30,
+        used_bytes: 0,
+        healthy: true,
+    }
+}
+
+/// Tries until it is true; fails the test when that takes too long.
+pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    while !condition().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not in time: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

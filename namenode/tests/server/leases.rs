@@ -1,0 +1,156 @@
+//! Caches of several sessions.
+
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{AttrChanges, MetaOp, Notice};
+use harvestfs_protocol::rpc::{Reply, Request};
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+fn chmod(ino: InodeId, mode: u16) -> MetaOp {
+    let changes = AttrChanges {
+        mode: Some(mode),
+        ..AttrChanges::default()
+    };
+    MetaOp::SetAttr { ino, changes }
+}
+
+/// Starts a mutation whose reply is expected to wait.
+fn start(client: &mut Client, op: MetaOp) -> tokio::task::JoinHandle<bool> {
+    let call = client.number(op);
+    let link = client.link.clone();
+    tokio::spawn(async move { meta(&link, call).await.is_ok() })
+}
+
+#[tokio::test]
+async fn a_change_is_acknowledged_when_others_have_forgotten_it() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+
+    let change = start(&mut alice, chmod(file, 0o600));
+    let notice = bob.notice().await;
+    assert!(matches!(&notice, Notice::Invalidate { inodes, .. } if inodes.contains(&file)));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!change.is_finished(), "Bob has not forgotten it yet");
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+
+    // He holds nothing of it now, so nobody waits.
+    alice.call(chmod(file, 0o640)).await.unwrap();
+    // What he is told anew counts again.
+    assert_eq!(bob.lookup(ROOT, "file").await.unwrap().mode, 0o640);
+    let change = start(&mut alice, chmod(file, 0o644));
+    let notice = bob.notice().await;
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_name_that_did_not_exist_is_taken_back() {
+    let cluster = Cluster::new().await;
+    let mut bob = cluster.client("bob").await;
+    let mut alice = cluster.client("alice").await;
+    assert_eq!(bob.lookup(ROOT, "new").await, Err(FsError::NotFound));
+    let change = start(&mut alice, create(ROOT, "new"));
+    let notice = bob.notice().await;
+    let Notice::Invalidate { entries, .. } = &notice else {
+        panic!("unexpected {notice:?}");
+    };
+    assert!(entries.contains(&(ROOT, name("new"))));
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_dead_session_delays_for_a_lease_at_most() {
+    let cluster = Cluster::with(|options| {
+        options.lease = Duration::from_millis(500);
+        options.session_timeout = Duration::from_secs(60);
+    })
+    .await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    let started = Instant::now();
+    bob.link.cut();
+    alice.call(chmod(file, 0o600)).await.unwrap();
+    let waited = started.elapsed();
+    assert!(waited >= Duration::from_millis(400), "only {waited:?}");
+    // Later changes do not wait for him again. Generous: only a second lease would be wrong.
+    let started = Instant::now();
+    alice.call(chmod(file, 0o644)).await.unwrap();
+    assert!(started.elapsed() < Duration::from_millis(400));
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_is_told_what_it_missed() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    bob.link.cut();
+    let change = start(&mut alice, chmod(file, 0o600));
+    // The change has been taken when a later request of Alice is answered.
+    assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    let mut bob = cluster
+        .open("bob", Some(bob.session), vec![])
+        .await
+        .unwrap();
+    let notice = bob.notice().await;
+    assert!(matches!(notice, Notice::InvalidateAll { .. }));
+    assert!(!change.is_finished());
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+}
+
+#[tokio::test]
+async fn after_a_restart_every_session_may_hold_anything() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let bob = cluster.client("bob").await;
+    cluster.kill_and_start().await;
+    let mut bob = cluster
+        .open("bob", Some(bob.session), vec![])
+        .await
+        .unwrap();
+    let mut alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    alice.set_sequence(1);
+    let change = start(&mut alice, chmod(file, 0o600));
+    let notice = bob.notice().await;
+    assert!(!change.is_finished());
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_session_that_does_not_acknowledge_is_ended() {
+    let cluster = Cluster::with(|options| {
+        options.lease = Duration::from_millis(400);
+        options.session_timeout = Duration::from_secs(60);
+    })
+    .await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    let change = start(&mut alice, chmod(file, 0o600));
+    // Bob goes on talking, and never acknowledges.
+    until("Bob's session is ended", async || {
+        bob.link.ask(Request::KeepAlive).await == Err(FsError::SessionExpired)
+    })
+    .await;
+    assert!(change.await.unwrap());
+}

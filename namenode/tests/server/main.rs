@@ -1,0 +1,11 @@
+//! A real namenode in a temporary directory, and clients, datanodes and operators that speak to it
+//! over the real transport.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod access;
+mod harness;
+mod leases;
+mod nodes;
+mod operations;
+mod recovery;
+mod sessions;

@@ -1,0 +1,326 @@
+//! Every metadata operation once, over the wire.
+
+use std::collections::BTreeSet;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{
+    AttrChanges, FallocateMode, FileCommit, MetaOp, MetaReply, RenameMode, SealedBlock,
+    SetXattrMode,
+};
+use harvestfs_protocol::token::{Right, TokenVerifier};
+use harvestfs_protocol::types::{Extent, FileKind};
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+/// Makes sure that a new operation gets a line in the test below.
+fn variant(op: &MetaOp) -> &'static str {
+    match op {
+        MetaOp::Lookup { .. } => "Lookup",
+        MetaOp::GetAttr { .. } => "GetAttr",
+        MetaOp::Access { .. } => "Access",
+        MetaOp::ReadDir { .. } => "ReadDir",
+        MetaOp::ReadLink { .. } => "ReadLink",
+        MetaOp::Open { .. } => "Open",
+        MetaOp::GetExtents { .. } => "GetExtents",
+        MetaOp::Locate { .. } => "Locate",
+        MetaOp::GetXattr { .. } => "GetXattr",
+        MetaOp::ListXattr { .. } => "ListXattr",
+        MetaOp::StatFs => "StatFs",
+        MetaOp::SetAttr { .. } => "SetAttr",
+        MetaOp::Create { .. } => "Create",
+        MetaOp::MakeDir { .. } => "MakeDir",
+        MetaOp::Symlink { .. } => "Symlink",
+        MetaOp::Link { .. } => "Link",
+        MetaOp::Unlink { .. } => "Unlink",
+        MetaOp::RemoveDir { .. } => "RemoveDir",
+        MetaOp::Rename { .. } => "Rename",
+        MetaOp::SetXattr { .. } => "SetXattr",
+        MetaOp::RemoveXattr { .. } => "RemoveXattr",
+        MetaOp::Fallocate { .. } => "Fallocate",
+        MetaOp::CloneRange { .. } => "CloneRange",
+        MetaOp::AllocateBlocks { .. } => "AllocateBlocks",
+        MetaOp::Commit { .. } => "Commit",
+        MetaOp::SealBlocks { .. } => "SealBlocks",
+        MetaOp::Release { .. } => "Release",
+        MetaOp::ReportBadReplica { .. } => "ReportBadReplica",
+    }
+}
+
+const VARIANTS: usize = 28;
+
+struct Session {
+    client: Client,
+    seen: BTreeSet<&'static str>,
+}
+
+impl Session {
+    async fn ok(&mut self, op: MetaOp) -> MetaReply {
+        self.seen.insert(variant(&op));
+        let what = format!("{op:?}");
+        match self.client.call(op).await {
+            Ok(reply) => reply,
+            Err(error) => panic!("{what}: {error}"),
+        }
+    }
+
+    async fn ino(&mut self, op: MetaOp) -> InodeId {
+        match self.ok(op).await {
+            MetaReply::Attr(attr) => attr.ino,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_operation_works_over_the_wire() {
+    let cluster = Cluster::new().await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mut s = Session {
+        client: cluster.client("alice").await,
+        seen: BTreeSet::new(),
+    };
+    let file = s.ino(create(ROOT, "file")).await;
+    write_and_read_back(&mut s, &node, file).await;
+    name_things(&mut s, file).await;
+    set_attributes(&mut s, file).await;
+    s.ok(MetaOp::Release { inodes: vec![file] }).await;
+    assert_eq!(s.seen.len(), VARIANTS, "seen only {:?}", s.seen);
+}
+
+async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
+    let op = MetaOp::AllocateBlocks {
+        count: 2,
+        rules: RULES,
+        exclude: vec![],
+    };
+    let MetaReply::Located(allocated) = s.ok(op).await else {
+        panic!("blocks were expected");
+    };
+    assert_eq!(allocated.blocks.len(), 2);
+    assert_eq!(allocated.nodes[0].name, "dn-1");
+    let verifier = TokenVerifier::new(&node.registered.keys);
+    for info in &allocated.blocks {
+        assert_eq!(info.replicas, vec![node.registered.node]);
+        verifier
+            .verify(&info.token, info.block, Right::Write, 0)
+            .unwrap();
+    }
+    let [first, second] = [allocated.blocks[0].block, allocated.blocks[1].block];
+    let extent = |file_offset, block| Extent {
+        file_offset,
+        length_bytes: 5_000,
+        block,
+        block_offset: 0,
+    };
+    for (durable, file_offset, block) in [(true, 0, first), (false, 5_000, second)] {
+        let commit = FileCommit {
+            ino: file,
+            extents: vec![extent(file_offset, block)],
+            append: false,
+            mtime: None,
+        };
+        let files = vec![commit];
+        let MetaReply::Committed(committed) = s.ok(MetaOp::Commit { files, durable }).await else {
+            panic!("a commit was expected");
+        };
+        assert!(committed[0].is_ok());
+    }
+    let blocks = [first, second]
+        .map(|block| SealedBlock {
+            block,
+            length_bytes: 5_000,
+            replicas: vec![node.registered.node],
+        })
+        .to_vec();
+    s.ok(MetaOp::SealBlocks { blocks }).await;
+
+    let MetaReply::Opened {
+        attr,
+        extents,
+        end,
+        located,
+    } = s.ok(open_to_read(file)).await
+    else {
+        panic!("an open file was expected");
+    };
+    assert_eq!((attr.size_bytes, extents.len(), end), (10_000, 2, true));
+    assert_eq!(located.blocks.len(), 2);
+    assert_eq!(located.blocks[0].replicas, vec![node.registered.node]);
+    let token = &located.blocks[0].token;
+    verifier.verify(token, first, Right::Read, 0).unwrap();
+    assert!(verifier.verify(token, first, Right::Write, 0).is_err());
+
+    let op = MetaOp::GetExtents {
+        ino: file,
+        from_offset: 5_000,
+    };
+    let MetaReply::Extents { extents, .. } = s.ok(op).await else {
+        panic!("extents were expected");
+    };
+    assert_eq!(extents[0].block, second);
+    let unknown = harvestfs_protocol::ids::BlockId(u64::MAX);
+    let blocks = vec![second, unknown];
+    let MetaReply::Located(located) = s.ok(MetaOp::Locate { blocks }).await else {
+        panic!("locations were expected");
+    };
+    assert_eq!(located.blocks.len(), 1, "unknown blocks are left out");
+
+    let op = MetaOp::GetXattr {
+        ino: file,
+        name: b"user.harvestfs.locations".to_vec(),
+    };
+    let text = format!("0 5000 {first} dn-1\n5000 5000 {second} dn-1\n");
+    assert_eq!(s.ok(op).await, MetaReply::Bytes(text.into_bytes()));
+    s.ok(MetaOp::ReportBadReplica {
+        block: first,
+        node: node.registered.node,
+        corrupt: false,
+    })
+    .await;
+}
+
+async fn name_things(s: &mut Session, file: InodeId) {
+    let dir = s
+        .ino(MetaOp::MakeDir {
+            parent: ROOT,
+            name: name("dir"),
+            mode: 0o755,
+        })
+        .await;
+    let link = s
+        .ino(MetaOp::Symlink {
+            parent: dir,
+            name: name("symlink"),
+            target: b"../file".to_vec(),
+        })
+        .await;
+    let target = s.ok(MetaOp::ReadLink { ino: link }).await;
+    assert_eq!(target, MetaReply::Bytes(b"../file".to_vec()));
+    let linked = s
+        .ino(MetaOp::Link {
+            ino: file,
+            parent: dir,
+            name: name("hard"),
+        })
+        .await;
+    assert_eq!(linked, file);
+    s.ok(MetaOp::Rename {
+        parent: dir,
+        name: name("hard"),
+        new_parent: ROOT,
+        new_name: name("renamed"),
+        mode: RenameMode::NoReplace,
+    })
+    .await;
+    let found = s
+        .ino(MetaOp::Lookup {
+            parent: ROOT,
+            name: name("renamed"),
+        })
+        .await;
+    assert_eq!(found, file);
+    let op = MetaOp::ReadDir {
+        ino: ROOT,
+        after: None,
+        max_entries: 10,
+        with_attributes: true,
+    };
+    let MetaReply::Entries { entries, end, .. } = s.ok(op).await else {
+        panic!("entries were expected");
+    };
+    let names: Vec<String> = entries.iter().map(|entry| entry.name.to_string()).collect();
+    assert_eq!(
+        (names, end),
+        (vec!["dir".into(), "file".into(), "renamed".into()], true)
+    );
+    assert_eq!(entries[1].attr.as_ref().unwrap().nlink, 2);
+    s.ok(unlink(dir, "symlink")).await;
+    s.ok(MetaOp::RemoveDir {
+        parent: ROOT,
+        name: name("dir"),
+    })
+    .await;
+    let fifo = s
+        .ino(MetaOp::Create {
+            parent: ROOT,
+            name: name("fifo"),
+            kind: FileKind::Fifo,
+            mode: 0o600,
+            rdev: 0,
+        })
+        .await;
+    let MetaReply::Attr(attr) = s.ok(MetaOp::GetAttr { ino: fifo }).await else {
+        panic!("attributes were expected");
+    };
+    assert_eq!((attr.kind, attr.mode), (FileKind::Fifo, 0o600));
+}
+
+async fn set_attributes(s: &mut Session, file: InodeId) {
+    s.ok(MetaOp::Access { ino: file, mask: 4 }).await;
+    let changes = AttrChanges {
+        mode: Some(0o600),
+        uid: Some(7),
+        ..AttrChanges::default()
+    };
+    let MetaReply::Attr(attr) = s.ok(MetaOp::SetAttr { ino: file, changes }).await else {
+        panic!("attributes were expected");
+    };
+    assert_eq!((attr.mode, attr.uid), (0o600, 7));
+    let xattr = b"user.colour".to_vec();
+    s.ok(MetaOp::SetXattr {
+        ino: file,
+        name: xattr.clone(),
+        value: b"green".to_vec(),
+        mode: SetXattrMode::Create,
+    })
+    .await;
+    let op = MetaOp::GetXattr {
+        ino: file,
+        name: xattr.clone(),
+    };
+    assert_eq!(s.ok(op.clone()).await, MetaReply::Bytes(b"green".to_vec()));
+    let MetaReply::Names(names) = s.ok(MetaOp::ListXattr { ino: file }).await else {
+        panic!("names were expected");
+    };
+    assert!(names.contains(&xattr));
+    s.ok(MetaOp::RemoveXattr {
+        ino: file,
+        name: xattr,
+    })
+    .await;
+    assert_eq!(s.client.call(op).await, Err(FsError::NoAttribute));
+    let MetaReply::Attr(attr) = s
+        .ok(MetaOp::Fallocate {
+            ino: file,
+            offset: 0,
+            length_bytes: 20_000,
+            mode: FallocateMode::Allocate,
+        })
+        .await
+    else {
+        panic!("attributes were expected");
+    };
+    assert_eq!(attr.size_bytes, 20_000);
+    let copy = s.ino(create(ROOT, "copy")).await;
+    let MetaReply::Attr(attr) = s
+        .ok(MetaOp::CloneRange {
+            source: file,
+            source_offset: 0,
+            destination: copy,
+            destination_offset: 0,
+            length_bytes: u64::MAX,
+        })
+        .await
+    else {
+        panic!("attributes were expected");
+    };
+    assert_eq!(attr.size_bytes, 20_000);
+    let MetaReply::StatFs(totals) = s.ok(MetaOp::StatFs).await else {
+        panic!("totals were expected");
+    };
+    assert_eq!(totals.total_bytes, 1 << 30);
+    assert_eq!(totals.inodes, 4, "the root, two files and a FIFO");
+}

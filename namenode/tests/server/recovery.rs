@@ -1,0 +1,317 @@
+//! What is left after a stop, a crash, and damage.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use harvestfs_namenode::server::{Namenode, NamenodeError, format};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{FileCommit, MetaOp, MetaReply};
+use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::types::Extent;
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+fn journal_files(cluster: &Cluster, prefix: &str) -> Vec<PathBuf> {
+    let dir = cluster.data_dir().join("journal");
+    let mut files: Vec<PathBuf> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with(prefix)
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+async fn names(cluster: &Cluster) -> Vec<String> {
+    let mut client = cluster.client("reader").await;
+    let mut names = Vec::new();
+    loop {
+        let op = MetaOp::ReadDir {
+            ino: ROOT,
+            after: names.last().map(|last: &String| name(last)),
+            max_entries: 1_000,
+            with_attributes: false,
+        };
+        let Ok(MetaReply::Entries { entries, end, .. }) = client.call(op).await else {
+            panic!("entries were expected");
+        };
+        names.extend(entries.iter().map(|entry| entry.name.to_string()));
+        if end {
+            client.close().await;
+            return names;
+        }
+    }
+}
+
+#[tokio::test]
+async fn everything_is_there_after_a_restart() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    for i in 0..50 {
+        alice.create(ROOT, &format!("file-{i:03}")).await;
+    }
+    let before = cluster.status().await;
+    cluster.restart().await;
+    let after = cluster.status().await;
+    assert_eq!(after.journal_lsn, before.journal_lsn);
+    assert_eq!(names(&cluster).await.len(), 50);
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_a_crash() {
+    let mut cluster = Cluster::new().await;
+    let mut expected: Vec<String> = Vec::new();
+    for round in 0..5 {
+        let mut writers = tokio::task::JoinSet::new();
+        let total = Arc::new(AtomicUsize::new(0));
+        for writer in 0..4 {
+            let mut client = cluster.client(&format!("writer-{writer}")).await;
+            client.acknowledge_all();
+            let total = Arc::clone(&total);
+            writers.spawn(async move {
+                let mut acknowledged = Vec::new();
+                for i in 0.. {
+                    let file = format!("{round}-{writer}-{i:05}");
+                    let call = client.number(create(ROOT, &file));
+                    match client.link.try_ask(Request::Meta(call)).await {
+                        Ok(Ok(_)) => {
+                            acknowledged.push(file);
+                            total.fetch_add(1, Ordering::Relaxed);
+                        }
+                        // The connection went with the namenode.
+                        Err(_) => return acknowledged,
+                        Ok(Err(error)) => panic!("{file}: {error}"),
+                    }
+                }
+                acknowledged
+            });
+        }
+        until("some are acknowledged", async || {
+            total.load(Ordering::Relaxed) > 100
+        })
+        .await;
+        cluster.kill().await;
+        let acknowledged = writers.join_all().await.concat();
+        expected.extend(acknowledged);
+        cluster.start().await;
+    }
+    let found = names(&cluster).await;
+    for file in &expected {
+        assert!(
+            found.binary_search(file).is_ok(),
+            "{file} was acknowledged and is gone"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_graceful_stop_answers_what_is_in_flight() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let mut calls = tokio::task::JoinSet::new();
+    for i in 0..100 {
+        let mut call = alice.number(create(ROOT, &format!("file-{i:03}")));
+        call.answered_below = 0;
+        let link = alice.link.clone();
+        calls.spawn(async move { link.try_ask(Request::Meta(call)).await });
+    }
+    // All of them have been sent before this one.
+    assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    cluster.shutdown().await;
+    let mut answered = 0;
+    while let Some(call) = calls.join_next().await {
+        answered += usize::from(matches!(call.unwrap(), Ok(Ok(_))));
+    }
+    cluster.start().await;
+    assert!(names(&cluster).await.len() >= answered && answered > 0);
+}
+
+#[tokio::test]
+async fn a_relaxed_commit_becomes_durable_by_itself() {
+    let mut cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let op = MetaOp::AllocateBlocks {
+        count: 1,
+        rules: RULES,
+        exclude: vec![],
+    };
+    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
+        panic!("blocks were expected");
+    };
+    let extent = Extent {
+        file_offset: 0,
+        length_bytes: 9,
+        block: located.blocks[0].block,
+        block_offset: 0,
+    };
+    let commit = FileCommit {
+        ino: file,
+        extents: vec![extent],
+        append: false,
+        mtime: None,
+    };
+    let files = vec![commit];
+    let committed = alice
+        .call(MetaOp::Commit {
+            files,
+            durable: false,
+        })
+        .await;
+    assert!(matches!(committed, Ok(MetaReply::Committed(_))));
+    assert_eq!(alice.lookup(ROOT, "file").await.unwrap().size_bytes, 9);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    cluster.kill_and_start().await;
+    let mut bob = cluster.client("bob").await;
+    assert_eq!(bob.lookup(ROOT, "file").await.unwrap().size_bytes, 9);
+}
+
+#[tokio::test]
+async fn snapshots_carry_everything_and_let_old_segments_go() {
+    let mut cluster = Cluster::with(|options| options.snapshots.records = 100).await;
+    let mut alice = cluster.client("alice").await;
+    for i in 0..250 {
+        alice.create(ROOT, &format!("file-{i:03}")).await;
+    }
+    until("a snapshot on its own", async || {
+        !journal_files(&cluster, "snapshot-").is_empty()
+    })
+    .await;
+    for i in 250..300 {
+        alice.create(ROOT, &format!("file-{i:03}")).await;
+        let done = cluster.admin(AdminRequest::Snapshot).await;
+        // One that began by itself may have been faster.
+        assert_eq!(done, Ok(AdminReply::Done));
+    }
+    assert!(journal_files(&cluster, "snapshot-").len() <= 2);
+    assert!(journal_files(&cluster, "segment-").len() <= 4);
+    cluster.kill_and_start().await;
+    assert_eq!(names(&cluster).await.len(), 300);
+    assert_eq!(
+        cluster.admin(AdminRequest::Snapshot).await,
+        Ok(AdminReply::Done)
+    );
+}
+
+#[tokio::test]
+async fn a_torn_tail_is_dropped_and_damage_is_refused() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    for i in 0..20 {
+        alice.create(ROOT, &format!("file-{i:03}")).await;
+    }
+    cluster.shutdown().await;
+    let segment = journal_files(&cluster, "segment-").pop().unwrap();
+    let good = fs::read(&segment).unwrap();
+    let end = good.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+    let file = fs::OpenOptions::new().write(true).open(&segment).unwrap();
+
+    // Half a record behind the last one, as a crash leaves it.
+    file.write_all_at(&[0x55; 40], end as u64 + 8).unwrap();
+    cluster.start().await;
+    assert_eq!(names(&cluster).await.len(), 20);
+    cluster.shutdown().await;
+
+    // One bit in the middle of what was acknowledged.
+    let middle = 4_096 + (end - 4_096) / 2;
+    file.write_all_at(&[good[middle] ^ 1], middle as u64)
+        .unwrap();
+    let refused = Namenode::start(cluster.options()).await.err().unwrap();
+    let text = refused.to_string();
+    assert!(
+        text.contains("damaged") && text.contains("acknowledged"),
+        "{text}"
+    );
+
+    file.write_all_at(&good[middle..=middle], middle as u64)
+        .unwrap();
+    cluster.start().await;
+    assert_eq!(names(&cluster).await.len(), 20);
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_right_is_refused() {
+    let mut cluster = Cluster::new().await;
+    let again = format(&cluster.data_dir(), &format_options());
+    assert!(matches!(again, Err(NamenodeError::AlreadyFormatted { .. })));
+    let second = Namenode::start(cluster.options()).await.err().unwrap();
+    assert!(second.to_string().contains("in use"), "{second}");
+    cluster.shutdown().await;
+
+    let id_file = cluster.data_dir().join("cluster-id");
+    let id = fs::read_to_string(&id_file).unwrap();
+    for (content, expected) in [
+        ("nonsense\n", "does not hold the id"),
+        ("000000000000000000000000000000ff\n", "belongs to cluster"),
+    ] {
+        fs::write(&id_file, content).unwrap();
+        let refused = Namenode::start(cluster.options()).await.err().unwrap();
+        assert!(refused.to_string().contains(expected), "{refused}");
+    }
+    fs::write(&id_file, id).unwrap();
+
+    let mut options = cluster.options();
+    options.data_dir = cluster.data_dir().join("elsewhere");
+    let refused = Namenode::start(options.clone()).await.err().unwrap();
+    assert!(
+        matches!(refused, NamenodeError::NotFormatted { .. }),
+        "{refused}"
+    );
+
+    // An attempt to format that was interrupted is repeated.
+    fs::create_dir_all(options.data_dir.join("formatting")).unwrap();
+    fs::write(options.data_dir.join("formatting/segment-1"), b"half").unwrap();
+    format(&options.data_dir, &format_options()).unwrap();
+    Namenode::start(options)
+        .await
+        .unwrap()
+        .shutdown()
+        .await
+        .unwrap();
+
+    for (block_bytes, replication) in [(5, 1), ((1 << 20) + 1, 1), (1 << 20, 0), (1 << 20, 11)] {
+        let mut options = format_options();
+        options.block_bytes = block_bytes;
+        options.default_rules.replication = replication;
+        let refused = format(&cluster.data_dir().join("bad"), &options);
+        assert!(matches!(refused, Err(NamenodeError::Option { .. })));
+    }
+}
+
+#[tokio::test]
+async fn a_failed_journal_ends_the_namenode_and_acknowledges_nothing() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    alice.create(ROOT, "file").await;
+    // The next segment cannot be created once the directory is gone.
+    let dir = cluster.data_dir().join("journal");
+    let hidden = cluster.data_dir().join("hidden");
+    fs::rename(&dir, &hidden).unwrap();
+    let mut acknowledged = 1;
+    for i in 0.. {
+        let call = alice.number(create(ROOT, &format!("{i:0>200}")));
+        match alice.link.try_ask(Request::Meta(call)).await {
+            Ok(Ok(_)) => acknowledged += 1,
+            Ok(Err(FsError::Internal(_))) | Err(_) => break,
+            Ok(Err(error)) => panic!("{error}"),
+        }
+    }
+    assert!(cluster.ended().await.is_err());
+    fs::rename(&hidden, &dir).unwrap();
+    cluster.start().await;
+    assert!(names(&cluster).await.len() >= acknowledged);
+}

@@ -1,0 +1,250 @@
+//! Sessions: exactly-once execution, resumption, holds, timeouts.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::rpc::{Reply, Request};
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+#[tokio::test]
+async fn a_repeated_mutation_is_answered_as_before() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let mut call = alice.number(create(ROOT, "file"));
+    call.answered_below = 0;
+    let first = meta(&alice.link, call.clone()).await;
+    assert!(first.is_ok());
+    assert_eq!(meta(&alice.link, call.clone()).await, first);
+
+    alice.link.cut();
+    let alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    assert_eq!(meta(&alice.link, call.clone()).await, first);
+
+    cluster.kill_and_start().await;
+    let mut alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    assert_eq!(meta(&alice.link, call.clone()).await, first);
+
+    // With the next number it is a new request.
+    alice.set_sequence(1);
+    assert_eq!(alice.call(create(ROOT, "file")).await, Err(FsError::Exists));
+}
+
+#[tokio::test]
+async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
+    let cluster = Cluster::new().await;
+    let mut bob = cluster.client("bob").await;
+    let mut alice = cluster.client("alice").await;
+    // Alice's reply waits for Bob, who knows that the name does not exist.
+    assert_eq!(bob.lookup(ROOT, "file").await, Err(FsError::NotFound));
+    let call = alice.number(create(ROOT, "file"));
+    let first = tokio::spawn({
+        let (link, call) = (alice.link.clone(), call.clone());
+        async move { link.try_ask(Request::Meta(call)).await }
+    });
+    let notice = bob.notice().await;
+    alice.link.cut();
+    let alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    let second = tokio::spawn({
+        let (link, call) = (alice.link.clone(), call.clone());
+        async move { link.try_ask(Request::Meta(call)).await }
+    });
+    // Requests of one connection are taken in order: the repeated one has been taken now.
+    assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    bob.ack(&notice).await;
+    assert!(first.await.unwrap().is_err(), "its connection was cut");
+    assert!(matches!(
+        second.await.unwrap(),
+        Ok(Ok(Reply::Meta(MetaReply::Attr(_))))
+    ));
+}
+
+#[tokio::test]
+async fn allocated_blocks_are_told_again_even_after_a_restart() {
+    let mut cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let call = alice.number(MetaOp::AllocateBlocks {
+        count: 3,
+        rules: RULES,
+        exclude: vec![],
+    });
+    let Ok(MetaReply::Located(first)) = meta(&alice.link, call.clone()).await else {
+        panic!("blocks were expected");
+    };
+    cluster.kill_and_start().await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    let Ok(MetaReply::Located(again)) = meta(&alice.link, call).await else {
+        panic!("blocks were expected");
+    };
+    let blocks = |located: &harvestfs_protocol::types::Located| -> Vec<_> {
+        located.blocks.iter().map(|info| info.block).collect()
+    };
+    assert_eq!(blocks(&first), blocks(&again));
+    assert!(
+        again
+            .blocks
+            .iter()
+            .all(|info| info.replicas == [node.registered.node])
+    );
+}
+
+#[tokio::test]
+async fn a_removed_file_stays_readable_while_it_is_held() {
+    let mut cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    alice
+        .call(MetaOp::Release { inodes: vec![file] })
+        .await
+        .unwrap();
+    alice.call(open_to_read(file)).await.unwrap();
+    alice.call(unlink(ROOT, "file")).await.unwrap();
+    assert_eq!(alice.attr(MetaOp::GetAttr { ino: file }).await.nlink, 0);
+
+    // Over a lost connection and over a crash, as long as the client comes back.
+    alice.link.cut();
+    let alice = cluster
+        .open("alice", Some(alice.session), vec![file])
+        .await
+        .unwrap();
+    cluster.kill_and_start().await;
+    let session = alice.session;
+    let mut alice = cluster
+        .open("alice", Some(session), vec![file])
+        .await
+        .unwrap();
+    assert_eq!(alice.attr(MetaOp::GetAttr { ino: file }).await.nlink, 0);
+
+    alice
+        .call(MetaOp::Release { inodes: vec![file] })
+        .await
+        .unwrap();
+    assert_eq!(
+        alice.call(MetaOp::GetAttr { ino: file }).await,
+        Err(FsError::Stale)
+    );
+}
+
+#[tokio::test]
+async fn an_orphan_goes_when_its_holder_does_not_come_back() {
+    let mut cluster = Cluster::with(|options| {
+        options.lease = Duration::from_millis(200);
+        options.session_timeout = Duration::from_millis(400);
+    })
+    .await;
+    let mut alice = cluster.client("alice").await;
+    alice.create(ROOT, "file").await;
+    alice.call(unlink(ROOT, "file")).await.unwrap();
+    cluster.kill_and_start().await;
+    assert_eq!(cluster.status().await.files, 1, "its holder may come back");
+    until("the orphan is gone", async || {
+        cluster.status().await.files == 0
+    })
+    .await;
+    assert_eq!(cluster.status().await.sessions, 0);
+}
+
+#[tokio::test]
+async fn a_silent_session_ends_and_its_blocks_are_freed() {
+    let cluster = Cluster::with(|options| {
+        options.lease = Duration::from_millis(200);
+        options.session_timeout = Duration::from_millis(400);
+        options.cluster.safe_mode_max_ms = 0;
+    })
+    .await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let op = MetaOp::AllocateBlocks {
+        count: 2,
+        rules: RULES,
+        exclude: vec![],
+    };
+    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
+        panic!("blocks were expected");
+    };
+    assert_eq!(cluster.status().await.blocks, 2);
+    for info in &located.blocks {
+        node.has(info.block).await;
+    }
+    until("the session is ended", async || {
+        cluster.status().await.sessions == 0
+    })
+    .await;
+    assert_eq!(cluster.status().await.blocks, 0);
+    assert_eq!(
+        alice.link.ask(Request::KeepAlive).await,
+        Err(FsError::SessionExpired)
+    );
+    let wanted: BTreeSet<_> = located.blocks.iter().map(|info| info.block).collect();
+    let mut deleted = BTreeSet::new();
+    until("the replicas are removed", async || {
+        for command in node.heartbeat().await.commands {
+            if let NodeCommand::Delete { blocks } = command {
+                deleted.extend(blocks);
+            }
+        }
+        deleted == wanted
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_live_session_without_requests_stays() {
+    let cluster = Cluster::with(|options| {
+        options.lease = Duration::from_millis(500);
+        options.session_timeout = Duration::from_millis(1_000);
+    })
+    .await;
+    let alice = cluster.client("alice").await;
+    for _ in 0..15 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    }
+}
+
+#[tokio::test]
+async fn only_its_owner_resumes_a_session() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let stolen = cluster.open("mallory", Some(alice.session), vec![]).await;
+    assert_eq!(stolen.err(), Some(FsError::SessionExpired));
+    let forged = cluster.open("alice", Some(SessionId(999)), vec![]).await;
+    assert_eq!(forged.err(), Some(FsError::SessionExpired));
+    assert!(alice.call(MetaOp::StatFs).await.is_ok(), "undisturbed");
+
+    // Once resumed elsewhere, the old connection speaks for nobody.
+    let mut elsewhere = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    assert_eq!(
+        alice.call(MetaOp::StatFs).await,
+        Err(FsError::SessionExpired)
+    );
+    assert!(elsewhere.call(MetaOp::StatFs).await.is_ok());
+
+    let session = elsewhere.session;
+    elsewhere.close().await;
+    let ended = cluster.open("alice", Some(session), vec![]).await;
+    assert_eq!(ended.err(), Some(FsError::SessionExpired));
+}
