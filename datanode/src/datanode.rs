@@ -110,6 +110,11 @@ impl Datanode {
         self.local_addr
     }
 
+    /// Returns once the namenode has accepted this datanode for the first time, so that it serves.
+    pub async fn registered(&self) {
+        self.node.until_registered().await;
+    }
+
     /// The volumes that cannot be used, and why.
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {

@@ -28,6 +28,7 @@ pub struct Node {
     tokens: RwLock<TokenVerifier>,
     node_id: AtomicU32,
     block_bytes: AtomicU64,
+    is_registered: watch::Sender<bool>,
     stopping: watch::Sender<bool>,
 }
 
@@ -40,6 +41,7 @@ impl Node {
             tokens: RwLock::default(),
             node_id: AtomicU32::new(0),
             block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
+            is_registered: watch::Sender::new(false),
             stopping: watch::Sender::new(false),
         })
     }
@@ -50,6 +52,14 @@ impl Node {
         let block_bytes = registered.block_bytes.min(BLOCK_BYTES_MAX);
         self.block_bytes.store(block_bytes, Ordering::Relaxed);
         self.set_keys(&registered.keys);
+        self.is_registered.send_replace(true);
+    }
+
+    /// Returns once the namenode has accepted this datanode for the first time.
+    pub async fn until_registered(&self) {
+        let mut is_registered = self.is_registered.subscribe();
+        // The sender lives as long as `self`.
+        let _ = is_registered.wait_for(|registered| *registered).await;
     }
 
     /// Accepts tokens signed with these keys and no others.
