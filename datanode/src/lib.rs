@@ -37,6 +37,8 @@ mod service;
 mod store;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod write_stream;
 
 pub use datanode::Datanode;

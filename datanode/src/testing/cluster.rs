@@ -1,0 +1,126 @@
+//! A few datanodes on loopback, with a fake namenode.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::types::{NodeInfo, StorageClass};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::data_client::DataClient;
+use super::fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
+use crate::store::{Disk, RealDisk};
+use crate::{Datanode, DatanodeOptions, VolumeOptions};
+
+/// A namenode, datanodes, and a client.
+pub struct TestCluster {
+    pub authority: CertificateAuthority,
+    pub namenode: FakeNamenode,
+    pub client: DataClient,
+    pub datanodes: Vec<Option<Datanode>>,
+    pub nodes: Vec<NodeInfo>,
+    pub dir: tempfile::TempDir,
+}
+
+impl TestCluster {
+    pub async fn start(datanodes: usize) -> Self {
+        Self::start_on(vec![Arc::new(RealDisk); datanodes]).await
+    }
+
+    pub async fn start_on<D: Disk>(disks: Vec<Arc<D>>) -> Self {
+        let authority = CertificateAuthority::in_memory().unwrap();
+        let namenode = FakeNamenode::start(&authority, "127.0.0.1:0".parse().unwrap());
+        let mut cluster = Self {
+            client: DataClient::new(&authority, "client1"),
+            authority,
+            namenode,
+            datanodes: Vec::new(),
+            nodes: Vec::new(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        for (index, disk) in disks.into_iter().enumerate() {
+            let options = cluster.options(index);
+            let datanode = Datanode::start_on(options, disk).await.unwrap();
+            cluster.datanodes.push(Some(datanode));
+            let node = cluster.namenode.node(&name(index)).await;
+            cluster.nodes.push(node);
+        }
+        cluster
+    }
+
+    /// The directory of a datanode's only volume.
+    pub fn volume(&self, index: usize) -> PathBuf {
+        self.dir.path().join(name(index))
+    }
+
+    pub fn options(&self, index: usize) -> DatanodeOptions {
+        let identity = self
+            .authority
+            .issue(Role::Datanode, &name(index), VALIDITY)
+            .unwrap();
+        let mut options =
+            DatanodeOptions::new(identity, NAMENODE.to_owned(), vec![self.namenode.addr]);
+        options.volumes.push(VolumeOptions {
+            path: self.volume(index),
+            quota_bytes: 1 << 30,
+            class: StorageClass::Disk,
+        });
+        options.scrub_bytes_per_second = 0;
+        options
+    }
+
+    /// Stops a datanode without a word, as a crash of its process does.
+    pub async fn kill(&mut self, index: usize) {
+        drop(self.datanodes[index].take());
+        // Its disk threads let go of the volume once their last job is done.
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+
+    pub async fn restart(&mut self, options: DatanodeOptions, index: usize) {
+        self.namenode.lock().full_reports.clear();
+        let mut attempts = 0;
+        let datanode = loop {
+            match Datanode::start(options.clone()).await {
+                Ok(datanode) => break datanode,
+                Err(error) if attempts == 100 => panic!("{error}"),
+                Err(_) => attempts += 1,
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        };
+        self.datanodes[index] = Some(datanode);
+        self.nodes[index] = self.namenode.node(&name(index)).await;
+    }
+
+    pub async fn write_block(&self, pipeline: &[NodeInfo], block: u64, data: &[u8]) {
+        let token = self.namenode.token(BlockId(block), Right::Write);
+        self.client
+            .write_block(pipeline, BlockId(block), token, data)
+            .await;
+    }
+
+    pub async fn read(
+        &self,
+        node: usize,
+        block: u64,
+        range: (u64, u64),
+    ) -> Result<Vec<u8>, harvestfs_protocol::error::DataError> {
+        let token = self.namenode.token(BlockId(block), Right::Read);
+        self.client
+            .read(&self.nodes[node], BlockId(block), token, range)
+            .await
+    }
+}
+
+pub fn name(index: usize) -> String {
+    format!("dn{}", index + 1)
+}
+
+/// Data that differs from seed to seed.
+pub fn data(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    StdRng::seed_from_u64(seed).fill_bytes(&mut data);
+    data
+}

@@ -1,0 +1,228 @@
+//! A namenode that remembers what datanodes say and has them do what a test wants. Also used by the
+//! benchmark, so it knows the protocol only.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
+use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId, StorageId};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::node::{
+    Heartbeat, HeartbeatReply, NodeCommand, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
+    ReplicaChange, ReplicaReport,
+};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
+use harvestfs_protocol::transport::{Connection, Endpoint, RpcServer, TransportOptions};
+use harvestfs_protocol::types::NodeInfo;
+use tokio::time::Instant;
+
+pub const CLUSTER: ClusterId = ClusterId(0xc1);
+pub const NAMENODE: &str = "nn1";
+pub const VALIDITY: Duration = Duration::from_secs(3600);
+
+/// A namenode without a namespace.
+pub struct FakeNamenode {
+    pub addr: SocketAddr,
+    pub state: Arc<Mutex<State>>,
+    endpoint: Endpoint,
+    key: TokenKey,
+}
+
+/// What datanodes said, and what they are to be told.
+#[derive(Default)]
+pub struct State {
+    pub registered: Vec<RegisterNode>,
+    pub nodes: HashMap<String, NodeId>,
+    pub heartbeats: Vec<(NodeId, Instant, Heartbeat)>,
+    pub replicas: HashMap<NodeId, HashMap<BlockId, (StorageId, ReplicaReport)>>,
+    pub full_reports: HashMap<NodeId, u32>,
+    pub changes: Vec<(NodeId, ReplicaChange)>,
+    pub commands: HashMap<NodeId, Vec<NodeCommand>>,
+    pub new_keys: Option<Vec<TokenKey>>,
+    pub block_bytes: u64,
+    pub cluster: Option<ClusterId>,
+    connections: Vec<Connection>,
+}
+
+impl FakeNamenode {
+    pub fn start(authority: &CertificateAuthority, addr: SocketAddr) -> Self {
+        let identity = authority.issue(Role::Namenode, NAMENODE, VALIDITY).unwrap();
+        let endpoint = Endpoint::bind(addr, &identity, TransportOptions::default()).unwrap();
+        let state = Arc::new(Mutex::new(State {
+            block_bytes: 256 << 20,
+            ..State::default()
+        }));
+        let key = TokenKey {
+            key_id: 1,
+            secret: [7; 32],
+        };
+        tokio::spawn(accept(endpoint.clone(), state.clone(), key.clone()));
+        Self {
+            addr: endpoint.local_addr().unwrap(),
+            state,
+            endpoint,
+            key,
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// As a crash: connections are gone, and what was known.
+    pub async fn stop(self) {
+        self.endpoint.close("stopping");
+        let _ = self.endpoint.wait_idle(Duration::from_secs(5)).await;
+    }
+
+    /// The right to a block for an hour.
+    pub fn token(&self, block: BlockId, right: Right) -> BlockToken {
+        self.token_of(&self.key, block, right, VALIDITY)
+    }
+
+    pub fn token_of(
+        &self,
+        key: &TokenKey,
+        block: BlockId,
+        right: Right,
+        valid_for: Duration,
+    ) -> BlockToken {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        TokenSigner::new(key).sign(block, right, (now + valid_for).as_millis() as u64)
+    }
+
+    /// How to reach a datanode, once it has registered and reported everything.
+    pub async fn node(&self, name: &str) -> NodeInfo {
+        self.wait_for(|state| {
+            let node = *state.nodes.get(name)?;
+            state.full_reports.get(&node)?;
+            let registered = state.registered.iter().rev();
+            let server = registered.map(|it| &it.server).find(|it| it.name == name)?;
+            Some(NodeInfo {
+                node,
+                name: name.to_owned(),
+                data_addr: server.data_addr,
+                rack: server.rack.clone(),
+            })
+        })
+        .await
+    }
+
+    /// Waits until the state yields something.
+    pub async fn wait_for<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = look(&mut self.lock()) {
+                return found;
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "it never came");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Has a datanode do something with its next heartbeat, which it sends at once because its
+    /// connection is closed.
+    pub fn command_now(&self, node: NodeId, command: NodeCommand) {
+        let mut state = self.lock();
+        state.commands.entry(node).or_default().push(command);
+        for connection in state.connections.drain(..) {
+            connection.close(
+                harvestfs_protocol::transport::CloseCode::DONE,
+                "register again",
+            );
+        }
+    }
+}
+
+async fn accept(endpoint: Endpoint, state: Arc<Mutex<State>>, key: TokenKey) {
+    while let Some(incoming) = endpoint.accept().await {
+        let (state, key) = (state.clone(), key.clone());
+        tokio::spawn(async move {
+            if let Ok(connection) = incoming.establish().await {
+                serve(connection, &state, &key).await;
+            }
+        });
+    }
+}
+
+async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
+    state.lock().unwrap().connections.push(connection.clone());
+    let peer = connection.peer().clone();
+    let Ok((StreamKind::Rpc, sender, receiver)) = connection.accept_stream().await else {
+        return;
+    };
+    let mut server = RpcServer::<Request, Response, Notice>::start(connection, sender, receiver);
+    while let Ok(Some((request, responder))) = server.next().await {
+        let response = match request {
+            Request::Node(request) => state.lock().unwrap().answer(&peer, request, key),
+            _ => Err(FsError::Protocol("not from a datanode".into())),
+        };
+        responder.send(&response.map(Reply::Node));
+    }
+}
+
+impl State {
+    fn answer(
+        &mut self,
+        peer: &Peer,
+        request: NodeRequest,
+        key: &TokenKey,
+    ) -> Result<NodeReply, FsError> {
+        let next = NodeId(self.nodes.len() as u32 + 1);
+        let node = *self.nodes.entry(peer.name.clone()).or_insert(next);
+        Ok(match request {
+            NodeRequest::Register(request) => {
+                assert_eq!(request.server.name, peer.name);
+                self.registered.push(request);
+                self.full_reports.remove(&node);
+                NodeReply::Registered(NodeRegistered {
+                    node,
+                    cluster: self.cluster.unwrap_or(CLUSTER),
+                    keys: vec![key.clone()],
+                    block_bytes: self.block_bytes,
+                })
+            }
+            NodeRequest::Heartbeat(heartbeat) => {
+                self.heartbeats.push((node, Instant::now(), heartbeat));
+                NodeReply::Heartbeat(HeartbeatReply {
+                    commands: self.commands.remove(&node).unwrap_or_default(),
+                    keys: self.new_keys.take(),
+                })
+            }
+            NodeRequest::BlockReport(report) => {
+                let replicas = self.replicas.entry(node).or_default();
+                if report.part == 0 {
+                    replicas.retain(|_, (storage, _)| *storage != report.storage);
+                }
+                for replica in &report.replicas {
+                    replicas.insert(replica.block, (report.storage, *replica));
+                }
+                if report.last {
+                    *self.full_reports.entry(node).or_default() += 1;
+                }
+                NodeReply::Accepted
+            }
+            NodeRequest::IncrementalReport(report) => {
+                let replicas = self.replicas.entry(node).or_default();
+                for (storage, change) in report.changes {
+                    match change {
+                        ReplicaChange::Have(replica) => {
+                            replicas.insert(replica.block, (storage, replica));
+                        }
+                        ReplicaChange::Deleted(block) | ReplicaChange::Corrupt(block) => {
+                            replicas.remove(&block);
+                        }
+                        ReplicaChange::RepairFailed(_) => {}
+                    }
+                    self.changes.push((node, change));
+                }
+                NodeReply::Accepted
+            }
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! Repairs and the scrubber.
+
+use std::os::unix::fs::FileExt;
+
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
+use harvestfs_protocol::token::Right;
+
+use crate::testing::cluster::{TestCluster, data};
+
+fn replicate(
+    cluster: &TestCluster,
+    block: u64,
+    length_bytes: u64,
+    sources: &[usize],
+) -> NodeCommand {
+    NodeCommand::Replicate {
+        block: BlockId(block),
+        length_bytes,
+        sources: sources
+            .iter()
+            .map(|&index| cluster.nodes[index].clone())
+            .collect(),
+        token: cluster.namenode.token(BlockId(block), Right::Read),
+    }
+}
+
+fn corrupt(cluster: &TestCluster, node: usize, block: u64, chunk: u64) {
+    let path = cluster
+        .volume(node)
+        .join(format!("sealed/{block:02x}/{block:016x}"));
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 8192 + chunk * 4096).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 8192 + chunk * 4096)
+        .unwrap();
+    file.sync_all().unwrap();
+}
+
+#[tokio::test]
+async fn a_repair_fetches_the_replica_from_whoever_has_it() {
+    let mut cluster = TestCluster::start(4).await;
+    let data = data(3, 3_000_000);
+    cluster.write_block(&cluster.nodes[..3], 1, &data).await;
+    // The first source is dead, the second has damage in the middle.
+    cluster.kill(0).await;
+    corrupt(&cluster, 1, 1, 300);
+    let target = cluster.nodes[3].node;
+    for _ in 0..2 {
+        let command = replicate(&cluster, 1, 3_000_000, &[0, 1, 2]);
+        cluster.namenode.command_now(target, command);
+        cluster
+            .namenode
+            .wait_for(|state| {
+                let (_, replica) = state.replicas.get(&target)?.get(&BlockId(1))?;
+                (replica.sealed && replica.length_bytes == 3_002_368).then_some(())
+            })
+            .await;
+    }
+    assert_eq!(cluster.read(3, 1, (0, 3_000_000)).await.unwrap(), data);
+    let state = cluster.namenode.lock();
+    let found = (cluster.nodes[1].node, ReplicaChange::Corrupt(BlockId(1)));
+    assert!(
+        state.changes.contains(&found),
+        "the source reports its damage"
+    );
+}
+
+#[tokio::test]
+async fn a_repair_without_a_source_is_reported() {
+    let cluster = TestCluster::start(2).await;
+    cluster
+        .write_block(&cluster.nodes[..1], 1, &data(3, 5000))
+        .await;
+    let target = cluster.nodes[1].node;
+    let failed = (target, ReplicaChange::RepairFailed(BlockId(1)));
+    // Longer than the source has.
+    cluster
+        .namenode
+        .command_now(target, replicate(&cluster, 1, 9000, &[0]));
+    cluster
+        .namenode
+        .wait_for(|state| state.changes.contains(&failed).then_some(()))
+        .await;
+    assert!(!cluster.namenode.lock().replicas[&target].contains_key(&BlockId(1)));
+    let left = std::fs::read_dir(cluster.volume(1).join("repair")).unwrap();
+    assert_eq!(left.count(), 0);
+    // It works the next time.
+    cluster
+        .namenode
+        .command_now(target, replicate(&cluster, 1, 5000, &[0]));
+    cluster
+        .namenode
+        .wait_for(|state| state.replicas.get(&target)?.get(&BlockId(1)).map(drop))
+        .await;
+}
+
+#[tokio::test]
+async fn the_scrubber_finds_what_nobody_reads() {
+    let mut cluster = TestCluster::start(1).await;
+    for block in 1..=3 {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 400_000))
+            .await;
+        // So that its checksums are cached.
+        cluster.read(0, block, (0, 1)).await.unwrap();
+    }
+    corrupt(&cluster, 0, 2, 90);
+    cluster.kill(0).await;
+    let mut options = cluster.options(0);
+    options.scrub_bytes_per_second = 50 << 20;
+    cluster.restart(options, 0).await;
+    let node = cluster.nodes[0].node;
+    let found = (node, ReplicaChange::Corrupt(BlockId(2)));
+    cluster
+        .namenode
+        .wait_for(|state| state.changes.contains(&found).then_some(()))
+        .await;
+    for block in [1, 3] {
+        cluster.read(0, block, (0, 400_000)).await.unwrap();
+    }
+    assert!(cluster.volume(0).join("corrupt/0000000000000002").exists());
+    // The namenode has it deleted once there are others.
+    let blocks = vec![BlockId(2)];
+    cluster
+        .namenode
+        .command_now(node, NodeCommand::Delete { blocks });
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let deleted = (node, ReplicaChange::Deleted(BlockId(2)));
+            state.changes.contains(&deleted).then_some(())
+        })
+        .await;
+    assert!(!cluster.volume(0).join("corrupt/0000000000000002").exists());
+}

@@ -1,0 +1,200 @@
+//! The datanode and its namenode.
+
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, ClusterId};
+use harvestfs_protocol::node::NodeCommand;
+use tokio::time::Instant;
+
+use crate::testing::cluster::{TestCluster, data};
+use crate::testing::disks::FaultyDisk;
+use crate::testing::fake_namenode::{CLUSTER, FakeNamenode};
+use crate::{Datanode, StartError, VolumeError};
+
+#[tokio::test]
+async fn it_registers_again_when_the_namenode_comes_back() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    let addr = cluster.namenode.addr;
+    assert_eq!(cluster.namenode.lock().registered[0].cluster, None);
+    let fresh = FakeNamenode::start(&cluster.authority, "127.0.0.1:0".parse().unwrap());
+    std::mem::replace(&mut cluster.namenode, fresh).stop().await;
+    // Blocks are served meanwhile.
+    cluster.read(0, 1, (0, 5000)).await.unwrap();
+    let back = FakeNamenode::start(&cluster.authority, addr);
+    back.node("dn1").await;
+    let state = back.lock();
+    assert_eq!(state.registered[0].cluster, Some(CLUSTER));
+    let replicas = &state.replicas[&state.nodes["dn1"]];
+    assert!(replicas[&BlockId(1)].1.sealed);
+}
+
+#[tokio::test]
+async fn heartbeats_come_on_time_while_no_disk_answers() {
+    let disk = FaultyDisk::new();
+    let cluster = TestCluster::start_on(vec![disk.clone()]).await;
+    cluster
+        .write_block(&cluster.nodes, 1, &data(1, 100_000))
+        .await;
+    disk.hang();
+    // Everything that touches a disk waits now: reads, writes, deletions.
+    let mut waiting = tokio::task::JoinSet::new();
+    for block in 1..40 {
+        let token = cluster
+            .namenode
+            .token(BlockId(block), harvestfs_protocol::token::Right::Write);
+        let (client, node) = (cluster.client.clone(), cluster.nodes[0].clone());
+        waiting.spawn(async move {
+            if block % 2 == 1 {
+                let _ = client.read(&node, BlockId(1), token, (0, 1)).await;
+            } else {
+                let _ = client
+                    .write(&[node], BlockId(block), token)
+                    .await
+                    .ack()
+                    .await;
+            }
+        });
+    }
+    let node = cluster.nodes[0].node;
+    let blocks = vec![BlockId(1)];
+    cluster
+        .namenode
+        .lock()
+        .commands
+        .insert(node, vec![NodeCommand::Delete { blocks }]);
+    let started = Instant::now();
+    let before = cluster.namenode.lock().heartbeats.len();
+    cluster
+        .namenode
+        .wait_for(|state| (state.heartbeats.len() >= before + 3).then_some(()))
+        .await;
+    let state = cluster.namenode.lock();
+    let times: Vec<Instant> = state.heartbeats[before - 1..]
+        .iter()
+        .map(|it| it.1)
+        .collect();
+    for pair in times.windows(2) {
+        let gap = pair[1] - pair[0];
+        assert!(gap < Duration::from_millis(3500), "{gap:?}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(11));
+    assert!(state.heartbeats[before + 2].2.active_streams > 10);
+    assert!(state.heartbeats[before + 2].2.volumes[0].healthy);
+    drop(state);
+    disk.heal();
+    waiting.abort_all();
+}
+
+#[tokio::test]
+async fn commands_are_obeyed_and_may_come_twice() {
+    let cluster = TestCluster::start(1).await;
+    let node = cluster.nodes[0].node;
+    let data = data(1, 50_000);
+    cluster.write_block(&cluster.nodes, 1, &data).await;
+    let token = cluster
+        .namenode
+        .token(BlockId(2), harvestfs_protocol::token::Right::Write);
+    let mut stream = cluster
+        .client
+        .write(&cluster.nodes, BlockId(2), token)
+        .await;
+    stream.ack().await;
+    stream.send(data.clone().into(), false).await.unwrap();
+    stream.wait_for_all().await.unwrap();
+    drop(stream);
+    for _ in 0..2 {
+        let seal = NodeCommand::Seal {
+            block: BlockId(2),
+            length_bytes: 20_000,
+        };
+        cluster.namenode.command_now(node, seal);
+        cluster
+            .namenode
+            .wait_for(|state| {
+                let (_, replica) = state.replicas[&node].get(&BlockId(2))?;
+                (replica.sealed && replica.length_bytes == 20_480).then_some(())
+            })
+            .await;
+    }
+    for _ in 0..2 {
+        let blocks = vec![BlockId(1), BlockId(77)];
+        cluster
+            .namenode
+            .command_now(node, NodeCommand::Delete { blocks });
+        cluster
+            .namenode
+            .wait_for(|state| (!state.replicas[&node].contains_key(&BlockId(1))).then_some(()))
+            .await;
+    }
+    let storage = cluster.namenode.lock().replicas[&node][&BlockId(2)].0;
+    cluster
+        .namenode
+        .command_now(node, NodeCommand::ReportBlocks { storage });
+    // One after it registered again, one that was asked for.
+    cluster
+        .namenode
+        .wait_for(|state| (*state.full_reports.get(&node)? >= 2).then_some(()))
+        .await;
+    assert_eq!(
+        cluster.read(0, 2, (0, 20_000)).await.unwrap(),
+        data[..20_000]
+    );
+}
+
+#[tokio::test]
+async fn a_volume_of_another_cluster_is_not_served() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    cluster.namenode.lock().cluster = Some(ClusterId(0xbad));
+    let mut options = cluster.options(0);
+    let mut second = options.volumes[0].clone();
+    second.path = cluster.dir.path().join("second");
+    options.volumes.push(second);
+    cluster.restart(options, 0).await;
+    let read = cluster.read(0, 1, (0, 1)).await;
+    assert!(read.is_err());
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let volumes = &state.heartbeats.last()?.2.volumes;
+            (volumes.len() == 2 && !volumes[0].healthy && volumes[1].healthy).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn one_bad_volume_does_not_keep_the_others_from_serving() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    let mut options = cluster.options(0);
+    for (name, content) in [("corrupt", "garbage"), ("foreign", "")] {
+        let mut volume = options.volumes[0].clone();
+        volume.path = cluster.dir.path().join(name);
+        std::fs::create_dir(&volume.path).unwrap();
+        let file = if name == "corrupt" {
+            "VERSION"
+        } else {
+            "precious"
+        };
+        std::fs::write(volume.path.join(file), content).unwrap();
+        options.volumes.insert(0, volume);
+    }
+    cluster.restart(options.clone(), 0).await;
+    let errors = cluster.datanodes[0].as_ref().unwrap().volume_errors();
+    assert!(matches!(
+        errors,
+        [
+            VolumeError::NotAVolume { .. },
+            VolumeError::CorruptVersionFile { .. }
+        ]
+    ));
+    cluster.read(0, 1, (0, 5000)).await.unwrap();
+    cluster.kill(0).await;
+    options.volumes.pop();
+    let error = Datanode::start(options).await.err().unwrap();
+    assert!(matches!(error, StartError::NoVolume(_)));
+    assert!(error.to_string().contains("not empty"), "{error}");
+}

@@ -1,0 +1,7 @@
+//! Datanodes on loopback with a fake namenode.
+
+mod background;
+mod link;
+mod pipeline;
+mod reading;
+mod security;
