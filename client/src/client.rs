@@ -1,20 +1,34 @@
-//! The file system as a program sees it.
+//! The file system as a program sees it: connecting, looking things up, opening files. What changes
+//! the namespace is in `namespace.rs`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::{AttrChanges, DirEntry, RenameMode, SetXattrMode, StatFs},
+    meta::{AttrChanges, DirEntry, MetaOp, MetaReply, StatFs},
     name::Name,
     types::{Attr, Credentials, FileKind},
 };
 
 use crate::{
+    cache::Entry,
+    core::Core,
     error::ClientError,
     file::{File, OpenFlags},
+    holds::Holds,
     options::ClientOptions,
+    permissions::{EXECUTE, READ, WRITE, permits},
+    session::Session,
 };
+
+/// Flushing when the last handle of a client was dropped without closing it.
+const DROP_DEADLINE: Duration = Duration::from_secs(30);
+/// Attributes with this prefix are answers of the cluster, not stored values.
+const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
 /// What wants to know when the namenode takes back what it granted: the mount, which has to tell
 /// the kernel. Called from a blocking thread, one call at a time; the namenode waits for it (at
@@ -39,95 +53,189 @@ pub struct DirPage {
     pub end: bool,
 }
 
-/// A session with a cluster. Cheap to clone.
+/// A session with a cluster. Cheap to clone; see the crate's documentation.
+///
+/// Operations fail with what the namenode says ([`ClientError::Fs`]), with
+/// [`ClientError::Unreachable`] when no namenode answers for the time in the options, and after
+/// [`Client::close`] with [`ClientError::Closed`].
 #[derive(Clone)]
 pub struct Client {
-    inner: Arc<()>,
+    inner: Arc<Inner>,
 }
 
-#[allow(unused_variables)]
+struct Inner {
+    core: Arc<Core>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let core = self.core.clone();
+        if core.session.is_closed() {
+            return;
+        }
+        core.session.runtime.clone().spawn(async move {
+            let flushed = tokio::time::timeout(DROP_DEADLINE, core.flush_and_wait()).await;
+            if !matches!(flushed, Ok(Ok(()))) {
+                tracing::error!(
+                    "data was not written when the last handle of a client was dropped"
+                );
+            }
+            core.session.close().await;
+        });
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
 impl Client {
-    /// Connects and opens a session. Must be called on a tokio runtime, which the client then uses
-    /// for its own tasks.
+    /// Connects and opens a session. Must be called on a multi-threaded tokio runtime, which the
+    /// client then uses for its own tasks.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`] at once when trying again cannot help, for example because the
+    /// certificate is from another cluster; [`ClientError::Unreachable`].
     pub async fn connect(options: ClientOptions) -> Result<Self, ClientError> {
-        let _ = options.bind_addr();
-        Err(ClientError::Closed)
+        let session = Session::connect(options).await?;
+        let core = Core::start(session).await?;
+        Ok(Self {
+            inner: Arc::new(Inner { core }),
+        })
     }
 
-    /// Flushes all files, gives up all leases and ends the session.
+    /// Flushes all files and ends the session, which makes the namenode forget the leases and the
+    /// open files. Everything fails with [`ClientError::Closed`] from then on.
+    ///
+    /// # Errors
+    /// What kept written data from being stored; it is lost then.
     pub async fn close(&self) -> Result<(), ClientError> {
-        let _ = &self.inner;
-        Err(ClientError::Closed)
+        let flushed = self.core().flush_and_wait().await;
+        self.core().session.close().await;
+        flushed
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.inner.core
     }
 
     /// Who is told of invalidations from now on.
-    pub fn set_cache_listener(&self, listener: Arc<dyn CacheListener>) {}
+    pub fn set_cache_listener(&self, listener: Arc<dyn CacheListener>) {
+        self.core().session.set_listener(listener);
+    }
 
     /// How long what the client has cached stays valid if the namenode says nothing more.
+    #[must_use]
     pub fn lease_remaining(&self) -> Duration {
-        Duration::ZERO
+        self.core().session.lease_remaining()
     }
 
     /// The largest block in bytes.
+    #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        0
+        self.core().block_bytes()
     }
 
     /// As [`Client::lookup`] if the cache knows the answer, without waiting.
+    #[must_use]
     pub fn try_lookup(
         &self,
         credentials: &Credentials,
         parent: InodeId,
         name: &Name,
     ) -> Option<Result<Attr, FsError>> {
-        None
+        let cache = self.core().session.valid_cache()?;
+        // Without the right to search the directory, the namenode says which error it is.
+        if !permits(&cache.attr(parent)?, credentials, EXECUTE) {
+            return None;
+        }
+        match cache.entry(parent, name)? {
+            Entry::Absent => Some(Err(FsError::NotFound)),
+            Entry::Found(attr) => Some(Ok(self.with_memory(attr))),
+            Entry::FoundInode(_) => None,
+        }
     }
 
     /// As [`Client::getattr`] if the cache knows the answer, without waiting.
+    #[must_use]
     pub fn try_getattr(&self, ino: InodeId) -> Option<Attr> {
-        None
+        let attr = self.core().session.valid_cache()?.attr(ino)?;
+        Some(self.with_memory(attr))
     }
 
     /// Finds a name.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
     pub async fn lookup(
         &self,
         credentials: &Credentials,
         parent: InodeId,
         name: &Name,
     ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
+        if let Some(known) = self.try_lookup(credentials, parent, name) {
+            return known.map_err(Into::into);
+        }
+        let session = &self.core().session;
+        let ticket = session.cache.ticket();
+        let op = MetaOp::Lookup {
+            parent,
+            name: name.clone(),
+        };
+        match session.query(credentials, op).await {
+            Ok(MetaReply::Attr(attr)) => {
+                ticket.learn_entry(parent, name, Some(&attr));
+                Ok(self.with_memory(attr))
+            }
+            Ok(_) => Err(ClientError::UnexpectedReply("Lookup")),
+            Err(error) => {
+                if error == ClientError::Fs(FsError::NotFound) {
+                    ticket.learn_entry(parent, name, None);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Attributes, with what this client has written and not yet committed.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone, and others.
     pub async fn getattr(
         &self,
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Changes attributes.
-    pub async fn setattr(
-        &self,
-        credentials: &Credentials,
-        ino: InodeId,
-        changes: AttrChanges,
-    ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
+        let attr = self.core().attr(credentials, ino).await?;
+        Ok(self.with_memory(attr))
     }
 
     /// Checks permission as `access(2)` does; `R_OK` 4, `W_OK` 2, `X_OK` 1.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] and others.
     pub async fn access(
         &self,
         credentials: &Credentials,
         ino: InodeId,
         mask: u8,
     ) -> Result<(), ClientError> {
-        Err(ClientError::Closed)
+        let session = &self.core().session;
+        if let Some(attr) = session.valid_cache().and_then(|cache| cache.attr(ino))
+            && permits(&attr, credentials, mask)
+        {
+            return Ok(());
+        }
+        let op = MetaOp::Access { ino, mask };
+        session.query(credentials, op).await.map(|_| ())
     }
 
     /// Lists a part of a directory in name order, after the name `after`.
+    ///
+    /// # Errors
+    /// [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
     pub async fn readdir(
         &self,
         credentials: &Credentials,
@@ -136,162 +244,235 @@ impl Client {
         max_entries: usize,
         with_attributes: bool,
     ) -> Result<DirPage, ClientError> {
-        Err(ClientError::Closed)
+        let core = self.core();
+        let mut page = core.list(credentials, ino, after, max_entries).await?;
+        for entry in &mut page.entries {
+            entry.attr = match entry.attr.take() {
+                Some(attr) if with_attributes => Some(self.with_memory(attr)),
+                _ => None,
+            };
+        }
+        Ok(page)
     }
 
     /// The target of a symlink.
+    ///
+    /// # Errors
+    /// [`FsError::InvalidArgument`] for anything else.
     pub async fn readlink(
         &self,
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Vec<u8>, ClientError> {
-        Err(ClientError::Closed)
+        let session = &self.core().session;
+        let cache = session.valid_cache();
+        if let Some(target) = cache.and_then(|cache| cache.link_target(ino)) {
+            return Ok(target);
+        }
+        let ticket = session.cache.ticket();
+        match session.query(credentials, MetaOp::ReadLink { ino }).await? {
+            MetaReply::Bytes(target) => {
+                ticket.learn_link_target(ino, &target);
+                Ok(target)
+            }
+            _ => Err(ClientError::UnexpectedReply("ReadLink")),
+        }
     }
 
-    /// Creates a regular file and opens it; fails when the name is taken.
-    pub async fn create_file(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-        mode: u16,
-        flags: OpenFlags,
-    ) -> Result<(Attr, File), ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Creates a regular file, FIFO, socket or device.
-    pub async fn mknod(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-        kind: FileKind,
-        mode: u16,
-        rdev: u32,
-    ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Creates a directory.
-    pub async fn mkdir(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-        mode: u16,
-    ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Creates a symlink.
-    pub async fn symlink(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-        target: &[u8],
-    ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Gives a file a further name.
-    pub async fn link(
+    /// An extended attribute if the cache knows it, or that it does not exist, without waiting.
+    #[must_use]
+    pub fn try_getxattr(
         &self,
         credentials: &Credentials,
         ino: InodeId,
-        parent: InodeId,
-        name: &Name,
-    ) -> Result<Attr, ClientError> {
-        Err(ClientError::Closed)
+        name: &[u8],
+    ) -> Option<Result<Vec<u8>, FsError>> {
+        let cache = self.core().session.valid_cache()?;
+        if name.starts_with(CLUSTER_XATTR) || name.starts_with(b"trusted.") {
+            return None;
+        }
+        if name.starts_with(b"user.") && !permits(&cache.attr(ino)?, credentials, READ) {
+            return None;
+        }
+        let value = cache.xattr(ino, name)?;
+        Some(value.ok_or(FsError::NoAttribute))
     }
 
-    /// Removes a name that is not a directory's. Returns the attributes of what it named.
-    pub async fn unlink(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-    ) -> Result<Option<Attr>, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Removes an empty directory.
-    pub async fn rmdir(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-    ) -> Result<(), ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Renames; returns the attributes of what was replaced.
-    pub async fn rename(
-        &self,
-        credentials: &Credentials,
-        parent: InodeId,
-        name: &Name,
-        new_parent: InodeId,
-        new_name: &Name,
-        mode: RenameMode,
-    ) -> Result<Option<Attr>, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// An extended attribute.
+    /// An extended attribute. `user.harvestfs.locations` tells where a file's replicas are.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`] and others.
     pub async fn getxattr(
         &self,
         credentials: &Credentials,
         ino: InodeId,
         name: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
-        Err(ClientError::Closed)
+        if let Some(known) = self.try_getxattr(credentials, ino, name) {
+            return known.map_err(Into::into);
+        }
+        let session = &self.core().session;
+        let ticket = session.cache.ticket();
+        let op = MetaOp::GetXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        match session.query(credentials, op).await {
+            Ok(MetaReply::Bytes(value)) => {
+                ticket.learn_xattr(ino, name, Some(&value));
+                Ok(value)
+            }
+            Ok(_) => Err(ClientError::UnexpectedReply("GetXattr")),
+            Err(error) => {
+                if error == ClientError::Fs(FsError::NoAttribute) {
+                    ticket.learn_xattr(ino, name, None);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// Those of the namenode.
     pub async fn listxattr(
         &self,
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Vec<Vec<u8>>, ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Sets an extended attribute.
-    pub async fn setxattr(
-        &self,
-        credentials: &Credentials,
-        ino: InodeId,
-        name: &[u8],
-        value: &[u8],
-        mode: SetXattrMode,
-    ) -> Result<(), ClientError> {
-        Err(ClientError::Closed)
-    }
-
-    /// Removes an extended attribute.
-    pub async fn removexattr(
-        &self,
-        credentials: &Credentials,
-        ino: InodeId,
-        name: &[u8],
-    ) -> Result<(), ClientError> {
-        Err(ClientError::Closed)
+        let op = MetaOp::ListXattr { ino };
+        match self.core().session.query(credentials, op).await? {
+            MetaReply::Names(names) => Ok(names),
+            _ => Err(ClientError::UnexpectedReply("ListXattr")),
+        }
     }
 
     /// Totals of the file system.
+    ///
+    /// # Errors
+    /// Those of the namenode.
     pub async fn statfs(&self, credentials: &Credentials) -> Result<StatFs, ClientError> {
-        Err(ClientError::Closed)
+        match self
+            .core()
+            .session
+            .query(credentials, MetaOp::StatFs)
+            .await?
+        {
+            MetaReply::StatFs(statfs) => Ok(statfs),
+            _ => Err(ClientError::UnexpectedReply("StatFs")),
+        }
+    }
+
+    /// As [`Client::open`] if the cache knows enough, without waiting; not with `truncate`.
+    #[must_use]
+    pub fn try_open(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        flags: OpenFlags,
+    ) -> Option<File> {
+        let session = &self.core().session;
+        let (attr, _) = session.valid_cache()?.content(ino)?;
+        let mask = if flags.read { READ } else { 0 } | if flags.write { WRITE } else { 0 };
+        let allowed = attr.kind == FileKind::Regular && permits(&attr, credentials, mask);
+        if flags.truncate || !allowed || !session.holds.open_held(ino) {
+            return None;
+        }
+        Some(File::new(self, ino, credentials, flags))
     }
 
     /// Opens a regular file.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`], [`FsError::IsADirectory`] and others.
     pub async fn open(
         &self,
         credentials: &Credentials,
         ino: InodeId,
         flags: OpenFlags,
     ) -> Result<File, ClientError> {
-        Err(ClientError::Closed)
+        let flags = OpenFlags {
+            write: flags.write || flags.append || flags.truncate,
+            ..flags
+        };
+        if let Some(file) = self.try_open(credentials, ino, flags) {
+            return Ok(file);
+        }
+        let core = self.core();
+        let session = &core.session;
+        session.holds.settled(ino).await;
+        let hold = Hold::new(&session.holds, ino);
+        let ticket = session.cache.ticket();
+        let op = MetaOp::Open {
+            ino,
+            read: flags.read,
+            write: flags.write,
+        };
+        let MetaReply::Opened {
+            attr,
+            extents,
+            end,
+            located,
+        } = session.query(credentials, op).await?
+        else {
+            return Err(ClientError::UnexpectedReply("Open"));
+        };
+        core.locations.learn(&located);
+        let extents = core.extents(credentials, ino, extents, end).await?;
+        ticket.learn_content(&attr, &extents);
+        drop(ticket);
+        hold.keep();
+        let file = File::new(self, ino, credentials, flags);
+        if flags.truncate {
+            let changes = AttrChanges {
+                size_bytes: Some(0),
+                opened_for_writing: true,
+                ..AttrChanges::default()
+            };
+            self.setattr(credentials, ino, changes).await?;
+        }
+        Ok(file)
+    }
+
+    /// Attributes with what is written and not committed.
+    pub(crate) fn with_memory(&self, mut attr: Attr) -> Attr {
+        if attr.kind == FileKind::Regular
+            && let Some(file) = self.core().file(attr.ino)
+        {
+            file.with_memory(&mut attr);
+        }
+        attr
+    }
+}
+
+/// A hold that is given up again unless the open it is for succeeds.
+struct Hold<'a> {
+    holds: &'a Holds,
+    ino: InodeId,
+    kept: bool,
+}
+
+impl<'a> Hold<'a> {
+    fn new(holds: &'a Holds, ino: InodeId) -> Self {
+        holds.opened(ino);
+        Self {
+            holds,
+            ino,
+            kept: false,
+        }
+    }
+
+    /// From now on the handle has it.
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.holds.closed(self.ino, Instant::now(), false);
+        }
     }
 }

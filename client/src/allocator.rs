@@ -1,0 +1,94 @@
+//! Blocks for writing, asked for before they are needed.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use harvestfs_protocol::{
+    meta::{MetaOp, MetaReply},
+    types::{Credentials, Located, PlacementRules},
+};
+
+use crate::{calls::Touched, core::Core, error::ClientError, pipeline::NewBlock, writer::discard};
+
+/// Blocks per request: one to use, one in advance. The namenode reserves room for each.
+const BLOCKS_PER_ALLOCATION: u32 = 2;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Allocator {
+    stock: Mutex<HashMap<PlacementRules, Vec<NewBlock>>>,
+}
+
+impl Allocator {
+    /// A fresh block, not on a datanode that failed lately if that can be avoided.
+    pub(crate) async fn take(
+        &self,
+        core: &Arc<Core>,
+        rules: PlacementRules,
+    ) -> Result<NewBlock, ClientError> {
+        let avoided = core.locations.avoided(Instant::now());
+        let generation = core.session.generation();
+        while let Some(new) = self.pop(rules) {
+            let usable = new.nodes.iter().all(|node| !avoided.contains(&node.node));
+            if new.generation == generation && usable {
+                return Ok(new);
+            }
+            core.locations.forget(new.block);
+            tokio::spawn(discard(core.clone(), new));
+        }
+        let mut result = allocate(core, rules, avoided.clone()).await;
+        if !avoided.is_empty() && matches!(result, Err(ClientError::Fs(_))) {
+            // Better one that failed lately than none.
+            result = allocate(core, rules, Vec::new()).await;
+        }
+        let mut blocks = result?.into_iter();
+        let first = blocks.next();
+        self.lock().entry(rules).or_default().extend(blocks);
+        first.ok_or(ClientError::UnexpectedReply("AllocateBlocks"))
+    }
+
+    fn pop(&self, rules: PlacementRules) -> Option<NewBlock> {
+        self.lock().get_mut(&rules)?.pop()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PlacementRules, Vec<NewBlock>>> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn allocate(
+    core: &Arc<Core>,
+    rules: PlacementRules,
+    exclude: Vec<harvestfs_protocol::ids::NodeId>,
+) -> Result<Vec<NewBlock>, ClientError> {
+    let op = MetaOp::AllocateBlocks {
+        count: BLOCKS_PER_ALLOCATION,
+        rules,
+        exclude,
+    };
+    let generation = core.session.generation();
+    let root = Credentials::root();
+    let (_, reply) = core.session.mutate(&root, op, Touched::default()).await?;
+    let MetaReply::Located(located) = reply else {
+        return Err(ClientError::UnexpectedReply("AllocateBlocks"));
+    };
+    core.locations.learn(&located);
+    let Located { blocks, .. } = located;
+    Ok(blocks
+        .into_iter()
+        .map(|block| NewBlock {
+            block: block.block,
+            token: block.token,
+            nodes: block
+                .replicas
+                .iter()
+                .filter_map(|node| core.locations.node(*node))
+                .collect(),
+            class: rules.class,
+            generation,
+        })
+        .collect())
+}

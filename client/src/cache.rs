@@ -1,0 +1,603 @@
+//! What this client may believe about the namespace while its lease lasts.
+//!
+//! A reply can be overtaken: while it was on its way, the namenode may have taken back what it says,
+//! or another request of this client may have changed it. So every request takes a [`Ticket`] before
+//! it is sent, every invalidation and every own change is remembered by number, and what a reply
+//! tells about something that was invalidated or changed after its ticket is not cached.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use harvestfs_protocol::{
+    ids::InodeId,
+    meta::DirEntry,
+    name::Name,
+    types::{Attr, Extent, PlacementRules},
+};
+
+use crate::extents::ExtentMap;
+
+/// Events remembered for tickets in flight. Beyond it, no reply that is on its way is cached.
+const EVENTS_MAX: usize = 65_536;
+/// Extents count as entries of the cache in units of this many.
+const EXTENTS_PER_ENTRY: usize = 4;
+
+/// The cache of one session. Every method is a short critical section.
+pub(crate) struct MetaCache {
+    inner: Arc<Mutex<Inner>>,
+}
+
+/// A moment before a request was sent. Holds the events after it.
+pub(crate) struct Ticket {
+    at: u64,
+    inner: Arc<Mutex<Inner>>,
+}
+
+/// What the cache says of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Absent,
+    Found(Attr),
+    /// The name leads there; the attributes are not cached.
+    FoundInode(InodeId),
+}
+
+#[derive(Default)]
+struct Inner {
+    inodes: HashMap<InodeId, Inode>,
+    dirs: HashMap<InodeId, Directory>,
+    /// Second-chance order of eviction.
+    clock: VecDeque<InodeId>,
+    entries: usize,
+    entries_max: usize,
+    /// Number of the last event.
+    now: u64,
+    /// Replies to requests from before this event are not cached.
+    floor: u64,
+    /// When something was last invalidated or changed.
+    events: HashMap<Subject, u64>,
+    tickets: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Inode(InodeId),
+    /// Any entry of a directory.
+    Listing(InodeId),
+    Entry(InodeId, Name),
+}
+
+#[derive(Default)]
+struct Inode {
+    attr: Option<Attr>,
+    extents: Option<Arc<ExtentMap>>,
+    link_target: Option<Vec<u8>>,
+    rules: Option<PlacementRules>,
+    xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    /// It is new and has no attributes but those of HarvestFS itself.
+    no_other_xattrs: bool,
+    used: bool,
+    /// Whether `clock` knows it.
+    in_clock: bool,
+    /// What it counts for in `entries`.
+    weight: usize,
+}
+
+#[derive(Default)]
+struct Directory {
+    names: BTreeMap<Name, Option<InodeId>>,
+    /// Names that are not in `names` do not exist.
+    complete: bool,
+    parent: Option<InodeId>,
+    used: bool,
+}
+
+impl MetaCache {
+    pub(crate) fn new(entries_max: usize) -> Self {
+        let inner = Inner {
+            entries_max,
+            ..Inner::default()
+        };
+        Self {
+            inner: Arc::new(Mutex::new(inner)),
+        }
+    }
+
+    /// To be called before a request is sent.
+    pub(crate) fn ticket(&self) -> Ticket {
+        let mut inner = self.lock();
+        inner.tickets += 1;
+        Ticket {
+            at: inner.now,
+            inner: self.inner.clone(),
+        }
+    }
+
+    pub(crate) fn attr(&self, ino: InodeId) -> Option<Attr> {
+        let mut inner = self.lock();
+        let inode = inner.inodes.get_mut(&ino)?;
+        inode.used = true;
+        inode.attr.clone()
+    }
+
+    pub(crate) fn entry(&self, parent: InodeId, name: &Name) -> Option<Entry> {
+        let mut inner = self.lock();
+        let directory = inner.dirs.get_mut(&parent)?;
+        directory.used = true;
+        let found = match directory.names.get(name) {
+            Some(found) => *found,
+            None if directory.complete => None,
+            None => return None,
+        };
+        let Some(ino) = found else {
+            return Some(Entry::Absent);
+        };
+        Some(match inner.inodes.get_mut(&ino) {
+            Some(Inode {
+                attr: Some(attr),
+                used,
+                ..
+            }) => {
+                *used = true;
+                Entry::Found(attr.clone())
+            }
+            _ => Entry::FoundInode(ino),
+        })
+    }
+
+    /// Attributes and extents that belong together.
+    pub(crate) fn content(&self, ino: InodeId) -> Option<(Attr, Arc<ExtentMap>)> {
+        let mut inner = self.lock();
+        let inode = inner.inodes.get_mut(&ino)?;
+        inode.used = true;
+        Some((inode.attr.clone()?, inode.extents.clone()?))
+    }
+
+    /// A part of a directory that is cached completely.
+    pub(crate) fn listing(
+        &self,
+        ino: InodeId,
+        after: Option<&Name>,
+        max_entries: usize,
+        with_attributes: bool,
+    ) -> Option<(InodeId, Vec<DirEntry>, bool)> {
+        use std::ops::Bound;
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        let directory = inner.dirs.get_mut(&ino)?;
+        if !directory.complete {
+            return None;
+        }
+        directory.used = true;
+        let parent = directory.parent?;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = directory.names.range::<Name, _>((from, Bound::Unbounded));
+        let mut existing = range.filter_map(|(name, ino)| Some((name, (*ino)?)));
+        let mut entries = Vec::new();
+        while entries.len() < max_entries {
+            let Some((name, ino)) = existing.next() else {
+                return Some((parent, entries, true));
+            };
+            // The kind is only known from the attributes.
+            let attr = inner.inodes.get(&ino)?.attr.as_ref()?;
+            entries.push(DirEntry {
+                name: name.clone(),
+                ino,
+                kind: attr.kind,
+                attr: with_attributes.then(|| attr.clone()),
+            });
+        }
+        let end = existing.next().is_none();
+        Some((parent, entries, end))
+    }
+
+    pub(crate) fn link_target(&self, ino: InodeId) -> Option<Vec<u8>> {
+        self.lock().inodes.get(&ino)?.link_target.clone()
+    }
+
+    pub(crate) fn rules(&self, ino: InodeId) -> Option<PlacementRules> {
+        self.lock().inodes.get(&ino)?.rules
+    }
+
+    /// An extended attribute: known to be this, known not to exist, or not known.
+    pub(crate) fn xattr(&self, ino: InodeId, name: &[u8]) -> Option<Option<Vec<u8>>> {
+        let inner = self.lock();
+        let inode = inner.inodes.get(&ino)?;
+        match inode.xattrs.get(name) {
+            Some(value) => Some(value.clone()),
+            None if inode.no_other_xattrs => Some(None),
+            None => None,
+        }
+    }
+
+    /// The namenode took these back.
+    pub(crate) fn invalidate(&self, inodes: &[InodeId], entries: &[(InodeId, Name)]) {
+        let mut inner = self.lock();
+        for &ino in inodes {
+            inner.happened(Subject::Inode(ino));
+            inner.forget_inode(ino);
+        }
+        for (parent, name) in entries {
+            inner.entry_happened(*parent, name);
+            inner.forget_entry(*parent, name);
+        }
+    }
+
+    /// Nothing is known any more.
+    pub(crate) fn invalidate_all(&self) {
+        let mut inner = self.lock();
+        inner.now += 1;
+        inner.floor = inner.now;
+        inner.events.clear();
+        inner.inodes.clear();
+        inner.dirs.clear();
+        inner.clock.clear();
+        inner.entries = 0;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Losing an update to a panic elsewhere in the critical section is not possible: none can
+        // panic between two changes that belong together.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What replies to read-only requests tell.
+impl Ticket {
+    pub(crate) fn learn_attr(&self, attr: &Attr) {
+        let mut inner = self.lock();
+        if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
+            inner.inode_mut(attr.ino).attr = Some(attr.clone());
+        }
+    }
+
+    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
+        let mut inner = self.lock();
+        if let Some(attr) = found
+            && inner.is_fresh(self.at, &Subject::Inode(attr.ino))
+        {
+            inner.inode_mut(attr.ino).attr = Some(attr.clone());
+        }
+        if inner.is_fresh(self.at, &Subject::Entry(parent, name.clone())) {
+            inner.set_entry(parent, name, found.map(|attr| attr.ino));
+        }
+    }
+
+    pub(crate) fn learn_content(&self, attr: &Attr, extents: &Arc<ExtentMap>) {
+        let mut inner = self.lock();
+        if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
+            inner.inode_mut(attr.ino).attr = Some(attr.clone());
+            inner.set_extents(attr.ino, Some(extents.clone()));
+        }
+    }
+
+    pub(crate) fn learn_link_target(&self, ino: InodeId, target: &[u8]) {
+        let mut inner = self.lock();
+        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
+            inner.inode_mut(ino).link_target = Some(target.to_vec());
+        }
+    }
+
+    pub(crate) fn learn_rules(&self, ino: InodeId, rules: PlacementRules) {
+        let mut inner = self.lock();
+        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
+            inner.inode_mut(ino).rules = Some(rules);
+        }
+    }
+
+    pub(crate) fn learn_xattr(&self, ino: InodeId, name: &[u8], value: Option<&[u8]>) {
+        let mut inner = self.lock();
+        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
+            let value = value.map(<[u8]>::to_vec);
+            inner.inode_mut(ino).xattrs.insert(name.to_vec(), value);
+        }
+    }
+
+    /// Entries of a directory; with `complete`, all there are, learned since this ticket.
+    pub(crate) fn learn_listing(
+        &self,
+        ino: InodeId,
+        parent: InodeId,
+        entries: &[DirEntry],
+        complete: bool,
+    ) {
+        let mut inner = self.lock();
+        for entry in entries {
+            if let Some(attr) = &entry.attr
+                && inner.is_fresh(self.at, &Subject::Inode(entry.ino))
+            {
+                inner.inode_mut(entry.ino).attr = Some(attr.clone());
+            }
+        }
+        if complete && inner.is_fresh(self.at, &Subject::Listing(ino)) {
+            inner.remove_directory(ino);
+            for entry in entries {
+                inner.set_entry(ino, &entry.name, Some(entry.ino));
+            }
+            let directory = inner.directory_mut(ino);
+            directory.complete = true;
+            directory.parent = Some(parent);
+        }
+    }
+}
+
+/// What this client has changed itself.
+impl Ticket {
+    /// A mutation changed an inode's attributes to this.
+    pub(crate) fn changed_attr(&self, attr: &Attr) {
+        let mut inner = self.lock();
+        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
+        inner.happened(Subject::Inode(attr.ino));
+        let inode = inner.inode_mut(attr.ino);
+        // If something else changed it meanwhile, which was first is not known.
+        inode.attr = fresh.then(|| attr.clone());
+        if !fresh {
+            inner.set_extents(attr.ino, None);
+        }
+    }
+
+    /// A mutation changed an inode in a way that its reply does not tell.
+    pub(crate) fn changed_inode(&self, ino: InodeId) {
+        let mut inner = self.lock();
+        inner.happened(Subject::Inode(ino));
+        inner.forget_inode(ino);
+    }
+
+    /// A mutation changed times only: the content is as it was.
+    pub(crate) fn changed_times(&self, ino: InodeId) {
+        let mut inner = self.lock();
+        inner.happened(Subject::Inode(ino));
+        if let Some(inode) = inner.inodes.get_mut(&ino) {
+            inode.attr = None;
+        }
+    }
+
+    /// A mutation changed extended attributes.
+    pub(crate) fn changed_xattrs(&self, ino: InodeId) {
+        self.changed_times(ino);
+        let mut inner = self.lock();
+        if let Some(inode) = inner.inodes.get_mut(&ino) {
+            inode.xattrs.clear();
+            inode.no_other_xattrs = false;
+            inode.rules = None;
+        }
+    }
+
+    /// An inode was moved to another directory.
+    pub(crate) fn moved(&self, ino: InodeId, to: InodeId) {
+        self.changed_times(ino);
+        let mut inner = self.lock();
+        if let Some(directory) = inner.dirs.get_mut(&ino) {
+            directory.parent = Some(to);
+        }
+    }
+
+    /// A mutation changed the size or the content to something else than extents tell.
+    pub(crate) fn changed_content(&self, attr: &Attr, change: impl FnOnce(&mut ExtentMap)) {
+        let mut inner = self.lock();
+        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
+        inner.happened(Subject::Inode(attr.ino));
+        let inode = inner.inode_mut(attr.ino);
+        inode.attr = fresh.then(|| attr.clone());
+        let mut extents = inode.extents.take().filter(|_| fresh);
+        if let Some(extents) = &mut extents {
+            change(Arc::make_mut(extents));
+        }
+        inner.set_extents(attr.ino, extents);
+    }
+
+    /// A commit put extents into a file.
+    pub(crate) fn committed(&self, attr: &Attr, extents: &[Extent]) {
+        self.changed_content(attr, |map| map.apply(extents));
+    }
+
+    /// A mutation made a name lead to an inode, or to nothing.
+    pub(crate) fn changed_entry(&self, parent: InodeId, name: &Name, to: Option<InodeId>) {
+        let mut inner = self.lock();
+        let fresh = inner.is_fresh(self.at, &Subject::Entry(parent, name.clone()));
+        inner.entry_happened(parent, name);
+        if fresh {
+            inner.set_entry(parent, name, to);
+        } else {
+            inner.forget_entry(parent, name);
+        }
+    }
+
+    /// A name and its directory changed in a way that is not known (the mutation failed, or its
+    /// outcome is not known).
+    pub(crate) fn unknown_entry(&self, parent: InodeId, name: &Name) {
+        let mut inner = self.lock();
+        inner.entry_happened(parent, name);
+        inner.forget_entry(parent, name);
+        inner.happened(Subject::Inode(parent));
+        inner.forget_inode(parent);
+    }
+
+    /// A name was added to or removed from a directory at the time that `child.ctime` tells;
+    /// `subdirectories` is the change of their number.
+    pub(crate) fn changed_directory(&self, dir: InodeId, child: &Attr, subdirectories: i32) {
+        let mut inner = self.lock();
+        let fresh = inner.is_fresh(self.at, &Subject::Inode(dir));
+        inner.happened(Subject::Inode(dir));
+        let Some(inode) = inner.inodes.get_mut(&dir) else {
+            return;
+        };
+        match &mut inode.attr {
+            Some(attr) if fresh => {
+                attr.mtime = attr.mtime.max(child.ctime);
+                attr.ctime = attr.ctime.max(child.ctime);
+                attr.nlink = attr.nlink.saturating_add_signed(subdirectories);
+            }
+            attr => *attr = None,
+        }
+    }
+
+    /// A new inode was made: nothing but its attributes needs to be asked for.
+    pub(crate) fn created(&self, attr: &Attr, link_target: Option<&[u8]>, parent: InodeId) {
+        use harvestfs_protocol::types::FileKind;
+        let mut inner = self.lock();
+        if !inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
+            return;
+        }
+        let inode = inner.inode_mut(attr.ino);
+        inode.attr = Some(attr.clone());
+        inode.link_target = link_target.map(<[u8]>::to_vec);
+        inode.no_other_xattrs = true;
+        if attr.kind == FileKind::Regular {
+            inner.set_extents(attr.ino, Some(Arc::default()));
+        }
+        if attr.kind == FileKind::Directory {
+            let directory = inner.directory_mut(attr.ino);
+            directory.complete = true;
+            directory.parent = Some(parent);
+        }
+    }
+
+    /// An inode is gone.
+    pub(crate) fn removed(&self, ino: InodeId) {
+        let mut inner = self.lock();
+        inner.happened(Subject::Inode(ino));
+        inner.forget_inode(ino);
+        inner.remove_directory(ino);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut inner = self.lock();
+        inner.tickets -= 1;
+        if inner.tickets == 0 {
+            // Nobody is left to whom an event could matter.
+            inner.events.clear();
+        }
+    }
+}
+
+impl Inner {
+    fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
+        at >= self.floor && self.events.get(subject).is_none_or(|event| *event <= at)
+    }
+
+    fn happened(&mut self, subject: Subject) {
+        self.now += 1;
+        if self.tickets == 0 {
+            return;
+        }
+        if self.events.len() >= EVENTS_MAX {
+            self.events.clear();
+            self.floor = self.now;
+        } else {
+            self.events.insert(subject, self.now);
+        }
+    }
+
+    fn entry_happened(&mut self, parent: InodeId, name: &Name) {
+        self.happened(Subject::Entry(parent, name.clone()));
+        self.happened(Subject::Listing(parent));
+    }
+
+    fn inode_mut(&mut self, ino: InodeId) -> &mut Inode {
+        if !self.inodes.contains_key(&ino) {
+            self.make_room();
+            self.inodes.insert(
+                ino,
+                Inode {
+                    weight: 1,
+                    ..Inode::default()
+                },
+            );
+            self.entries += 1;
+        }
+        let inode = self.inodes.entry(ino).or_default();
+        if !inode.in_clock {
+            inode.in_clock = true;
+            self.clock.push_back(ino);
+        }
+        inode
+    }
+
+    fn set_extents(&mut self, ino: InodeId, extents: Option<Arc<ExtentMap>>) {
+        let inode = self.inode_mut(ino);
+        let units = extents.as_ref().map_or(0, |e| e.len() / EXTENTS_PER_ENTRY);
+        let before = std::mem::replace(&mut inode.weight, 1 + units);
+        inode.extents = extents;
+        self.entries = self.entries + 1 + units - before;
+    }
+
+    fn directory_mut(&mut self, ino: InodeId) -> &mut Directory {
+        // The clock names inodes; a directory's entries are evicted with it.
+        self.inode_mut(ino);
+        self.dirs.entry(ino).or_default()
+    }
+
+    fn set_entry(&mut self, parent: InodeId, name: &Name, to: Option<InodeId>) {
+        self.make_room();
+        let directory = self.directory_mut(parent);
+        let known = if directory.complete && to.is_none() {
+            directory.names.remove(name).map(|_| -1)
+        } else {
+            match directory.names.insert(name.clone(), to) {
+                Some(_) => None,
+                None => Some(1),
+            }
+        };
+        self.entries = self.entries.saturating_add_signed(known.unwrap_or(0));
+    }
+
+    fn forget_inode(&mut self, ino: InodeId) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            // The entry itself stays for the clock and for the directory's names.
+            let (in_clock, used) = (inode.in_clock, inode.used);
+            let before = inode.weight;
+            *inode = Inode {
+                in_clock,
+                used,
+                weight: 1,
+                ..Inode::default()
+            };
+            self.entries = self.entries + 1 - before;
+        }
+    }
+
+    fn forget_entry(&mut self, parent: InodeId, name: &Name) {
+        if let Some(directory) = self.dirs.get_mut(&parent) {
+            directory.complete = false;
+            if directory.names.remove(name).is_some() {
+                self.entries -= 1;
+            }
+        }
+    }
+
+    fn remove_directory(&mut self, ino: InodeId) {
+        if let Some(directory) = self.dirs.remove(&ino) {
+            self.entries -= directory.names.len();
+        }
+    }
+
+    /// Evicts what was not used for a while until there is room. Bounded: each step either evicts
+    /// or takes a second chance away.
+    fn make_room(&mut self) {
+        while self.entries >= self.entries_max {
+            let Some(ino) = self.clock.pop_front() else {
+                return;
+            };
+            let used_inode = self.inodes.get_mut(&ino).map(|inode| &mut inode.used);
+            let used_dir = self.dirs.get_mut(&ino).map(|dir| &mut dir.used);
+            let used = used_inode.into_iter().chain(used_dir);
+            if used.fold(false, |any, used| std::mem::take(used) || any) {
+                self.clock.push_back(ino);
+                continue;
+            }
+            if let Some(inode) = self.inodes.remove(&ino) {
+                self.entries -= inode.weight;
+            }
+            self.remove_directory(ino);
+        }
+    }
+}

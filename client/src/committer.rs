@@ -1,0 +1,150 @@
+//! Commits of many files in one request: whatever was queued while the previous request was on its
+//! way goes out together.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use harvestfs_protocol::{
+    limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX},
+    meta::{FileCommit, FileCommitted, MetaOp, MetaReply},
+    types::{Credentials, Extent},
+};
+
+use crate::{
+    calls::Touched, core::Core, error::ClientError, file_state::FileState, writeback::Order,
+};
+
+/// Requests of one kind on their way. Two keep the namenode busy; with more, fewer files share one.
+const REQUESTS_MAX: usize = 2;
+
+/// New data of one file.
+pub(crate) struct Entry {
+    pub(crate) file: Arc<FileState>,
+    pub(crate) order: Order,
+    pub(crate) commit: FileCommit,
+    pub(crate) credentials: Credentials,
+    pub(crate) durable: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Committer {
+    relaxed: Mutex<Queue>,
+    durable: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    requests: usize,
+}
+
+impl Committer {
+    pub(crate) fn submit(&self, core: &Arc<Core>, entry: Entry) {
+        let durable = entry.durable;
+        let batch = {
+            let mut queue = self.lock(durable);
+            queue.entries.push_back(entry);
+            if queue.requests == REQUESTS_MAX {
+                return;
+            }
+            queue.requests += 1;
+            take_batch(&mut queue.entries)
+        };
+        let core = core.clone();
+        core.session.runtime.clone().spawn(async move {
+            let mut batch = batch;
+            while !batch.is_empty() {
+                commit(&core, batch, durable).await;
+                let mut queue = core.committer.lock(durable);
+                batch = take_batch(&mut queue.entries);
+                if batch.is_empty() {
+                    queue.requests -= 1;
+                }
+            }
+        });
+    }
+
+    fn lock(&self, durable: bool) -> MutexGuard<'_, Queue> {
+        let queue = if durable {
+            &self.durable
+        } else {
+            &self.relaxed
+        };
+        queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What may go into one request: the same credentials, within the limits.
+fn take_batch(entries: &mut VecDeque<Entry>) -> Vec<Entry> {
+    let mut batch: Vec<Entry> = Vec::new();
+    let mut extents = 0;
+    while let Some(next) = entries.front() {
+        extents += next.commit.extents.len();
+        let fits = batch.len() < FILES_PER_COMMIT_MAX && extents <= EXTENTS_PER_COMMIT_MAX;
+        let same = batch
+            .first()
+            .is_none_or(|first| first.credentials == next.credentials);
+        if !(batch.is_empty() || fits && same) {
+            break;
+        }
+        batch.extend(entries.pop_front());
+    }
+    batch
+}
+
+async fn commit(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) {
+    let Some(credentials) = batch.first().map(|first| first.credentials.clone()) else {
+        return;
+    };
+    let inodes: Vec<_> = batch.iter().map(|entry| entry.commit.ino).collect();
+    let op = MetaOp::Commit {
+        files: batch.iter().map(|entry| entry.commit.clone()).collect(),
+        durable,
+    };
+    let touched = Touched {
+        inodes: &inodes,
+        entries: &[],
+    };
+    let (ticket, results) = match core.session.mutate(&credentials, op, touched).await {
+        Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
+            (ticket, results)
+        }
+        Ok(_) => return fail(batch, &ClientError::UnexpectedReply("Commit")),
+        Err(error) => return fail(batch, &error),
+    };
+    let relaxed_number = core.session.last_relaxed();
+    for (entry, result) in batch.into_iter().zip(results) {
+        match result {
+            Ok(committed) => {
+                // The cache first: what leaves the file's memory must be found there.
+                ticket.committed(&committed.attr, &final_extents(&entry, &committed));
+                let number = if durable { 0 } else { relaxed_number };
+                entry.file.commit_done(entry.order, number);
+            }
+            Err(error) => {
+                ticket.changed_inode(entry.commit.ino);
+                entry.file.commit_failed(entry.order, &error.into());
+            }
+        }
+    }
+}
+
+fn final_extents(entry: &Entry, committed: &FileCommitted) -> Vec<Extent> {
+    let moved = |extent: &Extent| Extent {
+        file_offset: extent.file_offset + committed.append_offset,
+        ..*extent
+    };
+    match entry.order {
+        Order::File => entry.commit.extents.clone(),
+        Order::Append => entry.commit.extents.iter().map(moved).collect(),
+    }
+}
+
+fn fail(batch: Vec<Entry>, error: &ClientError) {
+    for entry in batch {
+        entry.file.commit_failed(entry.order, error);
+    }
+}

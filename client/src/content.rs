@@ -1,0 +1,162 @@
+//! What the namenode tells about files: attributes with extents, placement rules.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    meta::{MetaOp, MetaReply},
+    types::{Attr, Credentials, Durability, Extent, PlacementRules, StorageClass},
+};
+
+use crate::{core::Core, error::ClientError, extents::ExtentMap, file_state::FileState};
+
+/// How often a file is asked for again that somebody else is changing all the time.
+const CONTENT_ATTEMPTS: u32 = 4;
+
+impl Core {
+    /// Attributes as the namenode knows them.
+    pub(crate) async fn attr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Attr, ClientError> {
+        if let Some(attr) = self.session.valid_cache().and_then(|cache| cache.attr(ino)) {
+            return Ok(attr);
+        }
+        let ticket = self.session.cache.ticket();
+        match self
+            .session
+            .query(credentials, MetaOp::GetAttr { ino })
+            .await?
+        {
+            MetaReply::Attr(attr) => {
+                ticket.learn_attr(&attr);
+                Ok(attr)
+            }
+            _ => Err(ClientError::UnexpectedReply("GetAttr")),
+        }
+    }
+
+    /// Attributes and extents that belong together.
+    pub(crate) async fn content(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
+        let mut attempt = 1;
+        loop {
+            let cache = self.session.valid_cache();
+            if let Some(content) = cache.and_then(|cache| cache.content(ino)) {
+                return Ok(content);
+            }
+            // The attributes first: a file that grows in between shows its old length.
+            let ticket = self.session.cache.ticket();
+            let attr = self.attr(credentials, ino).await?;
+            let extents = self.extents(credentials, ino, Vec::new(), false).await?;
+            ticket.learn_content(&attr, &extents);
+            let version = |attr: &Attr| attr.content_version;
+            let now = self.session.cache.attr(ino);
+            if attempt == CONTENT_ATTEMPTS || now.as_ref().map(version) == Some(version(&attr)) {
+                return Ok((attr, extents));
+            }
+            attempt += 1;
+        }
+    }
+
+    /// All extents of a file after those that are known.
+    pub(crate) async fn extents(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        known: Vec<Extent>,
+        complete: bool,
+    ) -> Result<Arc<ExtentMap>, ClientError> {
+        let mut map = ExtentMap::default();
+        let mut from_offset = known.last().map_or(0, Extent::file_end);
+        map.apply(&known);
+        let mut complete = complete;
+        while !complete {
+            let op = MetaOp::GetExtents { ino, from_offset };
+            let MetaReply::Extents { extents, end } = self.session.query(credentials, op).await?
+            else {
+                return Err(ClientError::UnexpectedReply("GetExtents"));
+            };
+            map.apply(&extents);
+            let next = extents.last().map_or(from_offset, Extent::file_end);
+            if !end && next <= from_offset {
+                return Err(ClientError::UnexpectedReply("GetExtents"));
+            }
+            from_offset = next;
+            complete = end;
+        }
+        Ok(Arc::new(map))
+    }
+
+    /// Makes sure that a file knows how its blocks are to be placed.
+    pub(crate) async fn find_rules(&self, file: &Arc<FileState>) -> Result<(), ClientError> {
+        if file.rules().is_none() {
+            let rules = self.placement_rules(file.rules_from()).await?;
+            file.set_rules(rules);
+        }
+        Ok(())
+    }
+
+    async fn placement_rules(&self, ino: InodeId) -> Result<PlacementRules, ClientError> {
+        let default = self.default_rules();
+        if let Some(replication) = self.session.options.replication {
+            return Ok(PlacementRules {
+                replication,
+                ..default
+            });
+        }
+        if let Some(rules) = self
+            .session
+            .valid_cache()
+            .and_then(|cache| cache.rules(ino))
+        {
+            return Ok(rules);
+        }
+        let ticket = self.session.cache.ticket();
+        let (replication, durability, class) = tokio::join!(
+            self.setting(ino, "replication"),
+            self.setting(ino, "durability"),
+            self.setting(ino, "class"),
+        );
+        let rules = PlacementRules {
+            replication: replication?
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(default.replication),
+            durability: match durability?.as_deref() {
+                Some("space") => Durability::Space,
+                Some(_) => Durability::Strict,
+                None => default.durability,
+            },
+            class: match class?.as_deref() {
+                Some("disk") => Some(StorageClass::Disk),
+                Some("ssd") => Some(StorageClass::Ssd),
+                Some("memory") => Some(StorageClass::Memory),
+                _ => default.class,
+            },
+        };
+        ticket.learn_rules(ino, rules);
+        Ok(rules)
+    }
+
+    async fn setting(&self, ino: InodeId, name: &str) -> Result<Option<String>, ClientError> {
+        let op = MetaOp::GetXattr {
+            ino,
+            name: format!("user.harvestfs.{name}").into_bytes(),
+        };
+        match self.session.query(&Credentials::root(), op).await {
+            Ok(MetaReply::Bytes(value)) => Ok(String::from_utf8(value).ok()),
+            Ok(_) => Err(ClientError::UnexpectedReply("GetXattr")),
+            // Also when the inode is gone: what is written to it still has to go somewhere.
+            Err(ClientError::Fs(FsError::SessionExpired)) => {
+                Err(ClientError::Fs(FsError::SessionExpired))
+            }
+            Err(ClientError::Fs(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

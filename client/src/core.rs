@@ -1,0 +1,273 @@
+//! What all handles of a client share.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use harvestfs_protocol::{
+    ids::{BlockId, InodeId},
+    types::PlacementRules,
+};
+use tokio::sync::Notify;
+
+use crate::{
+    allocator::Allocator,
+    calls::confirm,
+    committer::Committer,
+    error::ClientError,
+    file_state::FileState,
+    listing::Listings,
+    locations::Locations,
+    pipeline::Topology,
+    reader::ReadTimes,
+    session::{LinkState, Session},
+    writer::DataWriter,
+};
+
+/// How often files are looked at whose data grows old.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// See the module.
+pub(crate) struct Core {
+    pub(crate) session: Arc<Session>,
+    pub(crate) locations: Arc<Locations>,
+    pub(crate) allocator: Allocator,
+    pub(crate) committer: Committer,
+    pub(crate) listings: Listings,
+    pub(crate) dirty: DirtyBudget,
+    pub(crate) read_times: ReadTimes,
+    /// Bytes read ahead, of all files.
+    pub(crate) read_ahead_bytes: AtomicU64,
+    block_bytes: AtomicU64,
+    default_rules: Mutex<PlacementRules>,
+    packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
+    files: Mutex<HashMap<InodeId, Arc<FileState>>>,
+}
+
+/// Written data in memory, of all files.
+pub(crate) struct DirtyBudget {
+    used: AtomicU64,
+    max: u64,
+    freed: Notify,
+}
+
+impl DirtyBudget {
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is room for more. One write always fits, however large it is.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        let used = self.used();
+        used == 0 || used + bytes as u64 <= self.max
+    }
+
+    /// So much is in memory that it is written without waiting for a flush.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.used() > self.max / 2
+    }
+
+    /// A file holds `after` bytes now instead of `before`.
+    pub(crate) fn changed(&self, before: u64, after: u64) {
+        if after >= before {
+            self.used.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.used.fetch_sub(before - after, Ordering::Relaxed);
+            self.freed.notify_waiters();
+        }
+    }
+}
+
+impl Core {
+    pub(crate) async fn start(session: Arc<Session>) -> Result<Arc<Self>, ClientError> {
+        let link = session.link(session.options.unreachable_timeout).await?;
+        let core = Arc::new(Self {
+            locations: Arc::new(Locations::new(&session)),
+            allocator: Allocator::default(),
+            committer: Committer::default(),
+            listings: Listings::default(),
+            dirty: DirtyBudget {
+                used: AtomicU64::new(0),
+                max: session.options.dirty_bytes_max,
+                freed: Notify::new(),
+            },
+            read_times: ReadTimes::default(),
+            read_ahead_bytes: AtomicU64::new(0),
+            block_bytes: AtomicU64::new(link.opened.block_bytes),
+            default_rules: Mutex::new(link.opened.default_rules),
+            packs: Mutex::default(),
+            files: Mutex::default(),
+            session,
+        });
+        tokio::spawn(flush_old_data(core.clone()));
+        tokio::spawn(follow_session(core.clone()));
+        Ok(core)
+    }
+
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn default_rules(&self) -> PlacementRules {
+        *lock(&self.default_rules)
+    }
+
+    /// The writer of small pieces of files with these rules.
+    pub(crate) fn pack(self: &Arc<Self>, rules: PlacementRules) -> Arc<DataWriter> {
+        let mut packs = lock(&self.packs);
+        let start = || DataWriter::start(self, Topology::Star, rules);
+        packs.entry(rules).or_insert_with(start).clone()
+    }
+
+    /// The state of an inode that is open or has data in memory.
+    pub(crate) fn file(&self, ino: InodeId) -> Option<Arc<FileState>> {
+        lock(&self.files).get(&ino).cloned()
+    }
+
+    /// The state of an inode, with one handle more.
+    pub(crate) fn open_file(self: &Arc<Self>, ino: InodeId) -> Arc<FileState> {
+        let mut files = lock(&self.files);
+        let file = files
+            .entry(ino)
+            .or_insert_with(|| FileState::new(self.clone(), ino))
+            .clone();
+        file.handle_opened();
+        file
+    }
+
+    /// Forgets the state of an inode if nobody needs it.
+    pub(crate) fn reap(&self, file: &Arc<FileState>) {
+        let mut files = lock(&self.files);
+        if file.is_unused()
+            && files
+                .get(&file.ino)
+                .is_some_and(|own| Arc::ptr_eq(own, file))
+        {
+            files.remove(&file.ino);
+        }
+    }
+
+    /// Starts flushing everything.
+    pub(crate) fn flush_all(&self) {
+        for file in self.all_files() {
+            file.start_flush();
+        }
+    }
+
+    /// Waits until there is room for more written data.
+    pub(crate) async fn wait_for_room(&self, bytes: usize) -> Result<(), ClientError> {
+        let started = Instant::now();
+        // Writers that fail give up after the longer of these, and then nothing is freed.
+        let options = &self.session.options;
+        let patience = options.busy_timeout.max(options.unreachable_timeout) * 2;
+        loop {
+            let freed = self.dirty.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if self.dirty.has_room(bytes) {
+                return Ok(());
+            }
+            self.flush_all();
+            let left = patience.saturating_sub(started.elapsed());
+            if tokio::time::timeout(left, freed).await.is_err() {
+                return Err(ClientError::TooMuchDirtyData {
+                    waiting_bytes: self.dirty.used(),
+                    waited: started.elapsed(),
+                });
+            }
+        }
+    }
+
+    /// No replica of a block has what was acknowledged.
+    pub(crate) fn block_lost(&self, block: BlockId) {
+        self.locations.forget(block);
+        for file in self.all_files() {
+            file.blocks_lost(|lost| lost == block);
+        }
+    }
+
+    /// Flushes everything and waits for it; the first error counts.
+    pub(crate) async fn flush_and_wait(&self) -> Result<(), ClientError> {
+        let mut result = Ok(());
+        for file in self.all_files() {
+            let flushed = file.flush(false).await;
+            result = result.and(flushed);
+        }
+        for pack in lock(&self.packs).drain() {
+            pack.1.close();
+        }
+        result
+    }
+
+    /// Ends everything that holds on to this.
+    pub(crate) fn let_go(&self) {
+        for (_, pack) in lock(&self.packs).drain() {
+            pack.close();
+        }
+        for (_, file) in lock(&self.files).drain() {
+            file.close_writer();
+        }
+    }
+
+    fn all_files(&self) -> Vec<Arc<FileState>> {
+        lock(&self.files).values().cloned().collect()
+    }
+}
+
+/// Flushes what is in memory for long, confirms commits, forgets what nobody needs.
+async fn flush_old_data(core: Arc<Core>) {
+    let age_max = core.session.options.dirty_age_max;
+    while !core.session.is_closed() {
+        tokio::time::sleep(FLUSH_INTERVAL).await;
+        for file in core.all_files() {
+            if file.is_dirty_for(age_max) {
+                file.start_flush();
+            }
+            core.reap(&file);
+        }
+        if core.session.has_unconfirmed() {
+            confirm(core.session.clone()).await;
+        }
+    }
+}
+
+/// When a new session has replaced an expired one, everything that was not committed goes into
+/// blocks of the new one.
+async fn follow_session(core: Arc<Core>) {
+    let mut changes = core.session.watch_link();
+    let mut generation = core.session.generation();
+    loop {
+        let link = match &*changes.borrow_and_update() {
+            LinkState::Closed => return core.let_go(),
+            LinkState::Up(link) => Some(link.clone()),
+            LinkState::Down { .. } => None,
+        };
+        if let Some(link) = link
+            && link.generation != generation
+        {
+            generation = link.generation;
+            core.block_bytes
+                .store(link.opened.block_bytes, Ordering::Relaxed);
+            *lock(&core.default_rules) = link.opened.default_rules;
+            for pack in lock(&core.packs).values() {
+                pack.wake();
+            }
+            for file in core.all_files() {
+                file.blocks_lost(|_| true);
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each critical section is a single change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,607 @@
+//! One file that is open in this client or has written data in memory. All handles share it.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{BlockId, InodeId},
+    limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX},
+    meta::FileCommit,
+    types::{Attr, Credentials, PlacementRules, Timestamp},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    committer::Entry,
+    core::Core,
+    error::ClientError,
+    pipeline::{BlockStream, Topology},
+    writeback::{Epoch, Order, PieceId, Place, Writeback},
+    writer::{DataWriter, Job},
+};
+
+/// A file with more dirty data gets blocks of its own.
+const BULK_BYTES: u64 = 8 << 20;
+/// A commit is made when this much waits for one, so that memory becomes free.
+const COMMIT_BYTES: u64 = 32 << 20;
+/// Times that a refused commit is tried with its data in other blocks.
+const REWRITES_MAX: u32 = 3;
+
+/// Flushes of a file that nobody has open any more, before its data is given up: nobody is left to
+/// whom its failure could be told, and memory is needed.
+const FAILURES_UNSEEN_MAX: u32 = 5;
+
+/// See the module.
+pub(crate) struct FileState {
+    pub(crate) ino: InodeId,
+    pub(crate) core: Arc<Core>,
+    /// Serialises operations that the namenode does in one step on the file as it is known there:
+    /// truncation, cloning.
+    pub(crate) serial: tokio::sync::Mutex<()>,
+    inner: Mutex<Inner>,
+    /// Something that a flush waits for.
+    progress: Notify,
+}
+
+struct Inner {
+    handles: usize,
+    written: Lane,
+    appended: Lane,
+    credentials: Credentials,
+    rules: Option<PlacementRules>,
+    /// Writes data in bulk into blocks of the file's own.
+    writer: Option<Arc<DataWriter>>,
+    dirty_since: Option<Instant>,
+    mtime: Option<Timestamp>,
+    /// Blocks with data of this file that may not be stable.
+    unstable: Vec<Arc<BlockStream>>,
+    /// The last commit that may not be durable.
+    relaxed: u64,
+    /// Failures so far, and the last one. What failed stays in memory and is tried again.
+    failures: u64,
+    failure: Option<ClientError>,
+    /// Data that was given up so far, and why.
+    losses: u64,
+    loss: Option<ClientError>,
+    rewrites: u32,
+    /// Failures since the last handle was closed.
+    failures_unseen: u32,
+    /// Whose placement rules are the file's: its own or, while it is new, those of its directory.
+    rules_from: InodeId,
+}
+
+/// One of the two ways of writing.
+struct Lane {
+    order: Order,
+    data: Writeback,
+    /// The flush that is wanted.
+    wanted: Option<Epoch>,
+    durable: bool,
+}
+
+/// What a critical section decided to do after it.
+#[derive(Default)]
+struct Actions {
+    jobs: Vec<(Arc<DataWriter>, Vec<Job>)>,
+    commits: Vec<Entry>,
+}
+
+impl Lane {
+    fn new(order: Order) -> Self {
+        Self {
+            order,
+            data: Writeback::new(order),
+            wanted: None,
+            durable: false,
+        }
+    }
+
+    /// Wants everything in memory flushed.
+    fn want(&mut self, durable: bool) -> Epoch {
+        let flush = self.data.begin_flush();
+        self.wanted = Some(flush);
+        self.durable |= durable;
+        flush
+    }
+}
+
+impl Inner {
+    fn held_bytes(&self) -> u64 {
+        self.written.data.held_bytes() + self.appended.data.held_bytes()
+    }
+
+    fn lane(&mut self, order: Order) -> &mut Lane {
+        match order {
+            Order::File => &mut self.written,
+            Order::Append => &mut self.appended,
+        }
+    }
+
+    fn give_up(&mut self, order: Order, reason: ClientError) {
+        let lane = self.lane(order);
+        lane.data.discard();
+        self.losses += 1;
+        self.loss = Some(reason);
+    }
+}
+
+impl FileState {
+    pub(crate) fn new(core: Arc<Core>, ino: InodeId) -> Arc<Self> {
+        Arc::new(Self {
+            ino,
+            core,
+            serial: tokio::sync::Mutex::default(),
+            inner: Mutex::new(Inner {
+                handles: 0,
+                written: Lane::new(Order::File),
+                appended: Lane::new(Order::Append),
+                credentials: Credentials::root(),
+                rules: None,
+                writer: None,
+                dirty_since: None,
+                mtime: None,
+                unstable: Vec::new(),
+                relaxed: 0,
+                failures: 0,
+                failure: None,
+                losses: 0,
+                loss: None,
+                rewrites: 0,
+                failures_unseen: 0,
+                rules_from: ino,
+            }),
+            progress: Notify::new(),
+        })
+    }
+
+    pub(crate) fn handle_opened(&self) {
+        let mut inner = self.lock();
+        inner.handles += 1;
+        inner.failures_unseen = 0;
+    }
+
+    /// A handle is gone; true when it was the last one.
+    pub(crate) fn handle_closed(self: &Arc<Self>) -> bool {
+        let last = {
+            let mut inner = self.lock();
+            inner.handles -= 1;
+            inner.handles == 0
+        };
+        if last {
+            self.start_flush();
+            self.close_writer();
+            self.core.reap(self);
+        }
+        last
+    }
+
+    /// The blocks of the file's own are ended once everything is written.
+    pub(crate) fn close_writer(&self) {
+        if let Some(writer) = self.lock().writer.take() {
+            writer.close();
+        }
+    }
+
+    pub(crate) fn is_unused(&self) -> bool {
+        let inner = self.lock();
+        inner.handles == 0 && inner.held_bytes() == 0
+    }
+
+    pub(crate) fn is_dirty_for(&self, age: Duration) -> bool {
+        let since = self.lock().dirty_since;
+        since.is_some_and(|since| since.elapsed() >= age)
+    }
+
+    pub(crate) fn has_data(&self) -> bool {
+        self.lock().held_bytes() > 0
+    }
+
+    pub(crate) fn has_appends(&self) -> bool {
+        !self.lock().appended.data.is_empty()
+    }
+
+    pub(crate) fn rules(&self) -> Option<PlacementRules> {
+        self.lock().rules
+    }
+
+    /// The rules may have changed.
+    pub(crate) fn forget_rules(&self) {
+        let mut inner = self.lock();
+        inner.rules = None;
+        inner.rules_from = self.ino;
+    }
+
+    pub(crate) fn rules_from(&self) -> InodeId {
+        self.lock().rules_from
+    }
+
+    /// The file is new in a directory, whose rules it has.
+    pub(crate) fn inherit_rules(&self, directory: InodeId) {
+        self.lock().rules_from = directory;
+    }
+
+    pub(crate) fn set_rules(&self, rules: PlacementRules) {
+        self.lock().rules = Some(rules);
+    }
+
+    /// Data that was given up so far, and the last reason.
+    pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
+        let inner = self.lock();
+        (inner.losses, inner.loss.clone())
+    }
+
+    /// Takes in data at an offset.
+    pub(crate) fn write(self: &Arc<Self>, credentials: &Credentials, offset: u64, data: Bytes) {
+        self.update(|inner| {
+            inner.note_write(credentials);
+            inner.written.data.write(offset, data);
+        });
+    }
+
+    /// Takes in data for the end.
+    pub(crate) fn append(self: &Arc<Self>, credentials: &Credentials, data: Bytes) {
+        self.update(|inner| {
+            inner.note_write(credentials);
+            inner.appended.data.append(data);
+        });
+    }
+
+    /// What is in memory of a range, in order, and where everything in memory ends.
+    pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
+        let mut inner = self.lock();
+        (inner.written.data.overlay(range), inner.written.data.end())
+    }
+
+    /// The attributes as they will be once everything in memory is part of the file.
+    pub(crate) fn with_memory(&self, attr: &mut Attr) {
+        let inner = self.lock();
+        if inner.held_bytes() == 0 {
+            return;
+        }
+        attr.size_bytes = attr.size_bytes.max(inner.written.data.end());
+        attr.size_bytes += inner.appended.data.held_bytes();
+        if let Some(mtime) = inner.mtime {
+            attr.mtime = mtime;
+            attr.ctime = attr.ctime.max(mtime);
+        }
+    }
+
+    /// Sets the modification time that the next commit tells; false when nothing waits for one.
+    pub(crate) fn set_mtime(&self, mtime: Timestamp) -> bool {
+        let mut inner = self.lock();
+        let uncommitted = [&inner.written, &inner.appended]
+            .iter()
+            .any(|lane| lane.data.held_bytes() > 0 && !lane.data.is_committing());
+        if uncommitted {
+            inner.mtime = Some(mtime);
+        }
+        uncommitted
+    }
+
+    /// Starts flushing without waiting for it.
+    pub(crate) fn start_flush(self: &Arc<Self>) {
+        if !self.has_data() {
+            return;
+        }
+        if self.rules().is_some() {
+            self.update(Inner::want_all);
+            return;
+        }
+        let file = self.clone();
+        self.core.session.runtime.spawn(async move {
+            if let Err(error) = file.flush(false).await {
+                tracing::warn!(ino = %file.ino, %error, "cannot flush a file yet");
+            }
+        });
+    }
+
+    /// Waits until everything written so far is part of the file; with `durable`, and on stable
+    /// storage.
+    ///
+    /// # Errors
+    /// What kept it from being written. It stays in memory and is tried again.
+    pub(crate) async fn flush(self: &Arc<Self>, durable: bool) -> Result<(), ClientError> {
+        if self.has_data() {
+            self.core.find_rules(self).await?;
+            self.flush_memory(durable).await?;
+        }
+        if durable {
+            self.make_durable().await?;
+        }
+        Ok(())
+    }
+
+    async fn flush_memory(self: &Arc<Self>, durable: bool) -> Result<(), ClientError> {
+        let (written, appended, failures, losses) = self.update(|inner| {
+            inner.dirty_since = None;
+            let written = inner.written.want(durable);
+            let appended = inner.appended.want(durable);
+            (written, appended, inner.failures, inner.losses)
+        });
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            progress.as_mut().enable();
+            {
+                let inner = self.lock();
+                if let Some(loss) = inner.loss.as_ref().filter(|_| inner.losses > losses) {
+                    return Err(loss.clone());
+                }
+                if inner.written.data.is_flushed(written)
+                    && inner.appended.data.is_flushed(appended)
+                {
+                    return Ok(());
+                }
+                if let Some(failure) = inner.failure.as_ref().filter(|_| inner.failures > failures)
+                {
+                    return Err(failure.clone());
+                }
+            }
+            progress.await;
+        }
+    }
+
+    async fn make_durable(&self) -> Result<(), ClientError> {
+        let (unstable, relaxed) = {
+            let inner = self.lock();
+            (inner.unstable.clone(), inner.relaxed)
+        };
+        for stream in &unstable {
+            let stable = stream.stable().await;
+            let mut inner = self.lock();
+            inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
+            if let Err(error) = stable {
+                inner.losses += 1;
+                inner.loss = Some(error.clone());
+                return Err(error);
+            }
+        }
+        self.core.session.make_durable(relaxed).await
+    }
+
+    /// A piece was acknowledged by all datanodes of a block.
+    pub(crate) fn piece_written(
+        self: &Arc<Self>,
+        order: Order,
+        id: PieceId,
+        place: Place,
+        stream: &Arc<BlockStream>,
+        stable: bool,
+    ) {
+        self.update(|inner| {
+            inner.lane(order).data.written(id, place);
+            let known = inner
+                .unstable
+                .iter()
+                .any(|other| Arc::ptr_eq(other, stream));
+            if !stable && !known {
+                inner.unstable.retain(|other| !other.is_sealed());
+                inner.unstable.push(stream.clone());
+            }
+        });
+    }
+
+    /// A piece could not be written anywhere.
+    pub(crate) fn piece_failed(self: &Arc<Self>, order: Order, id: PieceId, error: &ClientError) {
+        self.update(|inner| {
+            inner.lane(order).data.failed(id);
+            inner.failed(error);
+        });
+        self.progress.notify_waiters();
+    }
+
+    /// Blocks with pieces that were not committed are gone.
+    pub(crate) fn blocks_lost(self: &Arc<Self>, is_lost: impl Fn(BlockId) -> bool) {
+        self.update(|inner| {
+            for lane in [&mut inner.written, &mut inner.appended] {
+                if lane.data.lost(&is_lost) {
+                    lane.want(false);
+                }
+            }
+        });
+    }
+
+    /// A commit is part of the file; `relaxed` is its number if it may not be durable.
+    pub(crate) fn commit_done(self: &Arc<Self>, order: Order, relaxed: u64) {
+        self.update(|inner| {
+            inner.lane(order).data.commit_done();
+            inner.relaxed = inner.relaxed.max(relaxed);
+            inner.rewrites = 0;
+            if inner.held_bytes() == 0 {
+                inner.mtime = None;
+                inner.dirty_since = None;
+            }
+        });
+        self.progress.notify_waiters();
+    }
+
+    /// A commit was refused, or nothing is known of it.
+    pub(crate) fn commit_failed(self: &Arc<Self>, order: Order, error: &ClientError) {
+        self.update(|inner| {
+            let lane = inner.lane(order);
+            lane.data.commit_failed();
+            match error {
+                // The file is gone: nobody can see the data any more.
+                ClientError::Fs(FsError::Stale | FsError::NotFound) => {
+                    inner.give_up(order, error.clone());
+                }
+                // It may have happened, and must not happen twice.
+                ClientError::Unreachable { .. } | ClientError::Fs(FsError::SessionExpired)
+                    if order == Order::Append =>
+                {
+                    let reason = format!("whether an append was executed is unknown: {error}");
+                    inner.give_up(order, ClientError::DataLost { reason });
+                }
+                // Its blocks are not ours any more: write the data again.
+                ClientError::Fs(FsError::SessionExpired | FsError::InvalidArgument(_))
+                    if inner.rewrites < REWRITES_MAX =>
+                {
+                    inner.rewrites += 1;
+                    let lane = inner.lane(order);
+                    lane.data.lost(|_| true);
+                    lane.want(false);
+                }
+                _ => inner.failed(error),
+            }
+        });
+        self.progress.notify_waiters();
+    }
+
+    /// Changes the state and does what follows from it.
+    fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut Inner) -> R) -> R {
+        let (result, actions, before, after) = {
+            let mut inner = self.lock();
+            let before = inner.held_bytes();
+            let result = change(&mut inner);
+            let actions = self.advance(&mut inner);
+            (result, actions, before, inner.held_bytes())
+        };
+        self.core.dirty.changed(before, after);
+        for (writer, jobs) in actions.jobs {
+            writer.submit(jobs);
+        }
+        for entry in actions.commits {
+            self.core.committer.submit(&self.core, entry);
+        }
+        result
+    }
+
+    /// Decides what is to be sent and committed now.
+    fn advance(self: &Arc<Self>, inner: &mut Inner) -> Actions {
+        let mut actions = Actions::default();
+        let tight = self.core.dirty.is_tight();
+        for order in [Order::File, Order::Append] {
+            let lane = inner.lane(order);
+            if lane.data.is_empty() {
+                lane.wanted = None;
+                lane.durable = false;
+                continue;
+            }
+            if lane.wanted.is_some_and(|flush| lane.data.is_flushed(flush)) {
+                lane.wanted = None;
+                lane.durable = false;
+            }
+            self.send(inner, order, &mut actions);
+            self.commit(inner, order, tight, &mut actions);
+        }
+        actions
+    }
+
+    fn send(self: &Arc<Self>, inner: &mut Inner, order: Order, actions: &mut Actions) {
+        let Some(rules) = inner.rules else { return };
+        if inner.writer.is_none() && inner.lane(order).data.dirty_bytes() >= BULK_BYTES {
+            inner.writer = Some(DataWriter::start(&self.core, Topology::Chain, rules));
+        }
+        let writer = inner.writer.clone();
+        let lane = inner.lane(order);
+        let wanted = lane.wanted.is_some();
+        let mut jobs = Vec::new();
+        // Without a flush, only what fills packets.
+        while wanted && lane.data.dirty_bytes() > 0
+            || writer.is_some() && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
+        {
+            let mut room = PACKET_BYTES_MAX;
+            while room > 0
+                && let Some(piece) = lane.data.take(room)
+            {
+                room -= piece.data.len();
+                jobs.push(Job {
+                    file: self.clone(),
+                    order,
+                    piece,
+                    sync: false,
+                });
+            }
+        }
+        if lane.durable
+            && let Some(last) = jobs.last_mut()
+        {
+            last.sync = true;
+        }
+        if !jobs.is_empty() {
+            let writer = writer.unwrap_or_else(|| self.core.pack(rules));
+            actions.jobs.push((writer, jobs));
+        }
+    }
+
+    fn commit(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        order: Order,
+        tight: bool,
+        actions: &mut Actions,
+    ) {
+        let (mtime, credentials) = (inner.mtime, inner.credentials.clone());
+        let lane = inner.lane(order);
+        let written = lane.data.written_bytes();
+        // A flush waits for everything first, so that it needs one commit.
+        let flush_is_ready = lane.wanted.is_some() && lane.data.sending_bytes() == 0;
+        if written == 0 || !(flush_is_ready || tight || written >= COMMIT_BYTES) {
+            return;
+        }
+        if let Some(extents) = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX) {
+            actions.commits.push(Entry {
+                file: self.clone(),
+                order,
+                commit: FileCommit {
+                    ino: self.ino,
+                    extents,
+                    append: order == Order::Append,
+                    mtime,
+                },
+                credentials,
+                durable: lane.durable,
+            });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn note_write(&mut self, credentials: &Credentials) {
+        if self.credentials != *credentials {
+            self.credentials = credentials.clone();
+        }
+        self.dirty_since.get_or_insert_with(Instant::now);
+        self.mtime = Some(now());
+    }
+
+    fn want_all(&mut self) {
+        self.dirty_since = None;
+        self.written.want(false);
+        self.appended.want(false);
+    }
+
+    /// Nothing is tried again by itself before the next flush.
+    fn failed(&mut self, error: &ClientError) {
+        self.failures += 1;
+        self.failure = Some(error.clone());
+        self.written.wanted = None;
+        self.appended.wanted = None;
+        self.dirty_since.get_or_insert_with(Instant::now);
+        if self.handles == 0 {
+            self.failures_unseen += 1;
+            if self.failures_unseen >= FAILURES_UNSEEN_MAX {
+                tracing::error!(%error, "data of a closed file is given up");
+                self.give_up(Order::File, error.clone());
+                self.give_up(Order::Append, error.clone());
+            }
+        }
+    }
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let nanos = since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    });
+    Timestamp(nanos)
+}

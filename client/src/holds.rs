@@ -1,0 +1,208 @@
+//! Files that this session holds open at the namenode, so that their data outlives their names.
+//!
+//! A file that was closed is held for a little longer: it is often opened again at once, and then
+//! needs no trip. Releases go out in batches.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use harvestfs_protocol::{ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX};
+use tokio::sync::Notify;
+
+/// How long a closed file stays held. Tools that write a file and read it back do so within this.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// The holds of a session.
+pub(crate) struct Holds {
+    inner: Mutex<Inner>,
+    idle_max: usize,
+    /// A release was answered.
+    released: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    open: HashMap<InodeId, usize>,
+    idle_since: HashMap<InodeId, Instant>,
+    idle: BTreeSet<(Instant, InodeId)>,
+    to_release: HashSet<InodeId>,
+    releasing: HashSet<InodeId>,
+}
+
+impl Holds {
+    pub(crate) fn new(idle_max: usize) -> Self {
+        Self {
+            inner: Mutex::default(),
+            idle_max,
+            released: Notify::new(),
+        }
+    }
+
+    /// Opens once more what is held; false when it is not.
+    pub(crate) fn open_held(&self, ino: InodeId) -> bool {
+        let mut inner = self.lock();
+        if !inner.open.contains_key(&ino) && !inner.take_idle(ino) {
+            return false;
+        }
+        *inner.open.entry(ino).or_default() += 1;
+        true
+    }
+
+    /// The namenode holds it now.
+    pub(crate) fn opened(&self, ino: InodeId) {
+        let mut inner = self.lock();
+        inner.take_idle(ino);
+        inner.to_release.remove(&ino);
+        *inner.open.entry(ino).or_default() += 1;
+    }
+
+    /// To be awaited before the namenode is asked to hold something: a release on its way would
+    /// take the new hold away.
+    pub(crate) async fn settled(&self, ino: InodeId) {
+        loop {
+            let released = self.released.notified();
+            {
+                let mut inner = self.lock();
+                inner.to_release.remove(&ino);
+                if !inner.releasing.contains(&ino) {
+                    return;
+                }
+            }
+            released.await;
+        }
+    }
+
+    /// Closed once; with `keep`, the hold stays for a while.
+    pub(crate) fn closed(&self, ino: InodeId, now: Instant, keep: bool) {
+        let mut inner = self.lock();
+        let Some(opens) = inner.open.get_mut(&ino) else {
+            return;
+        };
+        *opens -= 1;
+        if *opens > 0 {
+            return;
+        }
+        inner.open.remove(&ino);
+        if !keep || self.idle_max == 0 {
+            inner.to_release.insert(ino);
+            return;
+        }
+        inner.idle_since.insert(ino, now);
+        inner.idle.insert((now, ino));
+        while inner.idle.len() > self.idle_max {
+            inner.release_oldest();
+        }
+    }
+
+    /// Somebody changed it or removed its name: no reason to hold it if it is not open.
+    pub(crate) fn drop_idle(&self, ino: InodeId) {
+        let mut inner = self.lock();
+        if inner.take_idle(ino) {
+            inner.to_release.insert(ino);
+        }
+    }
+
+    /// What is to be released now; [`Holds::release_answered`] must follow.
+    pub(crate) fn begin_release(&self, now: Instant) -> Vec<InodeId> {
+        let mut inner = self.lock();
+        while inner
+            .idle
+            .first()
+            .is_some_and(|(since, _)| now.saturating_duration_since(*since) >= IDLE_MAX)
+        {
+            inner.release_oldest();
+        }
+        let batch: Vec<InodeId> = inner
+            .to_release
+            .iter()
+            .copied()
+            .take(BLOCKS_PER_REQUEST_MAX)
+            .collect();
+        for ino in &batch {
+            inner.to_release.remove(ino);
+            inner.releasing.insert(*ino);
+        }
+        batch
+    }
+
+    /// The namenode knows of the release, or it failed and will end with the session.
+    pub(crate) fn release_answered(&self, batch: &[InodeId]) {
+        let mut inner = self.lock();
+        for ino in batch {
+            inner.releasing.remove(ino);
+        }
+        drop(inner);
+        self.released.notify_waiters();
+    }
+
+    /// Everything held, for a session that is opened again.
+    pub(crate) fn all(&self) -> Vec<InodeId> {
+        let inner = self.lock();
+        let open = inner.open.keys();
+        open.chain(inner.idle_since.keys()).copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn take_idle(&mut self, ino: InodeId) -> bool {
+        match self.idle_since.remove(&ino) {
+            Some(since) => self.idle.remove(&(since, ino)),
+            None => false,
+        }
+    }
+
+    fn release_oldest(&mut self) {
+        if let Some((_, ino)) = self.idle.pop_first() {
+            self.idle_since.remove(&ino);
+            self.to_release.insert(ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_file_is_held_for_a_while() {
+        let holds = Holds::new(2);
+        let (now, ino) = (Instant::now(), InodeId(7));
+        assert!(!holds.open_held(ino));
+        holds.opened(ino);
+        holds.closed(ino, now, true);
+        assert!(holds.begin_release(now).is_empty());
+        assert!(holds.open_held(ino));
+        holds.closed(ino, now, true);
+        assert_eq!(holds.begin_release(now + IDLE_MAX), vec![ino]);
+        assert!(!holds.open_held(ino));
+    }
+
+    #[test]
+    fn the_longest_idle_goes_first() {
+        let holds = Holds::new(2);
+        let now = Instant::now();
+        for ino in 1..=3 {
+            holds.opened(InodeId(ino));
+            holds.closed(InodeId(ino), now + Duration::from_millis(ino), true);
+        }
+        assert_eq!(holds.begin_release(now), vec![InodeId(1)]);
+        assert_eq!(holds.all().len(), 2);
+    }
+
+    #[test]
+    fn what_is_open_stays_held_whatever_happens_to_its_name() {
+        let holds = Holds::new(2);
+        holds.opened(InodeId(1));
+        holds.drop_idle(InodeId(1));
+        assert!(holds.begin_release(Instant::now()).is_empty());
+        holds.closed(InodeId(1), Instant::now(), false);
+        assert_eq!(holds.begin_release(Instant::now()), vec![InodeId(1)]);
+    }
+}

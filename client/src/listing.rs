@@ -1,0 +1,142 @@
+//! Listing directories, and learning from a complete listing which names do not exist.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use harvestfs_protocol::{
+    ids::InodeId,
+    limits::ENTRIES_PER_REPLY_MAX,
+    meta::{DirEntry, MetaOp, MetaReply},
+    name::Name,
+    types::Credentials,
+};
+
+use crate::{
+    cache::Ticket,
+    client::DirPage,
+    core::Core,
+    error::ClientError,
+    permissions::{READ, permits},
+};
+
+/// Listings under way that are followed; more are not learned from.
+const LISTINGS_MAX: usize = 16;
+/// Entries of one listing that are remembered until it is complete.
+const ENTRIES_MAX: usize = 65_536;
+/// A listing that goes on later than this is not followed any more.
+const LISTING_AGE_MAX: Duration = Duration::from_secs(20);
+
+/// Listings that have not come to their end.
+#[derive(Default)]
+pub(crate) struct Listings {
+    inner: Mutex<HashMap<InodeId, Listing>>,
+}
+
+struct Listing {
+    /// From before its first page was asked for.
+    ticket: Ticket,
+    began: Instant,
+    /// All entries so far, without attributes.
+    entries: Vec<DirEntry>,
+}
+
+impl Listings {
+    /// The listing that a page after `after` continues, or a new one.
+    fn take(&self, core: &Core, ino: InodeId, after: Option<&Name>) -> Option<Listing> {
+        let Some(after) = after else {
+            return Some(Listing {
+                ticket: core.session.cache.ticket(),
+                began: Instant::now(),
+                entries: Vec::new(),
+            });
+        };
+        let mut inner = self.lock();
+        let continues = |listing: &Listing| {
+            listing
+                .entries
+                .last()
+                .is_some_and(|last| last.name == *after)
+        };
+        inner.get(&ino).filter(|listing| continues(listing))?;
+        inner.remove(&ino)
+    }
+
+    fn put(&self, ino: InodeId, listing: Listing) {
+        let mut inner = self.lock();
+        inner.retain(|_, listing| listing.began.elapsed() < LISTING_AGE_MAX);
+        if inner.len() < LISTINGS_MAX && listing.entries.len() < ENTRIES_MAX {
+            inner.insert(ino, listing);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Listing>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    /// A part of a directory, with attributes.
+    pub(crate) async fn list(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        after: Option<&Name>,
+        max_entries: usize,
+    ) -> Result<DirPage, ClientError> {
+        let max_entries = max_entries.clamp(1, ENTRIES_PER_REPLY_MAX);
+        if let Some(cache) = self.session.valid_cache()
+            && let Some(attr) = cache.attr(ino)
+            && permits(&attr, credentials, READ)
+            && let Some((parent, entries, end)) = cache.listing(ino, after, max_entries, true)
+        {
+            return Ok(DirPage {
+                parent,
+                entries,
+                end,
+            });
+        }
+        let listing = self.listings.take(self, ino, after);
+        let ticket = self.session.cache.ticket();
+        let op = MetaOp::ReadDir {
+            ino,
+            after: after.cloned(),
+            // It fits: at most ENTRIES_PER_REPLY_MAX.
+            max_entries: u32::try_from(max_entries).unwrap_or(1),
+            // Whoever lists a directory mostly wants to know more about what is in it.
+            with_attributes: true,
+        };
+        let MetaReply::Entries {
+            parent,
+            entries,
+            end,
+        } = self.session.query(credentials, op).await?
+        else {
+            return Err(ClientError::UnexpectedReply("ReadDir"));
+        };
+        ticket.learn_listing(ino, parent, &entries, false);
+        if let Some(mut listing) = listing {
+            let without_attributes = |entry: &DirEntry| DirEntry {
+                attr: None,
+                ..entry.clone()
+            };
+            listing
+                .entries
+                .extend(entries.iter().map(without_attributes));
+            if end {
+                listing
+                    .ticket
+                    .learn_listing(ino, parent, &listing.entries, true);
+            } else {
+                self.listings.put(ino, listing);
+            }
+        }
+        Ok(DirPage {
+            parent,
+            entries,
+            end,
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! Where blocks are, the right to read them, and which datanodes answered lately.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use harvestfs_protocol::{
+    identity::{Peer, Role},
+    ids::{BlockId, NodeId},
+    limits::BLOCKS_PER_REQUEST_MAX,
+    meta::{MetaOp, MetaReply},
+    token::BlockToken,
+    transport::{Connection, ConnectionPool, TransportError},
+    types::{Credentials, Located, NodeInfo},
+};
+
+use crate::{error::ClientError, session::Session};
+
+/// Blocks remembered, in two generations of half of it.
+const BLOCKS_MAX: usize = 65_536;
+/// How long a datanode that failed is asked last, and not written to.
+const AVOID: Duration = Duration::from_secs(15);
+/// A token that ends sooner is renewed before it is used.
+const TOKEN_MARGIN: Duration = Duration::from_secs(60);
+const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+/// Connections to datanodes that are kept.
+const CONNECTIONS_MAX: usize = 512;
+
+/// A block, and where it can be read.
+#[derive(Debug)]
+pub(crate) struct Location {
+    pub(crate) token: BlockToken,
+    /// Best first.
+    pub(crate) replicas: Vec<Arc<NodeInfo>>,
+}
+
+/// See the module.
+pub(crate) struct Locations {
+    inner: Mutex<Inner>,
+    connections: ConnectionPool,
+}
+
+#[derive(Default)]
+struct Inner {
+    young: HashMap<BlockId, Arc<Location>>,
+    old: HashMap<BlockId, Arc<Location>>,
+    nodes: HashMap<NodeId, Arc<NodeInfo>>,
+    failed: HashMap<NodeId, Instant>,
+}
+
+impl Locations {
+    pub(crate) fn new(session: &Session) -> Self {
+        let endpoint = session.endpoint.clone();
+        Self {
+            inner: Mutex::default(),
+            connections: ConnectionPool::new(endpoint, DIAL_DEADLINE, CONNECTIONS_MAX),
+        }
+    }
+
+    /// Remembers what the namenode told.
+    pub(crate) fn learn(&self, located: &Located) {
+        let mut inner = self.lock();
+        for node in &located.nodes {
+            let known = inner.nodes.get(&node.node);
+            if known.is_none_or(|known| **known != *node) {
+                inner.nodes.insert(node.node, Arc::new(node.clone()));
+            }
+        }
+        for block in &located.blocks {
+            let replicas = block
+                .replicas
+                .iter()
+                .filter_map(|node| inner.nodes.get(node).cloned())
+                .collect();
+            let location = Location {
+                token: block.token,
+                replicas,
+            };
+            inner.insert(block.block, Arc::new(location));
+        }
+    }
+
+    /// A block's pipeline lost some datanodes.
+    pub(crate) fn narrow(&self, block: BlockId, nodes: &[NodeId]) {
+        let mut inner = self.lock();
+        if let Some(location) = inner.get(block) {
+            let kept = location.replicas.iter();
+            let replicas = kept.filter(|replica| nodes.contains(&replica.node));
+            let location = Location {
+                token: location.token,
+                replicas: replicas.cloned().collect(),
+            };
+            inner.insert(block, Arc::new(location));
+        }
+    }
+
+    pub(crate) fn forget(&self, block: BlockId) {
+        let mut inner = self.lock();
+        inner.young.remove(&block);
+        inner.old.remove(&block);
+    }
+
+    /// Where a block is, if that is remembered and the token is good for a while.
+    pub(crate) fn known(&self, block: BlockId) -> Option<Arc<Location>> {
+        let location = self.lock().get(block)?;
+        let enough = unix_ms_now() + TOKEN_MARGIN.as_millis() as u64;
+        (location.token.expires_unix_ms() > enough && !location.replicas.is_empty())
+            .then_some(location)
+    }
+
+    /// Where a block is. When it has to be asked for, `others` are asked for along with it.
+    pub(crate) async fn locate(
+        &self,
+        session: &Session,
+        credentials: &Credentials,
+        block: BlockId,
+        others: impl FnOnce() -> Vec<BlockId>,
+    ) -> Result<Arc<Location>, ClientError> {
+        if let Some(location) = self.known(block) {
+            return Ok(location);
+        }
+        let mut blocks = others();
+        blocks.retain(|other| *other != block);
+        blocks.truncate(BLOCKS_PER_REQUEST_MAX - 1);
+        blocks.insert(0, block);
+        match session
+            .query(credentials, MetaOp::Locate { blocks })
+            .await?
+        {
+            MetaReply::Located(located) => self.learn(&located),
+            _ => return Err(ClientError::UnexpectedReply("Locate")),
+        }
+        let found = self.lock().get(block);
+        match found {
+            Some(location) if !location.replicas.is_empty() => Ok(location),
+            _ => Err(ClientError::NoReplica {
+                block,
+                reason: "the namenode knows of none".into(),
+            }),
+        }
+    }
+
+    /// A block's replicas, those first that answered lately.
+    pub(crate) fn in_order(&self, location: &Location, now: Instant) -> Vec<Arc<NodeInfo>> {
+        let inner = self.lock();
+        let mut replicas = location.replicas.clone();
+        replicas.sort_by_key(|node| inner.is_avoided(node.node, now));
+        replicas
+    }
+
+    /// Datanodes that failed lately.
+    pub(crate) fn avoided(&self, now: Instant) -> Vec<NodeId> {
+        let mut inner = self.lock();
+        inner
+            .failed
+            .retain(|_, failed| now.saturating_duration_since(*failed) < AVOID);
+        inner.failed.keys().copied().collect()
+    }
+
+    pub(crate) fn node(&self, node: NodeId) -> Option<Arc<NodeInfo>> {
+        self.lock().nodes.get(&node).cloned()
+    }
+
+    pub(crate) fn note_failure(&self, node: NodeId, now: Instant) {
+        self.lock().failed.insert(node, now);
+    }
+
+    pub(crate) fn note_success(&self, node: NodeId) {
+        let mut inner = self.lock();
+        if !inner.failed.is_empty() {
+            inner.failed.remove(&node);
+        }
+    }
+
+    /// A connection to a datanode.
+    pub(crate) async fn connect(&self, node: &NodeInfo) -> Result<Connection, TransportError> {
+        let peer = Peer::new(Role::Datanode, node.name.clone()).map_err(|error| {
+            TransportError::Identity {
+                reason: error.to_string(),
+            }
+        })?;
+        self.connections.get(node.data_addr, &peer).await
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn get(&mut self, block: BlockId) -> Option<Arc<Location>> {
+        if let Some(location) = self.young.get(&block) {
+            return Some(location.clone());
+        }
+        let location = self.old.remove(&block)?;
+        self.insert(block, location.clone());
+        Some(location)
+    }
+
+    fn insert(&mut self, block: BlockId, location: Arc<Location>) {
+        if self.young.len() >= BLOCKS_MAX / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(block, location);
+    }
+
+    fn is_avoided(&self, node: NodeId, now: Instant) -> bool {
+        self.failed
+            .get(&node)
+            .is_some_and(|failed| now.saturating_duration_since(*failed) < AVOID)
+    }
+}
+
+fn unix_ms_now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}

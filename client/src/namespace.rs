@@ -1,0 +1,434 @@
+//! What changes the namespace.
+
+use std::time::Instant;
+
+use harvestfs_protocol::{
+    ids::InodeId,
+    meta::{AttrChanges, MetaOp, MetaReply, RenameMode, SetTime, SetXattrMode},
+    name::Name,
+    types::{Attr, Credentials, FileKind},
+};
+
+use crate::{
+    cache::Ticket,
+    calls::Touched,
+    client::Client,
+    error::ClientError,
+    file::{File, OpenFlags},
+};
+
+impl Client {
+    /// Changes attributes; those that are `None` stay. Returns them as they are afterwards.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
+    /// the file from being stored, which comes first.
+    pub async fn setattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        changes: AttrChanges,
+    ) -> Result<Attr, ClientError> {
+        let file = self.core().file(ino);
+        let mut _serial = None;
+        if let Some(file) = &file
+            && file.has_data()
+        {
+            if let Some(attr) = self.set_mtime_with_commit(credentials, ino, &changes) {
+                return Ok(attr);
+            }
+            // A commit after the change would undo parts of it: the length, the time, cleared bits.
+            _serial = Some(file.serial.lock().await);
+            file.flush(false).await?;
+        }
+        let size_bytes = changes.size_bytes;
+        let op = MetaOp::SetAttr { ino, changes };
+        let touched = Touched {
+            inodes: &[ino],
+            entries: &[],
+        };
+        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let attr = attr_of(reply, "SetAttr")?;
+        match size_bytes {
+            Some(size_bytes) => {
+                ticket.changed_content(&attr, |extents| extents.clear(size_bytes..u64::MAX));
+            }
+            None => ticket.changed_attr(&attr),
+        }
+        Ok(self.with_memory(attr))
+    }
+
+    /// A modification time alone goes with the commit that is due anyway: every file that is
+    /// unpacked from an archive gets one.
+    fn set_mtime_with_commit(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        changes: &AttrChanges,
+    ) -> Option<Attr> {
+        let Some(SetTime::To(mtime)) = changes.mtime else {
+            return None;
+        };
+        let only_mtime = AttrChanges {
+            mtime: changes.mtime,
+            opened_for_writing: changes.opened_for_writing,
+            ..AttrChanges::default()
+        };
+        let attr = self.core().session.valid_cache()?.attr(ino)?;
+        let is_owner = credentials.uid == 0 || credentials.uid == attr.uid;
+        if *changes != only_mtime || !is_owner || !self.core().file(ino)?.set_mtime(mtime) {
+            return None;
+        }
+        Some(self.with_memory(attr))
+    }
+
+    /// Creates a regular file and opens it; fails when the name is taken.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::Exists`] and others.
+    pub async fn create_file(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        flags: OpenFlags,
+    ) -> Result<(Attr, File), ClientError> {
+        let attr = self
+            .create(credentials, parent, name, FileKind::Regular, mode, 0)
+            .await?;
+        let file = File::new(self, attr.ino, credentials, flags);
+        file.state().inherit_rules(parent);
+        Ok((attr, file))
+    }
+
+    /// Creates a regular file, FIFO, socket or device.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn mknod(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        kind: FileKind,
+        mode: u16,
+        rdev: u32,
+    ) -> Result<Attr, ClientError> {
+        let attr = self
+            .create(credentials, parent, name, kind, mode, rdev)
+            .await?;
+        if kind == FileKind::Regular {
+            let holds = &self.core().session.holds;
+            holds.closed(attr.ino, Instant::now(), true);
+        }
+        Ok(attr)
+    }
+
+    async fn create(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        kind: FileKind,
+        mode: u16,
+        rdev: u32,
+    ) -> Result<Attr, ClientError> {
+        let op = MetaOp::Create {
+            parent,
+            name: name.clone(),
+            kind,
+            mode,
+            rdev,
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let attr = attr_of(reply, "Create")?;
+        if kind == FileKind::Regular {
+            // The namenode opened it for us.
+            self.core().session.holds.opened(attr.ino);
+        }
+        added(&ticket, parent, name, &attr, None);
+        Ok(attr)
+    }
+
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn mkdir(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+    ) -> Result<Attr, ClientError> {
+        let op = MetaOp::MakeDir {
+            parent,
+            name: name.clone(),
+            mode,
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let attr = attr_of(reply, "MakeDir")?;
+        added(&ticket, parent, name, &attr, None);
+        Ok(attr)
+    }
+
+    /// Creates a symlink.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn symlink(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        target: &[u8],
+    ) -> Result<Attr, ClientError> {
+        let op = MetaOp::Symlink {
+            parent,
+            name: name.clone(),
+            target: target.to_vec(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let attr = attr_of(reply, "Symlink")?;
+        added(&ticket, parent, name, &attr, Some(target));
+        Ok(attr)
+    }
+
+    /// Gives a file a further name.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn link(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Attr, ClientError> {
+        let op = MetaOp::Link {
+            ino,
+            parent,
+            name: name.clone(),
+        };
+        let touched = Touched {
+            inodes: &[ino],
+            entries: &[(parent, name)],
+        };
+        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let attr = attr_of(reply, "Link")?;
+        ticket.changed_attr(&attr);
+        ticket.changed_entry(parent, name, Some(attr.ino));
+        ticket.changed_directory(parent, &attr, 0);
+        Ok(self.with_memory(attr))
+    }
+
+    /// Removes a name that is not a directory's. Returns the attributes of what it named.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn unlink(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Option<Attr>, ClientError> {
+        let op = MetaOp::Unlink {
+            parent,
+            name: name.clone(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let MetaReply::Removed(removed) = reply else {
+            return Err(ClientError::UnexpectedReply("Unlink"));
+        };
+        ticket.changed_entry(parent, name, None);
+        match &removed {
+            Some(attr) => {
+                ticket.changed_directory(parent, attr, 0);
+                self.lost_name(&ticket, attr);
+            }
+            None => ticket.changed_times(parent),
+        }
+        Ok(removed)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotEmpty`] and others.
+    pub async fn rmdir(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::RemoveDir {
+            parent,
+            name: name.clone(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let MetaReply::Removed(removed) = reply else {
+            return Err(ClientError::UnexpectedReply("RemoveDir"));
+        };
+        ticket.changed_entry(parent, name, None);
+        match &removed {
+            Some(attr) => {
+                ticket.changed_directory(parent, attr, -1);
+                ticket.removed(attr.ino);
+            }
+            None => ticket.changed_times(parent),
+        }
+        Ok(())
+    }
+
+    /// Renames; returns the attributes of what was replaced.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn rename(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        new_parent: InodeId,
+        new_name: &Name,
+        mode: RenameMode,
+    ) -> Result<Option<Attr>, ClientError> {
+        // What is moved changes too, and the reply does not name it.
+        let moved = self.lookup(credentials, parent, name).await?;
+        let exchanged = match mode {
+            RenameMode::Exchange => Some(self.lookup(credentials, new_parent, new_name).await?),
+            RenameMode::Replace | RenameMode::NoReplace => None,
+        };
+        let op = MetaOp::Rename {
+            parent,
+            name: name.clone(),
+            new_parent,
+            new_name: new_name.clone(),
+            mode,
+        };
+        let touched = Touched {
+            inodes: &[moved.ino],
+            entries: &[(parent, name), (new_parent, new_name)],
+        };
+        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let MetaReply::Removed(replaced) = reply else {
+            return Err(ClientError::UnexpectedReply("Rename"));
+        };
+        ticket.changed_entry(parent, name, exchanged.as_ref().map(|attr| attr.ino));
+        ticket.changed_entry(new_parent, new_name, Some(moved.ino));
+        ticket.moved(moved.ino, new_parent);
+        if let Some(exchanged) = &exchanged {
+            ticket.moved(exchanged.ino, parent);
+        }
+        ticket.changed_times(parent);
+        ticket.changed_times(new_parent);
+        if let Some(attr) = &replaced {
+            self.lost_name(&ticket, attr);
+        }
+        Ok(replaced)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others.
+    pub async fn setxattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattrMode,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::SetXattr {
+            ino,
+            name: name.to_vec(),
+            value: value.to_vec(),
+            mode,
+        };
+        self.change_xattr(credentials, ino, op).await
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NoAttribute`] and others.
+    pub async fn removexattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::RemoveXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        self.change_xattr(credentials, ino, op).await
+    }
+
+    async fn change_xattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        op: MetaOp,
+    ) -> Result<(), ClientError> {
+        let touched = Touched {
+            inodes: &[ino],
+            entries: &[],
+        };
+        let (ticket, _) = self.mutate(credentials, op, touched).await?;
+        ticket.changed_xattrs(ino);
+        if let Some(file) = self.core().file(ino) {
+            file.forget_rules();
+        }
+        Ok(())
+    }
+
+    async fn mutate(
+        &self,
+        credentials: &Credentials,
+        op: MetaOp,
+        touched: Touched<'_>,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.core().session.mutate(credentials, op, touched).await
+    }
+
+    /// A name of an inode is gone, perhaps its last one.
+    fn lost_name(&self, ticket: &Ticket, attr: &Attr) {
+        let gone = attr.nlink == 0 || attr.kind == FileKind::Directory;
+        if !gone {
+            ticket.changed_attr(attr);
+            return;
+        }
+        self.core().session.holds.drop_idle(attr.ino);
+        if self.core().file(attr.ino).is_some() {
+            // Still open here: it lives on without a name.
+            ticket.changed_attr(attr);
+        } else {
+            ticket.removed(attr.ino);
+        }
+    }
+}
+
+fn entry<'a>(entry: &'a (InodeId, &'a Name)) -> Touched<'a> {
+    Touched {
+        inodes: &[],
+        entries: std::slice::from_ref(entry),
+    }
+}
+
+/// A new inode has a name.
+fn added(ticket: &Ticket, parent: InodeId, name: &Name, attr: &Attr, target: Option<&[u8]>) {
+    ticket.created(attr, target, parent);
+    ticket.changed_entry(parent, name, Some(attr.ino));
+    let subdirectories = i32::from(attr.kind == FileKind::Directory);
+    ticket.changed_directory(parent, attr, subdirectories);
+}
+
+fn attr_of(reply: MetaReply, what: &'static str) -> Result<Attr, ClientError> {
+    match reply {
+        MetaReply::Attr(attr) => Ok(attr),
+        _ => Err(ClientError::UnexpectedReply(what)),
+    }
+}

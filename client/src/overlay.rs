@@ -1,0 +1,345 @@
+//! Written data that is not part of the file yet, by file offset. Pure.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use bytes::{Bytes, BytesMut};
+
+/// Sequential writes below this are gathered in one buffer, so that many small writes become few
+/// segments.
+const GATHERED_WRITE_BYTES_MAX: usize = 32 << 10;
+/// How large such a buffer grows.
+const GATHERED_BYTES_MAX: usize = 1 << 20;
+
+/// Disjoint pieces of data, each with a tag. A later piece hides what it overlaps of earlier ones.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentMap<T> {
+    segments: BTreeMap<u64, (Bytes, T)>,
+    /// The segment that small sequential writes still extend. No segment overlaps it.
+    tail: Option<Tail<T>>,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Tail<T> {
+    offset: u64,
+    data: BytesMut,
+    tag: T,
+}
+
+/// A piece of data in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment<T> {
+    pub(crate) offset: u64,
+    pub(crate) data: Bytes,
+    pub(crate) tag: T,
+}
+
+impl<T> Segment<T> {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.data.len() as u64
+    }
+}
+
+impl<T: Copy + PartialEq> SegmentMap<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            segments: BTreeMap::new(),
+            tail: None,
+            bytes: 0,
+        }
+    }
+
+    /// Bytes of all segments.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The first offset after all segments; 0 when there is none.
+    pub(crate) fn end(&self) -> u64 {
+        let last = self.segments.last_key_value();
+        let segments_end = last.map_or(0, |(&offset, (data, _))| offset + data.len() as u64);
+        let tail_end = self.tail.as_ref().map_or(0, Tail::end);
+        segments_end.max(tail_end)
+    }
+
+    /// Puts `data` at `offset` on top of what is there; returns what it hid.
+    pub(crate) fn insert(&mut self, offset: u64, data: Bytes, tag: T) -> Vec<Segment<T>> {
+        if data.is_empty() {
+            return Vec::new();
+        }
+        let length = data.len() as u64;
+        if data.len() > GATHERED_WRITE_BYTES_MAX {
+            return self.insert_whole(offset, data, tag);
+        }
+        let extends = self.tail.as_ref().is_some_and(|tail| {
+            tail.end() == offset
+                && tail.tag == tag
+                && tail.data.len() + data.len() <= GATHERED_BYTES_MAX
+        });
+        if extends {
+            let hidden = self.remove_from_segments(offset..offset + length);
+            if let Some(tail) = &mut self.tail {
+                tail.data.extend_from_slice(&data);
+                self.bytes += length;
+            }
+            return hidden;
+        }
+        let hidden = self.remove(offset..offset + length);
+        self.freeze_tail();
+        self.tail = Some(Tail {
+            offset,
+            data: BytesMut::from(&data[..]),
+            tag,
+        });
+        self.bytes += length;
+        hidden
+    }
+
+    /// As [`SegmentMap::insert`], as a segment of its own and without a copy.
+    pub(crate) fn insert_whole(&mut self, offset: u64, data: Bytes, tag: T) -> Vec<Segment<T>> {
+        let length = data.len() as u64;
+        let hidden = self.remove(offset..offset + length);
+        if length > 0 {
+            self.segments.insert(offset, (data, tag));
+            self.bytes += length;
+        }
+        hidden
+    }
+
+    /// Puts `data` at `offset` only where nothing is.
+    pub(crate) fn insert_below(&mut self, offset: u64, data: &Bytes, tag: T) {
+        let end = offset + data.len() as u64;
+        let mut at = offset;
+        let taken: Vec<(u64, u64)> = self
+            .overlapping(offset..end)
+            .iter()
+            .map(|segment| (segment.offset, segment.end()))
+            .collect();
+        for (start, taken_end) in taken.into_iter().chain([(end, end)]) {
+            if start > at {
+                let piece = data.slice(index(at - offset)..index(start - offset));
+                self.bytes += piece.len() as u64;
+                self.segments.insert(at, (piece, tag));
+            }
+            at = taken_end;
+        }
+    }
+
+    /// What is in a range, in order, cut to it.
+    pub(crate) fn overlapping(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
+        let in_tail = |tail: &Tail<T>| tail.offset < range.end && range.start < tail.end();
+        if self.tail.as_ref().is_some_and(in_tail) {
+            self.freeze_tail();
+        }
+        self.starts(&range)
+            .into_iter()
+            .filter_map(|start| {
+                let (data, tag) = self.segments.get(&start)?;
+                Some(cut(start, data, *tag, &range))
+            })
+            .collect()
+    }
+
+    /// Removes and returns what is in a range.
+    pub(crate) fn remove(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
+        let in_tail = |tail: &Tail<T>| tail.offset < range.end && range.start < tail.end();
+        if self.tail.as_ref().is_some_and(in_tail) {
+            self.freeze_tail();
+        }
+        self.remove_from_segments(range)
+    }
+
+    /// Removes and returns what is in a range and has a tag.
+    pub(crate) fn remove_tagged(&mut self, range: Range<u64>, tag: T) -> Vec<Segment<T>> {
+        let tagged: Vec<Range<u64>> = self
+            .overlapping(range)
+            .iter()
+            .filter(|segment| segment.tag == tag)
+            .map(|segment| segment.offset..segment.end())
+            .collect();
+        tagged
+            .into_iter()
+            .flat_map(|range| self.remove_from_segments(range))
+            .collect()
+    }
+
+    /// Removes and returns the first piece: as much contiguous data as one segment holds, at most
+    /// `max_bytes`.
+    pub(crate) fn pop_first(&mut self, max_bytes: usize) -> Option<Segment<T>> {
+        self.freeze_tail();
+        let (offset, (mut data, tag)) = self.segments.pop_first()?;
+        if data.len() > max_bytes {
+            let rest = data.split_off(max_bytes);
+            self.segments.insert(offset + max_bytes as u64, (rest, tag));
+        }
+        self.bytes -= data.len() as u64;
+        Some(Segment { offset, data, tag })
+    }
+
+    fn remove_from_segments(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
+        let mut removed = Vec::new();
+        for start in self.starts(&range) {
+            let Some((data, tag)) = self.segments.remove(&start) else {
+                continue;
+            };
+            let piece = cut(start, &data, tag, &range);
+            if start < piece.offset {
+                let head = data.slice(..index(piece.offset - start));
+                self.segments.insert(start, (head, tag));
+            }
+            let end = start + data.len() as u64;
+            if piece.end() < end {
+                let rest = data.slice(index(piece.end() - start)..);
+                self.segments.insert(piece.end(), (rest, tag));
+            }
+            self.bytes -= piece.data.len() as u64;
+            removed.push(piece);
+        }
+        removed
+    }
+
+    /// Keys of the segments that touch a range, in order.
+    fn starts(&self, range: &Range<u64>) -> Vec<u64> {
+        if range.is_empty() || self.segments.is_empty() {
+            return Vec::new();
+        }
+        let before = self.segments.range(..range.start).next_back();
+        let before = before.filter(|(start, (data, _))| *start + data.len() as u64 > range.start);
+        let within = self.segments.range(range.clone());
+        before
+            .into_iter()
+            .chain(within)
+            .map(|(&start, _)| start)
+            .collect()
+    }
+
+    fn freeze_tail(&mut self) {
+        if let Some(tail) = self.tail.take() {
+            self.segments
+                .insert(tail.offset, (tail.data.freeze(), tail.tag));
+        }
+    }
+}
+
+impl<T> Tail<T> {
+    fn end(&self) -> u64 {
+        self.offset + self.data.len() as u64
+    }
+}
+
+fn cut<T>(start: u64, data: &Bytes, tag: T, range: &Range<u64>) -> Segment<T> {
+    let end = start + data.len() as u64;
+    let (from, to) = (start.max(range.start), end.min(range.end));
+    Segment {
+        offset: from,
+        data: data.slice(index(from - start)..index(to - start)),
+        tag,
+    }
+}
+
+/// An offset within a buffer. It fits: it is at most the buffer's length.
+#[allow(clippy::cast_possible_truncation)]
+fn index(offset: u64) -> usize {
+    offset as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert(u64, usize),
+        InsertBelow(u64, usize),
+        Remove(u64, u64),
+        RemoveTagged(u64, u64, u8),
+        Pop(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let offset = 0u64..200;
+        prop_oneof![
+            4 => (offset.clone(), 1usize..40).prop_map(|(o, l)| Op::Insert(o, l)),
+            2 => (offset.clone(), 1usize..40).prop_map(|(o, l)| Op::InsertBelow(o, l)),
+            1 => (offset.clone(), 0u64..60).prop_map(|(o, l)| Op::Remove(o, l)),
+            1 => (offset, 0u64..60, 0u8..4).prop_map(|(o, l, t)| Op::RemoveTagged(o, l, t)),
+            1 => (1usize..30).prop_map(Op::Pop),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn is_an_array_of_bytes_with_tags(ops in prop::collection::vec(op(), 1..60)) {
+            let mut map = SegmentMap::new();
+            let mut model = vec![None::<(u8, u8)>; 300];
+            for (step, op) in ops.into_iter().enumerate() {
+                let (fill, tag) = (step as u8, step as u8 % 4);
+                match op {
+                    Op::Insert(offset, len) => {
+                        let hidden = map.insert(offset, vec![fill; len].into(), tag);
+                        let expected = model[offset as usize..][..len].iter().flatten().count();
+                        prop_assert_eq!(hidden.iter().map(|s| s.data.len()).sum::<usize>(), expected);
+                        model[offset as usize..][..len].fill(Some((fill, tag)));
+                    }
+                    Op::InsertBelow(offset, len) => {
+                        map.insert_below(offset, &vec![fill; len].into(), tag);
+                        for byte in &mut model[offset as usize..][..len] {
+                            byte.get_or_insert((fill, tag));
+                        }
+                    }
+                    Op::Remove(offset, len) => {
+                        map.remove(offset..offset + len);
+                        model[offset as usize..][..len as usize].fill(None);
+                    }
+                    Op::RemoveTagged(offset, len, tag) => {
+                        map.remove_tagged(offset..offset + len, tag);
+                        for byte in &mut model[offset as usize..][..len as usize] {
+                            if byte.is_some_and(|(_, t)| t == tag) {
+                                *byte = None;
+                            }
+                        }
+                    }
+                    Op::Pop(max) => {
+                        let first = model.iter().position(Option::is_some);
+                        match map.pop_first(max) {
+                            None => prop_assert_eq!(first, None),
+                            Some(piece) => {
+                                prop_assert_eq!(Some(piece.offset as usize), first);
+                                prop_assert!(piece.data.len() <= max);
+                                for (i, byte) in piece.data.iter().enumerate() {
+                                    let at = piece.offset as usize + i;
+                                    prop_assert_eq!(model[at].take(), Some((*byte, piece.tag)));
+                                }
+                            }
+                        }
+                    }
+                }
+                prop_assert_eq!(map.bytes() as usize, model.iter().flatten().count());
+                let end = model.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+                prop_assert_eq!(map.end() as usize, end);
+            }
+            let mut found = vec![None; 300];
+            for segment in map.overlapping(0..300) {
+                for (i, byte) in segment.data.iter().enumerate() {
+                    found[segment.offset as usize + i] = Some((*byte, segment.tag));
+                }
+            }
+            prop_assert_eq!(found, model);
+        }
+    }
+
+    #[test]
+    fn small_sequential_writes_become_one_segment() {
+        let mut map = SegmentMap::new();
+        for i in 0..100 {
+            map.insert(i * 10, vec![i as u8; 10].into(), ());
+        }
+        assert_eq!(map.overlapping(0..1000).len(), 1);
+    }
+}

@@ -1,0 +1,567 @@
+//! Writing one block: packets go out on one or several pipelines, acknowledgements come back.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use harvestfs_protocol::{
+    codec::StreamKind,
+    data::{
+        DataRequest, Packet, SealReply, SealRequest, WriteAck, WriteRequest, chunk_checksums,
+        round_up_to_chunk,
+    },
+    error::DataError,
+    ids::{BlockId, NodeId},
+    token::BlockToken,
+    transport::{FrameReceiver, FrameSender, TransportError},
+    types::{NodeInfo, StorageClass},
+};
+use tokio::{sync::Notify, task::JoinSet};
+
+use crate::{error::ClientError, locations::Locations, packet::Layout, writer::Job};
+
+/// A pipeline has to stand within this.
+const READY_DEADLINE: Duration = Duration::from_secs(5);
+/// A packet has to be acknowledged, and a send to be taken, within this. A disk that syncs slowly
+/// is not worth waiting for longer: there are others.
+const STALL_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a pipeline that says nothing is looked at.
+const ACK_POLL: Duration = Duration::from_secs(2);
+/// Sealing a replica whose pipeline broke, all attempts together.
+const SEAL_DEADLINE: Duration = Duration::from_secs(4);
+const SEAL_RETRY: Duration = Duration::from_millis(50);
+
+/// How the datanodes of a block get their data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    /// One pipeline through all: each byte leaves the client once.
+    Chain,
+    /// One pipeline for each: one round trip.
+    Star,
+}
+
+/// A fresh block and where it goes.
+#[derive(Clone, Debug)]
+pub(crate) struct NewBlock {
+    pub(crate) block: BlockId,
+    pub(crate) token: BlockToken,
+    pub(crate) nodes: Vec<Arc<NodeInfo>>,
+    pub(crate) class: Option<StorageClass>,
+    /// The session that it belongs to.
+    pub(crate) generation: u64,
+}
+
+/// Which datanode failed, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeFailure {
+    pub(crate) node: NodeId,
+    pub(crate) error: DataError,
+}
+
+/// A block that is being written, as everybody sees it.
+pub(crate) struct BlockStream {
+    pub(crate) new: NewBlock,
+    state: Mutex<State>,
+    /// Something that [`BlockStream::stable`] waits for.
+    changed: Notify,
+    /// Wakes the task that sends.
+    owner: Arc<Notify>,
+}
+
+struct State {
+    phase: Phase,
+    /// Packets acknowledged by each pipeline.
+    acked_by: Vec<u64>,
+    /// Packets acknowledged by all.
+    acked: u64,
+    sent: u64,
+    in_flight: VecDeque<InFlight>,
+    unacked_bytes: u64,
+    /// End of the data that all have acknowledged.
+    acked_bytes: u64,
+    /// End of the data that was sent.
+    sent_bytes: u64,
+    last_acked_data: u64,
+    last_stable: u64,
+    sync_wanted: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    Open,
+    /// A pipeline broke; the replicas are being sealed.
+    Failed(NodeFailure),
+    Sealed,
+    /// No replica could be sealed.
+    Lost(String),
+}
+
+struct InFlight {
+    number: u64,
+    data_end: u64,
+    bytes: u64,
+    jobs: Vec<(u64, Job)>,
+    stable: bool,
+    seals: bool,
+    sent: Instant,
+}
+
+/// The sending side of a block's pipelines.
+pub(crate) struct StreamSender {
+    pub(crate) stream: Arc<BlockStream>,
+    senders: Vec<(NodeId, FrameSender)>,
+}
+
+/// Sets up the pipelines of a block.
+pub(crate) async fn open(
+    locations: &Arc<Locations>,
+    new: NewBlock,
+    topology: Topology,
+    owner: Arc<Notify>,
+) -> Result<StreamSender, NodeFailure> {
+    let heads: Vec<Vec<Arc<NodeInfo>>> = match topology {
+        Topology::Chain => vec![new.nodes.clone()],
+        Topology::Star => new.nodes.iter().map(|node| vec![node.clone()]).collect(),
+    };
+    let mut attempts = JoinSet::new();
+    for (index, nodes) in heads.into_iter().enumerate() {
+        let (locations, new) = (locations.clone(), new.clone());
+        attempts.spawn(async move { (index, open_pipeline(&locations, &new, &nodes).await) });
+    }
+    let mut opened = Vec::new();
+    while let Some(result) = attempts.join_next().await {
+        match result {
+            Ok((index, Ok((node, sender, receiver)))) => {
+                opened.push((index, node, sender, receiver));
+            }
+            Ok((_, Err(failure))) => return Err(failure),
+            Err(error) => {
+                return Err(NodeFailure {
+                    node: new.nodes.first().map_or(NodeId(0), |node| node.node),
+                    error: DataError::Protocol(error.to_string()),
+                });
+            }
+        }
+    }
+    opened.sort_by_key(|(index, ..)| *index);
+    let stream = Arc::new(BlockStream {
+        state: Mutex::new(State {
+            phase: Phase::Open,
+            acked_by: vec![0; opened.len()],
+            acked: 0,
+            sent: 0,
+            in_flight: VecDeque::new(),
+            unacked_bytes: 0,
+            acked_bytes: 0,
+            sent_bytes: 0,
+            last_acked_data: 0,
+            last_stable: 0,
+            sync_wanted: false,
+        }),
+        changed: Notify::new(),
+        owner,
+        new,
+    });
+    let mut senders = Vec::new();
+    for (index, node, sender, receiver) in opened {
+        senders.push((node, sender));
+        tokio::spawn(take_acks(stream.clone(), index, node, receiver));
+    }
+    Ok(StreamSender { stream, senders })
+}
+
+async fn open_pipeline(
+    locations: &Locations,
+    new: &NewBlock,
+    nodes: &[Arc<NodeInfo>],
+) -> Result<(NodeId, FrameSender, FrameReceiver), NodeFailure> {
+    let Some((first, downstream)) = nodes.split_first() else {
+        return Err(NodeFailure {
+            node: NodeId(0),
+            error: DataError::OutOfOrder("the namenode placed the block nowhere".into()),
+        });
+    };
+    let failed = |node, error| NodeFailure { node, error };
+    let broken = |error: TransportError| failed(first.node, DataError::Protocol(error.to_string()));
+    let connection = locations.connect(first).await.map_err(broken)?;
+    let (mut sender, mut receiver) = connection
+        .open_stream(StreamKind::Data)
+        .await
+        .map_err(broken)?;
+    sender.set_deadline(STALL_DEADLINE);
+    let request = DataRequest::Write(WriteRequest {
+        block: new.block,
+        token: new.token,
+        class: new.class,
+        downstream: downstream.iter().map(|node| (**node).clone()).collect(),
+    });
+    sender.send(&request).await.map_err(broken)?;
+    match receiver.recv::<WriteAck>(READY_DEADLINE).await {
+        Ok(Some((WriteAck::Ready, _))) => Ok((first.node, sender, receiver)),
+        Ok(Some((WriteAck::Failed { node, error }, _))) => Err(failed(node, error)),
+        Ok(Some((WriteAck::Acked { .. }, _))) => Err(failed(
+            first.node,
+            DataError::Protocol("acknowledged before it was ready".into()),
+        )),
+        Ok(None) => Err(failed(first.node, DataError::Stopping)),
+        Err(error) => Err(broken(error)),
+    }
+}
+
+async fn take_acks(
+    stream: Arc<BlockStream>,
+    index: usize,
+    node: NodeId,
+    mut receiver: FrameReceiver,
+) {
+    loop {
+        let error = match receiver.recv::<WriteAck>(ACK_POLL).await {
+            Ok(Some((WriteAck::Acked { packets }, _))) => {
+                if stream.acked(index, packets) {
+                    continue;
+                }
+                return;
+            }
+            Ok(Some((WriteAck::Failed { node, error }, _))) => {
+                stream.fail(NodeFailure { node, error });
+                return;
+            }
+            Ok(Some((WriteAck::Ready, _))) => DataError::Protocol("ready twice".into()),
+            Ok(None) => DataError::Stopping,
+            Err(TransportError::Deadline { .. }) => match stream.stalled(index) {
+                Stall::No => continue,
+                Stall::Over => return,
+                Stall::Yes => DataError::Protocol("no acknowledgement in time".into()),
+            },
+            Err(error) => DataError::Protocol(error.to_string()),
+        };
+        stream.fail(NodeFailure { node, error });
+        return;
+    }
+}
+
+enum Stall {
+    No,
+    Yes,
+    Over,
+}
+
+impl BlockStream {
+    /// Why it can no longer be written, if a datanode failed.
+    pub(crate) fn failure(&self) -> Option<NodeFailure> {
+        match &self.lock().phase {
+            Phase::Failed(failure) => Some(failure.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        matches!(self.lock().phase, Phase::Sealed)
+    }
+
+    /// Packets and bytes that are not acknowledged yet.
+    pub(crate) fn unacked(&self) -> (usize, u64) {
+        let state = self.lock();
+        (state.in_flight.len(), state.unacked_bytes)
+    }
+
+    /// Bytes that still fit in a block of `block_bytes`, from where the next packet would start.
+    pub(crate) fn room(&self, block_bytes: u64) -> usize {
+        let start = round_up_to_chunk(self.lock().sent_bytes);
+        usize::try_from(block_bytes.saturating_sub(start)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether somebody waits for data that was acknowledged to become stable.
+    pub(crate) fn wants_sync(&self) -> bool {
+        self.lock().sync_wanted
+    }
+
+    /// The end of what all datanodes acknowledged; what survives when the pipeline breaks.
+    pub(crate) fn acked_bytes(&self) -> u64 {
+        self.lock().acked_bytes
+    }
+
+    /// The jobs that were not acknowledged, in order; nothing is in flight any more.
+    pub(crate) fn take_unacked(&self) -> Vec<Job> {
+        let mut state = self.lock();
+        state.unacked_bytes = 0;
+        let packets = std::mem::take(&mut state.in_flight);
+        let jobs = packets.into_iter().flat_map(|packet| packet.jobs);
+        jobs.map(|(_, job)| job).collect()
+    }
+
+    /// Ends it: `Ok` when its replicas are sealed, else why all of them are lost.
+    pub(crate) fn settle(&self, result: Result<(), String>) {
+        self.lock().phase = match result {
+            Ok(()) => Phase::Sealed,
+            Err(reason) => Phase::Lost(reason),
+        };
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until everything acknowledged so far is on stable storage.
+    pub(crate) async fn stable(&self) -> Result<(), ClientError> {
+        let mut target = None;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let mut state = self.lock();
+                let target = *target.get_or_insert(state.last_acked_data);
+                match &state.phase {
+                    Phase::Sealed => return Ok(()),
+                    Phase::Lost(reason) => {
+                        return Err(ClientError::DataLost {
+                            reason: reason.clone(),
+                        });
+                    }
+                    _ if state.last_stable >= target => return Ok(()),
+                    Phase::Failed(_) => {}
+                    Phase::Open => {
+                        let on_its_way = state.in_flight.iter().any(|packet| packet.stable);
+                        state.sync_wanted |= !on_its_way;
+                    }
+                }
+            }
+            self.owner.notify_one();
+            changed.await;
+        }
+    }
+
+    /// A datanode failed. The task that sends takes it from there.
+    pub(crate) fn fail(&self, failure: NodeFailure) {
+        {
+            let mut state = self.lock();
+            if !matches!(state.phase, Phase::Open) {
+                return;
+            }
+            state.phase = Phase::Failed(failure);
+        }
+        self.owner.notify_one();
+    }
+
+    /// Takes an acknowledgement; false when no more is expected.
+    fn acked(self: &Arc<Self>, index: usize, packets: u64) -> bool {
+        let mut written = Vec::new();
+        let sealed = {
+            let mut state = self.lock();
+            if !matches!(state.phase, Phase::Open) {
+                return false;
+            }
+            let packets = packets.min(state.sent);
+            state.acked_by[index] = state.acked_by[index].max(packets);
+            let all = state.acked_by.iter().copied().min().unwrap_or(0);
+            let mut sealed = false;
+            while state
+                .in_flight
+                .front()
+                .is_some_and(|packet| packet.number <= all)
+            {
+                let Some(packet) = state.in_flight.pop_front() else {
+                    break;
+                };
+                state.unacked_bytes -= packet.bytes;
+                state.acked_bytes = packet.data_end;
+                if packet.bytes > 0 {
+                    state.last_acked_data = packet.number;
+                }
+                if packet.stable {
+                    state.last_stable = packet.number;
+                }
+                sealed |= packet.seals;
+                let stable = packet.stable;
+                written.extend(packet.jobs.into_iter().map(|(at, job)| (at, job, stable)));
+            }
+            state.acked = all;
+            if sealed {
+                state.phase = Phase::Sealed;
+            }
+            sealed
+        };
+        for (block_offset, job, stable) in written {
+            job.written(self, block_offset, stable);
+        }
+        self.changed.notify_waiters();
+        self.owner.notify_one();
+        !sealed
+    }
+
+    fn stalled(&self, index: usize) -> Stall {
+        let state = self.lock();
+        if !matches!(state.phase, Phase::Open) {
+            return Stall::Over;
+        }
+        let acked = state.acked_by[index];
+        let oldest = state.in_flight.iter().find(|packet| packet.number > acked);
+        match oldest {
+            Some(packet) if packet.sent.elapsed() > STALL_DEADLINE => Stall::Yes,
+            _ => Stall::No,
+        }
+    }
+
+    /// Notes a packet before it is sent; returns where it starts.
+    fn begin_packet(&self, layout: Content) -> Option<u64> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if !matches!(state.phase, Phase::Open) {
+            return None;
+        }
+        state.sent += 1;
+        let start = round_up_to_chunk(state.sent_bytes);
+        let (bytes, jobs, stable, seals) = match layout {
+            Content::Data { bytes, jobs, sync } => {
+                state.sent_bytes = start + bytes;
+                let place = |(at, job)| (start + at as u64, job);
+                (bytes, jobs.into_iter().map(place).collect(), sync, false)
+            }
+            Content::Sync => (0, Vec::new(), true, false),
+            Content::Seal => (0, Vec::new(), true, true),
+        };
+        if stable {
+            state.sync_wanted = false;
+        }
+        state.unacked_bytes += bytes;
+        state.in_flight.push_back(InFlight {
+            number: state.sent,
+            data_end: state.sent_bytes,
+            bytes,
+            jobs,
+            stable,
+            seals,
+            sent: Instant::now(),
+        });
+        Some(start)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Content {
+    Data {
+        bytes: u64,
+        jobs: Vec<(usize, Job)>,
+        sync: bool,
+    },
+    Sync,
+    Seal,
+}
+
+impl StreamSender {
+    /// Sends a packet of data. If a datanode fails, the stream says so.
+    pub(crate) async fn send(&mut self, layout: Layout<Job>) {
+        let checksums = chunk_checksums(&layout.data);
+        let (data, sync) = (layout.data, layout.sync);
+        let content = Content::Data {
+            bytes: data.len() as u64,
+            jobs: layout.pieces,
+            sync,
+        };
+        if let Some(block_offset) = self.stream.begin_packet(content) {
+            let packet = Packet::Data {
+                block_offset,
+                checksums,
+                sync,
+            };
+            self.send_packet(&packet, Some(data)).await;
+        }
+    }
+
+    /// Asks for everything so far to be made stable.
+    pub(crate) async fn send_sync(&mut self) {
+        if self.stream.begin_packet(Content::Sync).is_some() {
+            self.send_packet(&Packet::Sync, None).await;
+        }
+    }
+
+    /// Ends the block.
+    pub(crate) async fn send_seal(&mut self) {
+        if self.stream.begin_packet(Content::Seal).is_some() {
+            let length_bytes = self.stream.lock().sent_bytes;
+            self.send_packet(&Packet::Seal { length_bytes }, None).await;
+            for (_, sender) in &mut self.senders {
+                // Fails only if the stream is broken, which the acknowledgements tell.
+                let _ = sender.finish();
+            }
+        }
+    }
+
+    async fn send_packet(&mut self, packet: &Packet, data: Option<Bytes>) {
+        for (node, sender) in &mut self.senders {
+            let result = match &data {
+                Some(data) => sender.send_with_data(packet, data.clone()).await,
+                None => sender.send(packet).await,
+            };
+            if let Err(error) = result {
+                // The receiving side may know better why.
+                tokio::task::yield_now().await;
+                self.stream.fail(NodeFailure {
+                    node: *node,
+                    error: DataError::Protocol(error.to_string()),
+                });
+                return;
+            }
+        }
+    }
+}
+
+/// Seals what a broken pipeline left at the length that all acknowledged; returns the datanodes
+/// that did it.
+pub(crate) async fn seal_survivors(
+    locations: &Arc<Locations>,
+    stream: &BlockStream,
+) -> Vec<NodeId> {
+    let length_bytes = stream.acked_bytes();
+    let mut attempts = JoinSet::new();
+    for node in &stream.new.nodes {
+        let (locations, node) = (locations.clone(), node.clone());
+        let request = SealRequest {
+            block: stream.new.block,
+            token: stream.new.token,
+            length_bytes,
+        };
+        attempts.spawn(async move {
+            let attempt = seal_replica(&locations, &node, request);
+            let sealed = tokio::time::timeout(SEAL_DEADLINE, attempt).await;
+            matches!(sealed, Ok(true)).then_some(node.node)
+        });
+    }
+    let sealed = attempts.join_all().await;
+    sealed.into_iter().flatten().collect()
+}
+
+async fn seal_replica(locations: &Locations, node: &NodeInfo, request: SealRequest) -> bool {
+    loop {
+        match try_seal(locations, node, &request).await {
+            Ok(Ok(())) => return true,
+            // The datanode may not have noticed yet that the pipeline is gone.
+            Ok(Err(DataError::OutOfOrder(_) | DataError::Busy { .. })) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(node = node.name, %error, "cannot seal a replica");
+                return false;
+            }
+            Err(error) => tracing::debug!(node = node.name, %error, "cannot seal a replica yet"),
+        }
+        tokio::time::sleep(SEAL_RETRY).await;
+    }
+}
+
+async fn try_seal(
+    locations: &Locations,
+    node: &NodeInfo,
+    request: &SealRequest,
+) -> Result<SealReply, TransportError> {
+    let connection = locations.connect(node).await?;
+    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
+    sender.send(&DataRequest::Seal(request.clone())).await?;
+    sender.finish()?;
+    match receiver.recv::<SealReply>(SEAL_DEADLINE).await? {
+        Some((reply, _)) => Ok(reply),
+        None => Ok(Err(DataError::Stopping)),
+    }
+}

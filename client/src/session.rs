@@ -1,0 +1,571 @@
+//! The session with the namenode: connecting, resuming, leases, notices.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use harvestfs_protocol::{
+    error::FsError,
+    identity::{Peer, Role},
+    ids::SessionId,
+    limits::{KEEPALIVE_INTERVAL, LEASE},
+    meta::{MetaOp, Notice, OpenSession, SessionOpened},
+    rpc::{Reply, Request, Response},
+    transport::{
+        CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
+        TransportOptions,
+    },
+    types::Credentials,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, watch},
+};
+
+use crate::{
+    cache::MetaCache,
+    calls::{Sequences, Unconfirmed},
+    client::CacheListener,
+    error::ClientError,
+    holds::Holds,
+    options::ClientOptions,
+};
+
+/// Dialling one address and the version exchange.
+const DIAL_DEADLINE: Duration = Duration::from_secs(3);
+/// The answer to `OpenSession` may wait for the namenode's journal.
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+/// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
+const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
+const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often idle holds are looked at.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
+
+pub(crate) type Rpc = RpcClient<Request, Response, Notice>;
+
+/// A working connection within a session.
+pub(crate) struct Link {
+    pub(crate) rpc: Rpc,
+    pub(crate) opened: SessionOpened,
+    /// Counts sessions: blocks and sequence numbers of an older one mean nothing any more.
+    pub(crate) generation: u64,
+}
+
+/// Whether the namenode can be asked.
+#[derive(Clone)]
+pub(crate) enum LinkState {
+    Up(Arc<Link>),
+    Down { reason: String },
+    Closed,
+}
+
+/// See the module.
+pub(crate) struct Session {
+    pub(crate) options: ClientOptions,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) cache: MetaCache,
+    pub(crate) holds: Holds,
+    pub(crate) runtime: Handle,
+    pub(crate) sequences: Sequences,
+    pub(crate) unconfirmed: Unconfirmed,
+    link: watch::Sender<LinkState>,
+    namenode: Peer,
+    lease: Lease,
+    listener: Mutex<Option<Arc<dyn CacheListener>>>,
+    /// The generation of the last session that the namenode is known to have ended.
+    expired: AtomicU64,
+    stop: Notify,
+}
+
+/// Until when the cache may be believed.
+struct Lease {
+    base: Instant,
+    /// Microseconds after `base`; 0: not at all.
+    until_us: AtomicU64,
+}
+
+impl Lease {
+    fn remaining(&self) -> Duration {
+        let now_us = u64::try_from(self.base.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let until_us = self.until_us.load(Ordering::Acquire);
+        Duration::from_micros(until_us.saturating_sub(now_us))
+    }
+
+    /// The namenode answered to something sent at `sent`.
+    fn renew(&self, sent: Instant) {
+        let until = sent.saturating_duration_since(self.base) + LEASE;
+        let until_us = u64::try_from(until.as_micros()).unwrap_or(u64::MAX);
+        self.until_us.fetch_max(until_us, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        self.until_us.store(0, Ordering::Release);
+    }
+}
+
+/// Why a connection attempt failed, and whether trying again can help.
+struct ConnectFailure {
+    error: ClientError,
+    hopeless: bool,
+}
+
+impl Session {
+    /// Connects and starts the tasks that keep the session alive.
+    pub(crate) async fn connect(options: ClientOptions) -> Result<Arc<Self>, ClientError> {
+        let namenode =
+            Peer::new(Role::Namenode, options.namenode_name.clone()).map_err(|error| {
+                ClientError::Connect(TransportError::Identity {
+                    reason: error.to_string(),
+                })
+            })?;
+        let endpoint = Endpoint::bind(
+            options.bind_addr(),
+            &options.identity,
+            TransportOptions::default(),
+        )?;
+        let session = Arc::new(Self {
+            cache: MetaCache::new(options.cache_entries_max),
+            holds: Holds::new(options.idle_holds_max),
+            runtime: Handle::current(),
+            sequences: Sequences::default(),
+            unconfirmed: Unconfirmed::default(),
+            link: watch::Sender::new(LinkState::Down {
+                reason: "not connected yet".into(),
+            }),
+            namenode,
+            lease: Lease {
+                base: Instant::now(),
+                until_us: AtomicU64::new(0),
+            },
+            listener: Mutex::default(),
+            expired: AtomicU64::new(0),
+            stop: Notify::new(),
+            endpoint,
+            options,
+        });
+        let started = Instant::now();
+        let mut pause = RECONNECT_PAUSE_MIN;
+        let (link, notices) = loop {
+            match session.try_connect(None).await {
+                Ok(connected) => break connected,
+                Err(failure) if failure.hopeless => return Err(failure.error),
+                Err(failure) => {
+                    if started.elapsed() >= session.options.unreachable_timeout {
+                        return Err(ClientError::Unreachable {
+                            waited: started.elapsed(),
+                            reason: failure.error.to_string(),
+                        });
+                    }
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
+        };
+        let link = session.publish(link);
+        tokio::spawn(maintain(session.clone(), link, notices));
+        tokio::spawn(release_holds(session.clone()));
+        Ok(session)
+    }
+
+    /// The connection, once there is one.
+    pub(crate) async fn link(&self, wait_max: Duration) -> Result<Arc<Link>, ClientError> {
+        if let LinkState::Up(link) = &*self.link.borrow() {
+            return Ok(link.clone());
+        }
+        let started = Instant::now();
+        let mut changes = self.link.subscribe();
+        let ready = changes.wait_for(|state| !matches!(state, LinkState::Down { .. }));
+        // Two steps, so that the guard of the watch is not held across an await.
+        let state = match tokio::time::timeout(wait_max, ready).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) => LinkState::Closed,
+            Err(_) => self.link.borrow().clone(),
+        };
+        match state {
+            LinkState::Up(link) => Ok(link),
+            LinkState::Closed => Err(ClientError::Closed),
+            LinkState::Down { reason } => Err(ClientError::Unreachable {
+                waited: started.elapsed(),
+                reason,
+            }),
+        }
+    }
+
+    /// Connections as they come and go.
+    pub(crate) fn watch_link(&self) -> watch::Receiver<LinkState> {
+        self.link.subscribe()
+    }
+
+    /// The current session's number, also while the connection is down.
+    pub(crate) fn generation(&self) -> u64 {
+        self.sequences.generation()
+    }
+
+    pub(crate) fn lease_remaining(&self) -> Duration {
+        self.lease.remaining()
+    }
+
+    /// The cache, while it may be believed.
+    pub(crate) fn valid_cache(&self) -> Option<&MetaCache> {
+        (!self.lease.remaining().is_zero()).then_some(&self.cache)
+    }
+
+    pub(crate) fn set_listener(&self, listener: Arc<dyn CacheListener>) {
+        *self.lock_listener() = Some(listener);
+    }
+
+    /// The namenode says that the session of this link is over.
+    pub(crate) fn session_expired(&self, link: &Link) {
+        self.expired.fetch_max(link.generation, Ordering::AcqRel);
+        link.rpc
+            .connection()
+            .close(CloseCode::DONE, "the session has expired");
+    }
+
+    /// Ends the session; what was not committed is lost.
+    pub(crate) async fn close(&self) {
+        let state = self.link.send_replace(LinkState::Closed);
+        self.stop.notify_waiters();
+        if let LinkState::Up(link) = state {
+            // If it does not arrive, the session times out.
+            let _ = link.rpc.call(&Request::CloseSession, DIAL_DEADLINE).await;
+            link.rpc.connection().close(CloseCode::DONE, "closed");
+        }
+        self.forget_unconfirmed();
+        self.lease.end();
+        self.cache.invalidate_all();
+        self.endpoint.close("the client is closed");
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(*self.link.borrow(), LinkState::Closed)
+    }
+
+    fn publish(&self, link: Link) -> Arc<Link> {
+        let link = Arc::new(link);
+        self.link.send_if_modified(|state| {
+            let open = !matches!(state, LinkState::Closed);
+            if open {
+                *state = LinkState::Up(link.clone());
+            }
+            open
+        });
+        link
+    }
+
+    /// Tries every namenode once.
+    async fn try_connect(
+        &self,
+        resume: Option<&Link>,
+    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
+        let mut last = ConnectFailure {
+            error: ClientError::Unreachable {
+                waited: Duration::ZERO,
+                reason: "no namenode is configured".into(),
+            },
+            hopeless: true,
+        };
+        for addr in &self.options.namenodes {
+            match self
+                .endpoint
+                .connect(*addr, &self.namenode, DIAL_DEADLINE)
+                .await
+            {
+                Ok(connection) => match self.open_session(connection, resume).await {
+                    Ok(connected) => return Ok(connected),
+                    Err(failure) => last = failure,
+                },
+                Err(error) => {
+                    last = ConnectFailure {
+                        hopeless: matches!(
+                            error,
+                            TransportError::PeerNotTrusted { .. }
+                                | TransportError::RefusedByPeer { .. }
+                                | TransportError::WrongPeer { .. }
+                                | TransportError::Wire(_)
+                        ),
+                        error: error.into(),
+                    };
+                }
+            }
+        }
+        Err(last)
+    }
+
+    async fn open_session(
+        &self,
+        connection: Connection,
+        resume: Option<&Link>,
+    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
+        let retry = |error: ClientError| ConnectFailure {
+            error,
+            hopeless: false,
+        };
+        let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);
+        let rpc = Rpc::start(connection, sender)
+            .await
+            .map_err(|error| retry(error.into()))?;
+        let sent = Instant::now();
+        let request = |resume: Option<SessionId>| {
+            Request::OpenSession(OpenSession {
+                resume,
+                holds: self.holds.all(),
+            })
+        };
+        let resume = resume.filter(|link| link.generation > self.expired.load(Ordering::Acquire));
+        let session = resume.map(|link| link.opened.session);
+        let mut reply = rpc.call(&request(session), OPEN_DEADLINE).await;
+        let mut resumed = resume.map(|link| link.generation);
+        if matches!(reply, Ok(Err(FsError::SessionExpired))) {
+            resumed = None;
+            reply = rpc.call(&request(None), OPEN_DEADLINE).await;
+        }
+        match reply {
+            Ok(Ok(Reply::SessionOpened(opened))) => {
+                // What was cached before may have been taken back while nobody listened.
+                self.cache.invalidate_all();
+                let generation = match resumed {
+                    Some(generation) => generation,
+                    None => {
+                        self.forget_unconfirmed();
+                        self.sequences.restart()
+                    }
+                };
+                self.lease.renew(sent);
+                let link = Link {
+                    rpc,
+                    opened,
+                    generation,
+                };
+                Ok((link, notices))
+            }
+            Ok(Ok(_)) => Err(retry(ClientError::UnexpectedReply("OpenSession"))),
+            Ok(Err(error)) => Err(ConnectFailure {
+                hopeless: matches!(error, FsError::RoleDenied(_) | FsError::Protocol(_)),
+                error: error.into(),
+            }),
+            Err(error) => Err(retry(unreachable(Duration::ZERO, &error))),
+        }
+    }
+
+    /// Does what a batch of notices says and acknowledges them.
+    async fn handle_notices(&self, link: &Arc<Link>, batch: Vec<Notice>) {
+        let mut acks = Vec::with_capacity(batch.len());
+        for notice in &batch {
+            match notice {
+                Notice::Invalidate {
+                    id,
+                    inodes,
+                    entries,
+                } => {
+                    acks.push(*id);
+                    self.cache.invalidate(inodes, entries);
+                    for ino in inodes {
+                        self.holds.drop_idle(*ino);
+                    }
+                }
+                Notice::InvalidateAll { id } => {
+                    acks.push(*id);
+                    self.cache.invalidate_all();
+                }
+            }
+        }
+        self.tell_listener(move |listener| {
+            for notice in &batch {
+                match notice {
+                    Notice::Invalidate {
+                        inodes, entries, ..
+                    } => {
+                        for (parent, name) in entries {
+                            listener.invalidate_entry(*parent, name);
+                        }
+                        for ino in inodes {
+                            listener.invalidate_inode(*ino);
+                        }
+                    }
+                    Notice::InvalidateAll { .. } => listener.invalidate_all(),
+                }
+            }
+        })
+        .await;
+        for id in acks {
+            let link = link.clone();
+            // In a task: the next notices need not wait for the answer, which says nothing.
+            tokio::spawn(async move {
+                let ack = Request::AckInvalidation { id };
+                let _ = link.rpc.call(&ack, KEEPALIVE_DEADLINE).await;
+            });
+        }
+    }
+
+    async fn tell_listener(&self, tell: impl FnOnce(&dyn CacheListener) + Send + 'static) {
+        let listener = self.lock_listener().clone();
+        if let Some(listener) = listener {
+            // It may have to wait for the kernel. A panic in it is reported by the runtime.
+            let _ = tokio::task::spawn_blocking(move || tell(&*listener)).await;
+        }
+    }
+
+    fn lock_listener(&self) -> MutexGuard<'_, Option<Arc<dyn CacheListener>>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the session alive and reconnects until the client is closed.
+async fn maintain(session: Arc<Session>, first: Arc<Link>, notices: mpsc::Receiver<Notice>) {
+    let (mut link, mut notices) = (first, notices);
+    loop {
+        let reason = serve(&session, &link, notices).await;
+        if session.is_closed() {
+            return;
+        }
+        tracing::warn!(reason, "the connection to the namenode was lost");
+        session.link.send_if_modified(|state| {
+            let open = !matches!(state, LinkState::Closed);
+            if open {
+                *state = LinkState::Down { reason };
+            }
+            open
+        });
+        link.rpc.connection().close(CloseCode::DONE, "reconnecting");
+        let Some(connected) = reconnect(&session, &link).await else {
+            return;
+        };
+        session
+            .tell_listener(|listener| listener.invalidate_all())
+            .await;
+        link = session.publish(connected.0);
+        notices = connected.1;
+        tracing::info!("connected to the namenode again");
+    }
+}
+
+/// Tries until it works; none when the client is closed.
+async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::Receiver<Notice>)> {
+    let mut pause = RECONNECT_PAUSE_MIN;
+    let mut lease_over = false;
+    loop {
+        let stopped = session.stop.notified();
+        if session.is_closed() {
+            return None;
+        }
+        tokio::select! {
+            result = resume(session, link) => match result {
+                Ok(connected) => return Some(connected),
+                Err(error) => tracing::debug!(%error, "cannot reconnect yet"),
+            },
+            () = stopped => return None,
+        }
+        if !lease_over && session.lease_remaining().is_zero() {
+            lease_over = true;
+            session.cache.invalidate_all();
+            session
+                .tell_listener(|listener| listener.invalidate_all())
+                .await;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
+    }
+}
+
+/// Connects, and repeats what the namenode may have forgotten.
+async fn resume(
+    session: &Arc<Session>,
+    link: &Link,
+) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
+    let connected = session.try_connect(Some(link)).await;
+    let (link, notices) = connected.map_err(|failure| failure.error)?;
+    session
+        .repeat_unconfirmed(&link)
+        .await
+        .map_err(|error| unreachable(Duration::ZERO, &error))?;
+    Ok((link, notices))
+}
+
+/// Sends keepalives and handles notices until the connection fails; returns why it did.
+async fn serve(
+    session: &Arc<Session>,
+    link: &Arc<Link>,
+    notices: mpsc::Receiver<Notice>,
+) -> String {
+    tokio::select! {
+        reason = keep_alive(session, link) => reason,
+        reason = take_notices(session, link, notices) => reason,
+        error = link.rpc.connection().closed() => error.to_string(),
+        () = session.stop.notified() => "closed".into(),
+    }
+}
+
+async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
+    loop {
+        tokio::time::sleep(KEEPALIVE_INTERVAL).await;
+        let sent = Instant::now();
+        match link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
+            Ok(Ok(_)) => {
+                if session.lease_remaining().is_zero() {
+                    // The namenode may have stopped telling us of changes meanwhile.
+                    session.cache.invalidate_all();
+                    session
+                        .tell_listener(|listener| listener.invalidate_all())
+                        .await;
+                }
+                session.lease.renew(sent);
+            }
+            Ok(Err(FsError::SessionExpired)) => {
+                session.session_expired(link);
+                return "the session has expired".into();
+            }
+            Ok(Err(error)) => return error.to_string(),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+async fn take_notices(
+    session: &Arc<Session>,
+    link: &Arc<Link>,
+    mut notices: mpsc::Receiver<Notice>,
+) -> String {
+    let mut batch = Vec::new();
+    while notices.recv_many(&mut batch, NOTICES_QUEUED_MAX).await > 0 {
+        session
+            .handle_notices(link, std::mem::take(&mut batch))
+            .await;
+    }
+    "the namenode ended the connection".into()
+}
+
+/// Releases what is no longer open, in batches.
+async fn release_holds(session: Arc<Session>) {
+    loop {
+        tokio::time::sleep(RELEASE_INTERVAL).await;
+        if session.is_closed() {
+            return;
+        }
+        let inodes = session.holds.begin_release(Instant::now());
+        if inodes.is_empty() {
+            continue;
+        }
+        let op = MetaOp::Release {
+            inodes: inodes.clone(),
+        };
+        if let Err(error) = session.query(&Credentials::root(), op).await {
+            // The end of the session releases them.
+            tracing::debug!(%error, "cannot release closed files");
+        }
+        session.holds.release_answered(&inodes);
+    }
+}
+
+/// A call that got no answer, as an error for users.
+pub(crate) fn unreachable(waited: Duration, error: &RpcError) -> ClientError {
+    ClientError::Unreachable {
+        waited,
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,382 @@
+//! The tasks that bring pieces of files into blocks: one for small writes of all files (the *pack*),
+//! one for each file that is written in bulk. Each fills one block after the other and replaces a
+//! block whose pipeline breaks.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use harvestfs_protocol::{
+    error::DataError,
+    ids::{BlockId, NodeId},
+    limits::PACKET_BYTES_MAX,
+    meta::{MetaOp, SealedBlock},
+    types::{Credentials, PlacementRules},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    calls::Touched,
+    core::Core,
+    error::ClientError,
+    file_state::FileState,
+    packet::{self, Layout},
+    pipeline::{self, BlockStream, NewBlock, StreamSender, Topology},
+    writeback::{Order, Place, TakenPiece},
+};
+
+/// Packets of a pack in flight. More only makes smaller packets: what queues meanwhile shares one.
+const PACK_PACKETS_MAX: usize = 4;
+/// Bytes of a chain in flight: covers 10 Gbit/s at several milliseconds for all hops.
+const CHAIN_WINDOW_BYTES: u64 = 8 << 20;
+/// Attempts to set up a pipeline before pausing between them.
+const QUICK_ATTEMPTS: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
+/// A piece of a file on its way into a block.
+pub(crate) struct Job {
+    pub(crate) file: Arc<FileState>,
+    pub(crate) order: Order,
+    pub(crate) piece: TakenPiece,
+    /// To be on stable storage when it is acknowledged.
+    pub(crate) sync: bool,
+}
+
+impl Job {
+    /// All datanodes have it.
+    pub(crate) fn written(self, stream: &Arc<BlockStream>, block_offset: u64, stable: bool) {
+        let place = Place {
+            block: stream.new.block,
+            block_offset,
+        };
+        self.file
+            .piece_written(self.order, self.piece.id, place, stream, stable);
+    }
+}
+
+impl packet::Piece for Job {
+    fn data(&self) -> &Bytes {
+        &self.piece.data
+    }
+
+    fn is_continued_by(&self, next: &Self) -> bool {
+        Arc::ptr_eq(&self.file, &next.file)
+            && self.order == next.order
+            && self.piece.offset + self.piece.data.len() as u64 == next.piece.offset
+    }
+
+    fn sync(&self) -> bool {
+        self.sync
+    }
+}
+
+/// A queue of pieces with a task that writes them.
+pub(crate) struct DataWriter {
+    topology: Topology,
+    rules: PlacementRules,
+    queue: Mutex<Queue>,
+    wake: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+enum Step {
+    Wait,
+    Open,
+    Send(Layout<Job>),
+    Sync,
+    /// Seal the block: it is full, or no more data will come.
+    Finish,
+    Stop,
+}
+
+/// Failures to set up a pipeline, one after the other.
+struct Trouble {
+    since: Instant,
+    attempts: u32,
+}
+
+impl DataWriter {
+    pub(crate) fn start(core: &Arc<Core>, topology: Topology, rules: PlacementRules) -> Arc<Self> {
+        let writer = Arc::new(Self {
+            topology,
+            rules,
+            queue: Mutex::default(),
+            wake: Arc::new(Notify::new()),
+        });
+        core.session.runtime.spawn(writer.clone().run(core.clone()));
+        writer
+    }
+
+    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        {
+            let mut queue = self.lock();
+            if !queue.closed {
+                queue.jobs.extend(jobs);
+                self.wake.notify_one();
+                return;
+            }
+        }
+        for job in jobs {
+            let (order, id) = (job.order, job.piece.id);
+            job.file.piece_failed(order, id, &ClientError::Closed);
+        }
+    }
+
+    /// No more pieces will come: the block is sealed once everything is written.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_one();
+    }
+
+    /// Looks at the state of the session again.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    async fn run(self: Arc<Self>, core: Arc<Core>) {
+        let mut active: Option<StreamSender> = None;
+        let mut finishing: Vec<StreamSender> = Vec::new();
+        let mut trouble: Option<Trouble> = None;
+        loop {
+            for sender in std::mem::take(&mut finishing) {
+                if sender.stream.is_sealed() {
+                    let stream = sender.stream;
+                    tokio::spawn(report_sealed(core.clone(), stream));
+                } else if is_broken(&core, &sender.stream) {
+                    self.give_up(&core, sender);
+                } else {
+                    finishing.push(sender);
+                }
+            }
+            if let Some(sender) = active.take_if(|sender| is_broken(&core, &sender.stream)) {
+                self.give_up(&core, sender);
+            }
+            match self.next_step(&core, active.as_ref(), finishing.is_empty()) {
+                Step::Wait => self.wake.notified().await,
+                Step::Stop => return,
+                Step::Open => match self.open(&core).await {
+                    Ok(sender) => {
+                        active = Some(sender);
+                        trouble = None;
+                    }
+                    Err(error) => self.after_failure(&core, &mut trouble, error).await,
+                },
+                Step::Send(layout) => {
+                    if let Some(sender) = &mut active {
+                        sender.send(layout).await;
+                    }
+                }
+                Step::Sync => {
+                    if let Some(sender) = &mut active {
+                        sender.send_sync().await;
+                    }
+                }
+                Step::Finish => {
+                    if let Some(mut sender) = active.take() {
+                        sender.send_seal().await;
+                        finishing.push(sender);
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_step(&self, core: &Core, active: Option<&StreamSender>, nothing_ends: bool) -> Step {
+        let mut queue = self.lock();
+        let Some(sender) = active else {
+            return match (queue.jobs.is_empty(), queue.closed) {
+                (false, _) => Step::Open,
+                (true, true) if nothing_ends => Step::Stop,
+                (true, _) => Step::Wait,
+            };
+        };
+        let stream = &sender.stream;
+        if queue.jobs.is_empty() {
+            return match (stream.wants_sync(), queue.closed) {
+                (true, _) => Step::Sync,
+                (false, true) => Step::Finish,
+                (false, false) => Step::Wait,
+            };
+        }
+        let (packets, bytes) = stream.unacked();
+        let window_open = match self.topology {
+            Topology::Star => packets < PACK_PACKETS_MAX,
+            Topology::Chain => bytes + PACKET_BYTES_MAX as u64 <= CHAIN_WINDOW_BYTES,
+        };
+        if !window_open {
+            return Step::Wait;
+        }
+        match packet::fill(&mut queue.jobs, stream.room(core.block_bytes())) {
+            Some(layout) => Step::Send(layout),
+            None => Step::Finish,
+        }
+    }
+
+    async fn open(&self, core: &Arc<Core>) -> Result<StreamSender, ClientError> {
+        let new = core.allocator.take(core, self.rules).await?;
+        match pipeline::open(
+            &core.locations,
+            new.clone(),
+            self.topology,
+            self.wake.clone(),
+        )
+        .await
+        {
+            Ok(sender) => Ok(sender),
+            Err(failure) => {
+                tracing::debug!(block = %new.block, node = %failure.node, error = %failure.error, "cannot set up a pipeline");
+                core.locations.note_failure(failure.node, Instant::now());
+                core.locations.forget(new.block);
+                tokio::spawn(discard(core.clone(), new));
+                Err(ClientError::Write(failure.error))
+            }
+        }
+    }
+
+    /// Waits before the next attempt, or gives all pieces back when patience is over.
+    async fn after_failure(
+        &self,
+        core: &Arc<Core>,
+        trouble: &mut Option<Trouble>,
+        error: ClientError,
+    ) {
+        let trouble_now = trouble.get_or_insert_with(|| Trouble {
+            since: Instant::now(),
+            attempts: 0,
+        });
+        trouble_now.attempts += 1;
+        let options = &core.session.options;
+        let (patience, pause) = match &error {
+            ClientError::Write(DataError::Busy { retry_after_ms }) => (
+                options.busy_timeout,
+                Duration::from_millis((*retry_after_ms).into()).min(RETRY_PAUSE * 4),
+            ),
+            _ => (options.unreachable_timeout, RETRY_PAUSE),
+        };
+        let waited = trouble_now.since.elapsed();
+        let hopeless = !error.is_transient() || core.session.is_closed();
+        if hopeless || waited >= patience {
+            let error = match error {
+                ClientError::Write(DataError::Busy { .. }) => ClientError::AllReplicasBusy {
+                    block: BlockId(0),
+                    waited,
+                },
+                other => other,
+            };
+            *trouble = None;
+            let jobs = std::mem::take(&mut self.lock().jobs);
+            for job in jobs {
+                job.file.piece_failed(job.order, job.piece.id, &error);
+            }
+            return;
+        }
+        if trouble_now.attempts > QUICK_ATTEMPTS || !matches!(error, ClientError::Write(_)) {
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Puts back what was not acknowledged, to go into another block, and saves what was.
+    fn give_up(&self, core: &Arc<Core>, sender: StreamSender) {
+        let stream = sender.stream.clone();
+        // The datanodes learn from this that the stream is over.
+        drop(sender);
+        if let Some(failure) = stream.failure() {
+            tracing::info!(block = %stream.new.block, node = %failure.node, error = %failure.error, "a pipeline broke");
+            core.locations.note_failure(failure.node, Instant::now());
+        }
+        let jobs = stream.take_unacked();
+        let mut queue = self.lock();
+        for job in jobs.into_iter().rev() {
+            queue.jobs.push_front(job);
+        }
+        drop(queue);
+        tokio::spawn(recover(core.clone(), stream));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_broken(core: &Core, stream: &BlockStream) -> bool {
+    stream.failure().is_some() || stream.new.generation != core.session.generation()
+}
+
+/// Seals what survives of a block whose pipeline broke.
+async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
+    let block = stream.new.block;
+    if stream.new.generation != core.session.generation() {
+        stream.settle(Err("the session has expired".into()));
+        return;
+    }
+    let length_bytes = stream.acked_bytes();
+    if length_bytes == 0 {
+        stream.settle(Ok(()));
+        discard(core, stream.new.clone()).await;
+        return;
+    }
+    let survivors = pipeline::seal_survivors(&core.locations, &stream).await;
+    if survivors.is_empty() {
+        tracing::warn!(%block, "no replica of a block could be sealed");
+        stream.settle(Err(format!("no replica of block {block} could be sealed")));
+        core.block_lost(block);
+        // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
+        // to know its length, so that it can judge replicas that come back.
+        if seal(&core, block, 0, Vec::new()).await.is_err() {
+            log_seal(block, seal(&core, block, length_bytes, Vec::new()).await);
+        }
+        return;
+    }
+    core.locations.narrow(block, &survivors);
+    stream.settle(Ok(()));
+    log_seal(block, seal(&core, block, length_bytes, survivors).await);
+}
+
+async fn report_sealed(core: Arc<Core>, stream: Arc<BlockStream>) {
+    let nodes = stream.new.nodes.iter().map(|node| node.node).collect();
+    let block = stream.new.block;
+    log_seal(block, seal(&core, block, stream.acked_bytes(), nodes).await);
+}
+
+/// Gives back a block that nothing was written to.
+pub(crate) async fn discard(core: Arc<Core>, new: NewBlock) {
+    if new.generation == core.session.generation() {
+        log_seal(new.block, seal(&core, new.block, 0, Vec::new()).await);
+    }
+}
+
+async fn seal(
+    core: &Core,
+    block: BlockId,
+    length_bytes: u64,
+    replicas: Vec<NodeId>,
+) -> Result<(), ClientError> {
+    let sealed = SealedBlock {
+        block,
+        length_bytes,
+        replicas,
+    };
+    let op = MetaOp::SealBlocks {
+        blocks: vec![sealed],
+    };
+    let result = core
+        .session
+        .mutate(&Credentials::root(), op, Touched::default())
+        .await;
+    result.map(|_| ())
+}
+
+fn log_seal(block: BlockId, result: Result<(), ClientError>) {
+    if let Err(error) = result {
+        // The block ends with the session at the latest.
+        tracing::debug!(%block, %error, "cannot report a block as sealed");
+    }
+}
