@@ -53,6 +53,8 @@ impl Cluster {
 
     /// A datanode registered: its volumes are these and no others. The replicas on volumes that it
     /// had before are gone at once. A full report of each volume is expected next.
+    ///
+    /// Commands that it was given before must be done or dropped by then.
     pub fn register(
         &mut self,
         now_ms: u64,
@@ -201,6 +203,13 @@ impl Cluster {
         self.node_index(node)
             .filter(|&index| self.nodes[index as usize].is_alive())
             .ok_or(ClusterError::NotRegistered(node))
+    }
+
+    /// Whether a node was heard of lately.
+    pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
+        let node = &self.nodes[node as usize];
+        let silent_ms = self.now_ms - node.heard_ms;
+        node.is_alive() && !node.stale && silent_ms <= self.options.stale_after_ms
     }
 
     pub(super) fn ask_for_report(&mut self, node: NodeIx, storage: StorageIx) {

@@ -66,7 +66,7 @@ impl Cluster {
     }
 
     /// Nodes whose sealed replica may be relied on when another one is removed.
-    fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
+    pub(super) fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
         let Some(block) = self.table.get(slot) else {
             return SmallVec::new();
         };
@@ -76,10 +76,7 @@ impl Cluster {
             .filter(|replica| replica.state == ReplicaState::Sealed);
         sealed
             .map(|replica| &self.table.storages[replica.storage as usize])
-            .filter(|storage| {
-                let node = &self.nodes[storage.node as usize];
-                storage.usable && storage.inventoried && !node.stale
-            })
+            .filter(|storage| storage.usable && storage.inventoried && self.is_fresh(storage.node))
             .map(|storage| storage.node)
             .collect()
     }

@@ -176,9 +176,7 @@ impl Cluster {
 
     /// No server can take another replica. One that holds a bad replica could, without it.
     fn make_way(&mut self, slot: Slot) {
-        if let Some(block) = self.table.get(slot)
-            && self.tally(slot, block).confirmed > 0
-        {
+        if !self.confirmed(slot).is_empty() {
             self.remove_bad(slot);
         }
     }
@@ -299,5 +297,15 @@ impl Cluster {
             .iter()
             .filter_map(|&index| self.node_info(self.nodes[index as usize].id))
             .collect()
+    }
+}
+
+#[cfg(test)]
+impl Cluster {
+    /// Repairs under way from and to a node, counted.
+    pub(super) fn repairs_of(&self, node: NodeIx) -> (usize, usize) {
+        let all = self.in_flight.values();
+        let outgoing = all.clone().filter(|it| it.source == node).count();
+        (outgoing, all.filter(|it| it.target == node).count())
     }
 }

@@ -66,6 +66,8 @@ impl Cluster {
             let replica = self.table.replica_in(slot, storage);
             if let (Some(block), Some(replica)) = (self.table.get(slot), replica)
                 && block.replicas[replica].epoch != epoch
+                // Full reports leave out what is known to be corrupt.
+                && block.replicas[replica].state != ReplicaState::Corrupt
             {
                 missing.push((slot, block.id));
             }
@@ -117,7 +119,7 @@ impl Cluster {
                     self.remove_reported(slot, storage);
                 }
             }
-            ReplicaChange::Corrupt(block) => self.corrupt(*block, node),
+            ReplicaChange::Corrupt(block) => self.corrupt(*block, node, Some(storage)),
             ReplicaChange::RepairFailed(block) => {
                 if let Some(slot) = self.table.slot(*block) {
                     self.fail_repair(slot, node);
@@ -231,18 +233,26 @@ impl Cluster {
         self.settle(slot);
     }
 
-    fn corrupt(&mut self, block: BlockId, node: NodeIx) {
+    /// `storage` is known when the datanode itself says it; then the replica is there for sure.
+    fn corrupt(&mut self, block: BlockId, node: NodeIx, storage: Option<StorageIx>) {
         let Some(slot) = self.table.slot(block) else {
+            if storage.is_some() {
+                self.nodes[node as usize].deletes.add(block);
+            }
             return;
         };
-        self.leave_pipeline(slot, node);
-        if let Some(index) = self.table.replica_on(slot, node)
-            && let Some(it) = self.table.get(slot)
-            && it.replicas[index].state != ReplicaState::Deleting
-        {
-            self.nodes[node as usize].deletes.remove(block);
-            self.table.set_state(slot, index, ReplicaState::Corrupt);
+        match (self.table.replica_on(slot, node), storage) {
+            (Some(index), _) => {
+                self.nodes[node as usize].deletes.remove(block);
+                self.table.restamp(slot, index, ReplicaState::Corrupt);
+            }
+            (None, Some(storage)) => {
+                self.arrive(slot, node);
+                self.table.add_replica(slot, storage, ReplicaState::Corrupt);
+            }
+            (None, None) => {}
         }
+        self.leave_pipeline(slot, node);
         self.settle(slot);
     }
 
@@ -255,7 +265,7 @@ impl Cluster {
             return;
         };
         if corrupt {
-            self.corrupt(block, index);
+            self.corrupt(block, index, None);
         } else {
             self.nodes[index as usize].stale = true;
             self.refresh_node(index);

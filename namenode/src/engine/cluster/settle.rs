@@ -12,8 +12,6 @@ use super::{
 pub(super) struct Tally {
     /// On usable volumes, with all the bytes; those that a writer vouches for included.
     pub(super) good: usize,
-    /// Those of them that their node reported as sealed since it registered, and that lives.
-    pub(super) confirmed: usize,
     /// Short or corrupt.
     pub(super) bad: usize,
     /// Chosen to be removed, the datanode not told.
@@ -52,14 +50,8 @@ impl Cluster {
             if !storage.usable {
                 continue;
             }
-            let node = &self.nodes[storage.node as usize];
             match replica.state {
-                ReplicaState::Sealed | ReplicaState::Open => {
-                    tally.good += 1;
-                    if replica.state == ReplicaState::Sealed && storage.inventoried && !node.stale {
-                        tally.confirmed += 1;
-                    }
-                }
+                ReplicaState::Sealed | ReplicaState::Open => tally.good += 1,
                 ReplicaState::Short => tally.bad += 1,
                 ReplicaState::Corrupt => {
                     tally.bad += 1;

@@ -315,4 +315,33 @@ impl Table {
             + self.slots.capacity() * 8 / 7 * 17
             + self.storages.capacity() * size_of::<Storage>()
     }
+
+    /// Blocks and volumes point at each other.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let mut replicas = 0;
+        for (slot, block) in self.iter() {
+            assert_eq!(self.slot(block.id), Some(slot));
+            for replica in &block.replicas {
+                let storage = &self.storages[replica.storage as usize];
+                assert_eq!(storage.blocks[replica.position as usize], slot);
+                replicas += 1;
+            }
+        }
+        let listed: usize = self.storages.iter().map(|it| it.blocks.len()).sum();
+        assert_eq!(replicas, listed);
+        assert_eq!(self.slots.len() + self.free.len(), self.blocks.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the entry in the map and three places in the lists of volumes, four million blocks
+    /// stay below half a GiB.
+    #[test]
+    fn a_block_is_small() {
+        assert!(size_of::<Option<Block>>() <= 72);
+    }
 }
