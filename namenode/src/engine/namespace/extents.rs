@@ -282,9 +282,7 @@ impl Extents {
         if let Self::Many(tree) = self
             && tree.pieces.len() < 2
         {
-            *self = tree
-                .first_from(0)
-                .map_or(Self::Empty, |piece| Self::One(piece));
+            *self = tree.first_from(0).map_or(Self::Empty, Self::One);
         }
     }
 

@@ -28,6 +28,8 @@ mod servers;
 mod sessions;
 mod settings;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod views;
 mod xattr;

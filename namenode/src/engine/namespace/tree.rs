@@ -86,7 +86,8 @@ impl Namespace {
             let ino = next?;
             let inode = self.inodes.get(ino).ok()?;
             let parent = inode.directory().ok()?.parent;
-            next = (parent != ino).then_some(parent);
+            // A removed directory is below nothing any more.
+            next = (parent != ino && inode.nlink > 0).then_some(parent);
             Some((ino, inode))
         })
         .take(DIRECTORY_DEPTH_MAX + 1)

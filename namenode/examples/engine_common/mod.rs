@@ -1,0 +1,153 @@
+//! What the examples that measure the engine share.
+
+use harvestfs_namenode::engine::namespace::{Applied, Command, Namespace, Outcome};
+use harvestfs_protocol::{
+    ids::{BlockId, ClusterId, InodeId, SessionId},
+    limits::BLOCK_BYTES_MAX,
+    meta::{FileCommit, MetaOp, MetaReply},
+    name::Name,
+    types::{Credentials, Durability, Extent, FileKind, PlacementRules, Timestamp},
+};
+
+const RULES: PlacementRules = PlacementRules {
+    replication: 3,
+    durability: Durability::Strict,
+    class: None,
+};
+
+/// Bytes of each file.
+const FILE_BYTES: u64 = 4096;
+
+/// A namespace and a client that packs small files into blocks.
+pub struct Driver {
+    /// The engine.
+    pub namespace: Namespace,
+    session: SessionId,
+    sequence: u64,
+    block: BlockId,
+    block_used_bytes: u64,
+}
+
+impl Driver {
+    /// A fresh cluster.
+    pub fn new() -> Self {
+        let mut driver = Self {
+            namespace: Namespace::new(),
+            session: SessionId(0),
+            sequence: 0,
+            block: BlockId(0),
+            block_used_bytes: BLOCK_BYTES_MAX,
+        };
+        driver.apply(&Command::Format {
+            cluster: ClusterId(1),
+            now: Timestamp(0),
+            root_uid: 0,
+            root_gid: 0,
+            block_bytes: BLOCK_BYTES_MAX,
+            default_rules: RULES,
+        });
+        let open = Command::OpenSession {
+            client: "example".into(),
+            now: Timestamp(0),
+        };
+        match driver.apply(&open).reply {
+            Outcome::Session(session) => driver.session = session,
+            other => panic!("{other:?}"),
+        }
+        driver
+    }
+
+    /// Applies a command that must succeed.
+    pub fn apply(&mut self, command: &Command) -> Applied {
+        match self.namespace.apply(command) {
+            Ok(applied) => applied,
+            Err(error) => panic!("{error}: {command:?}"),
+        }
+    }
+
+    /// The command for the next mutation.
+    pub fn command(&mut self, op: MetaOp) -> Command {
+        self.sequence += 1;
+        Command::Mutate {
+            session: self.session,
+            sequence: self.sequence,
+            answered_below: self.sequence,
+            credentials: Credentials::root(),
+            now: Timestamp(self.sequence as i64),
+            held_elsewhere: false,
+            op,
+        }
+    }
+
+    /// Runs a mutation.
+    pub fn run(&mut self, op: MetaOp) -> Outcome {
+        let command = self.command(op);
+        self.apply(&command).reply
+    }
+
+    /// Runs a mutation that makes an inode.
+    pub fn make(&mut self, op: MetaOp) -> InodeId {
+        match self.run(op) {
+            Outcome::Meta(MetaReply::Attr(attr)) => attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Where the next small file's data is: the open block, or a new one when that is full.
+    pub fn next_extent(&mut self) -> Extent {
+        if self.block_used_bytes + FILE_BYTES > BLOCK_BYTES_MAX {
+            let op = MetaOp::AllocateBlocks {
+                count: 1,
+                rules: RULES,
+                exclude: Vec::new(),
+            };
+            match self.run(op) {
+                Outcome::Blocks(blocks) => self.block = blocks[0],
+                other => panic!("{other:?}"),
+            }
+            self.block_used_bytes = 0;
+        }
+        let block_offset = self.block_used_bytes;
+        self.block_used_bytes += FILE_BYTES;
+        Extent {
+            file_offset: 0,
+            length_bytes: FILE_BYTES,
+            block: self.block,
+            block_offset,
+        }
+    }
+}
+
+/// A name of 18 bytes or so.
+pub fn name(kind: &str, number: u64) -> Name {
+    let text = format!("{kind}-{number:09}.dat");
+    match Name::new(text.as_bytes()) {
+        Ok(name) => name,
+        Err(error) => panic!("{error}: {text}"),
+    }
+}
+
+/// Makes a regular file.
+pub fn create(parent: InodeId, number: u64) -> MetaOp {
+    MetaOp::Create {
+        parent,
+        name: name("file", number),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        rdev: 0,
+    }
+}
+
+/// Commits one extent to each of several files.
+pub fn commit(files: Vec<(InodeId, Extent)>) -> MetaOp {
+    let file = |(ino, extent)| FileCommit {
+        ino,
+        extents: vec![extent],
+        append: false,
+        mtime: None,
+    };
+    MetaOp::Commit {
+        files: files.into_iter().map(file).collect(),
+        durable: true,
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory of the namespace engine per small file: inode, name, one extent and a share of a block.
+//!
+//! Run: `cargo run --release -p harvestfs-namenode --example engine_memory [files]`
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+#[path = "engine_common/mod.rs"]
+mod engine_common;
+
+use engine_common::{Driver, commit, create, name};
+use harvestfs_protocol::{ids::InodeId, meta::MetaOp};
+
+/// Counts the bytes that are allocated now.
+struct Counting;
+
+static ALLOCATED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged, whose guarantees hold then; the
+// counter has no part in them.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED_BYTES.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`; `pointer` came from `alloc` above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Memory of this process that is in use, in bytes, as the kernel sees it.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+const FILES_PER_DIRECTORY: u64 = 1_000;
+
+fn make_small_files(driver: &mut Driver, files: u64) {
+    let mut parent = InodeId::ROOT;
+    for number in 0..files {
+        if number % FILES_PER_DIRECTORY == 0 {
+            parent = driver.make(MetaOp::MakeDir {
+                parent: InodeId::ROOT,
+                name: name("directory", number / FILES_PER_DIRECTORY),
+                mode: 0o755,
+            });
+        }
+        let ino = driver.make(create(parent, number));
+        let extent = driver.next_extent();
+        driver.run(commit(vec![(ino, extent)]));
+    }
+}
+
+fn main() {
+    let files: u64 = std::env::args()
+        .nth(1)
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1_000_000);
+    let mut driver = Driver::new();
+    let allocated_before = ALLOCATED_BYTES.load(Ordering::Relaxed);
+    let resident_before = resident_bytes();
+    make_small_files(&mut driver, files);
+    let allocated = ALLOCATED_BYTES.load(Ordering::Relaxed) - allocated_before;
+
+    println!("{files} files of 4 KiB, {FILES_PER_DIRECTORY} to a directory, in shared blocks");
+    let per_file = |bytes: u64| bytes as f64 / files as f64;
+    println!("allocated: {:.0} bytes per file", per_file(allocated));
+    if let (Some(before), Some(after)) = (resident_before, resident_bytes()) {
+        let grown = after.saturating_sub(before);
+        println!("resident:  {:.0} bytes per file", per_file(grown));
+    }
+    let counts = driver.namespace.counts();
+    println!(
+        "estimated: {:.0} bytes per file",
+        per_file(counts.memory_bytes)
+    );
+    println!("{counts:?}");
+    assert!(
+        allocated < files * 300,
+        "more than 300 bytes per file: {allocated}"
+    );
+}

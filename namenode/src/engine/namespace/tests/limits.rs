@@ -1,0 +1,183 @@
+//! What is too much is refused, by name.
+
+use super::*;
+use harvestfs_protocol::{
+    limits::{
+        BLOCKS_PER_REQUEST_MAX, DIRECTORY_DEPTH_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX,
+        FILES_PER_COMMIT_MAX, GROUPS_MAX, LINKS_MAX, SYMLINK_BYTES_MAX,
+    },
+    meta::FallocateMode,
+};
+
+/// Without the check of all invariants after each step, for the long way to a limit.
+fn run_unchecked(fixture: &mut Fixture, op: MetaOp) -> Result<Attr, FsError> {
+    fixture.now += 1;
+    fixture.sequence += 1;
+    match fixture.namespace.apply(&fixture.command(op))?.reply {
+        Outcome::Meta(MetaReply::Attr(attr)) => Ok(attr),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn directories_have_a_greatest_depth() {
+    let mut fixture = Fixture::new();
+    let mut parent = InodeId::ROOT;
+    let mut middle = parent;
+    for depth in 0..DIRECTORY_DEPTH_MAX {
+        let op = MetaOp::MakeDir {
+            parent,
+            name: name("d"),
+            mode: 0o755,
+        };
+        parent = run_unchecked(&mut fixture, op).unwrap().ino;
+        if depth == DIRECTORY_DEPTH_MAX / 2 {
+            middle = parent;
+        }
+    }
+    let op = MetaOp::MakeDir {
+        parent,
+        name: name("d"),
+        mode: 0o755,
+    };
+    assert_eq!(fixture.run(op), Err(FsError::TooDeep));
+    // A file may be there, a directory may not be moved there.
+    let op = MetaOp::Create {
+        parent,
+        name: name("f"),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        rdev: 0,
+    };
+    fixture.run(op).unwrap();
+    fixture.dir("/other");
+    let into = |new_parent| MetaOp::Rename {
+        parent: InodeId::ROOT,
+        name: name("other"),
+        new_parent,
+        new_name: name("other"),
+        mode: RenameMode::Replace,
+    };
+    assert_eq!(fixture.run(into(parent)), Err(FsError::TooDeep));
+    fixture.run(into(middle)).unwrap();
+}
+
+#[test]
+fn files_have_a_greatest_number_of_links() {
+    let mut fixture = Fixture::new();
+    let ino = fixture.file("/f");
+    for link in 1..LINKS_MAX {
+        let op = MetaOp::Link {
+            ino,
+            parent: InodeId::ROOT,
+            name: name(&link.to_string()),
+        };
+        run_unchecked(&mut fixture, op).unwrap();
+    }
+    assert_eq!(fixture.link("/f", "/more"), Err(FsError::TooManyLinks));
+    fixture.unlink("/1").unwrap();
+    assert_eq!(fixture.link("/f", "/more").unwrap().nlink, LINKS_MAX);
+}
+
+#[test]
+fn files_have_a_greatest_size() {
+    let mut fixture = Fixture::new();
+    let ino = fixture.file("/f");
+    let too_large = Err(FsError::FileTooLarge);
+    assert!(fixture.truncate("/f", FILE_BYTES_MAX).is_ok());
+    assert_eq!(fixture.truncate("/f", FILE_BYTES_MAX + 1), too_large);
+    for (offset, length_bytes) in [(FILE_BYTES_MAX, 1), (1, FILE_BYTES_MAX), (u64::MAX, 1)] {
+        let op = MetaOp::Fallocate {
+            ino,
+            offset,
+            length_bytes,
+            mode: FallocateMode::Allocate,
+        };
+        assert_eq!(fixture.change(op), too_large);
+    }
+    let block = fixture.allocate(1)[0];
+    for offset in [FILE_BYTES_MAX, FILE_BYTES_MAX - 4, u64::MAX, u64::MAX - 4] {
+        let result = fixture.commit(ino, &[extent(offset, 5, block, 0)]);
+        assert_eq!(result, too_large, "{offset}");
+    }
+    let end = fixture.commit(ino, &[extent(FILE_BYTES_MAX - 5, 5, block, 0)]);
+    assert_eq!(end.unwrap().size_bytes, FILE_BYTES_MAX);
+    let append = MetaOp::Commit {
+        files: vec![FileCommit {
+            ino,
+            extents: vec![extent(0, 5, block, 0)],
+            append: true,
+            mtime: None,
+        }],
+        durable: true,
+    };
+    let reply = MetaReply::Committed(vec![Err(FsError::FileTooLarge)]);
+    assert_eq!(fixture.run(append), Ok(Outcome::Meta(reply)));
+    let clone = MetaOp::CloneRange {
+        source: ino,
+        source_offset: 0,
+        destination: ino,
+        destination_offset: FILE_BYTES_MAX,
+        length_bytes: 1,
+    };
+    assert_eq!(fixture.change(clone), too_large);
+}
+
+#[test]
+fn requests_have_a_greatest_size() {
+    let mut fixture = Fixture::new();
+    let ino = fixture.file("/f");
+    let block = fixture.allocate(1)[0];
+    assert_eq!(
+        fixture.symlink("/s", &vec![b'x'; SYMLINK_BYTES_MAX + 1]),
+        Err(FsError::NameTooLong)
+    );
+    assert!(
+        fixture
+            .symlink("/s", &vec![b'x'; SYMLINK_BYTES_MAX])
+            .is_ok()
+    );
+
+    let one = extent(0, 1, block, 0);
+    let file = |extents: usize| FileCommit {
+        ino,
+        extents: vec![one; extents],
+        append: false,
+        mtime: None,
+    };
+    let too_many = [
+        vec![file(EXTENTS_PER_COMMIT_MAX + 1)],
+        vec![file(1); FILES_PER_COMMIT_MAX + 1],
+    ];
+    for files in too_many {
+        let op = MetaOp::Commit {
+            files,
+            durable: false,
+        };
+        assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
+    }
+    for count in [0, BLOCKS_PER_REQUEST_MAX as u32 + 1, u32::MAX] {
+        let op = MetaOp::AllocateBlocks {
+            count,
+            rules: RULES,
+            exclude: Vec::new(),
+        };
+        assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
+    }
+    for replication in [0, 11] {
+        let op = MetaOp::AllocateBlocks {
+            count: 1,
+            rules: PlacementRules {
+                replication,
+                ..RULES
+            },
+            exclude: Vec::new(),
+        };
+        assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
+    }
+    fixture.caller.groups = vec![1; GROUPS_MAX + 1];
+    assert!(matches!(
+        fixture.make_dir("/d", 0o755),
+        Err(FsError::InvalidArgument(_))
+    ));
+}

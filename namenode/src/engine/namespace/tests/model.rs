@@ -1,0 +1,597 @@
+//! A small and obvious namespace: maps, and for each byte of a file where it is found. Whatever
+//! can be counted is counted anew each time. It knows the rules of POSIX in its own words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harvestfs_protocol::meta::{SetTime, SetXattrMode};
+
+use super::*;
+
+pub const W: u16 = 2;
+pub const X: u16 = 1;
+
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub inodes: BTreeMap<InodeId, Node>,
+    pub blocks: BTreeMap<BlockId, ModelBlock>,
+    pub sessions: BTreeSet<SessionId>,
+    pub orphans: BTreeSet<InodeId>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub kind: FileKind,
+    pub mode: u16,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub entries: BTreeMap<Name, InodeId>,
+    /// For each byte, the block and the offset in it; a hole has neither.
+    pub content: Vec<Option<(BlockId, u64)>>,
+    pub target: Vec<u8>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelBlock {
+    pub writer: Option<SessionId>,
+    pub committed: u64,
+    pub sealed: Option<u64>,
+    pub rules: PlacementRules,
+}
+
+/// What comes with an operation.
+pub struct Context<'a> {
+    pub who: &'a Credentials,
+    pub session: SessionId,
+    pub now: i64,
+    pub held_elsewhere: bool,
+    /// The number that a new inode gets.
+    pub fresh: InodeId,
+}
+
+pub type Answer = Result<MetaReply, FsError>;
+
+pub fn invalid() -> FsError {
+    FsError::InvalidArgument(String::new())
+}
+
+fn groups(who: &Credentials) -> BTreeSet<u32> {
+    who.groups.iter().copied().chain([who.gid]).collect()
+}
+
+impl Node {
+    pub fn new(kind: FileKind, mode: u16, uid: u32, gid: u32, now: i64) -> Self {
+        Self {
+            kind,
+            mode,
+            uid,
+            gid,
+            rdev: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            entries: BTreeMap::new(),
+            content: Vec::new(),
+            target: Vec::new(),
+            xattrs: BTreeMap::new(),
+        }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    pub fn may(&self, who: &Credentials, wanted: u16) -> bool {
+        if who.uid == 0 {
+            return self.is_dir() || wanted & X == 0 || self.mode & 0o111 != 0;
+        }
+        let class = if who.uid == self.uid {
+            self.mode / 64
+        } else if groups(who).contains(&self.gid) {
+            self.mode / 8
+        } else {
+            self.mode
+        };
+        class & wanted == wanted
+    }
+
+    pub fn demand(&self, who: &Credentials, wanted: u16) -> Result<(), FsError> {
+        self.may(who, wanted)
+            .then_some(())
+            .ok_or(FsError::PermissionDenied)
+    }
+
+    pub fn owned_by(&self, who: &Credentials) -> bool {
+        who.uid == 0 || who.uid == self.uid
+    }
+
+    pub fn file(&self) -> Result<(), FsError> {
+        match self.kind {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(FsError::IsADirectory),
+            _ => Err(invalid()),
+        }
+    }
+
+    /// Set-user-id and its kin, as a change of owner or content takes them away.
+    pub fn strip(&mut self, who: &Credentials) {
+        let outsider = who.uid != 0 && !groups(who).contains(&self.gid);
+        self.mode &= !0o4000;
+        if self.mode & 0o010 != 0 || outsider {
+            self.mode &= !0o2000;
+        }
+        self.xattrs.remove(&b"security.capability"[..]);
+    }
+
+    pub fn written(&mut self, who: &Credentials, now: i64) {
+        self.mtime = now;
+        self.ctime = now;
+        if who.uid == 0 {
+            self.xattrs.remove(&b"security.capability"[..]);
+        } else {
+            self.strip(who);
+        }
+    }
+
+    pub fn rules(&self) -> PlacementRules {
+        let text = |name: &str| {
+            let name = format!("user.harvestfs.{name}");
+            let value = self.xattrs.get(name.as_bytes());
+            value.map(|value| String::from_utf8(value.clone()).unwrap())
+        };
+        PlacementRules {
+            replication: text("replication").map_or(RULES.replication, |n| n.parse().unwrap()),
+            durability: match text("durability").as_deref() {
+                Some("space") => Durability::Space,
+                _ => Durability::Strict,
+            },
+            class: None,
+        }
+    }
+}
+
+impl Model {
+    pub fn format() -> Self {
+        let mut model = Self::default();
+        let root = Node::new(FileKind::Directory, 0o755, 0, 0, 1);
+        model.inodes.insert(InodeId::ROOT, root);
+        model
+    }
+
+    pub fn node(&self, ino: InodeId) -> Result<&Node, FsError> {
+        self.inodes.get(&ino).ok_or(FsError::Stale)
+    }
+
+    pub fn node_mut(&mut self, ino: InodeId) -> &mut Node {
+        self.inodes.get_mut(&ino).unwrap()
+    }
+
+    pub fn links(&self, ino: InodeId) -> u32 {
+        let all = self.inodes.values().flat_map(|node| node.entries.values());
+        let names = all.filter(|&&child| child == ino).count();
+        let node = &self.inodes[&ino];
+        if node.is_dir() && !self.orphans.contains(&ino) {
+            let below = node.entries.values();
+            2 + below.filter(|child| self.inodes[child].is_dir()).count() as u32
+        } else {
+            names as u32
+        }
+    }
+
+    pub fn attr(&self, ino: InodeId) -> Attr {
+        let node = &self.inodes[&ino];
+        let size = match node.kind {
+            FileKind::Directory => node.entries.len(),
+            FileKind::Symlink => node.target.len(),
+            _ => node.content.len(),
+        };
+        Attr {
+            ino,
+            kind: node.kind,
+            mode: node.mode,
+            nlink: self.links(ino),
+            uid: node.uid,
+            gid: node.gid,
+            rdev: node.rdev,
+            size_bytes: size as u64,
+            allocated_bytes: node.content.iter().flatten().count() as u64,
+            atime: Timestamp(node.atime),
+            mtime: Timestamp(node.mtime),
+            ctime: Timestamp(node.ctime),
+            content_version: 0,
+        }
+    }
+
+    fn reply(&self, ino: InodeId) -> Answer {
+        Ok(MetaReply::Attr(self.attr(ino)))
+    }
+
+    pub fn parent_of(&self, ino: InodeId) -> Option<InodeId> {
+        let names = |node: &&Node| node.entries.values().any(|&child| child == ino);
+        let found = self.inodes.iter().find(|(_, node)| names(node));
+        found.map(|(&parent, _)| parent)
+    }
+
+    /// What a name leads to, for who may look.
+    fn walk(
+        &self,
+        who: &Credentials,
+        dir: InodeId,
+        name: &Name,
+    ) -> Result<Option<InodeId>, FsError> {
+        let node = self.node(dir)?;
+        if !node.is_dir() {
+            return Err(FsError::NotADirectory);
+        }
+        node.demand(who, X)?;
+        Ok(node.entries.get(name).copied())
+    }
+
+    fn may_add(&self, who: &Credentials, dir: InodeId) -> Result<(), FsError> {
+        if self.orphans.contains(&dir) {
+            return Err(FsError::NotFound);
+        }
+        self.node(dir)?.demand(who, W | X)
+    }
+
+    fn may_take(&self, who: &Credentials, dir: InodeId, victim: InodeId) -> Result<(), FsError> {
+        let (dir, victim) = (self.node(dir)?, self.node(victim)?);
+        dir.demand(who, W | X)?;
+        let sticky = dir.mode & 0o1000 != 0;
+        if sticky && ![0, dir.uid, victim.uid].contains(&who.uid) {
+            return Err(FsError::NotPermitted);
+        }
+        Ok(())
+    }
+
+    fn free_name(&self, who: &Credentials, dir: InodeId, name: &Name) -> Result<(), FsError> {
+        if self.walk(who, dir, name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        self.may_add(who, dir)
+    }
+
+    fn touch_dir(&mut self, dir: InodeId, now: i64) {
+        let node = self.node_mut(dir);
+        node.mtime = now;
+        node.ctime = now;
+    }
+
+    /// The nearest value of a setting at or above a directory.
+    fn setting_above(&self, dir: InodeId, name: &[u8]) -> Option<Vec<u8>> {
+        let mut next = Some(dir);
+        while let Some(ino) = next {
+            if let Some(value) = self.inodes[&ino].xattrs.get(name) {
+                return Some(value.clone());
+            }
+            next = self.parent_of(ino);
+        }
+        None
+    }
+
+    fn add(&mut self, context: &Context, dir: InodeId, name: &Name, mut node: Node) -> Answer {
+        let parent = &self.inodes[&dir];
+        if parent.mode & 0o2000 != 0 {
+            node.gid = parent.gid;
+            if node.is_dir() {
+                node.mode |= 0o2000;
+            } else if node.mode & 0o2010 == 0o2010
+                && context.who.uid != 0
+                && !groups(context.who).contains(&node.gid)
+            {
+                node.mode &= !0o2000;
+            }
+        }
+        if node.kind == FileKind::Regular {
+            for setting in ["replication", "durability"] {
+                let name = format!("user.harvestfs.{setting}").into_bytes();
+                if let Some(value) = self.setting_above(dir, &name) {
+                    node.xattrs.insert(name, value);
+                }
+            }
+        }
+        self.inodes.insert(context.fresh, node);
+        let entries = &mut self.node_mut(dir).entries;
+        entries.insert(name.clone(), context.fresh);
+        self.touch_dir(dir, context.now);
+        self.reply(context.fresh)
+    }
+
+    /// A name that led here is gone.
+    fn dropped(&mut self, context: &Context, ino: InodeId) -> Attr {
+        self.node_mut(ino).ctime = context.now;
+        let mut attr = self.attr(ino);
+        let named = self.parent_of(ino).is_some();
+        if !named {
+            attr.nlink = 0;
+            if context.held_elsewhere {
+                self.orphans.insert(ino);
+            } else {
+                self.inodes.remove(&ino);
+            }
+        }
+        attr
+    }
+
+    pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
+        let who = context.who;
+        match op {
+            MetaOp::Create {
+                parent,
+                name,
+                kind,
+                mode,
+                rdev,
+            } => {
+                self.free_name(who, *parent, name)?;
+                let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+                if device && who.uid != 0 {
+                    return Err(FsError::NotPermitted);
+                }
+                let mut node = Node::new(*kind, *mode, who.uid, who.gid, context.now);
+                node.rdev = if device { *rdev } else { 0 };
+                self.add(context, *parent, name, node)
+            }
+            MetaOp::MakeDir { parent, name, mode } => {
+                self.free_name(who, *parent, name)?;
+                let mode = mode & 0o1777;
+                let node = Node::new(FileKind::Directory, mode, who.uid, who.gid, context.now);
+                self.add(context, *parent, name, node)
+            }
+            MetaOp::Symlink {
+                parent,
+                name,
+                target,
+            } => {
+                self.free_name(who, *parent, name)?;
+                let kind = FileKind::Symlink;
+                let mut node = Node::new(kind, 0o777, who.uid, who.gid, context.now);
+                node.target = target.clone();
+                self.add(context, *parent, name, node)
+            }
+            MetaOp::Link { ino, parent, name } => {
+                let is_dir = self.node(*ino)?.is_dir();
+                self.free_name(who, *parent, name)?;
+                if is_dir {
+                    return Err(FsError::NotPermitted);
+                }
+                if self.orphans.contains(ino) {
+                    return Err(FsError::NotFound);
+                }
+                let entries = &mut self.node_mut(*parent).entries;
+                entries.insert(name.clone(), *ino);
+                self.touch_dir(*parent, context.now);
+                self.node_mut(*ino).ctime = context.now;
+                self.reply(*ino)
+            }
+            MetaOp::Unlink { parent, name } | MetaOp::RemoveDir { parent, name } => {
+                let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
+                self.may_take(who, *parent, ino)?;
+                let victim = &self.inodes[&ino];
+                match (op, victim.is_dir()) {
+                    (MetaOp::Unlink { .. }, true) => return Err(FsError::IsADirectory),
+                    (MetaOp::RemoveDir { .. }, false) => return Err(FsError::NotADirectory),
+                    (_, true) if !victim.entries.is_empty() => return Err(FsError::NotEmpty),
+                    _ => {}
+                }
+                self.node_mut(*parent).entries.remove(name);
+                self.touch_dir(*parent, context.now);
+                Ok(MetaReply::Removed(Some(self.dropped(context, ino))))
+            }
+            MetaOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                mode,
+            } => self.rename(context, (*parent, name), (*new_parent, new_name), *mode),
+            MetaOp::SetAttr { ino, changes } => self.set_attr(context, *ino, changes),
+            MetaOp::SetXattr {
+                ino,
+                name,
+                value,
+                mode,
+            } => {
+                self.may_set_xattr(who, *ino, name)?;
+                let node = self.node_mut(*ino);
+                match (mode, node.xattrs.contains_key(name)) {
+                    (SetXattrMode::Create, true) => return Err(FsError::Exists),
+                    (SetXattrMode::Replace, false) => return Err(FsError::NoAttribute),
+                    _ => {}
+                }
+                let text = String::from_utf8_lossy(value);
+                let good = match name.as_slice() {
+                    b"user.harvestfs.replication" => {
+                        text.parse().is_ok_and(|n: u8| (1..=10).contains(&n))
+                    }
+                    b"user.harvestfs.durability" => ["strict", "space"].contains(&text.as_ref()),
+                    _ => true,
+                };
+                if !good {
+                    return Err(invalid());
+                }
+                node.xattrs.insert(name.clone(), value.clone());
+                node.ctime = context.now;
+                Ok(MetaReply::Done)
+            }
+            MetaOp::RemoveXattr { ino, name } => {
+                self.may_set_xattr(who, *ino, name)?;
+                let node = self.node_mut(*ino);
+                node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
+                node.ctime = context.now;
+                Ok(MetaReply::Done)
+            }
+            _ => self.apply_content(context, op),
+        }
+    }
+
+    fn may_set_xattr(&self, who: &Credentials, ino: InodeId, name: &[u8]) -> Result<(), FsError> {
+        let node = self.node(ino)?;
+        if !name.starts_with(b"user.") {
+            let root = who.uid == 0;
+            return root.then_some(()).ok_or(FsError::NotPermitted);
+        }
+        let sticky = node.is_dir() && node.mode & 0o1000 != 0;
+        let file_or_dir = matches!(node.kind, FileKind::Regular | FileKind::Directory);
+        if !file_or_dir || (sticky && !node.owned_by(who)) {
+            return Err(FsError::NotPermitted);
+        }
+        node.demand(who, W)
+    }
+
+    fn set_attr(&mut self, context: &Context, ino: InodeId, changes: &AttrChanges) -> Answer {
+        let who = context.who;
+        let node = self.node(ino)?;
+        if changes.size_bytes.is_some() {
+            node.file()?;
+            if !changes.opened_for_writing {
+                node.demand(who, W)?;
+            }
+        }
+        let owner = node.owned_by(who);
+        let gives_away = changes.uid.is_some_and(|uid| uid != node.uid);
+        if (gives_away && who.uid != 0) || (changes.uid.is_some() && !owner) {
+            return Err(FsError::NotPermitted);
+        }
+        if let Some(gid) = changes.gid {
+            let known = gid == node.gid || groups(who).contains(&gid);
+            if !owner || (who.uid != 0 && !known) {
+                return Err(FsError::NotPermitted);
+            }
+        }
+        if changes.mode.is_some() {
+            if node.kind == FileKind::Symlink {
+                return Err(FsError::NotSupported(String::new()));
+            }
+            if !owner {
+                return Err(FsError::NotPermitted);
+            }
+        }
+        for time in [changes.atime, changes.mtime].into_iter().flatten() {
+            if !owner {
+                match time {
+                    SetTime::To(_) => return Err(FsError::NotPermitted),
+                    SetTime::Now => node.demand(who, W)?,
+                }
+            }
+        }
+
+        let node = self.node_mut(ino);
+        let mut changed = false;
+        if let Some(size) = changes.size_bytes {
+            node.content.resize(size as usize, None);
+            node.written(who, context.now);
+            changed = true;
+        }
+        if changes.uid.is_some() || changes.gid.is_some() {
+            if !node.is_dir() {
+                node.strip(who);
+            }
+            node.uid = changes.uid.unwrap_or(node.uid);
+            node.gid = changes.gid.unwrap_or(node.gid);
+            changed = true;
+        }
+        if let Some(mode) = changes.mode {
+            node.mode = mode;
+            if who.uid != 0 && !groups(who).contains(&node.gid) {
+                node.mode &= !0o2000;
+            }
+            changed = true;
+        }
+        let mut set = |time: &mut i64, to: Option<SetTime>| {
+            changed |= to.is_some();
+            match to {
+                Some(SetTime::Now) => *time = context.now,
+                Some(SetTime::To(to)) => *time = to.0,
+                None => {}
+            }
+        };
+        set(&mut node.atime, changes.atime);
+        set(&mut node.mtime, changes.mtime);
+        if changed {
+            node.ctime = context.now;
+        }
+        self.reply(ino)
+    }
+
+    fn is_below(&self, ino: InodeId, above: InodeId) -> bool {
+        let mut next = Some(ino);
+        while let Some(ino) = next {
+            if ino == above {
+                return true;
+            }
+            next = self.parent_of(ino);
+        }
+        false
+    }
+
+    fn rename(
+        &mut self,
+        context: &Context,
+        old: (InodeId, &Name),
+        new: (InodeId, &Name),
+        mode: RenameMode,
+    ) -> Answer {
+        let who = context.who;
+        let source = self.walk(who, old.0, old.1)?.ok_or(FsError::NotFound)?;
+        let target = self.walk(who, new.0, new.1)?;
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+            _ => {}
+        }
+        let exchange = mode == RenameMode::Exchange;
+        let swallowed = exchange && target.is_some_and(|target| self.is_below(old.0, target));
+        if self.is_below(new.0, source) || swallowed {
+            return Err(invalid());
+        }
+        if target == Some(source) {
+            return Ok(MetaReply::Removed(None));
+        }
+        self.may_take(who, old.0, source)?;
+        let moved_dir = |ino: InodeId| self.inodes[&ino].is_dir() && old.0 != new.0;
+        match target {
+            None => self.may_add(who, new.0)?,
+            Some(target) => {
+                self.may_take(who, new.0, target)?;
+                let dirs = (self.inodes[&source].is_dir(), self.inodes[&target].is_dir());
+                match dirs {
+                    _ if exchange => {}
+                    (true, false) => return Err(FsError::NotADirectory),
+                    (false, true) => return Err(FsError::IsADirectory),
+                    _ => {}
+                }
+            }
+        }
+        if moved_dir(source) {
+            self.inodes[&source].demand(who, W)?;
+        }
+        if let Some(target) = target {
+            if exchange && moved_dir(target) {
+                self.inodes[&target].demand(who, W)?;
+            }
+            if !exchange && !self.inodes[&target].entries.is_empty() {
+                return Err(FsError::NotEmpty);
+            }
+        }
+
+        self.node_mut(old.0).entries.remove(old.1);
+        self.node_mut(new.0).entries.insert(new.1.clone(), source);
+        self.node_mut(source).ctime = context.now;
+        self.touch_dir(old.0, context.now);
+        self.touch_dir(new.0, context.now);
+        let Some(target) = target else {
+            return Ok(MetaReply::Removed(None));
+        };
+        if exchange {
+            self.node_mut(old.0).entries.insert(old.1.clone(), target);
+            self.node_mut(target).ctime = context.now;
+            return Ok(MetaReply::Removed(None));
+        }
+        Ok(MetaReply::Removed(Some(self.dropped(context, target))))
+    }
+}

@@ -1,0 +1,221 @@
+//! The model's files and blocks.
+
+use std::collections::BTreeMap;
+
+use harvestfs_protocol::{
+    limits::BLOCK_BYTES_MAX,
+    meta::{FallocateMode, FileCommitted},
+};
+
+use super::{
+    model::{Answer, Context, Model, ModelBlock, invalid},
+    *,
+};
+
+impl Model {
+    pub fn apply_content(&mut self, context: &Context, op: &MetaOp) -> Answer {
+        match op {
+            MetaOp::Commit { files, .. } => {
+                let files = files.iter().map(|file| self.commit(context, file));
+                Ok(MetaReply::Committed(files.collect()))
+            }
+            MetaOp::Fallocate {
+                ino,
+                offset,
+                length_bytes,
+                mode,
+            } => {
+                self.node(*ino)?.file()?;
+                if *length_bytes == 0 {
+                    return Err(invalid());
+                }
+                let node = self.node_mut(*ino);
+                let end = (offset + length_bytes) as usize;
+                let size = node.content.len();
+                let (zeroes, extends) = match mode {
+                    FallocateMode::Allocate => (false, true),
+                    FallocateMode::AllocateKeepSize => (false, false),
+                    FallocateMode::PunchHole | FallocateMode::ZeroRangeKeepSize => (true, false),
+                    FallocateMode::ZeroRange => (true, true),
+                };
+                if zeroes {
+                    for byte in node.content.iter_mut().take(end).skip(*offset as usize) {
+                        *byte = None;
+                    }
+                }
+                if extends && end > size {
+                    node.content.resize(end, None);
+                }
+                if zeroes || node.content.len() != size {
+                    node.written(context.who, context.now);
+                }
+                node.ctime = context.now;
+                Ok(MetaReply::Attr(self.attr(*ino)))
+            }
+            MetaOp::CloneRange {
+                source,
+                source_offset,
+                destination,
+                destination_offset,
+                length_bytes,
+            } => {
+                self.node(*destination)?.file()?;
+                self.node(*source)?.file()?;
+                let from: Vec<_> = self.inodes[source]
+                    .content
+                    .iter()
+                    .skip(*source_offset as usize)
+                    .take(usize::try_from(*length_bytes).unwrap_or(usize::MAX))
+                    .copied()
+                    .collect();
+                if from.is_empty() {
+                    return Ok(MetaReply::Attr(self.attr(*destination)));
+                }
+                let distance = source_offset.abs_diff(*destination_offset);
+                if source == destination && distance < from.len() as u64 {
+                    return Err(invalid());
+                }
+                let node = self.node_mut(*destination);
+                let start = *destination_offset as usize;
+                let end = start + from.len();
+                if node.content.len() < end {
+                    node.content.resize(end, None);
+                }
+                node.content[start..end].copy_from_slice(&from);
+                node.written(context.who, context.now);
+                Ok(MetaReply::Attr(self.attr(*destination)))
+            }
+            MetaOp::SealBlocks { blocks } => {
+                for seal in blocks {
+                    let block = self.writable(context.session, seal.block)?;
+                    let kept = block
+                        .sealed
+                        .is_some_and(|sealed| sealed == seal.length_bytes);
+                    let given_up = seal.length_bytes == 0;
+                    let fresh = block.sealed.is_none() && seal.length_bytes <= BLOCK_BYTES_MAX;
+                    let covers = seal.length_bytes >= block.committed;
+                    if !covers || !(kept || given_up || fresh) {
+                        return Err(invalid());
+                    }
+                }
+                for seal in blocks {
+                    let block = self.blocks.get_mut(&seal.block).unwrap();
+                    block.sealed = Some(seal.length_bytes);
+                }
+                Ok(MetaReply::Done)
+            }
+            other => panic!("the model does not know {other:?}"),
+        }
+    }
+
+    fn writable(&self, session: SessionId, block: BlockId) -> Result<&ModelBlock, FsError> {
+        let found = self.blocks.get(&block);
+        found
+            .filter(|found| found.writer == Some(session))
+            .ok_or_else(invalid)
+    }
+
+    fn commit(&mut self, context: &Context, commit: &FileCommit) -> Result<FileCommitted, FsError> {
+        self.node(commit.ino)?.file()?;
+        for extent in &commit.extents {
+            let block = self.writable(context.session, extent.block)?;
+            let limit = block.sealed.unwrap_or(BLOCK_BYTES_MAX);
+            if extent.length_bytes == 0 || extent.block_end() > limit {
+                return Err(invalid());
+            }
+        }
+        for extent in &commit.extents {
+            let block = self.blocks.get_mut(&extent.block).unwrap();
+            block.committed = block.committed.max(extent.block_end());
+        }
+        let node = self.node_mut(commit.ino);
+        let base = if commit.append { node.content.len() } else { 0 };
+        for extent in &commit.extents {
+            for byte in 0..extent.length_bytes {
+                let at = base + (extent.file_offset + byte) as usize;
+                if node.content.len() <= at {
+                    node.content.resize(at + 1, None);
+                }
+                node.content[at] = Some((extent.block, extent.block_offset + byte));
+            }
+        }
+        if !commit.extents.is_empty() {
+            node.written(context.who, context.now);
+        }
+        if let Some(mtime) = commit.mtime {
+            node.mtime = mtime.0;
+            node.ctime = context.now;
+        }
+        Ok(FileCommitted {
+            attr: self.attr(commit.ino),
+            append_offset: base as u64,
+        })
+    }
+
+    pub fn allocated(&mut self, session: SessionId, rules: PlacementRules, blocks: &[BlockId]) {
+        for &block in blocks {
+            let fresh = ModelBlock {
+                writer: Some(session),
+                committed: 0,
+                sealed: None,
+                rules,
+            };
+            assert_eq!(self.blocks.insert(block, fresh), None);
+        }
+    }
+
+    pub fn close_session(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
+        for block in self.blocks.values_mut() {
+            if block.writer == Some(session) {
+                block.writer = None;
+                block.sealed = block.sealed.or(Some(block.committed));
+            }
+        }
+    }
+
+    /// How many bytes of each block files use, and by which rules.
+    pub fn uses(&self) -> BTreeMap<BlockId, (u64, Vec<PlacementRules>)> {
+        let mut uses: BTreeMap<BlockId, (u64, Vec<PlacementRules>)> = BTreeMap::new();
+        let block_of = |byte: &Option<(BlockId, u64)>| byte.map(|(block, _)| block);
+        for node in self.inodes.values() {
+            let same = |a: &_, b: &_| block_of(a) == block_of(b);
+            for run in node.content.chunk_by(same) {
+                if let Some(block) = block_of(&run[0]) {
+                    let (bytes, rules) = uses.entry(block).or_default();
+                    *bytes += run.len() as u64;
+                    rules.push(node.rules());
+                }
+            }
+        }
+        uses
+    }
+
+    /// After each command: the rules of blocks follow, and those that nobody needs go.
+    pub fn settle(&mut self) {
+        let uses = self.uses();
+        for (id, block) in &mut self.blocks {
+            let Some((_, rules)) = uses.get(id) else {
+                continue;
+            };
+            let strict = |rules: &PlacementRules| rules.durability == Durability::Strict;
+            block.rules = PlacementRules {
+                replication: rules.iter().map(|rules| rules.replication).max().unwrap(),
+                durability: if rules.iter().any(strict) {
+                    Durability::Strict
+                } else {
+                    Durability::Space
+                },
+                class: None,
+            };
+        }
+        self.blocks.retain(|id, block| {
+            let finished = match (block.writer, block.sealed) {
+                (None, _) | (_, Some(0)) => true,
+                (_, Some(_)) => block.committed > 0,
+                (_, None) => false,
+            };
+            uses.contains_key(id) || !finished
+        });
+    }
+}

@@ -1,0 +1,436 @@
+//! Long random histories: the engine against the model, and against itself after crashes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::discriminant,
+};
+
+use crate::engine::namespace::BlockView;
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+
+use super::{
+    model::{Context, Model},
+    *,
+};
+
+/// Everything a cache could know.
+#[derive(Default)]
+struct Cache {
+    attrs: BTreeMap<InodeId, Attr>,
+    entries: BTreeMap<(InodeId, Name), InodeId>,
+}
+
+struct World {
+    rng: StdRng,
+    namespace: Namespace,
+    model: Model,
+    cache: Cache,
+    /// Blocks as the effects told of them.
+    told: BTreeMap<BlockId, (u64, PlacementRules, Option<u64>)>,
+    next_sequence: BTreeMap<SessionId, u64>,
+    now: i64,
+    /// A snapshot, and the commands since.
+    saved: Vec<u8>,
+    journal: Vec<Vec<u8>>,
+}
+
+/// Errors without their texts.
+fn plain(error: &FsError) -> std::mem::Discriminant<FsError> {
+    discriminant(error)
+}
+
+/// Replies without versions, which the model does not count.
+fn without_versions(reply: MetaReply) -> MetaReply {
+    let plain_attr = |mut attr: Attr| {
+        attr.content_version = 0;
+        attr
+    };
+    match reply {
+        MetaReply::Attr(attr) => MetaReply::Attr(plain_attr(attr)),
+        MetaReply::Removed(attr) => MetaReply::Removed(attr.map(plain_attr)),
+        MetaReply::Committed(files) => {
+            let plain_file = |mut file: harvestfs_protocol::meta::FileCommitted| {
+                file.attr = plain_attr(file.attr);
+                file
+            };
+            let blank = |error| match error {
+                FsError::InvalidArgument(_) => model::invalid(),
+                other => other,
+            };
+            let files = files.into_iter();
+            MetaReply::Committed(
+                files
+                    .map(|file| file.map(plain_file).map_err(blank))
+                    .collect(),
+            )
+        }
+        other => other,
+    }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut world = Self {
+            rng: StdRng::seed_from_u64(seed),
+            namespace: Namespace::new(),
+            model: Model::format(),
+            cache: Cache::default(),
+            told: BTreeMap::new(),
+            next_sequence: BTreeMap::new(),
+            now: 1,
+            saved: snapshot(&Namespace::new()),
+            journal: Vec::new(),
+        };
+        world.apply(&format_command()).unwrap();
+        world
+    }
+
+    /// Applies a command, and checks everything that needs no model.
+    fn apply(&mut self, command: &Command) -> Result<Outcome, FsError> {
+        let before = self.namespace.counts();
+        let result = self.namespace.apply(command);
+        assert_eq!(self.namespace.check(), [], "after {command:?}");
+        match result {
+            Ok(Applied { reply, effects }) => {
+                self.journal.push(command.encode().unwrap());
+                self.check_effects(&effects, command);
+                Ok(reply)
+            }
+            Err(error) => {
+                assert_eq!(self.namespace.counts(), before);
+                self.check_effects(&Effects::default(), command);
+                Err(error)
+            }
+        }
+    }
+
+    /// What changed must be among the effects.
+    fn check_effects(&mut self, effects: &Effects, command: &Command) {
+        let mut now = Cache::default();
+        for (ino, inode) in self.namespace.inodes.iter() {
+            now.attrs.insert(ino, inode.attr(ino));
+            if let Ok(directory) = inode.directory() {
+                for (name, child) in directory.after(None) {
+                    now.entries.insert((ino, Name::new(name).unwrap()), child);
+                }
+            }
+        }
+        for (ino, attr) in &self.cache.attrs {
+            let told = effects.inodes.contains(ino);
+            assert!(
+                told || now.attrs.get(ino) == Some(attr),
+                "{ino}: {command:?}"
+            );
+            if let Some(new) = now.attrs.get(ino) {
+                let resized = new.size_bytes != attr.size_bytes
+                    || new.allocated_bytes != attr.allocated_bytes;
+                assert!(new.content_version >= attr.content_version);
+                assert!(!resized || new.content_version > attr.content_version);
+            }
+        }
+        for place in self.cache.entries.keys().chain(now.entries.keys()) {
+            let told = effects.entries.contains(place);
+            let same = now.entries.get(place) == self.cache.entries.get(place);
+            assert!(told || same, "{place:?}: {command:?}");
+        }
+        self.cache = now;
+        for change in &effects.blocks {
+            self.hear(change);
+        }
+        let blocks: BTreeMap<_, _> = self
+            .namespace
+            .blocks()
+            .map(|view| {
+                (
+                    view.block,
+                    (view.committed_bytes, view.rules, view.sealed_bytes),
+                )
+            })
+            .collect();
+        assert_eq!(self.told, blocks, "{command:?}");
+    }
+
+    fn hear(&mut self, change: &BlockChange) {
+        match *change {
+            BlockChange::Allocated { block, rules, .. } => {
+                assert_eq!(self.told.insert(block, (0, rules, None)), None);
+            }
+            BlockChange::Grew {
+                block,
+                committed_bytes,
+            } => self.told.get_mut(&block).unwrap().0 = committed_bytes,
+            BlockChange::Sealed {
+                block,
+                length_bytes,
+            } => self.told.get_mut(&block).unwrap().2 = Some(length_bytes),
+            BlockChange::Freed { block } => assert!(self.told.remove(&block).is_some()),
+            BlockChange::RulesChanged { block, rules } => {
+                self.told.get_mut(&block).unwrap().1 = rules;
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        match self.rng.random_range(0..400) {
+            0..=3 => self.open_session(),
+            4..=5 => self.close_session(),
+            6..=9 => self.release_orphans(),
+            10..=13 => self.crash(),
+            _ if self.model.sessions.is_empty() => self.open_session(),
+            _ => self.mutate(),
+        }
+        self.model.settle();
+        self.compare_blocks();
+        if self.rng.random_ratio(1, 20) {
+            self.compare_inodes();
+        }
+    }
+
+    fn some_session(&mut self) -> SessionId {
+        let sessions: Vec<_> = self.model.sessions.iter().copied().collect();
+        *sessions.choose(&mut self.rng).unwrap()
+    }
+
+    fn open_session(&mut self) {
+        if self.model.sessions.len() >= 3 {
+            return;
+        }
+        let open = Command::OpenSession {
+            client: "client".into(),
+            now: Timestamp(self.now),
+        };
+        let Ok(Outcome::Session(session)) = self.apply(&open) else {
+            panic!();
+        };
+        self.model.sessions.insert(session);
+        self.next_sequence.insert(session, 1);
+    }
+
+    fn close_session(&mut self) {
+        if self.model.sessions.len() < 2 {
+            return;
+        }
+        let session = self.some_session();
+        let close = Command::CloseSession {
+            session,
+            now: Timestamp(self.now),
+        };
+        self.apply(&close).unwrap();
+        self.model.close_session(session);
+    }
+
+    fn release_orphans(&mut self) {
+        let mut inodes: Vec<_> = self.namespace.orphans().collect();
+        inodes.retain(|_| self.rng.random());
+        let release = Command::ReleaseOrphans {
+            inodes: inodes.clone(),
+            now: Timestamp(self.now),
+        };
+        self.apply(&release).unwrap();
+        for ino in inodes {
+            assert!(self.model.orphans.remove(&ino));
+            self.model.inodes.remove(&ino);
+        }
+    }
+
+    /// Starts again from the last snapshot and the commands since.
+    fn crash(&mut self) {
+        let mut again = Namespace::read_snapshot(&mut &self.saved[..]).unwrap();
+        for bytes in &self.journal {
+            again.apply(&Command::decode(bytes).unwrap()).unwrap();
+        }
+        let expected = snapshot(&self.namespace);
+        assert!(snapshot(&again) == expected, "replay leads elsewhere");
+        self.namespace = again;
+        if self.rng.random() {
+            self.saved = expected;
+            self.journal.clear();
+        }
+    }
+
+    fn mutate(&mut self) {
+        let session = self.some_session();
+        let op = steps::operation(&mut self.rng, &self.model, session);
+        let who = steps::caller(&mut self.rng);
+        let sequence = self.next_sequence[&session];
+        let lag = self.rng.random_range(0..5);
+        let held_elsewhere = self.rng.random_ratio(1, 3);
+        let command = Command::Mutate {
+            session,
+            sequence,
+            answered_below: sequence.saturating_sub(lag),
+            credentials: who.clone(),
+            now: Timestamp(self.now),
+            held_elsewhere,
+            op: op.clone(),
+        };
+        let last_name = self.namespace.removal_target(&op);
+        let got = self.apply(&command);
+        if got.is_ok() {
+            self.next_sequence.insert(session, sequence + 1);
+            assert_eq!(
+                self.namespace.remembered_reply(session, sequence),
+                got.as_ref().ok()
+            );
+            if self.rng.random_ratio(1, 10) {
+                // The reply was lost: the client asks again.
+                assert_eq!(self.apply(&command), got);
+                self.journal.pop();
+            }
+        }
+        let fresh = match &got {
+            Ok(Outcome::Meta(MetaReply::Attr(attr))) => attr.ino,
+            _ => InodeId(0),
+        };
+        let context = Context {
+            who: &who,
+            session,
+            now: self.now,
+            held_elsewhere,
+            fresh,
+        };
+        if let (MetaOp::AllocateBlocks { rules, .. }, Ok(Outcome::Blocks(blocks))) = (&op, &got) {
+            self.model.allocated(session, *rules, blocks);
+            return;
+        }
+        let expected = self.model.apply(&context, &op);
+        match (got, expected) {
+            (Ok(Outcome::Meta(got)), Ok(expected)) => {
+                if let MetaReply::Removed(Some(attr)) = &got {
+                    assert_eq!(last_name == Some(attr.ino), attr.nlink == 0);
+                }
+                assert_eq!(
+                    without_versions(got),
+                    without_versions(expected),
+                    "{who:?} {op:?}"
+                );
+            }
+            (Err(got), Err(expected)) if plain(&got) == plain(&expected) => {}
+            (got, expected) => {
+                panic!("{who:?} {op:?}:\n got      {got:?}\n expected {expected:?}")
+            }
+        }
+    }
+
+    fn compare_blocks(&self) {
+        let uses = self.model.uses();
+        let got: Vec<_> = self.namespace.blocks().collect();
+        let expected: Vec<_> = self
+            .model
+            .blocks
+            .iter()
+            .map(|(&block, model)| BlockView {
+                block,
+                committed_bytes: model.committed,
+                live_bytes: uses.get(&block).map_or(0, |(bytes, _)| *bytes),
+                rules: model.rules,
+                writer: model.writer,
+                sealed_bytes: model.sealed,
+            })
+            .collect();
+        assert_eq!(got, expected);
+    }
+
+    fn compare_inodes(&self) {
+        let orphans: BTreeSet<_> = self.namespace.orphans().collect();
+        assert_eq!(orphans, self.model.orphans);
+        let got: Vec<_> = self.namespace.inodes.iter().map(|(ino, _)| ino).collect();
+        assert_eq!(got.len(), self.model.inodes.len());
+        for ino in got {
+            self.compare_inode(ino);
+        }
+    }
+
+    fn compare_inode(&self, ino: InodeId) {
+        let root = Credentials::root();
+        let query = |op| self.namespace.query(&root, &op).unwrap();
+        let node = &self.model.inodes[&ino];
+        let attr = without_versions(query(MetaOp::GetAttr { ino }));
+        assert_eq!(attr, MetaReply::Attr(self.model.attr(ino)));
+        let MetaReply::Names(names) = query(MetaOp::ListXattr { ino }) else {
+            panic!();
+        };
+        let names: BTreeSet<_> = names.into_iter().collect();
+        assert_eq!(names, node.xattrs.keys().cloned().collect());
+        for (name, value) in &node.xattrs {
+            let name = name.clone();
+            let got = query(MetaOp::GetXattr { ino, name });
+            assert_eq!(got, MetaReply::Bytes(value.clone()));
+        }
+        match node.kind {
+            FileKind::Regular => {
+                let mut content = vec![None; node.content.len()];
+                let from_offset = 0;
+                let MetaReply::Extents { extents, end: true } =
+                    query(MetaOp::GetExtents { ino, from_offset })
+                else {
+                    panic!();
+                };
+                for extent in extents {
+                    for byte in 0..extent.length_bytes {
+                        let place = (extent.block, extent.block_offset + byte);
+                        content[(extent.file_offset + byte) as usize] = Some(place);
+                    }
+                }
+                assert_eq!(content, node.content);
+            }
+            FileKind::Directory => {
+                let after = None;
+                let MetaReply::Entries {
+                    entries,
+                    end: true,
+                    parent,
+                } = query(MetaOp::ReadDir {
+                    ino,
+                    after,
+                    max_entries: 1000,
+                    with_attributes: true,
+                })
+                else {
+                    panic!();
+                };
+                let got: BTreeMap<_, _> = entries
+                    .into_iter()
+                    .map(|entry| (entry.name, entry.ino))
+                    .collect();
+                assert_eq!(got, node.entries);
+                if let Some(expected) = self.model.parent_of(ino) {
+                    assert_eq!(parent, expected);
+                }
+            }
+            FileKind::Symlink => {
+                let target = query(MetaOp::ReadLink { ino });
+                assert_eq!(target, MetaReply::Bytes(node.target.clone()));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// Longer: `HARVESTFS_MODEL_STEPS=1000000 cargo test --release -p harvestfs-namenode histories`.
+/// One history again: `HARVESTFS_MODEL_SEED=<seed>`.
+#[test]
+fn long_random_histories_are_as_the_model_says() {
+    let steps = setting("HARVESTFS_MODEL_STEPS", 6_000);
+    let seeds = match setting("HARVESTFS_MODEL_SEED", 0) {
+        0 => vec![1, 2, 3, 4],
+        seed => vec![seed],
+    };
+    for seed in seeds {
+        let mut world = World::new(seed);
+        for step in 0..steps {
+            // Shown when the test fails.
+            if step % 1_000 == 0 {
+                println!("HARVESTFS_MODEL_SEED={seed}: step {step}");
+            }
+            world.step();
+        }
+        world.crash();
+        world.compare_inodes();
+    }
+}

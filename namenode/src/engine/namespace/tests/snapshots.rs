@@ -1,0 +1,213 @@
+//! Snapshots: complete, identical, and safe to read when damaged.
+
+use super::*;
+use crate::engine::namespace::{
+    SnapshotError,
+    directory::Directory,
+    inode::{Body, Inode},
+};
+use harvestfs_protocol::meta::SetXattrMode;
+use proptest::prelude::*;
+
+/// A namespace with something of everything.
+fn full() -> Fixture {
+    let mut fixture = Fixture::new();
+    let directory = fixture.make_dir("/d", 0o2755).unwrap().ino;
+    for number in 0..30 {
+        fixture.file(&format!("/d/{number}-{}", "x".repeat(number * 8)));
+    }
+    for kind in [FileKind::Fifo, FileKind::Socket, FileKind::BlockDevice] {
+        fixture.create(&format!("/{kind:?}"), kind, 0o600).unwrap();
+    }
+    fixture.symlink("/s", b"target").unwrap();
+    fixture.link("/d/0-", "/linked").unwrap();
+    for path in ["/d/1-xxxxxxxx", "/d/2-xxxxxxxxxxxxxxxx"] {
+        fixture.unlink(path).unwrap();
+    }
+    for (ino, name) in [
+        (directory, "user.harvestfs.replication"),
+        (fixture.ino("/linked"), "user.a"),
+    ] {
+        fixture
+            .done(MetaOp::SetXattr {
+                ino,
+                name: name.into(),
+                value: b"2".to_vec(),
+                mode: SetXattrMode::Any,
+            })
+            .unwrap();
+    }
+    let blocks = fixture.allocate(3);
+    let ino = fixture.ino("/linked");
+    let pieces: Vec<_> = (0..3000)
+        .map(|piece| extent(piece * 10, 5, blocks[0], piece * 4096))
+        .collect();
+    fixture.commit(ino, &pieces).unwrap();
+    fixture.seal(blocks[0], 3000 * 4096).unwrap();
+    let orphan = fixture.file("/orphan");
+    fixture
+        .commit(orphan, &[extent(0, 9, blocks[1], 0)])
+        .unwrap();
+    fixture.held_elsewhere = true;
+    fixture.unlink("/orphan").unwrap();
+    fixture
+}
+
+fn read(bytes: &[u8]) -> Result<Namespace, SnapshotError> {
+    Namespace::read_snapshot(&mut &bytes[..])
+}
+
+#[test]
+fn what_was_written_is_read() {
+    for fixture in [Fixture::new(), full()] {
+        let bytes = fixture.snapshot();
+        let copy = read(&bytes).unwrap();
+        assert_eq!(snapshot(&copy), bytes);
+        let counts = copy.counts();
+        assert_eq!(counts.live_bytes, fixture.namespace.counts().live_bytes);
+        assert_eq!(counts.files, fixture.namespace.counts().files);
+    }
+    let empty = snapshot(&Namespace::new());
+    assert_eq!(snapshot(&read(&empty).unwrap()), empty);
+}
+
+#[test]
+fn a_copy_goes_on_as_the_original() {
+    let mut original = full();
+    let mut copy = full();
+    copy.namespace = read(&original.snapshot()).unwrap();
+    for fixture in [&mut original, &mut copy] {
+        // Reuses slots, inherits settings, uses and frees blocks, answers again.
+        let ino = fixture.file("/d/new");
+        let block = fixture.allocate(1)[0];
+        fixture.commit(ino, &[extent(0, 7, block, 0)]).unwrap();
+        fixture.unlink("/linked").unwrap();
+        fixture.close_session(fixture.session);
+        let session = fixture.open_session();
+        assert_eq!(fixture.namespace.sessions().count(), 1);
+        fixture.session = session;
+    }
+    assert_eq!(original.snapshot(), copy.snapshot());
+}
+
+#[test]
+fn reading_stops_at_the_end() {
+    let mut bytes = full().snapshot();
+    bytes.extend(b"what follows");
+    let mut rest = &bytes[..];
+    Namespace::read_snapshot(&mut rest).unwrap();
+    assert_eq!(rest, b"what follows");
+}
+
+#[test]
+fn other_files_and_versions_are_refused() {
+    let bytes = full().snapshot();
+    for at in [0, 8] {
+        let mut other = bytes.clone();
+        other[at] ^= 1;
+        assert!(matches!(read(&other), Err(SnapshotError::Version(_))));
+    }
+    assert!(matches!(read(b"short"), Err(SnapshotError::Io(_))));
+}
+
+#[test]
+fn contradictions_are_found_behind_good_checksums() {
+    type Spoil = fn(&mut Fixture);
+    let spoils: [(&str, Spoil); 11] = [
+        ("a link too many", |f| f.inode("/linked").nlink += 1),
+        ("a file cut short", |f| {
+            let Body::Regular(file) = &mut f.inode("/linked").body else {
+                panic!();
+            };
+            file.size_bytes -= 1000;
+        }),
+        ("a wrong parent", |f| {
+            let file = f.ino("/linked");
+            f.directory("/d").parent = file;
+        }),
+        ("an entry that leads nowhere", |f| {
+            f.directory("/d").insert(&name("nowhere"), InodeId(1 << 40));
+        }),
+        ("a second name of a directory", |f| {
+            let directory = f.ino("/d");
+            f.directory("/").insert(&name("again"), directory);
+        }),
+        ("a loop of directories", |f| {
+            let directory = f.ino("/d");
+            f.directory("/d").parent = directory;
+            f.directory("/d").insert(&name("d"), directory);
+            f.directory("/").remove(&name("d"));
+        }),
+        ("no orphan", |f| f.namespace.orphans.clear()),
+        ("an orphan that is none", |f| {
+            let ino = f.ino("/s");
+            f.namespace.orphans.insert(ino);
+        }),
+        ("a writer that is gone", |f| {
+            f.namespace.sessions.sessions.clear()
+        }),
+        ("a session of the future", |f| f.namespace.sessions.last = 0),
+        ("a block of the future", |f| f.namespace.blocks.set_last(1)),
+    ];
+    for (what, spoil) in spoils {
+        let mut fixture = full();
+        spoil(&mut fixture);
+        let result = read(&fixture.snapshot());
+        assert!(matches!(result, Err(SnapshotError::Damaged(_))), "{what}");
+    }
+}
+
+impl Fixture {
+    fn inode(&mut self, path: &str) -> &mut Inode {
+        let ino = self.ino(path);
+        self.namespace.inodes.get_mut(ino).unwrap()
+    }
+
+    fn directory(&mut self, path: &str) -> &mut Directory {
+        match &mut self.inode(path).body {
+            Body::Directory(directory) => directory,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_cut_is_noticed() {
+    let bytes = full().snapshot();
+    for end in (0..100).chain((100..bytes.len()).step_by(97)) {
+        assert!(read(&bytes[..end]).is_err(), "{end}");
+    }
+}
+
+#[test]
+fn lengths_that_are_merely_claimed_are_not_allocated() {
+    let mut bytes = full().snapshot()[..12].to_vec();
+    bytes.extend(u32::MAX.to_le_bytes());
+    bytes.extend([0; 100]);
+    assert!(matches!(read(&bytes), Err(SnapshotError::Damaged(_))));
+}
+
+proptest! {
+    #[test]
+    fn every_flipped_bit_is_noticed(at in any::<prop::sample::Index>(), bit in 0..8u8) {
+        let mut bytes = Fixture::new().snapshot();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        prop_assert!(read(&bytes).is_err());
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(
+        payload in proptest::collection::vec(any::<u8>(), 1..300),
+        kind in 0..13u8,
+    ) {
+        // A frame with a good checksum: a header, then one record of each kind.
+        let mut bytes = Fixture::new().snapshot()[..12].to_vec();
+        let mut frame = vec![0, 0, 0, 0, kind];
+        frame.extend(payload);
+        bytes.extend(u32::try_from(frame.len()).unwrap().to_le_bytes());
+        bytes.extend(crc32fast::hash(&frame).to_le_bytes());
+        bytes.extend(frame);
+        let _ = read(&bytes);
+    }
+}
