@@ -1,0 +1,57 @@
+//! Block streams.
+
+use harvestfs_protocol::codec::decode_header;
+use harvestfs_protocol::data::{DataRequest, Packet, ReadPacket, SealReply, WriteAck};
+use harvestfs_protocol::token::{Right, TokenKey, TokenVerifier};
+
+use crate::check_encodes;
+
+/// The first byte says which message of a block stream the rest is to be. A token that the namenode
+/// did not sign is never accepted.
+pub fn data_messages(input: &[u8]) {
+    let Some((kind, header)) = input.split_first() else {
+        return;
+    };
+    match kind % 5 {
+        0 => {
+            if let Ok(request) = decode_header::<DataRequest>(header) {
+                check_encodes(&request);
+                check_token(&request);
+            }
+        }
+        1 => {
+            if let Ok(packet) = decode_header::<Packet>(header) {
+                check_encodes(&packet);
+            }
+        }
+        2 => {
+            if let Ok(ack) = decode_header::<WriteAck>(header) {
+                check_encodes(&ack);
+            }
+        }
+        3 => {
+            if let Ok(packet) = decode_header::<ReadPacket>(header) {
+                check_encodes(&packet);
+            }
+        }
+        _ => {
+            if let Ok(reply) = decode_header::<SealReply>(header) {
+                check_encodes(&reply);
+            }
+        }
+    }
+}
+
+fn check_token(request: &DataRequest) {
+    let (token, block, right) = match request {
+        DataRequest::Write(write) => (&write.token, write.block, Right::Write),
+        DataRequest::Read(read) => (&read.token, read.block, Right::Read),
+        DataRequest::Seal(seal) => (&seal.token, seal.block, Right::Write),
+    };
+    // No seed is signed with this key.
+    let verifier = TokenVerifier::new(&[TokenKey {
+        key_id: 1,
+        secret: *b"thirty-two bytes nobody else has",
+    }]);
+    assert!(verifier.verify(token, block, right, 0).is_err());
+}

@@ -1,0 +1,104 @@
+//! What the fuzz targets do, as plain functions: `fuzz_targets/` hands them to libFuzzer, the smoke
+//! test hands them the seeds.
+//!
+//! Each function panics only for a defect: a panic in the code under test, or a promise of it that
+//! does not hold (what is decoded encodes to the same again, recovery returns only what was
+//! written, and the like).
+
+mod data;
+mod directory;
+mod frames;
+mod identities;
+mod journal;
+mod namespace;
+pub mod seeds;
+mod settings;
+mod volumes;
+
+// The binary and the datanode have no public modules for these, so their sources are compiled in.
+#[allow(dead_code)]
+#[path = "../../cli/src/config.rs"]
+mod config;
+#[allow(dead_code, unused_imports)]
+#[path = "../../datanode/src/store/mod.rs"]
+mod store;
+#[allow(dead_code)]
+#[path = "../../cli/src/units.rs"]
+mod units;
+
+pub use data::data_messages;
+pub use directory::namenode_directory;
+pub use frames::{frames, rpc_replies, rpc_requests};
+pub use identities::{identity_files, peer_names};
+pub use journal::{journal_files, journal_recovery, journal_snapshot};
+pub use namespace::{namespace_commands, namespace_snapshot};
+pub use settings::config_files;
+pub use volumes::{replica_files, version_file};
+
+/// What a fuzz target is.
+pub type Target = fn(&[u8]);
+
+/// All targets by name.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("config_files", config_files),
+    ("data_messages", data_messages),
+    ("frames", frames),
+    ("identity_files", identity_files),
+    ("journal_files", journal_files),
+    ("journal_recovery", journal_recovery),
+    ("journal_snapshot", journal_snapshot),
+    ("namenode_directory", namenode_directory),
+    ("namespace_commands", namespace_commands),
+    ("namespace_snapshot", namespace_snapshot),
+    ("peer_names", peer_names),
+    ("replica_files", replica_files),
+    ("rpc_replies", rpc_replies),
+    ("rpc_requests", rpc_requests),
+    ("version_file", version_file),
+];
+
+/// Makes sure that a decoded message encodes, and that what it encodes to is the same message. (Not
+/// the same bytes: postcard reads numbers that are longer than they need be.)
+fn check_encodes<M>(message: &M)
+where
+    M: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    let mut bytes = Vec::new();
+    harvestfs_protocol::codec::encode_frame(&mut bytes, message, 0).expect("it was decoded");
+    let (again, data, rest): (M, _, _) =
+        harvestfs_protocol::codec::decode_frame(&bytes).expect("it was encoded just now");
+    assert_eq!(*message, again);
+    assert!(data.is_empty() && rest.is_empty());
+}
+
+/// A directory of this thread that is kept from one input to the next, because making one costs
+/// more than the input. Put it on a tmpfs with `TMPDIR`.
+fn scratch() -> std::path::PathBuf {
+    thread_local! {
+        static DIRECTORY: tempfile::TempDir = tempfile::tempdir().expect("TMPDIR can be written");
+    }
+    DIRECTORY.with(|directory| directory.path().to_owned())
+}
+
+/// Puts a file there, for its owner only.
+fn put(path: &std::path::Path, content: &[u8]) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, content).expect("TMPDIR has room");
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path, mode).expect("the file is ours");
+}
+
+/// Cuts an input into parts: each but the last has its length before it (u16, little-endian).
+fn parts<const N: usize>(input: &[u8]) -> [&[u8]; N] {
+    let mut rest = input;
+    let mut parts = [&[][..]; N];
+    for (index, part) in parts.iter_mut().enumerate() {
+        if index + 1 == N {
+            *part = rest;
+        } else if let Some((length, after)) = rest.split_first_chunk::<2>() {
+            let length = usize::from(u16::from_le_bytes(*length)).min(after.len());
+            (*part, rest) = after.split_at(length);
+        }
+    }
+    parts
+}

@@ -1,0 +1,174 @@
+//! The namespace: its commands, which the journal keeps, and its snapshots.
+
+use harvestfs_namenode::engine::namespace::{Command, Namespace};
+use harvestfs_protocol::ids::{ClusterId, InodeId, SessionId};
+use harvestfs_protocol::meta::MetaOp;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Credentials, Durability, FileKind, PlacementRules, Timestamp};
+
+/// Commands in parts: each has its length before it (u16, little-endian). They are applied to a new
+/// cluster. What is refused changes nothing, and no command leaves a contradiction behind.
+pub fn namespace_commands(input: &[u8]) {
+    let mut namespace = formatted();
+    let mut rest = input;
+    while let Some((length, after)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_le_bytes(*length)).min(after.len());
+        let (bytes, after) = after.split_at(length);
+        rest = after;
+        if let Ok(command) = Command::decode(bytes) {
+            let encoded = command.encode().expect("it was decoded");
+            assert_eq!(Command::decode(&encoded).as_ref(), Ok(&command));
+            apply(&mut namespace, &command);
+        }
+    }
+    check(&namespace);
+}
+
+fn apply(namespace: &mut Namespace, command: &Command) {
+    if let Command::Mutate {
+        credentials, op, ..
+    } = command
+    {
+        let _ = namespace.query(credentials, op);
+        let _ = namespace.removal_target(op);
+    }
+    let before = snapshot(namespace);
+    if namespace.apply(command).is_err() {
+        assert_eq!(
+            before,
+            snapshot(namespace),
+            "refused, but not without effect"
+        );
+    }
+}
+
+/// The first byte says whether the rest is a snapshot, or the payloads of its frames, which are then
+/// framed with the right lengths and checksums (each payload as a command above). What is read has
+/// no contradictions, is written as it was read, and can be worked with.
+pub fn namespace_snapshot(input: &[u8]) {
+    let Some((kind, rest)) = input.split_first() else {
+        return;
+    };
+    let framed;
+    let mut bytes = if kind % 2 == 0 {
+        rest
+    } else {
+        framed = frame(rest);
+        &framed
+    };
+    let Ok(mut namespace) = Namespace::read_snapshot(&mut bytes) else {
+        return;
+    };
+    check(&namespace);
+    if namespace.formatted().is_some() {
+        for command in further_commands() {
+            apply(&mut namespace, &command);
+        }
+        check(&namespace);
+    }
+}
+
+fn frame(payloads: &[u8]) -> Vec<u8> {
+    let mut framed = b"HARVNAME\x01\0\0\0".to_vec();
+    let mut rest = payloads;
+    while let Some((length, after)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_le_bytes(*length)).min(after.len());
+        let (payload, after) = after.split_at(length);
+        rest = after;
+        framed.extend((length as u32).to_le_bytes());
+        framed.extend(crc32fast::hash(payload).to_le_bytes());
+        framed.extend(payload);
+    }
+    framed
+}
+
+fn check(namespace: &Namespace) {
+    assert_eq!(namespace.check(), []);
+    let bytes = snapshot(namespace);
+    let again = Namespace::read_snapshot(&mut &bytes[..]).expect("it was written just now");
+    assert_eq!(bytes, snapshot(&again));
+}
+
+pub(crate) fn snapshot(namespace: &Namespace) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    namespace
+        .write_snapshot(&mut bytes)
+        .expect("memory takes everything");
+    bytes
+}
+
+pub(crate) fn format_command() -> Command {
+    Command::Format {
+        cluster: ClusterId(7),
+        now: Timestamp(1),
+        root_uid: 0,
+        root_gid: 0,
+        block_bytes: 1 << 20,
+        default_rules: PlacementRules {
+            replication: 3,
+            durability: Durability::Strict,
+            class: None,
+        },
+    }
+}
+
+/// A new cluster with one session, number 1.
+pub(crate) fn formatted() -> Namespace {
+    let mut namespace = Namespace::new();
+    for command in [format_command(), open_session()] {
+        namespace.apply(&command).expect("a new cluster");
+    }
+    namespace
+}
+
+pub(crate) fn open_session() -> Command {
+    Command::OpenSession {
+        client: "client".into(),
+        now: Timestamp(2),
+    }
+}
+
+pub(crate) fn mutate(sequence: u64, op: MetaOp) -> Command {
+    Command::Mutate {
+        session: SessionId(1),
+        sequence,
+        answered_below: 1,
+        credentials: Credentials::root(),
+        now: Timestamp(3),
+        held_elsewhere: false,
+        op,
+    }
+}
+
+/// What a namenode does after a start.
+fn further_commands() -> [Command; 4] {
+    [
+        open_session(),
+        mutate(
+            u64::MAX / 2,
+            MetaOp::Create {
+                parent: InodeId::ROOT,
+                name: Name::new(b"after").expect("a name"),
+                kind: FileKind::Regular,
+                mode: 0o644,
+                rdev: 0,
+            },
+        ),
+        mutate(
+            u64::MAX / 2 + 1,
+            MetaOp::AllocateBlocks {
+                count: 2,
+                rules: PlacementRules {
+                    replication: 1,
+                    durability: Durability::Space,
+                    class: None,
+                },
+                exclude: Vec::new(),
+            },
+        ),
+        Command::CloseSession {
+            session: SessionId(1),
+            now: Timestamp(4),
+        },
+    ]
+}

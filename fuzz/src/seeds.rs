@@ -1,0 +1,461 @@
+//! Inputs to start from, made by the code under test itself, so that they never get out of date.
+
+use std::time::Duration;
+
+use harvestfs_namenode::engine::namespace::Command;
+use harvestfs_protocol::codec::{Hello, encode_frame};
+use harvestfs_protocol::data::{
+    DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest,
+};
+use harvestfs_protocol::error::{DataError, FsError};
+use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId};
+use harvestfs_protocol::meta::{
+    FileCommit, MetaCall, MetaOp, MetaReply, Notice, OpenSession, RenameMode, SealedBlock,
+    SetXattrMode,
+};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::node::{
+    BlockReport, Heartbeat, NodeCommand, NodeReply, NodeRequest, RegisterNode, ReplicaReport,
+    ServerDescription,
+};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
+use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
+use harvestfs_protocol::types::{
+    Credentials, Durability, Extent, FileKind, NodeInfo, PlacementRules, StorageClass, Timestamp,
+    VolumeStatus,
+};
+use serde::Serialize;
+
+use crate::{journal, namespace};
+
+/// The seeds of a target, in a fixed order. (Certificates and keys differ from call to call.)
+pub fn of(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "config_files" => config_files(),
+        "data_messages" => data_messages(),
+        "frames" => frames(),
+        "identity_files" => identity_files(),
+        "journal_files" => journal_files(),
+        "namenode_directory" => namenode_directory(),
+        "namespace_commands" => vec![in_parts(&commands())],
+        "namespace_snapshot" => namespace_snapshot(),
+        "peer_names" => peer_names(),
+        "rpc_replies" => replies().iter().map(postcard_of).collect(),
+        "rpc_requests" => requests().iter().map(postcard_of).collect(),
+        "version_file" => version_file(),
+        // These take their input for a plan of what to build, so any bytes will do.
+        _ => (1..=64).map(noise).collect(),
+    }
+}
+
+/// As many bytes as they are different: 16 for each number, the same every time.
+fn noise(number: u64) -> Vec<u8> {
+    let mut state = number;
+    let mut bytes = Vec::new();
+    for _ in 0..number * 4 {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend(&state.to_be_bytes()[..4]);
+    }
+    bytes
+}
+
+fn postcard_of(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("memory takes everything")
+}
+
+/// Parts with their lengths before them, as `namespace_commands` takes them.
+fn in_parts(parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        let length = u16::try_from(part.len()).expect("a seed is small");
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(part);
+    }
+    bytes
+}
+
+/// A leading byte, parts with their lengths, and the last part without.
+fn flagged(flags: Option<u8>, parts: &[&[u8]]) -> Vec<u8> {
+    let mut bytes: Vec<u8> = flags.into_iter().collect();
+    if let Some((last, others)) = parts.split_last() {
+        let others: Vec<Vec<u8>> = others.iter().map(|part| part.to_vec()).collect();
+        bytes.extend(in_parts(&others));
+        bytes.extend(*last);
+    }
+    bytes
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).expect("a name")
+}
+
+fn rules() -> PlacementRules {
+    PlacementRules {
+        replication: 3,
+        durability: Durability::Space,
+        class: Some(StorageClass::Ssd),
+    }
+}
+
+fn token(right: Right) -> BlockToken {
+    let key = TokenKey {
+        key_id: 1,
+        secret: [5; 32],
+    };
+    TokenSigner::new(&key).sign(BlockId(1), right, 1_000)
+}
+
+fn node() -> NodeInfo {
+    NodeInfo {
+        node: NodeId(1),
+        name: "dn1".into(),
+        data_addr: ([127, 0, 0, 1], 9_311).into(),
+        rack: "rack-1".into(),
+    }
+}
+
+fn server() -> ServerDescription {
+    ServerDescription {
+        name: "dn1".into(),
+        rack: "rack-1".into(),
+        environment: "environment-1".into(),
+        machine_function: "function-1".into(),
+        data_addr: ([127, 0, 0, 1], 9_311).into(),
+    }
+}
+
+fn volume() -> VolumeStatus {
+    VolumeStatus {
+        storage: StorageId(9),
+        class: StorageClass::Disk,
+        quota_bytes: 1 << 30,
+        used_bytes: 1 << 20,
+        healthy: true,
+    }
+}
+
+/// A file's life, from its creation to its removal.
+fn operations() -> Vec<MetaOp> {
+    let root = InodeId::ROOT;
+    // The first inode after the root, and the first block.
+    let file = InodeId(2);
+    let block = BlockId(1);
+    vec![
+        MetaOp::Create {
+            parent: root,
+            name: name("file"),
+            kind: FileKind::Regular,
+            mode: 0o644,
+            rdev: 0,
+        },
+        MetaOp::AllocateBlocks {
+            count: 1,
+            rules: rules(),
+            exclude: vec![NodeId(3)],
+        },
+        MetaOp::Commit {
+            files: vec![FileCommit {
+                ino: file,
+                extents: vec![Extent {
+                    file_offset: 0,
+                    length_bytes: 10_000,
+                    block,
+                    block_offset: 0,
+                }],
+                append: false,
+                mtime: Some(Timestamp(5)),
+            }],
+            durable: true,
+        },
+        MetaOp::SealBlocks {
+            blocks: vec![SealedBlock {
+                block,
+                length_bytes: 10_000,
+                replicas: vec![NodeId(1)],
+            }],
+        },
+        MetaOp::SetXattr {
+            ino: file,
+            name: b"user.harvestfs.replication".to_vec(),
+            value: b"2".to_vec(),
+            mode: SetXattrMode::Any,
+        },
+        MetaOp::CloneRange {
+            source: file,
+            source_offset: 0,
+            destination: file,
+            destination_offset: 20_000,
+            length_bytes: 5_000,
+        },
+        MetaOp::MakeDir {
+            parent: root,
+            name: name("directory"),
+            mode: 0o755,
+        },
+        MetaOp::Link {
+            ino: file,
+            parent: root,
+            name: name("other"),
+        },
+        MetaOp::Rename {
+            parent: root,
+            name: name("other"),
+            new_parent: InodeId(3),
+            new_name: name("moved"),
+            mode: RenameMode::NoReplace,
+        },
+        MetaOp::Symlink {
+            parent: root,
+            name: name("link"),
+            target: b"file".to_vec(),
+        },
+        MetaOp::Unlink {
+            parent: root,
+            name: name("file"),
+        },
+    ]
+}
+
+fn commands() -> Vec<Vec<u8>> {
+    let mut commands = vec![Command::RegisterServer {
+        server: server(),
+        storages: vec![StorageId(9)],
+        now: Timestamp(3),
+    }];
+    let mutations = (1..).zip(operations());
+    commands.extend(mutations.map(|(sequence, op)| namespace::mutate(sequence, op)));
+    commands.push(Command::CloseSession {
+        session: SessionId(1),
+        now: Timestamp(9),
+    });
+    let encoded = commands.iter().map(Command::encode);
+    encoded.map(|bytes| bytes.expect("memory")).collect()
+}
+
+fn requests() -> Vec<RequestFrame<Request>> {
+    let mut requests = vec![
+        Request::OpenSession(OpenSession {
+            resume: Some(SessionId(1)),
+            holds: vec![InodeId(2)],
+        }),
+        Request::KeepAlive,
+        Request::AckInvalidation { id: 1 },
+        Request::Node(NodeRequest::Register(RegisterNode {
+            server: server(),
+            volumes: vec![volume()],
+            cluster: Some(ClusterId(7)),
+        })),
+        Request::Node(NodeRequest::Heartbeat(Heartbeat {
+            volumes: vec![volume()],
+            busy: false,
+            active_streams: 1,
+        })),
+        Request::Node(NodeRequest::BlockReport(BlockReport {
+            storage: StorageId(9),
+            part: 0,
+            last: true,
+            replicas: vec![ReplicaReport {
+                block: BlockId(1),
+                length_bytes: 12_288,
+                sealed: true,
+            }],
+        })),
+        Request::CloseSession,
+    ];
+    requests.extend((1..).zip(operations()).map(|(sequence, op)| {
+        Request::Meta(MetaCall {
+            credentials: Credentials::root(),
+            sequence,
+            answered_below: 1,
+            op,
+        })
+    }));
+    let numbered = (1..).zip(requests);
+    numbered
+        .map(|(id, body)| RequestFrame { id, body })
+        .collect()
+}
+
+fn replies() -> Vec<ServerFrame<Response, Notice>> {
+    let reply = |body| ServerFrame::Response { id: 1, body };
+    vec![
+        reply(Ok(Reply::Done)),
+        reply(Err(FsError::InvalidArgument("why".into()))),
+        reply(Ok(Reply::Meta(MetaReply::Removed(None)))),
+        reply(Ok(Reply::Node(NodeReply::Heartbeat(
+            harvestfs_protocol::node::HeartbeatReply {
+                commands: vec![NodeCommand::Replicate {
+                    block: BlockId(1),
+                    length_bytes: 10_000,
+                    sources: vec![node()],
+                    token: token(Right::Read),
+                }],
+                keys: None,
+            },
+        )))),
+        ServerFrame::Abandoned { id: 1 },
+        ServerFrame::Notice(Notice::Invalidate {
+            id: 1,
+            inodes: vec![InodeId(2)],
+            entries: vec![(InodeId::ROOT, name("file"))],
+        }),
+    ]
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let mut stream = vec![0, 0];
+    for request in requests() {
+        encode_frame(&mut stream, &request, 0).expect("a seed is small");
+    }
+    let mut hello = vec![0, 0];
+    hello.extend(Hello { version: 1 }.encode());
+    vec![stream, hello]
+}
+
+fn data_messages() -> Vec<Vec<u8>> {
+    let write = DataRequest::Write(WriteRequest {
+        block: BlockId(1),
+        token: token(Right::Write),
+        class: None,
+        downstream: vec![node()],
+    });
+    let read = DataRequest::Read(ReadRequest {
+        block: BlockId(1),
+        token: token(Right::Read),
+        block_offset: 0,
+        length_bytes: 4096,
+    });
+    let seal = DataRequest::Seal(SealRequest {
+        block: BlockId(1),
+        token: token(Right::Write),
+        length_bytes: 4096,
+    });
+    let packet = Packet::Data {
+        block_offset: 4096,
+        checksums: vec![1, 2],
+        sync: true,
+    };
+    let ack = WriteAck::Failed {
+        node: NodeId(1),
+        error: DataError::Busy { retry_after_ms: 10 },
+    };
+    let read_packet = ReadPacket::Data {
+        block_offset: 0,
+        checksums: vec![1],
+    };
+    let sealed: SealReply = Err(DataError::NoSuchReplica);
+    let messages = [
+        (0, postcard_of(&write)),
+        (0, postcard_of(&read)),
+        (0, postcard_of(&seal)),
+        (1, postcard_of(&packet)),
+        (2, postcard_of(&ack)),
+        (3, postcard_of(&read_packet)),
+        (4, postcard_of(&sealed)),
+    ];
+    let flagged = messages.map(|(kind, message)| flagged(Some(kind), &[&message]));
+    flagged.to_vec()
+}
+
+fn peer_names() -> Vec<Vec<u8>> {
+    let authority = CertificateAuthority::in_memory().expect("random numbers");
+    let identity = authority
+        .issue(Role::Datanode, "dn1", Duration::from_secs(86_400))
+        .expect("a name");
+    vec![
+        flagged(Some(0), &[identity.certificate()]),
+        flagged(Some(0), &[authority.certificate()]),
+        flagged(Some(1), &[b"dn1.datanode.harvestfs"]),
+    ]
+}
+
+fn identity_files() -> Vec<Vec<u8>> {
+    let directory = tempfile::tempdir().expect("TMPDIR can be written");
+    let authority = CertificateAuthority::in_memory().expect("random numbers");
+    let identity = authority
+        .issue(Role::Client, "client", Duration::from_secs(86_400))
+        .expect("a name");
+    identity.save(directory.path()).expect("TMPDIR has room");
+    let read = |name| std::fs::read(directory.path().join(name)).expect("it was saved");
+    let files = ["ca.pem", "cert.pem", "key.pem"].map(read);
+    vec![flagged(None, &files.each_ref().map(Vec::as_slice))]
+}
+
+fn journal_files() -> Vec<Vec<u8>> {
+    let segment = journal::first_segment(&[b"first", b"", b"third"]);
+    let snapshot = journal::snapshot_of_record_1(b"content");
+    vec![
+        flagged(Some(0), &[&segment, &snapshot]),
+        flagged(Some(0), &[&segment, &[]]),
+    ]
+}
+
+fn namespace_snapshot() -> Vec<Vec<u8>> {
+    let mut state = namespace::formatted();
+    // Without the last, which ends the session.
+    for command in &commands()[..8] {
+        let command = Command::decode(command).expect("it was encoded");
+        state.apply(&command).expect("a seed is valid");
+    }
+    let whole = namespace::snapshot(&state);
+    // Magic and version, then one frame: length and checksum before its payload.
+    let payload = whole[20..].to_vec();
+    vec![
+        flagged(Some(0), &[&whole]),
+        flagged(Some(1), &[&in_parts(&[payload])]),
+    ]
+}
+
+fn namenode_directory() -> Vec<Vec<u8>> {
+    let keys = postcard_of(&(
+        1_u8,
+        vec![(
+            TokenKey {
+                key_id: 1,
+                secret: [5; 32],
+            },
+            1_u64,
+        )],
+    ));
+    let session = namespace::open_session().encode().expect("memory");
+    let mut records = vec![session];
+    records.extend(commands());
+    vec![
+        flagged(Some(1), &[b"", &keys, &in_parts(&records)]),
+        flagged(
+            Some(0),
+            &[
+                b"00000000000000000000000000000007\n",
+                b"",
+                &in_parts(&records[..1]),
+            ],
+        ),
+    ]
+}
+
+fn config_files() -> Vec<Vec<u8>> {
+    let namenode = "listen = \"127.0.0.1:9310\"\nidentity = \"identity\"\ndata = \"data\"\n";
+    let datanode = "name = \"dn1\"\nrack = \"r\"\nenvironment = \"e\"\nmachine_function = \"f\"\n\
+                    listen = \"127.0.0.1:0\"\nnamenodes = [\"127.0.0.1:9310\"]\n\
+                    identity = \"identity\"\nscrub_bytes_per_s = \"8MiB\"\n\n\
+                    [[volume]]\npath = \"volume\"\nquota = \"1GiB\"\nclass = \"ssd\"\n";
+    let client = "namenodes = [\"127.0.0.1:9310\"]\nidentity = \"identity\"\ndirty = 1000\n";
+    vec![
+        flagged(Some(0), &[namenode.as_bytes()]),
+        flagged(Some(1), &[datanode.as_bytes()]),
+        flagged(Some(2), &[client.as_bytes()]),
+    ]
+}
+
+fn version_file() -> Vec<Vec<u8>> {
+    let body = "harvestfs-volume 1\nstorage 00000000000000000000000000000009\n\
+                cluster 00000000000000000000000000000007\nserver dn1\n";
+    vec![
+        flagged(Some(1), &[body.as_bytes()]),
+        flagged(Some(0), &[body.as_bytes()]),
+    ]
+}

@@ -1,0 +1,23 @@
+//! Configuration files.
+
+use crate::config::{self, ClientConfig, ConfigError, DatanodeConfig, NamenodeConfig};
+use crate::scratch;
+
+/// The first byte says which configuration the rest is to be. What is wrong with it is always said
+/// with the file's name.
+pub fn config_files(input: &[u8]) {
+    let Some((kind, text)) = input.split_first() else {
+        return;
+    };
+    let path = scratch().join("configuration.toml");
+    crate::put(&path, text);
+    let error = match kind % 3 {
+        0 => config::load::<NamenodeConfig>(&path).map(drop).err(),
+        1 => config::load::<DatanodeConfig>(&path).map(drop).err(),
+        _ => config::load::<ClientConfig>(&path).map(drop).err(),
+    };
+    if let Some(error) = error {
+        assert!(error.downcast_ref::<ConfigError>().is_some());
+        assert!(error.to_string().contains("configuration.toml"));
+    }
+}
