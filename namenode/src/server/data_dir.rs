@@ -17,6 +17,7 @@ use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, 
 use harvestfs_protocol::types::PlacementRules;
 
 use super::NamenodeError;
+use super::options::check_segment_bytes;
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::{Journal, JournalOptions};
 
@@ -39,7 +40,7 @@ pub struct FormatOptions {
     pub block_bytes: u64,
     /// Rules for files below directories that set none.
     pub default_rules: PlacementRules,
-    /// Size of one segment of the journal in bytes.
+    /// Size of one segment of the journal in bytes, at least 4 MiB.
     pub segment_bytes: u64,
 }
 
@@ -97,7 +98,7 @@ fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
         let accepted = format!("from 1 to {REPLICATION_MAX}");
         return bad("replication", replication.to_string(), accepted);
     }
-    Ok(())
+    check_segment_bytes(options.segment_bytes)
 }
 
 fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {

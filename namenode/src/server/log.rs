@@ -6,6 +6,10 @@ use tokio::sync::Notify;
 
 use crate::journal::{Batch, JournalCounters, JournalError, JournalWriter, Lsn};
 
+/// Bytes of records that are handed over as one batch; the record that reaches it is the last. Far
+/// below the size of a segment, into which a batch has to fit.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
 /// What the owner writes its records to.
 pub(crate) struct Log {
     writer: JournalWriter,
@@ -47,9 +51,25 @@ impl Log {
             return;
         }
         let wants_durable = std::mem::take(&mut self.awaited);
+        let mut batch = Vec::with_capacity(self.records.len());
+        let mut bytes = 0;
+        for record in std::mem::take(&mut self.records) {
+            bytes += record.len();
+            batch.push(record);
+            if bytes >= BATCH_BYTES_MAX {
+                bytes = 0;
+                self.submit(std::mem::take(&mut batch), wants_durable).await;
+            }
+        }
+        if !batch.is_empty() {
+            self.submit(batch, wants_durable).await;
+        }
+    }
+
+    async fn submit(&self, records: Vec<Vec<u8>>, wants_durable: bool) {
         let progress = Arc::clone(&self.progress);
         let batch = Batch {
-            records: std::mem::take(&mut self.records),
+            records,
             wants_durable,
             done: Box::new(move |outcome| {
                 if wants_durable || outcome.is_err() {

@@ -12,6 +12,10 @@ use super::NamenodeError;
 use crate::engine::cluster::ClusterOptions;
 use crate::journal::{JournalOptions, JournalWriterOptions};
 
+/// Smallest segment of the journal in bytes: everything that is handed over at once must fit, and one
+/// request can be as large as a frame.
+pub(crate) const SEGMENT_BYTES_MIN: u64 = 4 << 20;
+
 /// What can be chosen for a namenode.
 #[derive(Clone, Debug)]
 pub struct NamenodeOptions {
@@ -27,7 +31,7 @@ pub struct NamenodeOptions {
     pub transport: TransportOptions,
     /// Group commit.
     pub journal: JournalWriterOptions,
-    /// Size of one segment of the journal in bytes.
+    /// Size of one segment of the journal in bytes, at least 4 MiB.
     pub segment_bytes: u64,
     /// When snapshots are written.
     pub snapshots: SnapshotTrigger,
@@ -101,6 +105,7 @@ impl NamenodeOptions {
                 accepted,
             })
         };
+        check_segment_bytes(self.segment_bytes)?;
         let ms = |duration: Duration| format!("{} ms", duration.as_millis());
         if self.session_timeout < self.lease {
             let accepted = format!("at least the lease of {}", ms(self.lease));
@@ -113,4 +118,15 @@ impl NamenodeOptions {
         }
         Ok(())
     }
+}
+
+pub(crate) fn check_segment_bytes(segment_bytes: u64) -> Result<(), NamenodeError> {
+    if segment_bytes >= SEGMENT_BYTES_MIN {
+        return Ok(());
+    }
+    Err(NamenodeError::Option {
+        option: "segment_bytes",
+        value: segment_bytes.to_string(),
+        accepted: format!("at least {SEGMENT_BYTES_MIN}"),
+    })
 }

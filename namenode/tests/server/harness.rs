@@ -68,7 +68,7 @@ impl Cluster {
         let identity = self.identity(Role::Namenode, "nn");
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut options = NamenodeOptions::new(self.data_dir(), listen, identity);
-        options.segment_bytes = 1 << 20;
+        options.segment_bytes = 4 << 20;
         options.tick = Duration::from_millis(10);
         options.rng_seed = Some(1);
         (self.adjust)(&mut options);
@@ -179,7 +179,7 @@ pub fn format_options() -> FormatOptions {
         root_gid: 0,
         block_bytes: BLOCK_BYTES,
         default_rules: RULES,
-        segment_bytes: 1 << 20,
+        segment_bytes: 4 << 20,
     }
 }
 
