@@ -1,1 +1,294 @@
-//! Scenarios.
+//! What is removed, and what is not.
+
+use std::collections::BTreeSet;
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId},
+    node::NodeCommand,
+};
+
+use super::world::{CHUNK, World, options, rules};
+use crate::engine::{cluster::ClusterOptions, namespace::BlockChange};
+
+/// Blocks that the next heartbeat of a node tells it to delete.
+fn deletes(world: &mut World, node: usize) -> Vec<BlockId> {
+    world.heartbeat(node, true);
+    let commands = world.nodes[node].commands.iter();
+    commands
+        .filter_map(|command| match command {
+            NodeCommand::Delete { blocks } => Some(blocks.clone()),
+            _ => None,
+        })
+        .flatten()
+        .collect()
+}
+
+/// A block with one replica too many: a node was away for long, and came back.
+fn with_excess(world: &mut World) -> (BlockId, BTreeSet<NodeId>) {
+    let block = world.write(2);
+    world.pass(300);
+    let away = world.cluster.replicas(block, None)[0];
+    world.stop(away.0 as usize);
+    world.pass(6_000);
+    world.start(away.0 as usize);
+    world.drain(away.0 as usize);
+    let holders = world.holders(block);
+    assert_eq!(holders.len(), 3);
+    (block, holders)
+}
+
+#[test]
+fn what_a_returning_node_has_too_much_goes_after_a_grace() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    assert_eq!(world.cluster.fsck().excess_replicas, 1);
+    world.pass(1_500);
+    assert_eq!(world.holders(block), holders, "the grace is not over");
+    world.pass(2_000);
+    assert_eq!(world.holders(block).len(), 2);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn removal_keeps_the_spread_over_racks() {
+    for seed in 0..20 {
+        let mut world = World::new(6, 2, options(), seed);
+        let block = world.write(4);
+        world.pass(300);
+        let rules = rules(2);
+        world.change(&BlockChange::RulesChanged { block, rules });
+        world.pass(5_000);
+        let racks: BTreeSet<u32> = world.holders(block).iter().map(|n| n.0 % 2).collect();
+        assert_eq!((world.holders(block).len(), racks.len()), (2, 2));
+    }
+}
+
+#[test]
+fn removal_is_taken_back_when_another_replica_is_lost_before_it_is_told() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    world.now_ms += world.options.excess_grace_ms + 100;
+    for node in 0..6 {
+        world.heartbeat(node, true);
+    }
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    assert_eq!(world.cluster.fsck().excess_replicas, 1);
+    // One of the other two fails before the datanode asks for its commands.
+    let slot = world.cluster.table.slot(block).expect("it exists");
+    let replicas = world.cluster.table.get(slot).map(|it| it.replicas.clone());
+    let chosen = replicas
+        .into_iter()
+        .flatten()
+        .find(|replica| replica.state == crate::engine::cluster::table::ReplicaState::Excess);
+    let storage = chosen.expect("one was chosen").storage;
+    let chosen = world.cluster.table.storages[storage as usize].node;
+    let other = holders.iter().find(|n| n.0 != chosen).expect("two others");
+    world.reimage_all(other.0 as usize);
+    world.connect(other.0 as usize);
+    assert_eq!(deletes(&mut world, chosen as usize), []);
+    assert_eq!(world.cluster.replicas(block, None).len(), 2);
+}
+
+#[test]
+fn nothing_is_removed_on_the_word_of_nodes_that_are_not_heard_of() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    // All three count, but one of them is silent, and one has not reported since it registered.
+    let [silent, unreported, last] = holders.iter().copied().collect::<Vec<_>>()[..] else {
+        panic!("three hold it");
+    };
+    world.disconnect(silent.0 as usize, false);
+    world.connect(unreported.0 as usize);
+    world.now_ms += world.options.excess_grace_ms;
+    for node in 0..6 {
+        world.nodes[node].parts.clear();
+        assert_eq!(deletes(&mut world, node), []);
+        world.cluster.tick(world.now_ms, &mut world.rng);
+    }
+    assert_eq!(deletes(&mut world, last.0 as usize), []);
+    assert_eq!(world.holders(block), holders);
+}
+
+#[test]
+fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    world.now_ms += world.options.excess_grace_ms + 100;
+    let mut told = None;
+    for node in 0..6 {
+        world.heartbeat(node, false);
+    }
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    for node in 0..6 {
+        if deletes(&mut world, node) == [block] {
+            // The reply was lost.
+            world.nodes[node].commands.clear();
+            told = Some(node);
+        }
+    }
+    let told = told.expect("one was told");
+    world.connect(told);
+    world.drain(told);
+    let listed = world.cluster.replicas(block, None);
+    assert_eq!(listed.len(), 2);
+    assert!(!listed.contains(&NodeId(told as u32)));
+    // Both others are lost: now it is read from and copied.
+    for node in holders.iter().filter(|n| n.0 as usize != told) {
+        world.reimage_all(node.0 as usize);
+        world.connect(node.0 as usize);
+        world.drain(node.0 as usize);
+    }
+    world.nodes[told].commands.clear();
+    assert_eq!(world.cluster.replicas(block, None), [NodeId(told as u32)]);
+    assert_eq!(world.cluster.summary(world.now_ms).lost_blocks, 0);
+    world.pass(10_000);
+    assert_eq!(world.holders(block).len(), 2);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn replicas_of_unknown_blocks_go_and_those_being_written_stay() {
+    let mut world = World::new(4, 2, options(), 1);
+    let written = world.allocate(rules(2)).expect("room is left");
+    world.append(written, CHUNK);
+    for number in 0..20 {
+        world.put(0, BlockId(1_000 + number), CHUNK, true);
+    }
+    world.send_changes(0);
+    assert_eq!(world.cluster.fsck().orphan_replicas, 20);
+    world.connect(0);
+    world.drain(0);
+    assert_eq!(deletes(&mut world, 0).len(), 20);
+    world.pass(600);
+    assert_eq!(world.cluster.fsck().orphan_replicas, 0);
+    let left: usize = world.nodes[0].disks.values().map(|disk| disk.len()).sum();
+    assert_eq!(
+        left,
+        usize::from(world.holders(written).contains(&NodeId(0)))
+    );
+    assert_eq!(world.holders(written).len(), 2);
+}
+
+#[test]
+fn deletions_wait_for_the_end_of_safe_mode() {
+    let mut world = World::new(4, 2, options(), 1);
+    world.write(2);
+    world.pass(600);
+    world.restart_namenode();
+    world.put(0, BlockId(1_000), CHUNK, true);
+    world.connect(0);
+    world.drain(0);
+    assert_eq!(deletes(&mut world, 0), []);
+    for node in 1..4 {
+        world.connect(node);
+        world.drain(node);
+    }
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    assert_eq!(deletes(&mut world, 0), [BlockId(1_000)]);
+}
+
+#[test]
+fn freed_blocks_go_in_batches_and_repairs_come_first() {
+    let batches = ClusterOptions {
+        deletes_per_command_max: 8,
+        ..options()
+    };
+    let mut world = World::new(4, 4, batches, 1);
+    let blocks: Vec<_> = (0..40).map(|_| world.write(4)).collect();
+    let kept = world.write(2);
+    world.pass(600);
+    for block in blocks {
+        world.free(block);
+    }
+    let lost = world.cluster.replicas(kept, None)[0].0 as usize;
+    world.reimage_all(lost);
+    world.connect(lost);
+    world.drain(lost);
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    for node in 0..4 {
+        world.heartbeat(node, true);
+        let commands = &world.nodes[node].commands;
+        let is_delete = |command: &NodeCommand| match command {
+            NodeCommand::Delete { blocks } => {
+                assert_eq!(blocks.len(), 8);
+                true
+            }
+            _ => false,
+        };
+        let deletes = commands.iter().filter(|c| is_delete(c)).count();
+        assert_eq!(deletes, usize::from(node != lost));
+        assert!(commands.iter().rev().skip(deletes).all(|c| !is_delete(c)));
+    }
+    assert_eq!(world.told.len(), 1);
+    // The limit of commands is for repairs first.
+    let id = NodeId(u32::from(lost == 0));
+    assert_eq!(world.cluster.fsck().orphan_replicas, 3 * 40);
+    let mut sign = |_| panic!("there is nothing to sign");
+    assert_eq!(
+        world.cluster.next_commands(world.now_ms, id, 0, &mut sign),
+        []
+    );
+    world.pass(5_000);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn a_deletion_that_is_never_confirmed_ends_with_a_full_report() {
+    let mut world = World::new(3, 3, options(), 1);
+    let block = world.write(3);
+    world.pass(300);
+    world.free(block);
+    let mut times = 0;
+    for _ in 0..100 {
+        world.now_ms += 300;
+        for node in 0..3 {
+            world.heartbeat(node, true);
+            let mut commands = std::mem::take(&mut world.nodes[node].commands);
+            let asked = commands
+                .iter()
+                .any(|c| matches!(c, NodeCommand::ReportBlocks { .. }));
+            times += commands.len();
+            // Node 0 ignores deletions.
+            commands.retain(|c| node != 0 || !matches!(c, NodeCommand::Delete { .. }));
+            world.nodes[node].commands = commands;
+            world.drain(node);
+            if asked {
+                assert_eq!((node, times), (0, 3 + 2 + 1));
+                assert_eq!(deletes(&mut world, 0), [block], "it is still there");
+                return;
+            }
+        }
+        world.cluster.tick(world.now_ms, &mut world.rng);
+    }
+    panic!("no report was asked for");
+}
+
+#[test]
+fn replicas_whose_writer_is_gone_are_sealed() {
+    let mut world = World::new(4, 2, options(), 1);
+    let block = world.allocate(rules(2)).expect("room is left");
+    world.append(block, CHUNK);
+    let pipeline = world.blocks[&block].pipeline.clone();
+    // One of them has more than was committed.
+    world.put(pipeline[0].0 as usize, block, 3 * CHUNK, false);
+    world.pass(300);
+    world.end_writer(block);
+    world.pass(300);
+    let open = |world: &World| {
+        let replicas = pipeline
+            .iter()
+            .map(|n| world.nodes[n.0 as usize].replica(block));
+        replicas.flatten().filter(|replica| !replica.sealed).count()
+    };
+    assert_eq!(
+        open(&world),
+        2,
+        "a writer that sealed would get time to do it"
+    );
+    world.pass(1_500);
+    assert_eq!(open(&world), 0);
+    for node in &pipeline {
+        let replica = world.nodes[node.0 as usize].replica(block);
+        assert_eq!(replica.map(|it| it.length_bytes), Some(CHUNK));
+    }
+}

@@ -1,1 +1,250 @@
-//! Scenarios.
+//! What is repaired, in which order and how fast.
+
+use std::collections::BTreeMap;
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId},
+    node::{NodeCommand, ReplicaChange},
+};
+
+use super::world::{CHUNK, World, options, rules};
+use crate::engine::cluster::ClusterOptions;
+
+/// The blocks of the repairs that a heartbeat of each node brings, and to whom.
+fn told(world: &mut World) -> BTreeMap<BlockId, NodeId> {
+    let mut told = BTreeMap::new();
+    for node in 0..world.nodes.len() {
+        world.heartbeat(node, true);
+        for command in &world.nodes[node].commands {
+            if let NodeCommand::Replicate { block, .. } = command {
+                told.insert(*block, NodeId(node as u32));
+            }
+        }
+    }
+    told
+}
+
+fn lose_node(world: &mut World, node: usize) {
+    world.reimage_all(node);
+    world.connect(node);
+    world.drain(node);
+}
+
+#[test]
+fn the_fewest_survivors_come_first() {
+    let one_at_a_time = ClusterOptions {
+        repairs_in_flight_per_node: 1,
+        ..options()
+    };
+    let mut world = World::new(4, 4, one_at_a_time, 1);
+    // Node 0 is the only source of everything, and serves one repair at a time.
+    let mut blocks = BTreeMap::new();
+    for replication in [4, 4, 2, 4, 2, 3, 3, 2] {
+        let block = world.allocate(rules(replication)).expect("room is left");
+        let pipeline: Vec<NodeId> = (0..replication).map(|n| NodeId(n.into())).collect();
+        world.cluster.set_pipeline(block, &pipeline);
+        world.blocks.get_mut(&block).expect("just made").pipeline = pipeline;
+        world.append(block, CHUNK);
+        world.seal_by_writer(block);
+        blocks.insert(block, replication);
+    }
+    world.pass(600);
+    lose_node(&mut world, 1);
+    // Blocks of 2 have one survivor, blocks of 3 two, blocks of 4 three.
+    let mut order = Vec::new();
+    for _ in 0..60 {
+        world.cluster.tick(world.now_ms, &mut world.rng);
+        let started: Vec<BlockId> = told(&mut world).into_keys().collect();
+        order.extend(started.iter().map(|block| blocks[block]));
+        for node in 0..4 {
+            world.drain(node);
+        }
+        world.now_ms += 100;
+    }
+    assert_eq!(order.len(), 8);
+    let last_of_2 = order.iter().rposition(|r| *r == 2);
+    let first_of_4 = order.iter().position(|r| *r == 4);
+    assert!(last_of_2 < first_of_4, "{order:?}");
+}
+
+#[test]
+fn budgets_hold_on_both_sides() {
+    let mut world = World::new(6, 3, options(), 1);
+    for _ in 0..500 {
+        world.write(3);
+    }
+    world.pass(300);
+    let start_ms = world.now_ms;
+    lose_node(&mut world, 0);
+    world.pass(100_000);
+    let count = |told: &[(u64, NodeId, NodeId)]| {
+        let mut counts: BTreeMap<(bool, NodeId), u32> = BTreeMap::new();
+        for (_, source, target) in told {
+            *counts.entry((false, *source)).or_default() += 1;
+            *counts.entry((true, *target)).or_default() += 1;
+        }
+        counts
+    };
+    // Two survivors each: the normal lane.
+    let limit = world.options.repairs_per_window;
+    let counts = count(&world.told);
+    assert!(counts.values().all(|n| *n <= limit), "{counts:?}");
+    assert!(counts.values().any(|n| *n == limit), "{counts:?}");
+    assert!(world.cluster.summary(world.now_ms).repairs_waiting > 0);
+    world.pass(3 * world.options.repair_window_ms);
+    assert_eq!(world.cluster.fsck().missing_replicas, 0);
+    for (at, ..) in world.told.clone() {
+        let end_ms = at + world.options.repair_window_ms;
+        let window = world.told.iter().filter(|(t, ..)| (at..end_ms).contains(t));
+        let window: Vec<_> = window.copied().collect();
+        // Told up to a heartbeat later than charged: one more may show.
+        assert!(count(&window).values().all(|n| *n <= limit + 1));
+    }
+    assert!(world.now_ms > start_ms);
+}
+
+#[test]
+fn the_last_replica_is_copied_in_the_urgent_lane() {
+    let mut world = World::new(4, 2, options(), 1);
+    let blocks: Vec<_> = (0..120).map(|_| world.write(2)).collect();
+    world.pass(300);
+    lose_node(&mut world, 0);
+    let affected = blocks
+        .iter()
+        .filter(|b| world.holders(**b).len() == 1)
+        .count();
+    world.pass(60_000);
+    assert!(blocks.iter().all(|block| world.holders(*block).len() == 2));
+    let per_source = affected as u32 / 3;
+    assert!(
+        per_source > world.options.repairs_per_window / 2,
+        "the test repairs much"
+    );
+    assert_eq!(world.told.len(), affected);
+}
+
+#[test]
+fn few_repairs_at_a_time() {
+    let mut world = World::new(5, 5, options(), 1);
+    for _ in 0..60 {
+        world.write(2);
+    }
+    world.pass(300);
+    lose_node(&mut world, 0);
+    for _ in 0..10 {
+        world.cluster.tick(world.now_ms, &mut world.rng);
+    }
+    told(&mut world);
+    let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
+    for (_, source, target) in &world.told {
+        *sent.entry(*source).or_insert(0) += 1;
+        *received.entry(*target).or_insert(0) += 1;
+    }
+    assert!(!sent.is_empty());
+    assert!(sent.values().chain(received.values()).all(|n| *n <= 2));
+}
+
+#[test]
+fn a_repair_that_fails_or_hangs_is_tried_elsewhere() {
+    for fails in [true, false] {
+        let mut world = World::new(5, 5, options(), 1);
+        let block = world.write(2);
+        world.pass(300);
+        let lost = world.cluster.replicas(block, None)[0];
+        lose_node(&mut world, lost.0 as usize);
+        world.cluster.tick(world.now_ms, &mut world.rng);
+        let first = told(&mut world)[&block];
+        let target = first.0 as usize;
+        world.nodes[target].commands.clear();
+        if fails {
+            let storage = *world.nodes[target].disks.keys().next().expect("a disk");
+            let change = (storage, ReplicaChange::RepairFailed(block));
+            world.nodes[target].changes.push_back(change);
+            world.send_changes(target);
+        }
+        let wait_ms = if fails { 600 } else { 6_500 };
+        for _ in 0..wait_ms / 100 {
+            world.now_ms += 100;
+            world.cluster.tick(world.now_ms, &mut world.rng);
+            for node in 0..5 {
+                world.heartbeat(node, false);
+            }
+        }
+        assert_eq!(world.cluster.summary(world.now_ms).repairs_failed, 1);
+        assert_eq!(world.told.len(), 2);
+        assert_ne!(world.told[1].2, first);
+    }
+}
+
+#[test]
+fn an_open_block_is_repaired_only_once_it_is_sealed() {
+    let mut world = World::new(5, 5, options(), 1);
+    let block = world.allocate(rules(3)).expect("room is left");
+    world.append(block, CHUNK);
+    world.pass(300);
+    let lost = world.blocks[&block].pipeline[1];
+    lose_node(&mut world, lost.0 as usize);
+    world.pass(5_000);
+    assert_eq!(world.told, []);
+    assert_eq!(world.cluster.fsck().missing_replicas, 0);
+    // The writer notices, and goes on with what is left.
+    world.append(block, CHUNK);
+    assert!(world.blocks[&block].sealed);
+    world.pass(1_000);
+    assert_eq!(world.told.len(), 1);
+    assert_eq!(world.holders(block).len(), 3);
+}
+
+#[test]
+fn a_bad_replica_makes_way_when_no_other_server_is_left() {
+    let mut world = World::new(3, 3, options(), 1);
+    let block = world.write(3);
+    world.pass(300);
+    let disk = world.nodes[1]
+        .disks
+        .values_mut()
+        .find(|d| d.contains_key(&block));
+    disk.and_then(|disk| disk.get_mut(&block))
+        .expect("on all three")
+        .corrupt = true;
+    world
+        .cluster
+        .report_bad_replica(world.now_ms, block, NodeId(1), true);
+    assert_eq!(world.cluster.replicas(block, None).len(), 2);
+    world.pass(5_000);
+    assert_eq!(world.holders(block).len(), 3);
+}
+
+/// A reader that wrongly calls every replica corrupt costs work, but no data.
+#[test]
+fn doubted_replicas_are_used_when_nothing_better_is_left() {
+    let mut world = World::new(4, 4, options(), 1);
+    let block = world.write(2);
+    world.pass(300);
+    for node in world.cluster.replicas(block, None) {
+        world
+            .cluster
+            .report_bad_replica(world.now_ms, block, node, true);
+    }
+    assert_eq!(world.cluster.replicas(block, None).len(), 2);
+    world.pass(10_000);
+    assert_eq!(world.holders(block).len(), 2);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn repair_can_be_delayed() {
+    let delayed = ClusterOptions {
+        repair_delay_ms: 4_000,
+        ..options()
+    };
+    let mut world = World::new(5, 5, delayed, 1);
+    let block = world.write(2);
+    world.pass(300);
+    let lost = world.cluster.replicas(block, None)[0];
+    lose_node(&mut world, lost.0 as usize);
+    world.pass(3_000);
+    assert_eq!(world.told, []);
+    world.pass(2_000);
+    assert_eq!(world.told.len(), 1);
+}
