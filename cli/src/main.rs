@@ -1,3 +1,108 @@
-//! The `harvestfs` command.
+//! The `harvestfs` command: every part of the system in one binary.
 
-fn main() {}
+mod admin;
+mod cluster;
+mod config;
+mod daemon;
+mod fs;
+mod init;
+mod logging;
+mod units;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// A distributed block file system on the spare disk of servers that belong to somebody else.
+#[derive(Debug, Parser)]
+#[command(
+    name = "harvestfs",
+    version,
+    after_help = "Start with `harvestfs up`: it makes a cluster on this machine and mounts it.\n\
+                  Log detail is set by HARVESTFS_LOG, for example `HARVESTFS_LOG=debug`."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// End when the process with this id, our parent, ends.
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    supervised_by: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a cluster on this machine, start it and mount it, until Ctrl-C.
+    Up(up::UpArgs),
+    /// Stop the cluster that `up --detach` started.
+    Down(up::DownArgs),
+    /// Make the certificates, configuration and directories of a cluster or of one part.
+    Init(init::InitArgs),
+    /// Run a namenode.
+    Namenode(daemon::NamenodeArgs),
+    /// Run a datanode.
+    Datanode(daemon::DatanodeArgs),
+    /// Mount the file system.
+    Mount(daemon::MountArgs),
+    /// Work with files without a mount.
+    Fs(fs::FsArgs),
+    /// Look at the cluster and check it.
+    Admin(admin::AdminArgs),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    logging::start();
+    if let Some(parent) = cli.supervised_by
+        && let Err(error) = daemon::end_with_parent(parent)
+    {
+        eprintln!("harvestfs: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let result = match cli.command {
+        Command::Up(args) => up::up(&args),
+        Command::Down(args) => up::down(&args),
+        Command::Init(args) => init::run(&args),
+        Command::Namenode(args) => daemon::namenode(&args),
+        Command::Datanode(args) => daemon::datanode(&args),
+        Command::Mount(args) => daemon::mount(&args),
+        Command::Fs(args) => fs::run(&args),
+        Command::Admin(args) => admin::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "harvestfs",
+                &mut std::io::stdout(),
+            );
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("harvestfs: {error:#}");
+            // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
+            match error.downcast_ref::<config::ConfigError>() {
+                Some(_) => ExitCode::from(2),
+                None => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

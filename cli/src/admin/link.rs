@@ -1,0 +1,72 @@
+//! The connection of an operator to the namenode.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::Context;
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest},
+    identity::{Peer, Role},
+    meta::Notice,
+    rpc::{Reply, Request, Response},
+    transport::{Endpoint, RpcClient, TransportOptions},
+};
+use tokio::sync::mpsc;
+
+use crate::{cluster::Access, init::NAMENODE_NAME};
+
+const DIAL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A connection to the namenode.
+pub struct AdminLink {
+    rpc: RpcClient<Request, Response, Notice>,
+    // The connection lives as long as its endpoint.
+    _endpoint: Endpoint,
+}
+
+impl AdminLink {
+    /// Connects to the first namenode that answers.
+    pub async fn connect(access: &Access) -> anyhow::Result<Self> {
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let endpoint = Endpoint::bind(any, &access.identity, TransportOptions::default())?;
+        let namenode = Peer::new(Role::Namenode, NAMENODE_NAME)?;
+        let mut last = None;
+        for address in &access.config.namenodes {
+            match endpoint.connect(*address, &namenode, DIAL_DEADLINE).await {
+                Ok(connection) => {
+                    // Notices are for clients that cache; an operator gets none.
+                    let (notices, _) = mpsc::channel(1);
+                    return Ok(Self {
+                        rpc: RpcClient::start(connection, notices).await?,
+                        _endpoint: endpoint,
+                    });
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(error) => Err(error)
+                .context("cannot reach the namenode (is the cluster running? `harvestfs up`)"),
+            None => anyhow::bail!("the configuration names no namenode"),
+        }
+    }
+
+    /// Asks.
+    pub async fn ask(
+        &self,
+        request: AdminRequest,
+        deadline: Duration,
+    ) -> anyhow::Result<AdminReply> {
+        match self.rpc.call(&Request::Admin(request), deadline).await?? {
+            Reply::Admin(reply) => Ok(reply),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+/// The namenode answered something else.
+pub fn unexpected() -> anyhow::Error {
+    anyhow::anyhow!("the namenode answered something else than what was asked for")
+}

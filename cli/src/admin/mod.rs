@@ -1,0 +1,199 @@
+//! `harvestfs admin`: for the operator.
+
+mod link;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus};
+
+use crate::{cluster::ClusterArgs, units};
+use link::AdminLink;
+
+/// Most time for a question about the cluster.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Most time for a check of everything.
+const FSCK_DEADLINE: Duration = Duration::from_secs(600);
+
+/// `harvestfs admin`
+#[derive(Debug, Args)]
+pub struct AdminArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(subcommand)]
+    command: AdminCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum AdminCommand {
+    /// Show the cluster at a glance.
+    Status {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the datanodes.
+    Nodes {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check the namespace and every block; exit status 1 when something is wrong.
+    Fsck {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have the namenode write a snapshot of its journal now.
+    Snapshot,
+}
+
+/// Runs `harvestfs admin`.
+///
+/// # Errors
+/// When the cluster cannot be reached, or `fsck` found something.
+pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
+    let access = args.cluster.access("admin")?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(async {
+            let link = AdminLink::connect(&access).await?;
+            execute(&link, &args.command).await
+        })
+}
+
+async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()> {
+    match command {
+        AdminCommand::Status { json } => {
+            let AdminReply::Status(status) = link.ask(AdminRequest::Status, DEADLINE).await? else {
+                return Err(link::unexpected());
+            };
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&status)?);
+            } else {
+                print_status(&status);
+            }
+            Ok(())
+        }
+        AdminCommand::Nodes { json } => {
+            let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
+                return Err(link::unexpected());
+            };
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&nodes)?);
+            } else {
+                print_nodes(&nodes);
+            }
+            Ok(())
+        }
+        AdminCommand::Fsck { json } => {
+            let AdminReply::Fsck(report) = link.ask(AdminRequest::Fsck, FSCK_DEADLINE).await?
+            else {
+                return Err(link::unexpected());
+            };
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&report)?);
+            } else {
+                print_fsck(&report);
+            }
+            if report.healthy {
+                Ok(())
+            } else {
+                anyhow::bail!("the file system is not healthy")
+            }
+        }
+        AdminCommand::Snapshot => {
+            link.ask(AdminRequest::Snapshot, FSCK_DEADLINE).await?;
+            Ok(())
+        }
+    }
+}
+
+fn print_status(status: &ClusterStatus) {
+    println!("cluster {} (version {})", status.cluster, status.version);
+    let ready = if status.ready {
+        "ready"
+    } else {
+        "still learning where blocks are"
+    };
+    println!("namenode up for {} s, {ready}", status.uptime_s);
+    println!(
+        "datanodes: {} alive of {}, {} of {} used",
+        status.nodes_alive,
+        status.nodes_known,
+        units::human(status.used_bytes),
+        units::human(status.quota_bytes)
+    );
+    println!(
+        "inodes: {} ({} files, {} directories)",
+        status.inodes, status.files, status.directories
+    );
+    println!(
+        "blocks: {} ({} below their replication, {} lost)",
+        status.blocks, status.under_replicated_blocks, status.lost_blocks
+    );
+    println!(
+        "repairs: {} under way, {} done",
+        status.repairs_under_way, status.repairs_done
+    );
+    println!(
+        "sessions: {}, journal at {}, {} of memory",
+        status.sessions,
+        status.journal_lsn,
+        units::human(status.engine_bytes)
+    );
+}
+
+fn print_nodes(nodes: &[NodeStatus]) {
+    println!(
+        "{:<16} {:<6} {:<10} {:<16} {:<16} {:>9} {:>10} {:>10}  ADDRESS",
+        "SERVER", "STATE", "RACK", "ENVIRONMENT", "FUNCTION", "REPLICAS", "USED", "QUOTA"
+    );
+    for node in nodes {
+        let state = match (node.alive, node.busy) {
+            (false, _) => "dead",
+            (true, true) => "busy",
+            (true, false) => "alive",
+        };
+        let used: u64 = node.volumes.iter().map(|volume| volume.used_bytes).sum();
+        let quota: u64 = node.volumes.iter().map(|volume| volume.quota_bytes).sum();
+        println!(
+            "{:<16} {:<6} {:<10} {:<16} {:<16} {:>9} {:>10} {:>10}  {}",
+            node.server.name,
+            state,
+            node.server.rack,
+            node.server.environment,
+            node.server.machine_function,
+            node.replicas,
+            units::human(used),
+            units::human(quota),
+            node.server.data_addr
+        );
+    }
+}
+
+fn print_fsck(report: &FsckReport) {
+    for finding in &report.findings {
+        match &finding.path {
+            Some(path) => println!("{path}: {}", finding.message),
+            None => println!("{}", finding.message),
+        }
+    }
+    println!(
+        "{} files, {} directories, {} blocks",
+        report.files, report.directories, report.blocks
+    );
+    println!(
+        "{} lost blocks, {} missing replicas, {} excess replicas, {} orphan blocks",
+        report.lost_blocks, report.missing_replicas, report.excess_replicas, report.orphan_blocks
+    );
+    let verdict = if report.healthy {
+        "healthy"
+    } else {
+        "NOT healthy"
+    };
+    println!("The file system is {verdict}.");
+}

@@ -1,0 +1,101 @@
+//! Which cluster a command talks to, and as whom.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use harvestfs_client::{Client, ClientOptions};
+use harvestfs_protocol::{identity::Identity, types::Credentials};
+
+use crate::{
+    config::{self, ClientConfig},
+    init::NAMENODE_NAME,
+    up,
+};
+
+/// Which cluster.
+#[derive(Clone, Debug, Args)]
+pub struct ClusterArgs {
+    /// Directory of a cluster on this machine [default: ~/.local/share/harvestfs].
+    #[arg(long, env = "HARVESTFS_DATA", global = true, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Configuration file of a client, instead of --data.
+    #[arg(
+        long,
+        env = "HARVESTFS_CLIENT_CONFIG",
+        global = true,
+        value_name = "FILE"
+    )]
+    config: Option<PathBuf>,
+}
+
+/// A client's configuration and certificate.
+#[derive(Debug)]
+pub struct Access {
+    /// The configuration.
+    pub config: ClientConfig,
+    /// The certificate.
+    pub identity: Identity,
+}
+
+impl ClusterArgs {
+    /// Reads the configuration; `directory` is the part of a cluster's directory to use.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn access(&self, directory: &str) -> anyhow::Result<Access> {
+        let path = match &self.config {
+            Some(path) => path.clone(),
+            None => {
+                let data = up::data_directory(self.data.as_deref())?;
+                if !data.join("ca").exists() {
+                    anyhow::bail!(
+                        "there is no cluster in {}: make one with `harvestfs up`, or name another \
+                         with --data or --config",
+                        data.display()
+                    );
+                }
+                data.join(directory).join("client.toml")
+            }
+        };
+        access(&path)
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// When the cluster cannot be reached.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let access = self.access("client")?;
+        let mut options = ClientOptions::new(
+            access.config.namenodes,
+            NAMENODE_NAME.to_owned(),
+            access.identity,
+        );
+        options.dirty_bytes_max = access.config.dirty.0;
+        Client::connect(options)
+            .await
+            .context("cannot reach the cluster (is it running? `harvestfs up` starts one)")
+    }
+}
+
+fn access(path: &Path) -> anyhow::Result<Access> {
+    let config: ClientConfig = config::load(path)?;
+    let identity = Identity::load(&config::beside(path, &config.identity))?;
+    Ok(Access { config, identity })
+}
+
+/// The user who runs the command.
+///
+/// # Errors
+/// When the kernel does not tell the groups.
+pub fn own_credentials() -> anyhow::Result<Credentials> {
+    Ok(Credentials {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: rustix::process::getgroups()?
+            .into_iter()
+            .map(|group| group.as_raw())
+            .collect(),
+    })
+}

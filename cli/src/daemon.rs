@@ -1,0 +1,235 @@
+//! `harvestfs namenode`, `datanode` and `mount`: one part each, until a signal ends it.
+//!
+//! Each prints a line that starts with [`READY`] on standard output when others can use it.
+
+use std::{future::Future, net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use harvestfs_client::ClientOptions;
+use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
+use harvestfs_fuse_mount::{Mount, MountOptions};
+use harvestfs_namenode::server::{Namenode, NamenodeOptions};
+use harvestfs_protocol::identity::Identity;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig},
+    init::NAMENODE_NAME,
+};
+
+/// How the line starts that says that a part can be used.
+pub const READY: &str = "ready";
+
+/// Longest orderly stop; what is not finished then is given up.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// `harvestfs namenode`
+#[derive(Debug, Args)]
+pub struct NamenodeArgs {
+    /// Configuration file, as `harvestfs init cluster` writes it.
+    #[arg(long, env = "HARVESTFS_NAMENODE_CONFIG")]
+    config: PathBuf,
+    /// Address to listen on, instead of the file's.
+    #[arg(long, env = "HARVESTFS_LISTEN")]
+    listen: Option<SocketAddr>,
+}
+
+/// `harvestfs datanode`
+#[derive(Debug, Args)]
+pub struct DatanodeArgs {
+    /// Configuration file, as `harvestfs init datanode` writes it.
+    #[arg(long, env = "HARVESTFS_DATANODE_CONFIG")]
+    config: PathBuf,
+    /// Address to listen on, instead of the file's.
+    #[arg(long, env = "HARVESTFS_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Addresses of the namenodes, instead of the file's.
+    #[arg(long, env = "HARVESTFS_NAMENODES", value_delimiter = ',')]
+    namenodes: Option<Vec<SocketAddr>>,
+}
+
+/// `harvestfs mount`
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// Directory to mount on.
+    directory: PathBuf,
+    /// Configuration file, as `harvestfs init client` writes it.
+    #[arg(long, env = "HARVESTFS_CLIENT_CONFIG")]
+    config: PathBuf,
+    /// Addresses of the namenodes, instead of the file's.
+    #[arg(long, env = "HARVESTFS_NAMENODES", value_delimiter = ',')]
+    namenodes: Option<Vec<SocketAddr>>,
+    /// Let users other than the mounting one use it (`user_allow_other` in /etc/fuse.conf is
+    /// needed unless root mounts).
+    #[arg(long)]
+    allow_other: bool,
+    /// Seconds to wait for a busy replica before an access fails.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    busy_timeout: u64,
+}
+
+/// Runs a namenode.
+///
+/// # Errors
+/// When it cannot start, or stops by itself.
+pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
+    let config: NamenodeConfig = config::load(&args.config)?;
+    let options = NamenodeOptions::new(
+        config::beside(&args.config, &config.data),
+        args.listen.unwrap_or(config.listen),
+        Identity::load(&config::beside(&args.config, &config.identity))?,
+    );
+    // One thread for the connections; the engine and the journal have their own.
+    current_thread(async {
+        let mut stop = StopSignal::listen()?;
+        let namenode = Namenode::start(options).await?;
+        println!("{READY} {}", namenode.local_addr());
+        stop.received().await;
+        within_deadline("the namenode", namenode.shutdown()).await
+    })
+}
+
+/// Runs a datanode.
+///
+/// # Errors
+/// When it cannot start.
+pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
+    let config: DatanodeConfig = config::load(&args.config)?;
+    let identity = Identity::load(&config::beside(&args.config, &config.identity))?;
+    if identity.peer().name != config.name {
+        bail!(
+            "{}: the server is called `{}`, but its certificate is for `{}`",
+            args.config.display(),
+            config.name,
+            identity.peer().name
+        );
+    }
+    let mut options = DatanodeOptions::new(
+        identity,
+        NAMENODE_NAME.to_owned(),
+        args.namenodes.clone().unwrap_or(config.namenodes),
+    );
+    options.listen = args.listen.unwrap_or(config.listen);
+    options.rack = config.rack;
+    options.environment = config.environment;
+    options.machine_function = config.machine_function;
+    options.scrub_bytes_per_second = config.scrub_bytes_per_s.0;
+    options.volumes = config
+        .volumes
+        .iter()
+        .map(|volume| VolumeOptions {
+            path: config::beside(&args.config, &volume.path),
+            quota_bytes: volume.quota.0,
+            class: volume.class.into(),
+        })
+        .collect();
+    // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
+    current_thread(async {
+        let mut stop = StopSignal::listen()?;
+        let datanode = Datanode::start(options).await?;
+        tokio::select! {
+            () = datanode.registered() => println!("{READY} {}", datanode.local_addr()),
+            () = stop.received() => {
+                datanode.shutdown().await;
+                return Ok(());
+            }
+        }
+        stop.received().await;
+        // Bounded by its own grace.
+        datanode.shutdown().await;
+        Ok(())
+    })
+}
+
+/// Mounts the file system.
+///
+/// # Errors
+/// When it cannot be mounted.
+pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
+    let config: ClientConfig = config::load(&args.config)?;
+    let mut client = ClientOptions::new(
+        args.namenodes.clone().unwrap_or(config.namenodes),
+        NAMENODE_NAME.to_owned(),
+        Identity::load(&config::beside(&args.config, &config.identity))?,
+    );
+    client.dirty_bytes_max = config.dirty.0;
+    client.busy_timeout = Duration::from_secs(args.busy_timeout);
+    let mut options = MountOptions::new(args.directory.clone());
+    options.allow_other = args.allow_other;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let mut stop = StopSignal::listen()?;
+        let mut mount = Mount::start(client, options).await?;
+        println!("{READY} {}", args.directory.display());
+        tokio::select! {
+            () = stop.received() => {
+                within_deadline("the mount", mount.unmount()).await
+            }
+            ended = mount.ended() => {
+                // Somebody unmounted it; that is an orderly end.
+                ended.context("the mount ended")
+            }
+        }
+    })
+}
+
+fn current_thread(part: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(part)
+}
+
+async fn within_deadline<E>(
+    what: &str,
+    stopping: impl Future<Output = Result<(), E>>,
+) -> anyhow::Result<()>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    match tokio::time::timeout(STOP_DEADLINE, stopping).await {
+        Ok(result) => Ok(result?),
+        Err(_) => bail!("{what} did not stop within {} s", STOP_DEADLINE.as_secs()),
+    }
+}
+
+/// SIGINT or SIGTERM.
+struct StopSignal {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl StopSignal {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`.
+///
+/// # Errors
+/// When the parent has ended already.
+pub fn end_with_parent(parent: u32) -> anyhow::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    // The parent may have ended before the line above took effect.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now != i32::try_from(parent).ok() {
+        bail!("the process {parent} that started this one has ended");
+    }
+    Ok(())
+}

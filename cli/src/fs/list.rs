@@ -1,0 +1,273 @@
+//! What `harvestfs fs` shows: `ls`, `stat`, `df`, `locations`.
+
+use std::{
+    ffi::OsString,
+    io::Write,
+    os::unix::ffi::OsStrExt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context;
+use clap::Args;
+use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
+use serde_json::json;
+
+use super::Files;
+use crate::units;
+
+/// `harvestfs fs ls`
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Path in the cluster.
+    #[arg(default_value = "/")]
+    path: OsString,
+    /// Show attributes.
+    #[arg(short, long)]
+    long: bool,
+    /// List everything below.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Print JSON, one object for each line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Files {
+    pub(super) async fn ls(&self, args: &LsArgs) -> anyhow::Result<()> {
+        let attr = self.find(&args.path).await?;
+        let mut out = std::io::stdout().lock();
+        if attr.kind != FileKind::Directory {
+            return show(&mut out, args, args.path.as_bytes(), &attr);
+        }
+        if args.recursive {
+            let mut walk = self.client.walk(&self.credentials, attr.ino);
+            while let Some(entry) = walk.next().await? {
+                if !entry.path.is_empty() {
+                    show(&mut out, args, &entry.path, &entry.attr)?;
+                }
+            }
+            return Ok(());
+        }
+        let mut after = None;
+        loop {
+            let page = self
+                .client
+                .readdir(
+                    &self.credentials,
+                    attr.ino,
+                    after.as_ref(),
+                    harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX,
+                    true,
+                )
+                .await
+                .with_context(|| args.path.to_string_lossy().into_owned())?;
+            for entry in &page.entries {
+                if let Some(attr) = &entry.attr {
+                    show(&mut out, args, entry.name.as_bytes(), attr)?;
+                }
+            }
+            after = page.entries.last().map(|entry| entry.name.clone());
+            if page.end || after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) async fn stat(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
+        let attr = self
+            .client
+            .resolve_no_follow(&self.credentials, path.as_bytes())
+            .await
+            .with_context(|| path.to_string_lossy().into_owned())?;
+        if json {
+            println!("{}", attributes(path.as_bytes(), &attr));
+            return Ok(());
+        }
+        println!("  path: {}", path.to_string_lossy());
+        println!("  kind: {}", kind(attr.kind));
+        println!(
+            "  size: {} bytes, {} allocated",
+            attr.size_bytes, attr.allocated_bytes
+        );
+        println!("  mode: {:04o}  links: {}", attr.mode, attr.nlink);
+        println!("   uid: {}  gid: {}", attr.uid, attr.gid);
+        println!(" inode: {}", attr.ino);
+        for (label, time) in [
+            ("access", attr.atime),
+            ("modify", attr.mtime),
+            ("change", attr.ctime),
+        ] {
+            println!("{label}: {}", utc(time));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn df(&self, json: bool) -> anyhow::Result<()> {
+        let totals = self.client.statfs(&self.credentials).await?;
+        let used = totals.total_bytes.saturating_sub(totals.free_bytes);
+        if json {
+            println!(
+                "{}",
+                json!({
+                    "total_bytes": totals.total_bytes,
+                    "used_bytes": used,
+                    "free_bytes": totals.free_bytes,
+                    "inodes": totals.inodes,
+                })
+            );
+        } else {
+            println!(
+                "{} of {} used, {} free, {} inodes (bytes of files; each is stored as often as it \
+                 has replicas)",
+                units::human(used),
+                units::human(totals.total_bytes),
+                units::human(totals.free_bytes),
+                totals.inodes
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) async fn locations(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
+        let attr = self.find(path).await?;
+        let text = self
+            .client
+            .getxattr(&self.credentials, attr.ino, b"user.harvestfs.locations")
+            .await
+            .with_context(|| path.to_string_lossy().into_owned())?;
+        let text = String::from_utf8_lossy(&text);
+        for line in text.lines() {
+            if json {
+                let mut words = line.split_whitespace();
+                let offset = words.next().and_then(|word| word.parse::<u64>().ok());
+                let length = words.next().and_then(|word| word.parse::<u64>().ok());
+                let block = words.next();
+                let nodes: Vec<&str> = words.collect();
+                println!(
+                    "{}",
+                    json!({ "offset": offset, "length_bytes": length, "block": block,
+                            "datanodes": nodes })
+                );
+            } else {
+                println!("{line}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow::Result<()> {
+    if args.json {
+        writeln!(out, "{}", attributes(name, attr))?;
+    } else if args.long {
+        write!(
+            out,
+            "{}{} {:>3} {:>6} {:>6} {:>14} {} ",
+            letter(attr.kind),
+            permissions(attr.mode),
+            attr.nlink,
+            attr.uid,
+            attr.gid,
+            attr.size_bytes,
+            utc(attr.mtime)
+        )?;
+        out.write_all(name)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(name)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn attributes(path: &[u8], attr: &Attr) -> serde_json::Value {
+    json!({
+        "path": String::from_utf8_lossy(path),
+        "inode": attr.ino.0,
+        "kind": kind(attr.kind),
+        "mode": format!("{:04o}", attr.mode),
+        "links": attr.nlink,
+        "uid": attr.uid,
+        "gid": attr.gid,
+        "size_bytes": attr.size_bytes,
+        "allocated_bytes": attr.allocated_bytes,
+        "atime_ns": attr.atime.0,
+        "mtime_ns": attr.mtime.0,
+        "ctime_ns": attr.ctime.0,
+    })
+}
+
+fn kind(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
+    }
+}
+
+fn letter(kind: FileKind) -> char {
+    match kind {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+    }
+}
+
+/// `rwxr-xr-x`, with the letters of ls(1) for the special bits.
+fn permissions(mode: u16) -> String {
+    let special = [(0o4000, 's', 'S'), (0o2000, 's', 'S'), (0o1000, 't', 'T')];
+    let mut text = String::with_capacity(9);
+    for (class, (bit, with_x, without_x)) in special.into_iter().enumerate() {
+        let bits = mode >> (6 - 3 * class);
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (bits & 1 != 0, mode & bit != 0) {
+            (true, true) => with_x,
+            (false, true) => without_x,
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+/// `2026-11-21T02:37:00Z` (civil calendar from days, as in RFC 3339).
+fn utc(time: Timestamp) -> String {
+    let distance = Duration::from_nanos(time.0.unsigned_abs());
+    let time = if time.0 < 0 {
+        UNIX_EPOCH - distance
+    } else {
+        UNIX_EPOCH + distance
+    };
+    humantime::format_rfc3339_seconds(time.max(SystemTime::UNIX_EPOCH)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_look_as_in_ls() {
+        assert_eq!(permissions(0o755), "rwxr-xr-x");
+        assert_eq!(permissions(0o4711), "rws--x--x");
+        assert_eq!(permissions(0o2644), "rw-r-Sr--");
+        assert_eq!(permissions(0o1777), "rwxrwxrwt");
+        assert_eq!(permissions(0o1000), "--------T");
+    }
+
+    #[test]
+    fn times_are_utc() {
+        assert_eq!(
+            utc(Timestamp(1_700_000_000_000_000_000)),
+            "2023-11-14T22:13:20Z"
+        );
+    }
+}

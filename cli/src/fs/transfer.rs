@@ -1,0 +1,324 @@
+//! `harvestfs fs put` and `get`: between this machine and the cluster.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File as LocalFile},
+    io::{IsTerminal, Read, Write},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::PermissionsExt,
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use harvestfs_client::{ClientError, OpenFlags};
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    name::Name,
+    types::{Attr, FileKind},
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Files, last_component};
+
+/// Bytes asked for at a time: enough that the client reads ahead.
+pub const READ_BYTES: usize = 1 << 20;
+
+impl Files {
+    pub(super) async fn put(
+        &self,
+        sources: &[PathBuf],
+        destination: &OsString,
+        recursive: bool,
+    ) -> anyhow::Result<()> {
+        let progress = progress(total_bytes_here(sources, recursive));
+        for source in sources {
+            let name = OsString::from_vec(
+                source
+                    .file_name()
+                    .unwrap_or(OsStr::new("stdin"))
+                    .as_bytes()
+                    .to_vec(),
+            );
+            let (parent, name) = self.place_for(&name, destination).await?;
+            if sources.len() > 1
+                && last_component(destination.as_bytes()).ok() == Some(name.clone())
+            {
+                bail!(
+                    "{} is not a directory, so that only one source can go there",
+                    destination.to_string_lossy()
+                );
+            }
+            self.put_one(source, parent, &name, recursive, &progress)
+                .await
+                .with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    async fn put_one(
+        &self,
+        source: &Path,
+        parent: InodeId,
+        name: &Name,
+        recursive: bool,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        if source == Path::new("-") {
+            let mut stdin = std::io::stdin().lock();
+            return self
+                .put_stream(&mut stdin, parent, name, 0o644, progress)
+                .await;
+        }
+        let mut pending = vec![(source.to_owned(), parent, name.clone())];
+        while let Some((path, parent, name)) = pending.pop() {
+            let metadata = if path == source {
+                fs::metadata(&path)?
+            } else {
+                fs::symlink_metadata(&path)?
+            };
+            let mode = (metadata.permissions().mode() & 0o7777) as u16;
+            if metadata.is_dir() {
+                if !recursive {
+                    bail!("it is a directory; copy it with -r");
+                }
+                let directory = self.directory(parent, &name, mode).await?;
+                for entry in fs::read_dir(&path)? {
+                    let entry = entry?;
+                    let name = Name::new(entry.file_name().as_bytes())?;
+                    pending.push((entry.path(), directory.ino, name));
+                }
+            } else if metadata.is_symlink() {
+                let target = fs::read_link(&path)?;
+                self.client
+                    .symlink(
+                        &self.credentials,
+                        parent,
+                        &name,
+                        target.as_os_str().as_bytes(),
+                    )
+                    .await?;
+            } else if metadata.is_file() {
+                let mut file = LocalFile::open(&path)?;
+                self.put_stream(&mut file, parent, &name, mode, progress)
+                    .await?;
+            } else {
+                bail!("{} is neither file, directory nor symlink", path.display());
+            }
+        }
+        Ok(())
+    }
+
+    async fn directory(
+        &self,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+    ) -> Result<Attr, ClientError> {
+        match self
+            .client
+            .mkdir(&self.credentials, parent, name, mode)
+            .await
+        {
+            Err(ClientError::Fs(FsError::Exists)) => {
+                self.client.lookup(&self.credentials, parent, name).await
+            }
+            made => made,
+        }
+    }
+
+    async fn put_stream(
+        &self,
+        source: &mut impl Read,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let file = self.create(parent, name, mode).await?;
+        let mut offset = 0;
+        loop {
+            let mut buffer = Vec::with_capacity(READ_BYTES);
+            source
+                .by_ref()
+                .take(READ_BYTES as u64)
+                .read_to_end(&mut buffer)?;
+            if buffer.is_empty() {
+                break;
+            }
+            let length = buffer.len() as u64;
+            file.write(offset, Bytes::from(buffer)).await?;
+            offset += length;
+            progress.inc(length);
+        }
+        // A command that says nothing has succeeded: the data is on stable storage.
+        file.sync().await?;
+        Ok(file.close().await?)
+    }
+
+    pub(super) async fn get(
+        &self,
+        sources: &[OsString],
+        destination: &Path,
+        recursive: bool,
+    ) -> anyhow::Result<()> {
+        let into_directory = destination.is_dir();
+        if sources.len() > 1 && !into_directory {
+            bail!("{} is not a directory", destination.display());
+        }
+        let mut total_bytes = 0;
+        let mut starts = Vec::new();
+        for source in sources {
+            let attr = self.find(source).await?;
+            if attr.kind == FileKind::Directory {
+                if !recursive {
+                    bail!(
+                        "{} is a directory; copy it with -r",
+                        source.to_string_lossy()
+                    );
+                }
+                let mut walk = self.client.walk(&self.credentials, attr.ino);
+                while let Some(entry) = walk.next().await? {
+                    total_bytes += entry.attr.size_bytes;
+                }
+            } else {
+                total_bytes += attr.size_bytes;
+            }
+            starts.push((source, attr));
+        }
+        let progress = progress(Some(total_bytes));
+        for (source, attr) in starts {
+            let target = if into_directory {
+                let name = last_component(source.as_bytes())?;
+                destination.join(OsStr::from_bytes(name.as_bytes()))
+            } else {
+                destination.to_owned()
+            };
+            self.get_one(&attr, &target, &progress)
+                .await
+                .with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    async fn get_one(
+        &self,
+        attr: &Attr,
+        target: &Path,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        if attr.kind != FileKind::Directory {
+            return self.get_entry(attr, target, progress).await;
+        }
+        let mut walk = self.client.walk(&self.credentials, attr.ino);
+        while let Some(entry) = walk.next().await? {
+            let path = if entry.path.is_empty() {
+                target.to_owned()
+            } else {
+                target.join(OsStr::from_bytes(&entry.path))
+            };
+            self.get_entry(&entry.attr, &path, progress)
+                .await
+                .with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    async fn get_entry(
+        &self,
+        attr: &Attr,
+        path: &Path,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        match attr.kind {
+            FileKind::Directory => match fs::create_dir(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    Err(error.into())
+                }
+                _ => Ok(()),
+            },
+            FileKind::Symlink => {
+                let target = self.client.readlink(&self.credentials, attr.ino).await?;
+                Ok(std::os::unix::fs::symlink(
+                    OsStr::from_bytes(&target),
+                    path,
+                )?)
+            }
+            FileKind::Regular => {
+                let file = self
+                    .client
+                    .open(&self.credentials, attr.ino, OpenFlags::READ)
+                    .await?;
+                let mut local = LocalFile::create(path)?;
+                let mut offset = 0;
+                loop {
+                    let pieces = file.read_pieces(offset, READ_BYTES).await?;
+                    if pieces.is_empty() {
+                        break;
+                    }
+                    for piece in pieces {
+                        local.write_all(&piece)?;
+                        offset += piece.len() as u64;
+                        progress.inc(piece.len() as u64);
+                    }
+                }
+                local.set_permissions(fs::Permissions::from_mode(u32::from(attr.mode & 0o777)))?;
+                Ok(())
+            }
+            _ => {
+                tracing::warn!(path = %path.display(), "left out: neither file, directory nor symlink");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// None when it cannot be known before.
+fn total_bytes_here(sources: &[PathBuf], recursive: bool) -> Option<u64> {
+    let mut total_bytes = 0;
+    let mut pending = sources.to_vec();
+    while let Some(path) = pending.pop() {
+        // What cannot be read fails when it is copied, with its name.
+        let Ok(metadata) = fs::symlink_metadata(&path) else {
+            return None;
+        };
+        if metadata.is_file() {
+            total_bytes += metadata.len();
+        } else if metadata.is_dir() && recursive {
+            pending.extend(
+                fs::read_dir(&path)
+                    .ok()?
+                    .filter_map(|entry| Some(entry.ok()?.path())),
+            );
+        }
+    }
+    Some(total_bytes)
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress(total_bytes: Option<u64>) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match total_bytes {
+        Some(total_bytes) => (
+            ProgressBar::new(total_bytes),
+            "{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ),
+        None => (
+            ProgressBar::new_spinner(),
+            "{spinner} {bytes} {bytes_per_sec}",
+        ),
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,337 @@
+//! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use harvestfs_namenode::server::FormatOptions;
+use harvestfs_protocol::{
+    identity::{CertificateAuthority, Role},
+    ids::ClusterId,
+    limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX},
+    types::{Durability, PlacementRules},
+};
+
+use crate::{
+    config::{self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
+    units::Size,
+};
+
+/// The name in the namenode's certificate.
+pub const NAMENODE_NAME: &str = "namenode";
+
+/// Certificates are renewed by `init` before they end; ten years outlive the servers.
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// Size of one segment of the journal: a few hundred thousand records.
+const SEGMENT_BYTES: u64 = 64 << 20;
+
+/// What to make.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// A new cluster: certificate authority, namenode, an administrator and a client.
+    Cluster {
+        /// Directory of the cluster; must not hold one.
+        #[arg(long, env = "HARVESTFS_DATA")]
+        data: PathBuf,
+        /// Address of the namenode.
+        #[arg(long, default_value = "127.0.0.1:9310")]
+        listen: SocketAddr,
+        #[command(flatten)]
+        layout: LayoutArgs,
+    },
+    /// Certificate and configuration of a datanode, to be moved to its server.
+    Datanode {
+        /// Name of the server.
+        name: String,
+        /// Directory of the cluster.
+        #[arg(long, env = "HARVESTFS_DATA")]
+        data: PathBuf,
+        /// Directory to write to; must not exist.
+        #[arg(long)]
+        out: PathBuf,
+        /// Address of the namenode.
+        #[arg(
+            long,
+            required = true,
+            env = "HARVESTFS_NAMENODES",
+            value_delimiter = ','
+        )]
+        namenode: Vec<SocketAddr>,
+        /// Address to listen on, under which others reach the server.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Rack of the server.
+        #[arg(long)]
+        rack: String,
+        /// Environment of its primary tenant.
+        #[arg(long)]
+        environment: String,
+        /// Machine function of its primary tenant.
+        #[arg(long)]
+        machine_function: String,
+        /// A directory and the most bytes to use there.
+        #[arg(long = "volume", required = true, value_name = "DIR=SIZE", value_parser = volume)]
+        volumes: Vec<(PathBuf, Size)>,
+    },
+    /// Certificate and configuration of a client, to be moved to where it mounts.
+    Client {
+        /// Name of the client.
+        name: String,
+        /// Directory of the cluster.
+        #[arg(long, env = "HARVESTFS_DATA")]
+        data: PathBuf,
+        /// Directory to write to; must not exist.
+        #[arg(long)]
+        out: PathBuf,
+        /// Address of the namenode.
+        #[arg(
+            long,
+            required = true,
+            env = "HARVESTFS_NAMENODES",
+            value_delimiter = ','
+        )]
+        namenode: Vec<SocketAddr>,
+        /// Allow `harvestfs admin` with it.
+        #[arg(long)]
+        administrator: bool,
+    },
+}
+
+/// What is decided when a cluster is made.
+#[derive(Clone, Debug, Args)]
+pub struct LayoutArgs {
+    /// Replicas of each block, unless a directory or file asks for another number.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICATION_MAX)))]
+    pub replication: Option<u8>,
+    /// Largest block, 1MiB to 256MiB.
+    #[arg(long, value_parser = block_size)]
+    pub block_size: Option<Size>,
+}
+
+impl LayoutArgs {
+    /// Three replicas, as HDFS and the paper.
+    pub const REPLICATION: u8 = 3;
+    /// 256 MiB, as the paper.
+    pub const BLOCK_SIZE: Size = Size(BLOCK_BYTES_MAX);
+}
+
+fn block_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    if (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&size.0) && size.0.is_multiple_of(4096) {
+        Ok(size)
+    } else {
+        Err("a block has 1MiB to 256MiB, in multiples of 4KiB".into())
+    }
+}
+
+fn volume(text: &str) -> Result<(PathBuf, Size), String> {
+    let (path, size) = text.rsplit_once('=').ok_or("write DIR=SIZE")?;
+    Ok((path.into(), size.parse()?))
+}
+
+/// Runs `harvestfs init`.
+///
+/// # Errors
+/// When something is in the way or cannot be written.
+pub fn run(args: &InitArgs) -> anyhow::Result<()> {
+    match &args.what {
+        What::Cluster {
+            data,
+            listen,
+            layout,
+        } => {
+            cluster(data, *listen, layout)?;
+            println!(
+                "Made a cluster in {0}.\n\
+                 Start its namenode:  harvestfs namenode --config {0}/namenode/namenode.toml\n\
+                 Add a datanode:      harvestfs init datanode --data {0} ...",
+                data.display()
+            );
+        }
+        What::Datanode {
+            name,
+            data,
+            out,
+            namenode,
+            listen,
+            rack,
+            environment,
+            machine_function,
+            volumes,
+        } => {
+            refuse_existing(out)?;
+            let config = DatanodeConfig {
+                name: name.clone(),
+                rack: rack.clone(),
+                environment: environment.clone(),
+                machine_function: machine_function.clone(),
+                listen: *listen,
+                namenodes: namenode.clone(),
+                identity: "identity".into(),
+                scrub_bytes_per_s: Size(8 << 20),
+                volumes: volumes
+                    .iter()
+                    .map(|(path, quota)| VolumeConfig {
+                        path: path.clone(),
+                        quota: *quota,
+                        class: Class::Disk,
+                    })
+                    .collect(),
+            };
+            datanode(data, out, &config)?;
+            println!(
+                "Move {0} to the server `{name}`, then: harvestfs datanode --config {0}/datanode.toml",
+                out.display()
+            );
+        }
+        What::Client {
+            name,
+            data,
+            out,
+            namenode,
+            administrator,
+        } => {
+            refuse_existing(out)?;
+            let role = if *administrator {
+                Role::Admin
+            } else {
+                Role::Client
+            };
+            client(data, out, role, name, namenode)?;
+            println!(
+                "Move {0} to where it is needed, then: harvestfs mount DIR --config {0}/client.toml",
+                out.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Makes a cluster: `ca/`, `namenode/`, `admin/` and `client/` below `data`.
+///
+/// # Errors
+/// When there is one already, or something cannot be written.
+pub fn cluster(data: &Path, listen: SocketAddr, layout: &LayoutArgs) -> anyhow::Result<()> {
+    if data.join("ca").exists() {
+        bail!("{} holds a cluster already", data.display());
+    }
+    make_private_directory(data)?;
+    let authority = CertificateAuthority::create(&data.join("ca"))?;
+    let namenode = data.join("namenode");
+    make_private_directory(&namenode)?;
+    issue(
+        &authority,
+        Role::Namenode,
+        NAMENODE_NAME,
+        &namenode.join("identity"),
+    )?;
+    config::store(
+        &namenode.join("namenode.toml"),
+        &NamenodeConfig {
+            listen,
+            identity: "identity".into(),
+            data: "data".into(),
+        },
+    )?;
+    for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {
+        client(data, &data.join(name), role, name, &[listen])?;
+    }
+    harvestfs_namenode::server::format(
+        &namenode.join("data"),
+        &FormatOptions {
+            cluster: new_cluster_id()?,
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            block_bytes: layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE).0,
+            default_rules: PlacementRules {
+                replication: layout.replication.unwrap_or(LayoutArgs::REPLICATION),
+                durability: Durability::Strict,
+                class: None,
+            },
+            segment_bytes: SEGMENT_BYTES,
+        },
+    )
+    .context("cannot format the namenode's journal")
+}
+
+/// Makes the certificate and the configuration of a datanode below `out`.
+///
+/// # Errors
+/// When something cannot be written.
+pub fn datanode(data: &Path, out: &Path, config: &DatanodeConfig) -> anyhow::Result<()> {
+    let authority = CertificateAuthority::load(&data.join("ca"))?;
+    make_private_directory(out)?;
+    issue(
+        &authority,
+        Role::Datanode,
+        &config.name,
+        &out.join(&config.identity),
+    )?;
+    config::store(&out.join("datanode.toml"), config)
+}
+
+fn client(
+    data: &Path,
+    out: &Path,
+    role: Role,
+    name: &str,
+    namenodes: &[SocketAddr],
+) -> anyhow::Result<()> {
+    let authority = CertificateAuthority::load(&data.join("ca"))?;
+    make_private_directory(out)?;
+    issue(&authority, role, name, &out.join("identity"))?;
+    config::store(
+        &out.join("client.toml"),
+        &ClientConfig {
+            namenodes: namenodes.to_vec(),
+            identity: "identity".into(),
+            dirty: Size(256 << 20),
+        },
+    )
+}
+
+fn issue(
+    authority: &CertificateAuthority,
+    role: Role,
+    name: &str,
+    directory: &Path,
+) -> anyhow::Result<()> {
+    Ok(authority
+        .issue(role, name, CERTIFICATE_LIFETIME)?
+        .save(directory)?)
+}
+
+fn refuse_existing(out: &Path) -> anyhow::Result<()> {
+    if out.exists() {
+        bail!("{} exists; name a directory that does not", out.display());
+    }
+    Ok(())
+}
+
+/// Keys and journals are nobody else's.
+fn make_private_directory(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot make {}", path.display()))
+}
+
+fn new_cluster_id() -> anyhow::Result<ClusterId> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("the kernel gives no random bytes")?;
+    Ok(ClusterId(u128::from_le_bytes(bytes)))
+}

@@ -1,0 +1,86 @@
+//! Sizes as people write them, in configuration files and on the command line.
+
+use std::{fmt, str::FromStr};
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes, written as `64GiB`, `500 MB` or `4096`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "SizeText", into = "String")]
+pub struct Size(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SizeText {
+    Bytes(u64),
+    Text(String),
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse::<ByteSize>()
+            .map(|size| Self(size.as_u64()))
+            .map_err(|_| {
+                format!("`{text}` is not a size; write bytes or a unit, for example 64GiB or 500MB")
+            })
+    }
+}
+
+impl TryFrom<SizeText> for Size {
+    type Error = String;
+
+    fn try_from(text: SizeText) -> Result<Self, String> {
+        match text {
+            SizeText::Bytes(bytes) => Ok(Self(bytes)),
+            SizeText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl From<Size> for String {
+    fn from(size: Size) -> Self {
+        size.to_string()
+    }
+}
+
+impl fmt::Display for Size {
+    /// In the largest binary unit that is exact, so that what is written is what is read back.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        for (shift, unit) in UNITS {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A number of bytes for reading: `1.5 GiB`.
+#[must_use]
+pub fn human(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_survive_being_written_and_read() {
+        for bytes in [0, 1, 1000, 4096, 1 << 20, 3 << 30, (1 << 30) + 1, 5 << 40] {
+            assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
+        }
+    }
+
+    #[test]
+    fn units_are_understood_and_nonsense_is_not() {
+        assert_eq!("64GiB".parse(), Ok(Size(64 << 30)));
+        assert_eq!("1 MB".parse(), Ok(Size(1_000_000)));
+        assert!("many".parse::<Size>().unwrap_err().contains("64GiB"));
+        assert!("-1".parse::<Size>().is_err());
+    }
+}

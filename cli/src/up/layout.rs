@@ -1,0 +1,282 @@
+//! What `up` puts where, and what it remembers of how the cluster was made.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use super::UpArgs;
+use crate::{
+    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
+    init::{self, LayoutArgs},
+    units::{self, Size},
+};
+
+/// Nine, so that each cell of the grid has a tenant.
+const DATANODES: u16 = 9;
+/// As many racks as replicas; each rack holds tenants of all kinds.
+const RACKS: u16 = 3;
+/// What a datanode may use at most unless told otherwise.
+const QUOTA_MAX_BYTES: u64 = 64 << 30;
+/// Less than this cannot hold the blocks being written.
+const QUOTA_MIN_BYTES: u64 = 64 << 20;
+
+/// `up.toml`: decided when the cluster was made, and never changed by a later `up`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Made {
+    datanodes: u16,
+    replication: u8,
+    block_size: Size,
+    quota: Size,
+}
+
+/// A cluster's directories on this machine.
+#[derive(Debug)]
+pub struct Layout {
+    /// Everything is below it, but perhaps the mount.
+    pub data: PathBuf,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// Where the namenode listens.
+    pub namenode: SocketAddr,
+    made: Made,
+}
+
+impl Layout {
+    /// Makes the cluster if there is none, and its configuration.
+    pub fn prepare(args: &UpArgs) -> anyhow::Result<Self> {
+        let data = super::data_directory(args.data.as_deref())?;
+        let mount = match &args.mount {
+            Some(mount) => std::path::absolute(mount)?,
+            None => data.join("mnt"),
+        };
+        let made_path = data.join("up.toml");
+        let made = if made_path.exists() {
+            let made: Made = config::load(&made_path)?;
+            made.refuse_changes(args, &data)?;
+            made
+        } else {
+            let made = Made::decide(args, &data)?;
+            if !data.join("ca").exists() {
+                init::cluster(
+                    &data,
+                    free_address()?,
+                    &LayoutArgs {
+                        replication: Some(made.replication),
+                        block_size: Some(made.block_size),
+                    },
+                )?;
+            }
+            // Last: a cluster without it was interrupted while it was made, and is finished now.
+            config::store(&made_path, &made)?;
+            made
+        };
+        std::fs::create_dir_all(Self::log_directory(&data))?;
+        let mut layout = Self {
+            namenode: Self::configured_address(&data)?,
+            data,
+            mount,
+            made,
+        };
+        layout.make_datanodes()?;
+        layout.make_mount_point()?;
+        Ok(layout)
+    }
+
+    /// The file whose lock says that a cluster is running, and which process to stop.
+    pub fn lock_path(data: &Path) -> PathBuf {
+        data.join("up.pid")
+    }
+
+    /// Where the parts log.
+    pub fn log_directory(data: &Path) -> PathBuf {
+        data.join("log")
+    }
+
+    /// Exists while the mount is ready.
+    pub fn ready_path(&self) -> PathBuf {
+        self.data.join("up.ready")
+    }
+
+    /// The configuration of each datanode.
+    pub fn datanodes(&self) -> impl Iterator<Item = (String, PathBuf)> {
+        (1..=self.made.datanodes).map(|number| {
+            let name = datanode_name(number);
+            let config = self.data.join(&name).join("datanode.toml");
+            (name, config)
+        })
+    }
+
+    /// What to tell the user when everything runs.
+    pub fn welcome(&self) -> String {
+        format!(
+            "HarvestFS is mounted at {}\n\
+             ({} datanodes with {} each, {} replicas of each block; logs in {})",
+            self.mount.display(),
+            self.made.datanodes,
+            units::human(self.made.quota.0),
+            self.made.replication,
+            Self::log_directory(&self.data).display()
+        )
+    }
+
+    /// Before a start: somebody else may listen where the namenode did, so it moves.
+    pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
+        if UdpSocket::bind(self.namenode).is_ok() {
+            return Ok(());
+        }
+        self.namenode = free_address()?;
+        let path = self.data.join("namenode/namenode.toml");
+        let mut config: NamenodeConfig = config::load(&path)?;
+        config.listen = self.namenode;
+        config::store(&path, &config)?;
+        for name in ["admin", "client"] {
+            let path = self.data.join(name).join("client.toml");
+            let mut config: ClientConfig = config::load(&path)?;
+            config.namenodes = vec![self.namenode];
+            config::store(&path, &config)?;
+        }
+        for (_, path) in self.datanodes() {
+            let mut config: DatanodeConfig = config::load(&path)?;
+            config.namenodes = vec![self.namenode];
+            config::store(&path, &config)?;
+        }
+        Ok(())
+    }
+
+    fn configured_address(data: &Path) -> anyhow::Result<SocketAddr> {
+        let config: NamenodeConfig = config::load(&data.join("namenode/namenode.toml"))?;
+        Ok(config.listen)
+    }
+
+    fn make_datanodes(&mut self) -> anyhow::Result<()> {
+        for number in 1..=self.made.datanodes {
+            let name = datanode_name(number);
+            let directory = self.data.join(&name);
+            if directory.join("datanode.toml").exists() {
+                continue;
+            }
+            // Each datanode plays a server of another owner: an environment and a machine
+            // function of its own, so that any three of different racks may hold a block.
+            init::datanode(
+                &self.data,
+                &directory,
+                &DatanodeConfig {
+                    name,
+                    rack: format!("rack-{}", (number - 1) % RACKS + 1),
+                    environment: format!("environment-{number}"),
+                    machine_function: format!("function-{number}"),
+                    listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+                    namenodes: vec![self.namenode],
+                    identity: "identity".into(),
+                    scrub_bytes_per_s: Size(8 << 20),
+                    volumes: vec![VolumeConfig {
+                        path: "volume".into(),
+                        quota: self.made.quota,
+                        class: config::Class::Disk,
+                    }],
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    fn make_mount_point(&self) -> anyhow::Result<()> {
+        // ENOTCONN: a mount whose process was killed; the supervisor removes it.
+        match std::fs::read_dir(&self.mount) {
+            Ok(mut entries) if self.mount != self.data.join("mnt") => {
+                if entries.next().is_some() {
+                    bail!(
+                        "{} is not empty: name an empty directory with --mount",
+                        self.mount.display()
+                    );
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(&self.mount)
+                    .with_context(|| format!("cannot make {}", self.mount.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Made {
+    fn decide(args: &UpArgs, data: &Path) -> anyhow::Result<Self> {
+        let datanodes = args.datanodes.unwrap_or(DATANODES);
+        let replication = args.layout.replication.unwrap_or_else(|| {
+            LayoutArgs::REPLICATION.min(datanodes.try_into().unwrap_or(u8::MAX))
+        });
+        if u16::from(replication) > datanodes {
+            bail!("{replication} replicas need as many datanodes; there would be {datanodes}");
+        }
+        let quota = match args.quota {
+            Some(quota) => quota,
+            None => Size(default_quota_bytes(data, datanodes)?),
+        };
+        Ok(Self {
+            datanodes,
+            replication,
+            block_size: args.layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE),
+            quota,
+        })
+    }
+
+    fn refuse_changes(&self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        let same = args.datanodes.is_none_or(|n| n == self.datanodes)
+            && args
+                .layout
+                .replication
+                .is_none_or(|r| r == self.replication)
+            && args.layout.block_size.is_none_or(|b| b == self.block_size)
+            && args.quota.is_none_or(|q| q == self.quota);
+        if same {
+            return Ok(());
+        }
+        bail!(
+            "the cluster in {} was made with --datanodes {} --replication {} --block-size {} \
+             --quota {}; leave these out, or name another directory with --data",
+            data.display(),
+            self.datanodes,
+            self.replication,
+            self.block_size,
+            self.quota
+        )
+    }
+}
+
+fn datanode_name(number: u16) -> String {
+    format!("datanode-{number}")
+}
+
+fn free_address() -> anyhow::Result<SocketAddr> {
+    UdpSocket::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .context("no free port on 127.0.0.1")
+}
+
+/// A fifth of the disk stays free for the machine's owner.
+fn default_quota_bytes(data: &Path, datanodes: u16) -> anyhow::Result<u64> {
+    let existing = data
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"));
+    let disk = rustix::fs::statvfs(existing)
+        .with_context(|| format!("cannot tell the free space of {}", existing.display()))?;
+    let free_bytes = disk.f_bavail * disk.f_frsize;
+    let share = free_bytes / 5 * 4 / u64::from(datanodes);
+    if share < QUOTA_MIN_BYTES {
+        bail!(
+            "{} has {} free, too little for {datanodes} datanodes: free some, name another \
+             directory with --data, or ask for fewer with --datanodes",
+            existing.display(),
+            units::human(free_bytes)
+        );
+    }
+    Ok((share & !((1 << 20) - 1)).min(QUOTA_MAX_BYTES))
+}

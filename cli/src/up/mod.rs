@@ -1,0 +1,252 @@
+//! `harvestfs up` and `down`: a whole cluster on this machine, for a first look, for development
+//! and for tests. Every part is a process of its own, as it would be in a datacentre.
+
+mod layout;
+mod part;
+mod supervisor;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::{init::LayoutArgs, units::Size};
+use layout::Layout;
+
+/// Longest start of the whole cluster.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+/// Longest stop of the whole cluster.
+const STOP_DEADLINE: Duration = Duration::from_secs(150);
+
+/// `harvestfs up`
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Directory of the cluster; made when it does not exist [default: ~/.local/share/harvestfs].
+    #[arg(long, env = "HARVESTFS_DATA")]
+    data: Option<PathBuf>,
+    /// Directory to mount on [default: `mnt` in the directory of the cluster].
+    #[arg(long, env = "HARVESTFS_MOUNT")]
+    mount: Option<PathBuf>,
+    /// Number of datanodes; for a new cluster [default: 9].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=500))]
+    datanodes: Option<u16>,
+    /// What each datanode may use; for a new cluster [default: its share of four fifths of what is
+    /// free, at most 64GiB].
+    #[arg(long)]
+    quota: Option<Size>,
+    #[command(flatten)]
+    layout: LayoutArgs,
+    /// Return when the mount is ready; `harvestfs down` ends it.
+    #[arg(long)]
+    detach: bool,
+}
+
+/// `harvestfs down`
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    /// Directory of the cluster [default: ~/.local/share/harvestfs].
+    #[arg(long, env = "HARVESTFS_DATA")]
+    data: Option<PathBuf>,
+}
+
+/// Runs `harvestfs up`.
+///
+/// # Errors
+/// When something is missing on the machine, or the cluster cannot start.
+pub fn up(args: &UpArgs) -> anyhow::Result<()> {
+    check_machine()?;
+    let mut layout = Layout::prepare(args)?;
+    if args.detach {
+        return detach(args, &layout);
+    }
+    let lock = take_lock(&layout)?;
+    layout.move_if_address_is_taken()?;
+    let result = supervisor::run(&layout);
+    drop(lock);
+    result
+}
+
+/// Runs `harvestfs down`.
+///
+/// # Errors
+/// When no cluster runs there, or it does not stop in time.
+pub fn down(args: &DownArgs) -> anyhow::Result<()> {
+    let data = data_directory(args.data.as_deref())?;
+    let lock_path = Layout::lock_path(&data);
+    let lock = File::open(&lock_path)
+        .with_context(|| format!("no cluster was ever started in {}", data.display()))?;
+    if try_lock(&lock) {
+        bail!("no cluster is running in {}", data.display());
+    }
+    let text = std::fs::read_to_string(&lock_path)?;
+    let pid = text
+        .trim()
+        .parse()
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .with_context(|| format!("{} does not hold a process id", lock_path.display()))?;
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+        .with_context(|| format!("cannot stop the process {}", pid.as_raw_nonzero()))?;
+    let deadline = Instant::now() + STOP_DEADLINE;
+    while !try_lock(&lock) {
+        if Instant::now() > deadline {
+            bail!(
+                "the cluster did not stop within {} s; see {}",
+                STOP_DEADLINE.as_secs(),
+                Layout::log_directory(&data).display()
+            );
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    println!("Stopped. Everything is kept in {}.", data.display());
+    Ok(())
+}
+
+/// Starts this command again in a session of its own and waits until the mount is ready.
+fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
+    let probe = open_lock(layout)?;
+    if !try_lock(&probe) {
+        bail!("a cluster is running in {} already", layout.data.display());
+    }
+    drop(probe);
+    let ready = layout.ready_path();
+    remove_if_there(&ready)?;
+    let log_path = Layout::log_directory(&layout.data).join("up.log");
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(&log_path)
+        .with_context(|| format!("cannot open {}", log_path.display()))?;
+    // `setsid` of util-linux would do; a new process group is enough, since nothing reads the
+    // terminal and Ctrl-C goes to the foreground group only.
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("up").arg("--data").arg(&layout.data);
+    if let Some(mount) = &args.mount {
+        command.arg("--mount").arg(mount);
+    }
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("cannot start the background process")?;
+    let deadline = Instant::now() + START_DEADLINE;
+    while !ready.exists() {
+        if let Some(status) = child.try_wait()? {
+            bail!(
+                "the cluster did not start ({status}); the end of {}:\n{}",
+                log_path.display(),
+                tail(&log_path)
+            );
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "the cluster was not ready within {} s; `harvestfs down --data {}` ends it",
+                START_DEADLINE.as_secs(),
+                layout.data.display()
+            );
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    println!("{}", layout.welcome());
+    println!(
+        "Stop it with:  harvestfs down --data {}",
+        layout.data.display()
+    );
+    Ok(())
+}
+
+fn tail(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+/// One sentence for what is missing, and how to get it.
+fn check_machine() -> anyhow::Result<()> {
+    let device = Path::new("/dev/fuse");
+    if !device.exists() {
+        bail!(
+            "/dev/fuse is missing: load the kernel's FUSE module (`modprobe fuse`), or give the \
+             container the device (`--device /dev/fuse`)"
+        );
+    }
+    File::options()
+        .read(true)
+        .write(true)
+        .open(device)
+        .context("/dev/fuse cannot be opened: its mode must let you read and write it (0666)")?;
+    if !rustix::process::geteuid().is_root() && find_program("fusermount3").is_none() {
+        bail!(
+            "fusermount3 is missing, which mounts for users who are not root: `apt install fuse3`"
+        );
+    }
+    Ok(())
+}
+
+/// Where a program is, by `PATH`.
+fn find_program(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The directory of the cluster: as given, or the user's.
+pub fn data_directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => default_data_directory()?,
+    };
+    std::path::absolute(&path).with_context(|| format!("{} is no path", path.display()))
+}
+
+fn default_data_directory() -> anyhow::Result<PathBuf> {
+    if let Some(directory) = std::env::var_os("XDG_DATA_HOME") {
+        return Ok(PathBuf::from(directory).join("harvestfs"));
+    }
+    let home = std::env::var_os("HOME").context("HOME is not set; say where with --data DIR")?;
+    Ok(PathBuf::from(home).join(".local/share/harvestfs"))
+}
+
+fn open_lock(layout: &Layout) -> anyhow::Result<File> {
+    let path = Layout::lock_path(&layout.data);
+    File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The lock is the truth about whether a cluster runs; the process id in it is for `down`.
+fn take_lock(layout: &Layout) -> anyhow::Result<File> {
+    let lock = open_lock(layout)?;
+    if !try_lock(&lock) {
+        bail!("a cluster is running in {} already", layout.data.display());
+    }
+    lock.set_len(0)?;
+    std::io::Write::write_all(&mut &lock, format!("{}\n", std::process::id()).as_bytes())?;
+    Ok(lock)
+}
+
+fn try_lock(lock: &File) -> bool {
+    flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+fn remove_if_there(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

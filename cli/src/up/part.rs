@@ -1,0 +1,168 @@
+//! One process of the cluster.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+    time::{Instant, timeout},
+};
+
+use crate::daemon::READY;
+
+/// A part that ran this long before it ended is started again at once.
+const STABLE: Duration = Duration::from_secs(60);
+const RESTART_DELAY_MIN: Duration = Duration::from_millis(200);
+const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
+
+/// One process of the cluster, which is started again when it ends.
+pub struct Part {
+    name: String,
+    arguments: Vec<std::ffi::OsString>,
+    log: PathBuf,
+    child: Option<Child>,
+    started: Instant,
+    restart_delay: Duration,
+}
+
+impl Part {
+    /// A part that is not started yet.
+    pub fn new(name: &str, arguments: Vec<std::ffi::OsString>, log_directory: &Path) -> Self {
+        Self {
+            name: name.to_owned(),
+            arguments,
+            log: log_directory.join(format!("{name}.log")),
+            child: None,
+            started: Instant::now(),
+            restart_delay: RESTART_DELAY_MIN,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Starts it, and returns when it says that it is ready.
+    pub async fn start(&mut self, deadline: Duration) -> anyhow::Result<()> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .with_context(|| format!("cannot open {}", self.log.display()))?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--supervised-by")
+            .arg(std::process::id().to_string())
+            .args(&self.arguments)
+            // Ctrl-C is for the supervisor alone: it stops the parts in their order.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.name))?;
+        self.started = Instant::now();
+        let stdout = child.stdout.take();
+        self.child = Some(child);
+        let stdout = stdout.context("the pipe that was asked for is missing")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let ready = async {
+            while let Some(line) = lines.next_line().await? {
+                if line.starts_with(READY) {
+                    return Ok::<_, std::io::Error>(true);
+                }
+            }
+            Ok(false)
+        };
+        match timeout(deadline, ready).await {
+            Ok(Ok(true)) => Ok(()),
+            Ok(_) => bail!(
+                "{} ended while starting:\n{}",
+                self.name,
+                super::tail(&self.log)
+            ),
+            Err(_) => bail!(
+                "{} was not ready within {} s; see {}",
+                self.name,
+                deadline.as_secs(),
+                self.log.display()
+            ),
+        }
+    }
+
+    /// Returns when the process has ended.
+    pub async fn ended(&mut self) -> std::io::Result<ExitStatus> {
+        match &mut self.child {
+            Some(child) => child.wait().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// How long to wait before the next start; grows while it keeps ending.
+    pub fn next_restart_delay(&mut self) -> Duration {
+        if self.started.elapsed() > STABLE {
+            self.restart_delay = RESTART_DELAY_MIN;
+        }
+        let delay = self.restart_delay;
+        self.restart_delay = (delay * 2).min(RESTART_DELAY_MAX);
+        delay
+    }
+
+    /// Asks the process to end.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Waits for the process to end; kills it at the deadline.
+    pub async fn finish(&mut self, deadline: Duration) -> anyhow::Result<()> {
+        let Some(child) = &mut self.child else {
+            return Ok(());
+        };
+        let killed = match timeout(deadline, child.wait()).await {
+            Ok(status) => {
+                let status = status?;
+                if !status.success() {
+                    bail!(
+                        "{} ended with {status}; see {}",
+                        self.name,
+                        self.log.display()
+                    );
+                }
+                false
+            }
+            Err(_) => true,
+        };
+        if killed {
+            self.signal(Signal::KILL);
+            self.ended().await?;
+            bail!(
+                "{} did not stop within {} s and was killed; see {}",
+                self.name,
+                deadline.as_secs(),
+                self.log.display()
+            );
+        }
+        self.child = None;
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self
+            .child
+            .as_ref()
+            .and_then(Child::id)
+            .and_then(|pid| i32::try_from(pid).ok())
+            .and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It may have ended meanwhile, which is what the signal is for.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}

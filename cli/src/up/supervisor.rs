@@ -1,0 +1,186 @@
+//! Starts the parts in their order, starts again what ends by itself, and stops all of it.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::Context;
+use futures::{FutureExt, future::select_all};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
+
+use super::{layout::Layout, part::Part};
+
+/// Longest start of one part. A namenode replays its journal in this time.
+const PART_START_DEADLINE: Duration = Duration::from_secs(60);
+/// Longest orderly stop of one part; a mount writes back what is dirty in this time.
+const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
+
+/// Runs the cluster until SIGINT or SIGTERM.
+pub fn run(layout: &Layout) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(supervise(layout))
+}
+
+async fn supervise(layout: &Layout) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut stop = std::pin::pin!(async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    });
+    let mut parts = parts(layout);
+    let started = tokio::select! {
+        started = start(&mut parts, layout) => started,
+        () = &mut stop => return finish(&mut parts, layout).await,
+    };
+    if let Err(error) = started {
+        // What went wrong first is what the user needs to read.
+        let _ = finish(&mut parts, layout).await;
+        return Err(error);
+    }
+    std::fs::write(layout.ready_path(), "")?;
+    println!("{}", layout.welcome());
+    println!("Stop it with Ctrl-C.");
+    loop {
+        let ended = {
+            let ends = parts.iter_mut().map(|part| part.ended().boxed_local());
+            tokio::select! {
+                (status, index, _) = select_all(ends) => Some((index, status)),
+                () = &mut stop => None,
+            }
+        };
+        let Some((index, status)) = ended else {
+            break;
+        };
+        let part = &mut parts[index];
+        let delay = part.next_restart_delay();
+        tracing::warn!(
+            part = part.name(),
+            status = %status.map_or_else(|error| error.to_string(), |status| status.to_string()),
+            delay_ms = delay.as_millis() as u64,
+            "a part ended by itself and is started again"
+        );
+        let restart = async {
+            sleep(delay).await;
+            if part.name() == MOUNT {
+                remove_dead_mount(&layout.mount);
+            }
+            part.start(PART_START_DEADLINE).await
+        };
+        tokio::select! {
+            restarted = restart => if let Err(error) = restarted {
+                tracing::error!("{error:#}");
+            },
+            () = &mut stop => break,
+        }
+    }
+    println!("Stopping ...");
+    finish(&mut parts, layout).await?;
+    println!("Stopped. Everything is kept in {}.", layout.data.display());
+    Ok(())
+}
+
+const MOUNT: &str = "mount";
+
+/// Namenode first, mount last.
+fn parts(layout: &Layout) -> Vec<Part> {
+    let logs = Layout::log_directory(&layout.data);
+    let mut parts = vec![Part::new(
+        "namenode",
+        vec![
+            "namenode".into(),
+            "--config".into(),
+            layout.data.join("namenode/namenode.toml").into(),
+        ],
+        &logs,
+    )];
+    parts.extend(layout.datanodes().map(|(name, config)| {
+        Part::new(
+            &name,
+            vec!["datanode".into(), "--config".into(), config.into()],
+            &logs,
+        )
+    }));
+    let mut mount = vec![
+        "mount".into(),
+        layout.mount.clone().into(),
+        "--config".into(),
+        layout.data.join("client/client.toml").into(),
+    ];
+    if rustix::process::geteuid().is_root() {
+        mount.push("--allow-other".into());
+    }
+    parts.push(Part::new(MOUNT, mount, &logs));
+    parts
+}
+
+async fn start(parts: &mut [Part], layout: &Layout) -> anyhow::Result<()> {
+    remove_dead_mount(&layout.mount);
+    let Some(([namenode, datanodes @ ..], mount)) = parts
+        .split_last_mut()
+        .map(|(mount, others)| (others, mount))
+    else {
+        return Ok(());
+    };
+    namenode.start(PART_START_DEADLINE).await?;
+    futures::future::try_join_all(
+        datanodes
+            .iter_mut()
+            .map(|datanode| datanode.start(PART_START_DEADLINE)),
+    )
+    .await?;
+    mount.start(PART_START_DEADLINE).await
+}
+
+/// The mount first, so that it can still write back; the namenode last.
+async fn finish(parts: &mut [Part], layout: &Layout) -> anyhow::Result<()> {
+    super::remove_if_there(&layout.ready_path())?;
+    let Some(([namenode, datanodes @ ..], mount)) = parts
+        .split_last_mut()
+        .map(|(mount, others)| (others, mount))
+    else {
+        return Ok(());
+    };
+    let mut result = stop(std::slice::from_mut(mount)).await;
+    result = result.and(stop(datanodes).await);
+    result.and(stop(std::slice::from_mut(namenode)).await)
+}
+
+async fn stop(parts: &mut [Part]) -> anyhow::Result<()> {
+    for part in parts.iter() {
+        part.terminate();
+    }
+    let mut result = Ok(());
+    for part in parts {
+        result = result.and(part.finish(PART_STOP_DEADLINE).await);
+    }
+    result
+}
+
+/// A mount whose process was killed stays behind and answers ENOTCONN.
+fn remove_dead_mount(mount: &Path) {
+    let dead = std::fs::metadata(mount).is_err_and(|error| {
+        error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
+    });
+    if dead {
+        let removed = if rustix::process::geteuid().is_root() {
+            rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH)
+                .map_err(std::io::Error::from)
+        } else {
+            std::process::Command::new("fusermount3")
+                .arg("-uz")
+                .arg(mount)
+                .status()
+                .map(|_| ())
+        };
+        if let Err(error) = removed {
+            tracing::warn!("cannot remove the dead mount {}: {error}", mount.display());
+        }
+    }
+}
