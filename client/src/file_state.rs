@@ -77,7 +77,6 @@ struct Inner {
 
 /// One of the two ways of writing.
 struct Lane {
-    order: Order,
     data: Writeback,
     /// The flush that is wanted.
     wanted: Option<Epoch>,
@@ -94,7 +93,6 @@ struct Actions {
 impl Lane {
     fn new(order: Order) -> Self {
         Self {
-            order,
             data: Writeback::new(order),
             wanted: None,
             durable: false,

@@ -80,6 +80,10 @@ mod readahead;
 mod reader;
 mod sections;
 mod session;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod writeback;
 mod writer;
 

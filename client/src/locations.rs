@@ -12,7 +12,7 @@ use harvestfs_protocol::{
     limits::BLOCKS_PER_REQUEST_MAX,
     meta::{MetaOp, MetaReply},
     token::BlockToken,
-    transport::{Connection, ConnectionPool, TransportError},
+    transport::{CloseCode, Connection, ConnectionPool, Endpoint, TransportError},
     types::{Credentials, Located, NodeInfo},
 };
 
@@ -40,6 +40,7 @@ pub(crate) struct Location {
 pub(crate) struct Locations {
     inner: Mutex<Inner>,
     connections: ConnectionPool,
+    endpoint: Endpoint,
 }
 
 #[derive(Default)]
@@ -55,7 +56,8 @@ impl Locations {
         let endpoint = session.endpoint.clone();
         Self {
             inner: Mutex::default(),
-            connections: ConnectionPool::new(endpoint, DIAL_DEADLINE, CONNECTIONS_MAX),
+            connections: ConnectionPool::new(endpoint.clone(), DIAL_DEADLINE, CONNECTIONS_MAX),
+            endpoint,
         }
     }
 
@@ -163,8 +165,18 @@ impl Locations {
         self.lock().nodes.get(&node).cloned()
     }
 
+    /// A datanode failed. It is dialled anew when it is asked again.
     pub(crate) fn note_failure(&self, node: NodeId, now: Instant) {
-        self.lock().failed.insert(node, now);
+        let known = {
+            let mut inner = self.lock();
+            inner.failed.insert(node, now);
+            inner.nodes.get(&node).cloned()
+        };
+        if let Some(node) = known
+            && let Ok(peer) = peer(&node)
+        {
+            self.connections.forget(node.data_addr, &peer);
+        }
     }
 
     pub(crate) fn note_success(&self, node: NodeId) {
@@ -176,12 +188,17 @@ impl Locations {
 
     /// A connection to a datanode.
     pub(crate) async fn connect(&self, node: &NodeInfo) -> Result<Connection, TransportError> {
-        let peer = Peer::new(Role::Datanode, node.name.clone()).map_err(|error| {
-            TransportError::Identity {
-                reason: error.to_string(),
-            }
-        })?;
-        self.connections.get(node.data_addr, &peer).await
+        self.connections.get(node.data_addr, &peer(node)?).await
+    }
+
+    /// Whether a datanode accepts a new connection.
+    pub(crate) async fn probe(&self, node: &NodeInfo) -> Result<(), TransportError> {
+        let connection = self
+            .endpoint
+            .connect(node.data_addr, &peer(node)?, DIAL_DEADLINE)
+            .await?;
+        connection.close(CloseCode::DONE, "probed");
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -211,6 +228,12 @@ impl Inner {
             .get(&node)
             .is_some_and(|failed| now.saturating_duration_since(*failed) < AVOID)
     }
+}
+
+fn peer(node: &NodeInfo) -> Result<Peer, TransportError> {
+    Peer::new(Role::Datanode, node.name.clone()).map_err(|error| TransportError::Identity {
+        reason: error.to_string(),
+    })
 }
 
 fn unix_ms_now() -> u64 {

@@ -54,10 +54,6 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         self.bytes
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
     /// The first offset after all segments; 0 when there is none.
     pub(crate) fn end(&self) -> u64 {
         let last = self.segments.last_key_value();

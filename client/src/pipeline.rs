@@ -24,12 +24,15 @@ use tokio::{sync::Notify, task::JoinSet};
 use crate::{error::ClientError, locations::Locations, packet::Layout, writer::Job};
 
 /// A pipeline has to stand within this.
-const READY_DEADLINE: Duration = Duration::from_secs(5);
+const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// A packet has to be acknowledged, and a send to be taken, within this. A disk that syncs slowly
 /// is not worth waiting for longer: there are others.
-const STALL_DEADLINE: Duration = Duration::from_secs(10);
+const STALL_DEADLINE: Duration = Duration::from_secs(15);
 /// How often a pipeline that says nothing is looked at.
-const ACK_POLL: Duration = Duration::from_secs(2);
+const ACK_POLL: Duration = Duration::from_millis(500);
+/// A pipeline that owes an answer for this long is searched for a datanode that is gone. A killed
+/// process would show by itself only after the connection's idle timeout, and not which it is.
+const SUSPICIOUS: Duration = Duration::from_millis(1_500);
 /// Sealing a replica whose pipeline broke, all attempts together.
 const SEAL_DEADLINE: Duration = Duration::from_secs(4);
 const SEAL_RETRY: Duration = Duration::from_millis(50);
@@ -127,7 +130,7 @@ pub(crate) async fn open(
         Topology::Star => new.nodes.iter().map(|node| vec![node.clone()]).collect(),
     };
     let mut attempts = JoinSet::new();
-    for (index, nodes) in heads.into_iter().enumerate() {
+    for (index, nodes) in heads.iter().cloned().enumerate() {
         let (locations, new) = (locations.clone(), new.clone());
         attempts.spawn(async move { (index, open_pipeline(&locations, &new, &nodes).await) });
     }
@@ -166,9 +169,10 @@ pub(crate) async fn open(
         new,
     });
     let mut senders = Vec::new();
-    for (index, node, sender, receiver) in opened {
+    for ((index, node, sender, receiver), nodes) in opened.into_iter().zip(heads) {
         senders.push((node, sender));
-        tokio::spawn(take_acks(stream.clone(), index, node, receiver));
+        let (locations, stream) = (locations.clone(), stream.clone());
+        tokio::spawn(take_acks(locations, stream, index, nodes, receiver));
     }
     Ok(StreamSender { stream, senders })
 }
@@ -199,7 +203,14 @@ async fn open_pipeline(
         downstream: downstream.iter().map(|node| (**node).clone()).collect(),
     });
     sender.send(&request).await.map_err(broken)?;
-    match receiver.recv::<WriteAck>(READY_DEADLINE).await {
+    let mut answer = receiver.recv::<WriteAck>(SUSPICIOUS).await;
+    if matches!(answer, Err(TransportError::Deadline { .. })) {
+        if let Some(failure) = find_gone(locations, nodes).await {
+            return Err(failure);
+        }
+        answer = receiver.recv::<WriteAck>(READY_DEADLINE).await;
+    }
+    match answer {
         Ok(Some((WriteAck::Ready, _))) => Ok((first.node, sender, receiver)),
         Ok(Some((WriteAck::Failed { node, error }, _))) => Err(failed(node, error)),
         Ok(Some((WriteAck::Acked { .. }, _))) => Err(failed(
@@ -211,12 +222,29 @@ async fn open_pipeline(
     }
 }
 
+/// The first of some datanodes that does not accept a new connection.
+async fn find_gone(locations: &Locations, nodes: &[Arc<NodeInfo>]) -> Option<NodeFailure> {
+    for node in nodes {
+        if let Err(error) = locations.probe(node).await {
+            return Some(NodeFailure {
+                node: node.node,
+                error: DataError::Protocol(error.to_string()),
+            });
+        }
+    }
+    None
+}
+
+/// Takes the acknowledgements of the pipeline that starts with the first of `nodes`.
 async fn take_acks(
+    locations: Arc<Locations>,
     stream: Arc<BlockStream>,
     index: usize,
-    node: NodeId,
+    nodes: Vec<Arc<NodeInfo>>,
     mut receiver: FrameReceiver,
 ) {
+    let node = nodes.first().map_or(NodeId(0), |first| first.node);
+    let mut probed = None::<Instant>;
     loop {
         let error = match receiver.recv::<WriteAck>(ACK_POLL).await {
             Ok(Some((WriteAck::Acked { packets }, _))) => {
@@ -234,6 +262,16 @@ async fn take_acks(
             Err(TransportError::Deadline { .. }) => match stream.stalled(index) {
                 Stall::No => continue,
                 Stall::Over => return,
+                Stall::Suspicious => {
+                    if probed.is_none_or(|probed| probed.elapsed() > 2 * SUSPICIOUS) {
+                        probed = Some(Instant::now());
+                        if let Some(failure) = find_gone(&locations, &nodes).await {
+                            stream.fail(failure);
+                            return;
+                        }
+                    }
+                    continue;
+                }
                 Stall::Yes => DataError::Protocol("no acknowledgement in time".into()),
             },
             Err(error) => DataError::Protocol(error.to_string()),
@@ -245,6 +283,7 @@ async fn take_acks(
 
 enum Stall {
     No,
+    Suspicious,
     Yes,
     Over,
 }
@@ -399,6 +438,7 @@ impl BlockStream {
         let oldest = state.in_flight.iter().find(|packet| packet.number > acked);
         match oldest {
             Some(packet) if packet.sent.elapsed() > STALL_DEADLINE => Stall::Yes,
+            Some(packet) if packet.sent.elapsed() > SUSPICIOUS => Stall::Suspicious,
             _ => Stall::No,
         }
     }

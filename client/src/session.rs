@@ -215,6 +215,12 @@ impl Session {
         (!self.lease.remaining().is_zero()).then_some(&self.cache)
     }
 
+    /// As if the lease had run out.
+    #[cfg(test)]
+    pub(crate) fn end_lease(&self) {
+        self.lease.end();
+    }
+
     pub(crate) fn set_listener(&self, listener: Arc<dyn CacheListener>) {
         *self.lock_listener() = Some(listener);
     }

@@ -313,10 +313,7 @@ fn is_broken(core: &Core, stream: &BlockStream) -> bool {
 /// Seals what survives of a block whose pipeline broke.
 async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
     let block = stream.new.block;
-    if stream.new.generation != core.session.generation() {
-        stream.settle(Err("the session has expired".into()));
-        return;
-    }
+    let expired = stream.new.generation != core.session.generation();
     let length_bytes = stream.acked_bytes();
     if length_bytes == 0 {
         stream.settle(Ok(()));
@@ -324,6 +321,12 @@ async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
         return;
     }
     let survivors = pipeline::seal_survivors(&core.locations, &stream).await;
+    if expired {
+        // The namenode has it sealed as well. What was committed of it can be made stable still.
+        let lost = || "the session has expired".to_owned();
+        stream.settle((!survivors.is_empty()).then_some(()).ok_or_else(lost));
+        return;
+    }
     if survivors.is_empty() {
         tracing::warn!(%block, "no replica of a block could be sealed");
         stream.settle(Err(format!("no replica of block {block} could be sealed")));

@@ -1,0 +1,447 @@
+//! Files as they are written and read when nothing fails.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    meta::{AttrChanges, FallocateMode, RenameMode, SetTime},
+    types::{FileKind, Timestamp},
+};
+
+use super::{create, name, pattern, root};
+use crate::{ClientError, OpenFlags, testing::Cluster};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_file_is_read_back_before_and_after_its_commit() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "small").await;
+    file.write(0, Bytes::from_static(b"hello, world"))
+        .await
+        .unwrap();
+    assert_eq!(&file.read(7, 100).await.unwrap()[..], b"world");
+    assert_eq!(file.attr().await.unwrap().size_bytes, 12);
+    assert_eq!(cluster.namenode.calls("Commit"), 0);
+    file.flush().await.unwrap();
+    assert_eq!(cluster.namenode.calls("Commit"), 1);
+    assert_eq!(&file.read(7, 100).await.unwrap()[..], b"world");
+    assert_eq!(file.attr().await.unwrap().size_bytes, 12);
+    for datanode in &cluster.datanodes {
+        assert_eq!(datanode.packets.load(Ordering::Relaxed), 1);
+        assert_eq!(datanode.syncs.load(Ordering::Relaxed), 0);
+    }
+    file.sync().await.unwrap();
+    for datanode in &cluster.datanodes {
+        assert_eq!(datanode.syncs.load(Ordering::Relaxed), 1);
+    }
+    // Another client sees it.
+    let other = cluster.client("b").await;
+    assert_eq!(
+        other.read_file(&root(), b"/small").await.unwrap(),
+        b"hello, world"
+    );
+    client.close().await.unwrap();
+    assert_eq!(file.flush().await, Ok(()));
+    let late = file.write(0, Bytes::from_static(b"x")).await;
+    late.unwrap();
+    assert_eq!(file.flush().await, Err(ClientError::Closed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_streams_through_several_blocks() {
+    let cluster = Cluster::start(4, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "large").await;
+    let content = pattern(21 << 20, 1);
+    for (index, piece) in content.chunks(300_000).enumerate() {
+        let offset = index as u64 * 300_000;
+        file.write(offset, Bytes::copy_from_slice(piece))
+            .await
+            .unwrap();
+    }
+    file.sync().await.unwrap();
+    assert!(cluster.namenode.used_blocks().len() >= 5);
+    let read = file.read(0, 22 << 20).await.unwrap();
+    assert!(read == content);
+    drop(file);
+    let other = cluster.client("b").await;
+    let file = other
+        .open(&root(), attr.ino, OpenFlags::READ)
+        .await
+        .unwrap();
+    let mut at = 0;
+    while at < content.len() {
+        let piece = file.read(at as u64, 100_000).await.unwrap();
+        assert!(piece[..] == content[at..at + piece.len()]);
+        at += piece.len();
+    }
+    assert!(file.read(at as u64, 1).await.unwrap().is_empty());
+    // Reading ahead asks for units, not for each piece.
+    let reads: u64 = cluster
+        .datanodes
+        .iter()
+        .map(|d| d.reads.load(Ordering::Relaxed))
+        .sum();
+    assert!(reads < 90, "{reads}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushes_of_many_files_share_packets_and_commits() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let mut files = Vec::new();
+    for index in 0..200 {
+        let (_, file) = create(&client, &format!("file-{index}")).await;
+        file.write(0, pattern(3_000, index).into()).await.unwrap();
+        files.push(file);
+    }
+    let mut flushes = tokio::task::JoinSet::new();
+    for file in &files {
+        let file = file.clone();
+        flushes.spawn(async move { file.flush().await });
+    }
+    while let Some(flushed) = flushes.join_next().await {
+        flushed.unwrap().unwrap();
+    }
+    let packets = cluster.datanode(1).packets.load(Ordering::Relaxed);
+    let commits = cluster.namenode.calls("Commit");
+    assert!(
+        packets < 150 && commits < 150,
+        "{packets} packets, {commits} commits"
+    );
+    assert_eq!(cluster.namenode.used_blocks().len(), 1);
+    for (index, file) in files.iter().enumerate() {
+        assert!(file.read(0, 4_000).await.unwrap() == pattern(3_000, index as u64));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cache_saves_trips() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let calls = |op: &str| cluster.namenode.calls(op);
+    let directory = client
+        .mkdir(&root(), InodeId::ROOT, &name("dir"), 0o755)
+        .await
+        .unwrap();
+    // A new directory is known completely.
+    let missing = client.try_lookup(&root(), directory.ino, &name("x"));
+    assert_eq!(missing, Some(Err(FsError::NotFound)));
+    let (attr, file) = client
+        .create_file(
+            &root(),
+            directory.ino,
+            &name("x"),
+            0o644,
+            OpenFlags::READ_WRITE,
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        client.try_lookup(&root(), directory.ino, &name("x")),
+        Some(Ok(attr.clone()))
+    );
+    assert_eq!(
+        client.try_getxattr(&root(), attr.ino, b"security.capability"),
+        Some(Err(FsError::NoAttribute))
+    );
+    let listed = client
+        .readdir(&root(), directory.ino, None, 10, true)
+        .await
+        .unwrap();
+    assert_eq!((listed.entries.len(), listed.end), (1, true));
+    let parent = client.try_getattr(directory.ino).unwrap();
+    assert_eq!(parent.mtime, attr.ctime);
+    file.write(0, Bytes::from_static(b"data")).await.unwrap();
+    file.close().await.unwrap();
+    // Opened again while the namenode still holds it.
+    let file = client
+        .open(&root(), attr.ino, OpenFlags::READ)
+        .await
+        .unwrap();
+    assert_eq!(&file.read(0, 10).await.unwrap()[..], b"data");
+    for op in [
+        "Lookup",
+        "GetAttr",
+        "ReadDir",
+        "Open",
+        "GetExtents",
+        "Locate",
+    ] {
+        assert_eq!(calls(op), 0, "{op}");
+    }
+    client
+        .unlink(&root(), directory.ino, &name("x"))
+        .await
+        .unwrap();
+    assert_eq!(
+        client.try_lookup(&root(), directory.ino, &name("x")),
+        Some(Err(FsError::NotFound))
+    );
+    // Without a name, and still readable.
+    assert_eq!(&file.read(0, 10).await.unwrap()[..], b"data");
+    assert_eq!(file.attr().await.unwrap().nlink, 0);
+    assert!(cluster.namenode.inode_exists(attr.ino));
+    drop(file);
+    let mut waited = 0;
+    while cluster.namenode.inode_exists(attr.ino) {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        waited += 1;
+        assert!(waited < 200, "the file was never released");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listed_directory_answers_for_what_it_does_not_have() {
+    let cluster = Cluster::start(3, 3).await;
+    let writer = cluster.client("writer").await;
+    for index in 0..25 {
+        create(&writer, &format!("{index:02}")).await;
+    }
+    let client = cluster.client("a").await;
+    client.getattr(&root(), InodeId::ROOT).await.unwrap();
+    let mut after = None;
+    let mut found = Vec::new();
+    loop {
+        let page = client
+            .readdir(&root(), InodeId::ROOT, after.as_ref(), 10, false)
+            .await
+            .unwrap();
+        after = page.entries.last().map(|entry| entry.name.clone());
+        found.extend(page.entries);
+        if page.end {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 25);
+    let lookups = cluster.namenode.calls("Lookup");
+    let missing = client
+        .lookup(&root(), InodeId::ROOT, &name("nothing"))
+        .await;
+    assert_eq!(missing, Err(FsError::NotFound.into()));
+    client
+        .lookup(&root(), InodeId::ROOT, &name("07"))
+        .await
+        .unwrap();
+    assert_eq!(cluster.namenode.calls("Lookup"), lookups);
+    // Until somebody else adds something.
+    create(&writer, "nothing").await;
+    client
+        .lookup(&root(), InodeId::ROOT, &name("nothing"))
+        .await
+        .unwrap();
+    assert_eq!(cluster.namenode.calls("Lookup"), lookups + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_flush_returned_for_is_seen_elsewhere() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    let (attr, written) = create(&a, "shared").await;
+    let read = b.open(&root(), attr.ino, OpenFlags::READ).await.unwrap();
+    for round in 0..20_u8 {
+        let data = vec![round; 1000 * (1 + usize::from(round))];
+        written.write(0, data.clone().into()).await.unwrap();
+        written.flush().await.unwrap();
+        assert!(read.read(0, 1 << 20).await.unwrap() == data);
+        assert_eq!(read.attr().await.unwrap().size_bytes, data.len() as u64);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_of_two_clients_are_ordered_and_whole() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    let (attr, _first) = create(&a, "log").await;
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let mut writers = tokio::task::JoinSet::new();
+    for (client, letter) in [(&a, b'a'), (&b, b'b')] {
+        let file = client.open(&root(), attr.ino, flags).await.unwrap();
+        writers.spawn(async move {
+            for _ in 0..30 {
+                let mut line = vec![letter; 99];
+                line.push(b'\n');
+                file.append(line.into()).await.unwrap();
+                file.flush().await.unwrap();
+            }
+        });
+    }
+    while let Some(done) = writers.join_next().await {
+        done.unwrap();
+    }
+    let content = a.read_file(&root(), b"/log").await.unwrap();
+    assert_eq!(content.len(), 6_000);
+    for line in content.chunks(100) {
+        assert!(line[..99] == [b'a'; 99] || line[..99] == [b'b'; 99]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn truncation_holes_and_clones() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "file").await;
+    let content = pattern(50_000, 5);
+    file.write(0, content.clone().into()).await.unwrap();
+    file.truncate(20_000).await.unwrap();
+    assert_eq!(file.attr().await.unwrap().size_bytes, 20_000);
+    file.truncate(40_000).await.unwrap();
+    let mut expected = content[..20_000].to_vec();
+    expected.resize(40_000, 0);
+    assert!(file.read(0, 50_000).await.unwrap() == expected);
+    assert_eq!(file.seek_hole(0).await.unwrap(), Some(20_000));
+    assert_eq!(file.seek_data(20_000).await.unwrap(), None);
+    file.fallocate(1_000, 2_000, FallocateMode::PunchHole)
+        .await
+        .unwrap();
+    expected[1_000..3_000].fill(0);
+    assert!(file.read(0, 50_000).await.unwrap() == expected);
+    assert_eq!(file.seek_hole(0).await.unwrap(), Some(1_000));
+    assert_eq!(file.seek_data(1_000).await.unwrap(), Some(3_000));
+    assert_eq!(file.seek_hole(40_000).await.unwrap(), None);
+    file.fallocate(0, 60_000, FallocateMode::Allocate)
+        .await
+        .unwrap();
+    expected.resize(60_000, 0);
+    assert_eq!(file.attr().await.unwrap().size_bytes, 60_000);
+
+    let (_, copy) = create(&client, "copy").await;
+    copy.write(0, pattern(100, 6).into()).await.unwrap();
+    file.clone_range(0, &copy, 0, u64::MAX).await.unwrap();
+    assert!(copy.read(0, 1 << 20).await.unwrap() == expected);
+    copy.write(10, Bytes::from_static(b"changed"))
+        .await
+        .unwrap();
+    copy.sync().await.unwrap();
+    assert!(file.read(0, 1 << 20).await.unwrap() == expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_that_is_set_survives_the_commit() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"old file"))
+        .await
+        .unwrap();
+    let mtime = Timestamp(123_456_789);
+    let changes = AttrChanges {
+        mtime: Some(SetTime::To(mtime)),
+        ..AttrChanges::default()
+    };
+    let shown = client
+        .setattr(&root(), attr.ino, changes.clone())
+        .await
+        .unwrap();
+    assert_eq!(shown.mtime, mtime);
+    // It went with the commit.
+    assert_eq!(cluster.namenode.calls("SetAttr"), 0);
+    file.close().await.unwrap();
+    assert_eq!(
+        client.getattr(&root(), attr.ino).await.unwrap().mtime,
+        mtime
+    );
+    client.setattr(&root(), attr.ino, changes).await.unwrap();
+    assert_eq!(cluster.namenode.calls("SetAttr"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_moved_and_exchanged() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let directory = client
+        .mkdir(&root(), InodeId::ROOT, &name("dir"), 0o755)
+        .await
+        .unwrap();
+    let (one, _) = create(&client, "one").await;
+    let (two, _) = create(&client, "two").await;
+    let me = root();
+    let rename = |from: &'static str, to_dir, to: &'static str, mode| {
+        let (client, me) = (client.clone(), me.clone());
+        async move {
+            let (from, to) = (name(from), name(to));
+            client
+                .rename(&me, InodeId::ROOT, &from, to_dir, &to, mode)
+                .await
+        }
+    };
+    rename("one", directory.ino, "moved", RenameMode::Replace)
+        .await
+        .unwrap();
+    assert_eq!(
+        client.resolve(&root(), b"/dir/moved").await.unwrap().ino,
+        one.ino
+    );
+    assert_eq!(
+        client.resolve(&root(), b"one").await,
+        Err(FsError::NotFound.into())
+    );
+    let refused = rename("two", directory.ino, "moved", RenameMode::NoReplace).await;
+    assert_eq!(refused, Err(FsError::Exists.into()));
+    rename("two", directory.ino, "moved", RenameMode::Exchange)
+        .await
+        .unwrap();
+    assert_eq!(client.resolve(&root(), b"/two").await.unwrap().ino, one.ino);
+    assert_eq!(
+        client.resolve(&root(), b"/dir/moved").await.unwrap().ino,
+        two.ino
+    );
+    let replaced = rename("two", directory.ino, "moved", RenameMode::Replace)
+        .await
+        .unwrap();
+    assert_eq!(replaced.map(|attr| attr.ino), Some(two.ino));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_lead_through_symlinks_and_walks_see_everything() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let me = root();
+    let directory = client
+        .mkdir(&me, InodeId::ROOT, &name("dir"), 0o755)
+        .await
+        .unwrap();
+    client
+        .write_file(&me, b"/dir/file", b"content")
+        .await
+        .unwrap();
+    client
+        .symlink(&me, directory.ino, &name("up"), b"../dir/./file")
+        .await
+        .unwrap();
+    client
+        .symlink(&me, InodeId::ROOT, &name("link"), b"/dir/up")
+        .await
+        .unwrap();
+    client
+        .symlink(&me, InodeId::ROOT, &name("loop"), b"loop")
+        .await
+        .unwrap();
+    assert_eq!(client.read_file(&me, b"/link").await.unwrap(), b"content");
+    assert_eq!(
+        client.resolve_no_follow(&me, b"link").await.unwrap().kind,
+        FileKind::Symlink
+    );
+    assert!(matches!(
+        client.resolve(&me, b"/loop").await,
+        Err(ClientError::Fs(FsError::InvalidArgument(_)))
+    ));
+    assert_eq!(
+        client.resolve(&me, b"/dir/file/x").await,
+        Err(FsError::NotADirectory.into())
+    );
+    let mut walk = client.walk(&me, InodeId::ROOT);
+    let mut paths = Vec::new();
+    while let Some(entry) = walk.next().await.unwrap() {
+        paths.push(String::from_utf8(entry.path).unwrap());
+    }
+    assert_eq!(paths, ["", "dir", "dir/file", "dir/up", "link", "loop"]);
+    // Overwriting with less leaves nothing of the old content.
+    client.write_file(&me, b"/dir/file", b"new").await.unwrap();
+    assert_eq!(client.read_file(&me, b"/dir/file").await.unwrap(), b"new");
+}

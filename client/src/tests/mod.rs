@@ -1,0 +1,42 @@
+//! The client against a small cluster in this process.
+
+mod faults;
+mod files;
+mod models;
+
+use harvestfs_protocol::{
+    ids::InodeId,
+    name::Name,
+    types::{Attr, Credentials},
+};
+
+use crate::{Client, File, OpenFlags};
+
+fn root() -> Credentials {
+    Credentials::root()
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+async fn create(client: &Client, text: &str) -> (Attr, File) {
+    client
+        .create_file(
+            &root(),
+            InodeId::ROOT,
+            &name(text),
+            0o644,
+            OpenFlags::READ_WRITE,
+        )
+        .await
+        .unwrap()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+    let mut bytes = vec![0; len];
+    SmallRng::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
+}
