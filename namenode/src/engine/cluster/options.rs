@@ -57,6 +57,9 @@ pub struct ClusterOptions {
     pub deletes_per_command_max: usize,
     /// Replicas that one call of `tick` looks at in each of its tasks: bounds its time.
     pub work_per_tick: usize,
+    /// Waiting blocks of each rank for which one call of `tick` tries to start a repair. They take
+    /// turns, so that those whose sources are exhausted only cost time.
+    pub repairs_tried_per_tick: usize,
 }
 
 impl Default for ClusterOptions {
@@ -85,6 +88,7 @@ impl Default for ClusterOptions {
             command_retry_ms: 30_000,
             deletes_per_command_max: 1_000,
             work_per_tick: 10_000,
+            repairs_tried_per_tick: 1_000,
         }
     }
 }

@@ -41,7 +41,11 @@ impl Cluster {
             } else {
                 Lane::Repair
             };
-            for _ in 0..self.queue.rank_len(rank).min(self.options.work_per_tick) {
+            for _ in 0..self
+                .queue
+                .rank_len(rank)
+                .min(self.options.repairs_tried_per_tick)
+            {
                 if self.view.open_servers(lane, None) == 0 {
                     break;
                 }

@@ -75,15 +75,11 @@ impl Cluster {
             return;
         };
         let mut tally = self.tally(slot, block);
-        if tally.excess > 0 && tally.good < block.wanted() {
-            self.keep_excess(slot);
-            self.settle(slot);
-            return;
-        }
         let Some(block) = self.table.get_mut(slot) else {
             return;
         };
-        // What is chosen to be removed is there until the datanode is told.
+        // What is chosen to be removed is there until the datanode is told, and then only if it is
+        // still too much.
         tally.good += tally.excess;
         let relevant = block.required_bytes > 0;
         let under_replicated = relevant && block.sealed && tally.good < block.wanted();

@@ -1,7 +1,7 @@
 //! Tests of the cluster engine.
 //!
-//! [`world`] is what really is: datanodes with disks, a namespace, and messages between them and
-//! the engine that can be late or lost. [`model`] runs random histories in it.
+//! [`world`] and [`writers`] are what really is: datanodes with disks, a namespace with clients, and
+//! messages that can be late or lost. [`model`] runs random histories in it.
 
 mod liveness;
 mod model;
@@ -9,3 +9,4 @@ mod removal;
 mod repair;
 mod replicas;
 mod world;
+mod writers;

@@ -71,9 +71,12 @@ fn new_world(seed: u64) -> World {
         urgent_repairs_per_window: if small { 12 } else { 300 },
         deletes_per_command_max: if small { 2 } else { 1_000 },
         repair_delay_ms: if seed % 2 == 0 { 0 } else { 400 },
+        // A short grace tempts to remove what is needed soon.
+        excess_grace_ms: if seed % 4 < 2 { 200 } else { 2_000 },
         ..options()
     };
-    World::new(6 + (seed % 4) as u32, 3, options, seed)
+    let racks = 2 + (seed % 5 > 2) as u32;
+    World::new(6 + (seed % 4) as u32, racks, options, seed)
 }
 
 fn history(seed: u64) {
@@ -95,9 +98,16 @@ fn history(seed: u64) {
     panic!("{}", unmended(&world).unwrap_or_default());
 }
 
+/// Kinds of steps, by how often they come in a calm history.
+const KINDS: std::ops::Range<u32> = 0..200;
+/// Those of them with which nodes come and go.
+const COMING_AND_GOING: std::ops::Range<u32> = 172..191;
+
 fn step(world: &mut World) {
     let node = world.rng.random_range(0..world.nodes.len());
-    match world.rng.random_range(0..200) {
+    let restless = world.racks == 2 && world.rng.random_bool(0.15);
+    let kinds = if restless { COMING_AND_GOING } else { KINDS };
+    match world.rng.random_range(kinds) {
         0..50 => {
             world.now_ms += world.rng.random_range(1..200);
             let now_ms = world.now_ms;

@@ -177,6 +177,49 @@ fn a_repair_that_fails_or_hangs_is_tried_elsewhere() {
 }
 
 #[test]
+fn a_target_that_registers_anew_is_not_waited_for() {
+    let mut world = World::new(5, 5, options(), 1);
+    let block = world.write(2);
+    world.pass(300);
+    let lost = world.cluster.replicas(block, None)[0];
+    lose_node(&mut world, lost.0 as usize);
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    let target = told(&mut world)[&block].0 as usize;
+    world.nodes[target].commands.clear();
+    world.connect(target);
+    assert_eq!(world.cluster.summary(world.now_ms).repairs_under_way, 0);
+    world.drain(target);
+    world.pass(1_000);
+    assert_eq!(world.holders(block).len(), 2);
+}
+
+#[test]
+fn the_wait_between_attempts_doubles() {
+    let mut world = World::new(5, 5, options(), 1);
+    let block = world.write(2);
+    world.pass(300);
+    let lost = world.cluster.replicas(block, None)[0];
+    lose_node(&mut world, lost.0 as usize);
+    // Every target drops what it is told and says that it failed.
+    let mut times_ms = Vec::new();
+    for _ in 0..200 {
+        world.now_ms += 100;
+        world.cluster.tick(world.now_ms, &mut world.rng);
+        for (block, target) in told(&mut world) {
+            times_ms.push(world.now_ms);
+            let target = target.0 as usize;
+            world.nodes[target].commands.clear();
+            let storage = *world.nodes[target].disks.keys().next().expect("a disk");
+            let change = (storage, ReplicaChange::RepairFailed(block));
+            world.nodes[target].changes.push_back(change);
+            world.send_changes(target);
+        }
+    }
+    let waits_ms: Vec<u64> = times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(waits_ms, [500, 1_000, 2_000, 4_000, 8_000]);
+}
+
+#[test]
 fn an_open_block_is_repaired_only_once_it_is_sealed() {
     let mut world = World::new(5, 5, options(), 1);
     let block = world.allocate(rules(3)).expect("room is left");

@@ -60,6 +60,9 @@ fn a_replica_counts_only_with_all_committed_bytes() {
     assert_eq!(world.cluster.summary(0).lost_blocks, 0);
     have(&mut world, NodeId(2), block, u64::MAX, false);
     assert_eq!(world.cluster.replicas(block, None).len(), 2);
+    // Its node lost the end of it in a crash.
+    have(&mut world, NodeId(3), block, CHUNK, false);
+    assert_eq!(world.cluster.replicas(block, None).len(), 2);
     assert_eq!(world.cluster.summary(0).under_replicated_blocks, 0);
 }
 
@@ -119,6 +122,25 @@ fn a_replica_that_its_writer_claims_must_be_reported_in_time() {
     assert_eq!(world.cluster.replicas(block, None), []);
     assert_eq!(world.cluster.summary(world.now_ms).lost_blocks, 1);
     assert!(world.cluster.writing.is_empty());
+}
+
+#[test]
+fn a_full_inventory_ends_what_a_writer_said_of_a_node() {
+    let mut world = World::new(4, 2, options(), 1);
+    let fresh = world.allocate(rules(2)).expect("room is left");
+    let written = world.allocate(rules(2)).expect("room is left");
+    world.append(written, CHUNK);
+    let node = world.blocks[&written].pipeline[0];
+    let others = world.blocks[&written].pipeline[1];
+    for disk in world.nodes[node.0 as usize].disks.values_mut() {
+        disk.clear();
+    }
+    let listed = world.cluster.replicas(fresh, None);
+    world.connect(node.0 as usize);
+    world.drain(node.0 as usize);
+    assert_eq!(world.cluster.replicas(written, None), [others]);
+    let after = world.cluster.replicas(fresh, None);
+    assert_eq!(after, listed, "nobody has begun to write it");
 }
 
 #[test]
