@@ -399,7 +399,9 @@ pub struct FileCommitted {
 pub struct SealedBlock {
     /// Block.
     pub block: BlockId,
-    /// Final length in bytes; 0: nothing was written, forget it.
+    /// Final length in bytes. 0: the session will commit no more of it; it goes away as soon as
+    /// no file uses it. (A sealed block of which something was never committed is kept until then,
+    /// or until the session ends.) For a block that is not sealed: nothing of it was committed.
     pub length_bytes: u64,
     /// Datanodes that acknowledged all of it.
     pub replicas: Vec<NodeId>,

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, SessionId},
-    limits::BLOCK_BYTES_MAX,
+    limits::{BLOCK_BYTES_MAX, CHUNK_BYTES},
     meta::SealedBlock,
     types::{Durability, PlacementRules},
 };
 
 use super::{
+    chunk_set::ChunkSet,
     command::{BlockChange, Effects},
     extents::{Piece, UseChanges},
     views::BlockView,
@@ -35,6 +36,8 @@ struct Block {
     committed_bytes: u32,
     sealed_bytes: Option<u32>,
     writer: Option<SessionId>,
+    /// What its writer has committed of it; empty once it has none.
+    committed: ChunkSet,
     /// As last announced in [`Effects`].
     rules: PlacementRules,
     /// Bytes that files use, by the rules of these files; in the order of [`strength`].
@@ -103,14 +106,19 @@ impl Block {
         })
     }
 
-    /// Whether no file uses it and none will: its writer is gone, or is done with it and has
-    /// committed what it wanted to. A sealed block without any commit waits for its commit.
+    /// Whether no file uses it and none will: its writer is gone, or has committed all that it
+    /// wrote. What was not committed yet may still be, also when all the rest is out of use.
     fn is_garbage(&self) -> bool {
-        let awaits_commit = match self.sealed_bytes {
-            None => true,
-            Some(sealed) => sealed > 0 && self.committed_bytes == 0,
-        };
-        self.uses.is_empty() && (self.writer.is_none() || !awaits_commit)
+        let all_committed = self
+            .sealed_bytes
+            .is_some_and(|sealed| self.committed.has_all_below(sealed));
+        self.uses.is_empty() && (self.writer.is_none() || all_committed)
+    }
+
+    /// Its writer will commit no more of it.
+    fn leave(&mut self) {
+        self.writer = None;
+        self.committed.clear();
     }
 
     fn view(&self, block: BlockId) -> BlockView {
@@ -168,6 +176,7 @@ impl BlockTable {
                 committed_bytes: 0,
                 sealed_bytes: None,
                 writer: Some(writer),
+                committed: ChunkSet::default(),
                 rules,
                 uses: Vec::new(),
             },
@@ -207,6 +216,10 @@ impl BlockTable {
     /// Notes that a piece was committed.
     pub fn committed(&mut self, piece: &Piece) {
         let committed_bytes = piece.block_offset + piece.length_bytes;
+        if let Some(block) = self.blocks.get_mut(&piece.block) {
+            let committed = &mut block.committed;
+            committed.add_bytes(piece.block_offset, committed_bytes);
+        }
         match self.touched.last_mut() {
             Some(last) if last.block == piece.block => {
                 last.committed_bytes = last.committed_bytes.max(committed_bytes);
@@ -244,13 +257,13 @@ impl BlockTable {
         let mut seen = BTreeSet::new();
         for seal in seals {
             let block = self.written_by(session, seal.block)?;
-            let fits = seal.length_bytes <= BLOCK_BYTES_MAX
-                && seal.length_bytes >= u64::from(block.committed_bytes);
-            // What was sealed keeps its length, unless it is given up.
-            let same = block
-                .sealed_bytes
-                .is_none_or(|sealed| [u64::from(sealed), 0].contains(&seal.length_bytes));
-            if !fits || !same {
+            let fits = match block.sealed_bytes {
+                // What was sealed keeps its length; 0 leaves it to the files that use it.
+                Some(sealed) => [u64::from(sealed), 0].contains(&seal.length_bytes),
+                None => (u64::from(block.committed_bytes)..=BLOCK_BYTES_MAX)
+                    .contains(&seal.length_bytes),
+            };
+            if !fits {
                 return Err(FsError::InvalidArgument(format!(
                     "block {} cannot be sealed at {} bytes",
                     seal.block, seal.length_bytes
@@ -272,9 +285,15 @@ impl BlockTable {
             let Some(block) = self.blocks.get_mut(&seal.block) else {
                 continue;
             };
-            // At most BLOCK_BYTES_MAX, as checked.
-            block.sealed_bytes = Some(seal.length_bytes as u32);
-            if seal.length_bytes > 0 {
+            if seal.length_bytes == 0 {
+                if let Some(writer) = block.writer {
+                    self.by_writer.remove(&(writer, seal.block));
+                }
+                block.sealed_bytes.get_or_insert(0);
+                block.leave();
+            } else if block.sealed_bytes.is_none() {
+                // At most BLOCK_BYTES_MAX, as checked.
+                block.sealed_bytes = Some(seal.length_bytes as u32);
                 effects.blocks.push(BlockChange::Sealed {
                     block: seal.block,
                     length_bytes: seal.length_bytes,
@@ -299,7 +318,7 @@ impl BlockTable {
             let Some(block) = self.blocks.get_mut(&id) else {
                 continue;
             };
-            block.writer = None;
+            block.leave();
             if !block.uses.is_empty() && block.sealed_bytes.is_none() {
                 block.sealed_bytes = Some(block.committed_bytes);
                 effects.blocks.push(BlockChange::Sealed {
@@ -370,9 +389,15 @@ impl BlockTable {
         }
     }
 
+    /// What the writer of a block has committed of it.
+    pub fn committed_chunks(&self, block: BlockId) -> ChunkSet {
+        let found = self.blocks.get(&block);
+        found.map_or_else(ChunkSet::default, |block| block.committed.clone())
+    }
+
     /// Adds a block as a snapshot has it, without its uses. False when it contradicts itself or
     /// comes out of order.
-    pub fn restore(&mut self, view: &BlockView) -> bool {
+    pub fn restore(&mut self, view: &BlockView, committed: ChunkSet) -> bool {
         let ordered = self
             .blocks
             .last_key_value()
@@ -384,7 +409,8 @@ impl BlockTable {
         let (Ok(committed_bytes), Ok(sealed_bytes)) = sizes else {
             return false;
         };
-        if !ordered || view.block.0 == 0 || view.block.0 > self.last {
+        let known = (1..=self.last).contains(&view.block.0);
+        if !ordered || !known || !committed.is_sound() {
             return false;
         }
         if let Some(writer) = view.writer {
@@ -396,6 +422,7 @@ impl BlockTable {
                 committed_bytes,
                 sealed_bytes,
                 writer: view.writer,
+                committed,
                 rules: view.rules,
                 uses: Vec::new(),
             },
@@ -424,10 +451,15 @@ impl BlockTable {
         let indexed = block
             .writer
             .is_none_or(|writer| self.by_writer.contains(&(writer, id)));
+        let chunks_end = u64::from(block.committed_bytes).next_multiple_of(CHUNK_BYTES as u64);
         if !indexed {
             Some("the index of its writer's blocks lacks it")
         } else if block.is_garbage() {
             Some("nothing uses it, but it was not freed")
+        } else if block.writer.is_some() && block.committed.end_bytes() != chunks_end {
+            Some("the chunks committed do not fit the committed length")
+        } else if block.writer.is_none() && !block.committed.is_empty() {
+            Some("it has no writer, but remembers what that committed")
         } else if block.writer.is_none() && block.sealed_bytes.is_none() {
             Some("it has no writer, but is not sealed")
         } else if block

@@ -8,7 +8,7 @@
 //! | module | has |
 //! |---|---|
 //! | `command` | the commands, their encoding, outcomes and effects |
-//! | `inode`, `directory`, `extents`, `blocks`, `sessions`, `servers` | the tables |
+//! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -16,6 +16,7 @@
 mod attributes;
 mod blocks;
 mod check;
+mod chunk_set;
 mod command;
 mod content;
 mod directory;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BlockView, Formatted, Namespace, Outcome,
+    chunk_set::ChunkSet,
     directory::Directory,
     extents::{Extents, Piece, UseChanges},
     inode::{Body, FileData, Inode, Slot},
@@ -76,7 +77,10 @@ enum Record {
         sequence: u64,
         outcome: Outcome,
     },
-    Block(BlockView),
+    Block {
+        view: BlockView,
+        committed: ChunkSet,
+    },
     /// The next slot has no inode.
     Vacant {
         generation: u32,
@@ -268,7 +272,10 @@ impl Namespace {
             }
         }
         for block in self.blocks.iter() {
-            frames.put(&Record::Block(block))?;
+            frames.put(&Record::Block {
+                view: block,
+                committed: self.blocks.committed_chunks(block.block),
+            })?;
         }
         for slot in self.inodes.iter_slots() {
             write_slot(slot, &mut frames)?;
@@ -411,9 +418,9 @@ impl Reader {
                 .session
                 .and_then(|session| namespace.sessions.sessions.get_mut(&session))
                 .is_some_and(|session| session.restore_reply(sequence, outcome)),
-            Record::Block(block) => {
-                self.live_bytes = self.live_bytes.saturating_add(block.live_bytes);
-                namespace.blocks.restore(&block)
+            Record::Block { view, committed } => {
+                self.live_bytes = self.live_bytes.saturating_add(view.live_bytes);
+                namespace.blocks.restore(&view, committed)
             }
             Record::Vacant { generation } => {
                 self.inode = None;

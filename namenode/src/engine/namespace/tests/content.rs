@@ -362,6 +362,41 @@ fn a_block_is_freed_when_nobody_needs_it() {
 }
 
 #[test]
+fn what_was_written_but_not_committed_keeps_a_block() {
+    // Two small files share the block; the first is gone before the second is committed.
+    let (mut fixture, ino, block) = with_block();
+    let second = fixture.file("/second");
+    fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
+    fixture.seal(block, CHUNK + 20).unwrap();
+    fixture.unlink("/f").unwrap();
+    assert_eq!(fixture.effects.blocks, []);
+    fixture
+        .commit(second, &[extent(0, 20, block, CHUNK)])
+        .unwrap();
+    fixture.unlink("/second").unwrap();
+    assert_eq!(fixture.effects.blocks, [BlockChange::Freed { block }]);
+
+    // The same, but the second one is never committed: its writer says so.
+    let (mut fixture, ino, _) = with_block();
+    fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
+    fixture.seal(block, CHUNK + 20).unwrap();
+    fixture.unlink("/f").unwrap();
+    fixture.seal(block, 0).unwrap();
+    assert_eq!(fixture.effects.blocks, [BlockChange::Freed { block }]);
+
+    // It may say so while the block is in use, too.
+    let (mut fixture, ino, _) = with_block();
+    fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
+    fixture.seal(block, CHUNK + 20).unwrap();
+    fixture.seal(block, 0).unwrap();
+    let view = fixture.namespace.block(block).unwrap();
+    assert_eq!((view.writer, view.sealed_bytes), (None, Some(CHUNK + 20)));
+    assert!(fixture.commit(ino, &[extent(0, 10, block, 0)]).is_err());
+    fixture.unlink("/f").unwrap();
+    assert_eq!(fixture.effects.blocks, [BlockChange::Freed { block }]);
+}
+
+#[test]
 fn sealing_minds_what_was_committed() {
     let (mut fixture, ino, block) = with_block();
     fixture.commit(ino, &[extent(0, 10, block, 90)]).unwrap();

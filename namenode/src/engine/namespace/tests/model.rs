@@ -39,6 +39,8 @@ pub struct Node {
 pub struct ModelBlock {
     pub writer: Option<SessionId>,
     pub committed: u64,
+    /// The numbers of the chunks that were committed.
+    pub chunks: BTreeSet<u64>,
     pub sealed: Option<u64>,
     pub rules: PlacementRules,
 }

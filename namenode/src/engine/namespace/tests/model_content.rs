@@ -1,9 +1,9 @@
 //! The model's files and blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::{
-    limits::BLOCK_BYTES_MAX,
+    limits::{BLOCK_BYTES_MAX, CHUNK_BYTES},
     meta::{FallocateMode, FileCommitted},
 };
 
@@ -11,6 +11,8 @@ use super::{
     model::{Answer, Context, Model, ModelBlock, invalid},
     *,
 };
+
+const CHUNK: u64 = CHUNK_BYTES as u64;
 
 impl Model {
     pub fn apply_content(&mut self, context: &Context, op: &MetaOp) -> Answer {
@@ -88,19 +90,23 @@ impl Model {
             MetaOp::SealBlocks { blocks } => {
                 for seal in blocks {
                     let block = self.writable(context.session, seal.block)?;
-                    let kept = block
-                        .sealed
-                        .is_some_and(|sealed| sealed == seal.length_bytes);
-                    let given_up = seal.length_bytes == 0;
-                    let fresh = block.sealed.is_none() && seal.length_bytes <= BLOCK_BYTES_MAX;
-                    let covers = seal.length_bytes >= block.committed;
-                    if !covers || !(kept || given_up || fresh) {
+                    let good = match block.sealed {
+                        Some(sealed) => seal.length_bytes == sealed || seal.length_bytes == 0,
+                        None => {
+                            seal.length_bytes >= block.committed
+                                && seal.length_bytes <= BLOCK_BYTES_MAX
+                        }
+                    };
+                    if !good {
                         return Err(invalid());
                     }
                 }
                 for seal in blocks {
                     let block = self.blocks.get_mut(&seal.block).unwrap();
-                    block.sealed = Some(seal.length_bytes);
+                    block.sealed = block.sealed.or(Some(seal.length_bytes));
+                    if seal.length_bytes == 0 {
+                        block.writer = None;
+                    }
                 }
                 Ok(MetaReply::Done)
             }
@@ -127,6 +133,8 @@ impl Model {
         for extent in &commit.extents {
             let block = self.blocks.get_mut(&extent.block).unwrap();
             block.committed = block.committed.max(extent.block_end());
+            let last = (extent.block_end() - 1) / CHUNK;
+            block.chunks.extend(extent.block_offset / CHUNK..=last);
         }
         let node = self.node_mut(commit.ino);
         let base = if commit.append { node.content.len() } else { 0 };
@@ -157,6 +165,7 @@ impl Model {
             let fresh = ModelBlock {
                 writer: Some(session),
                 committed: 0,
+                chunks: BTreeSet::new(),
                 sealed: None,
                 rules,
             };
@@ -210,11 +219,11 @@ impl Model {
             };
         }
         self.blocks.retain(|id, block| {
-            let finished = match (block.writer, block.sealed) {
-                (None, _) | (_, Some(0)) => true,
-                (_, Some(_)) => block.committed > 0,
-                (_, None) => false,
-            };
+            let chunks = |sealed: u64| 0..sealed.div_ceil(CHUNK);
+            let all_committed = block
+                .sealed
+                .is_some_and(|sealed| chunks(sealed).all(|chunk| block.chunks.contains(&chunk)));
+            let finished = block.writer.is_none() || all_committed;
             uses.contains_key(id) || !finished
         });
     }

@@ -416,7 +416,7 @@ fn setting(name: &str, default: u64) -> u64 {
 /// One history again: `HARVESTFS_MODEL_SEED=<seed>`.
 #[test]
 fn long_random_histories_are_as_the_model_says() {
-    let steps = setting("HARVESTFS_MODEL_STEPS", 6_000);
+    let steps = setting("HARVESTFS_MODEL_STEPS", 5_000);
     let seeds = match setting("HARVESTFS_MODEL_SEED", 0) {
         0 => vec![1, 2, 3, 4],
         seed => vec![seed],

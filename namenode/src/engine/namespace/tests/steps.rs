@@ -125,7 +125,7 @@ fn some_extent(rng: &mut StdRng, model: &Model, session: SessionId) -> Extent {
         rng.random_range(0..20) * 50,
         length_bytes,
         some_block(rng, model, session),
-        rng.random_range(0..20) * 50,
+        rng.random_range(0..4) * 4096 + rng.random_range(0..20) * 50,
     )
 }
 
@@ -322,7 +322,7 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
         78..=81 => {
             let block = some_block(rng, model, session);
             let committed = model.blocks.get(&block).map_or(0, |block| block.committed);
-            let choices = [committed, committed, committed + 50, 0, 500];
+            let choices = [committed, committed, committed + 50, 0, 10_000];
             MetaOp::SealBlocks {
                 blocks: vec![SealedBlock {
                     block,
