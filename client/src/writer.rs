@@ -16,7 +16,7 @@ use harvestfs_protocol::{
     meta::{MetaOp, SealedBlock},
     types::{Credentials, PlacementRules},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
 use crate::{
     calls::Touched,
@@ -35,6 +35,9 @@ const CHAIN_WINDOW_BYTES: u64 = 8 << 20;
 /// Attempts to set up a pipeline before pausing between them.
 const QUICK_ATTEMPTS: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// A block that nothing was written to for this long is sealed: only sealed blocks are repaired and
+/// follow a change of their replication.
+const SEAL_IDLE: Duration = Duration::from_secs(20);
 
 /// A piece of a file on its way into a block.
 pub(crate) struct Job {
@@ -160,7 +163,19 @@ impl DataWriter {
                 self.give_up(&core, sender);
             }
             match self.next_step(&core, active.as_ref(), finishing.is_empty()) {
-                Step::Wait => self.wake.notified().await,
+                Step::Wait => {
+                    let idle = active
+                        .as_ref()
+                        .is_some_and(|sender| sender.stream.unacked().0 == 0);
+                    if !idle {
+                        self.wake.notified().await;
+                    } else if timeout(SEAL_IDLE, self.wake.notified()).await.is_err()
+                        && let Some(mut sender) = active.take()
+                    {
+                        sender.send_seal().await;
+                        finishing.push(sender);
+                    }
+                }
                 Step::Stop => return,
                 Step::Open => match self.open(&core).await {
                     Ok(sender) => {

@@ -1,1 +1,38 @@
-//! HarvestFS tests.
+//! What the tests of whole clusters share: real processes, real disks, real mounts.
+//!
+//! A [`Cluster`] is a namenode, datanodes and mounts, each a process of the `harvestfs` binary that
+//! a test can kill and start again. Everything lies in one temporary directory and is gone when the
+//! cluster is dropped, also after a panic.
+
+mod binary;
+mod cluster;
+mod data;
+mod mounts;
+mod process;
+mod requirements;
+
+pub use binary::harvestfs;
+pub use cluster::{Cluster, ClusterOptions};
+pub use data::{Pattern, assert_same_tree, make_source_tree};
+pub use requirements::{can_mount, have_program, skip};
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When it does not within `deadline`; `what` says what was waited for.
+pub fn wait_until(what: &str, deadline: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + deadline;
+    while !condition() {
+        assert!(
+            Instant::now() < end,
+            "{what}: not within {} s",
+            deadline.as_secs()
+        );
+        sleep(Duration::from_millis(50));
+    }
+}

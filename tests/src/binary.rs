@@ -1,0 +1,36 @@
+//! The binary under test.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// The `harvestfs` binary of the profile that the tests were built with. Built first if it is
+/// older than its sources, so that a test of one crate never runs against yesterday's binary.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn harvestfs() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        // .../target/<profile>/deps/<test>
+        let test = std::env::current_exe().expect("a process knows its executable");
+        let profile = test
+            .ancestors()
+            .nth(2)
+            .expect("cargo puts tests two levels below the profile's directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "harvestfs-cli"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        if let Some(target) = profile.parent() {
+            build.env("CARGO_TARGET_DIR", target);
+        }
+        let status = build.status().expect("cargo runs");
+        assert!(status.success(), "the harvestfs binary does not build");
+        profile.join("harvestfs")
+    })
+}

@@ -1,0 +1,317 @@
+//! A cluster of real processes.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use crate::{harvestfs, mounts, process::Process, wait_until};
+
+/// How a cluster is made.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// Number of datanodes.
+    pub datanodes: usize,
+    /// Replicas of each block.
+    pub replication: u8,
+    /// Largest block.
+    pub block_size: &'static str,
+    /// What each datanode may use.
+    pub quota: &'static str,
+}
+
+impl Default for ClusterOptions {
+    /// Four datanodes, so that three replicas survive the loss of one.
+    fn default() -> Self {
+        Self {
+            datanodes: 4,
+            replication: 3,
+            block_size: "16MiB",
+            quota: "8GiB",
+        }
+    }
+}
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    processes: BTreeMap<String, Process>,
+    mounts: Vec<PathBuf>,
+    directory: TempDir,
+}
+
+impl Cluster {
+    /// Makes a cluster and starts namenode and datanodes.
+    #[must_use]
+    pub fn start(options: &ClusterOptions) -> Self {
+        let directory = tempfile::Builder::new()
+            .prefix("harvestfs-test-")
+            .tempdir()
+            .expect("a temporary directory");
+        let mut cluster = Self {
+            processes: BTreeMap::new(),
+            mounts: Vec::new(),
+            directory,
+        };
+        let namenode = free_address();
+        let data = cluster.path("");
+        let run = |arguments: &[&str]| {
+            let output = Command::new(harvestfs())
+                .args(arguments)
+                .arg("--data")
+                .arg(&data)
+                .output()
+                .expect("the binary runs");
+            assert!(output.status.success(), "{arguments:?}: {output:?}");
+        };
+        run(&[
+            "init",
+            "cluster",
+            "--listen",
+            &namenode,
+            "--replication",
+            &options.replication.to_string(),
+            "--block-size",
+            options.block_size,
+        ]);
+        for number in 1..=options.datanodes {
+            let name = datanode(number);
+            run(&[
+                "init",
+                "datanode",
+                &name,
+                "--out",
+                &cluster.path(&name).to_string_lossy(),
+                "--namenode",
+                &namenode,
+                "--listen",
+                "127.0.0.1:0",
+                "--rack",
+                &format!("rack-{}", number % 3),
+                "--environment",
+                &format!("environment-{number}"),
+                "--machine-function",
+                &format!("function-{number}"),
+                "--volume",
+                &format!("volume={}", options.quota),
+            ]);
+        }
+        cluster.start_namenode();
+        for number in 1..=options.datanodes {
+            cluster.start_datanode(number);
+        }
+        cluster
+    }
+
+    /// A path below the cluster's directory.
+    #[must_use]
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.directory.path().join(below)
+    }
+
+    /// Starts the namenode.
+    pub fn start_namenode(&mut self) {
+        let config = self.path("namenode/namenode.toml");
+        self.start_part(
+            "namenode",
+            &["namenode".as_ref(), "--config".as_ref(), &config],
+        );
+    }
+
+    /// Starts a datanode; they are numbered from 1.
+    pub fn start_datanode(&mut self, number: usize) {
+        let name = datanode(number);
+        let config = self.path(&name).join("datanode.toml");
+        self.start_part(&name, &["datanode".as_ref(), "--config".as_ref(), &config]);
+    }
+
+    /// Mounts it; `name` tells mounts apart. Returns where.
+    pub fn mount(&mut self, name: &str) -> PathBuf {
+        let mount = self.path(name);
+        mounts::remove(&mount);
+        fs::create_dir_all(&mount).expect("a mount point");
+        if !self.mounts.contains(&mount) {
+            self.mounts.push(mount.clone());
+        }
+        let config = self.path("client/client.toml");
+        let mut arguments: Vec<&Path> =
+            vec!["mount".as_ref(), &mount, "--config".as_ref(), &config];
+        if rustix::process::geteuid().is_root() {
+            arguments.push("--allow-other".as_ref());
+        }
+        self.start_part(name, &arguments);
+        mount
+    }
+
+    fn start_part(&mut self, name: &str, arguments: &[&Path]) {
+        let log = self.path(&format!("{name}.log"));
+        let process = Process::start(name, arguments, &log);
+        self.processes.insert(name.to_owned(), process);
+    }
+
+    /// Kills a part as a crash would (SIGKILL).
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill(&mut self, name: &str) {
+        self.take(name).kill();
+    }
+
+    /// Stops a part in an orderly way (SIGTERM).
+    ///
+    /// # Panics
+    /// When it does not run, or ends badly.
+    pub fn stop(&mut self, name: &str) {
+        self.take(name).stop();
+    }
+
+    /// Makes a part hang (SIGSTOP).
+    pub fn pause(&self, name: &str) {
+        self.process(name).pause();
+    }
+
+    /// Lets a part go on (SIGCONT).
+    pub fn resume(&self, name: &str) {
+        self.process(name).resume();
+    }
+
+    /// The name of a datanode.
+    #[must_use]
+    pub fn datanode(number: usize) -> String {
+        datanode(number)
+    }
+
+    /// What a datanode's owner does without notice: its disk is empty.
+    ///
+    /// # Panics
+    /// When the datanode still runs.
+    pub fn reimage(&self, number: usize) {
+        let name = datanode(number);
+        assert!(!self.processes.contains_key(&name), "stop {name} first");
+        fs::remove_dir_all(self.path(&name).join("volume")).expect("its volume");
+    }
+
+    /// Runs `harvestfs` with arguments, against this cluster.
+    ///
+    /// # Panics
+    /// When the binary does not run.
+    pub fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Output {
+        Command::new(harvestfs())
+            .args(arguments)
+            .env("HARVESTFS_DATA", self.path(""))
+            .output()
+            .expect("the binary runs")
+    }
+
+    /// The standard output of `harvestfs` with arguments.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn output_of<A: AsRef<OsStr> + std::fmt::Debug>(&self, arguments: &[A]) -> String {
+        let output = self.command(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// `harvestfs admin fsck --json`
+    ///
+    /// # Panics
+    /// When it prints no JSON.
+    #[must_use]
+    pub fn fsck(&self) -> serde_json::Value {
+        let output = self.command(&["admin", "fsck", "--json"]);
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("fsck: {error}: {output:?}"))
+    }
+
+    /// Waits until fsck finds nothing to complain of.
+    ///
+    /// # Panics
+    /// When that takes longer than `deadline`.
+    pub fn wait_healthy(&self, deadline: Duration) {
+        let mut last = serde_json::Value::Null;
+        let end = std::time::Instant::now() + deadline;
+        while std::time::Instant::now() < end {
+            last = self.fsck();
+            if last["healthy"] == true {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        panic!("not healthy within {} s: {last:#}", deadline.as_secs());
+    }
+
+    /// Waits until `count` datanodes are alive.
+    ///
+    /// # Panics
+    /// When that takes longer than `deadline`.
+    pub fn wait_alive(&self, count: u64, deadline: Duration) {
+        wait_until(&format!("{count} datanodes alive"), deadline, || {
+            let status = self.output_of(&["admin", "status", "--json"]);
+            let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+            status["nodes_alive"] == count
+        });
+    }
+
+    /// The log of a part.
+    #[must_use]
+    pub fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// The names of all parts that a test started and did not stop.
+    pub fn running(&mut self) -> Vec<String> {
+        self.processes
+            .iter_mut()
+            .filter_map(|(name, process)| process.is_running().then(|| name.clone()))
+            .collect()
+    }
+
+    fn process(&self, name: &str) -> &Process {
+        self.processes
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} does not run"))
+    }
+
+    fn take(&mut self, name: &str) -> Process {
+        self.processes
+            .remove(name)
+            .unwrap_or_else(|| panic!("{name} does not run"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for name in self.processes.keys() {
+                let log = self.log(name);
+                let lines: Vec<&str> = log.lines().collect();
+                let end = lines[lines.len().saturating_sub(15)..].join("\n");
+                eprintln!("--- the end of the log of {name}:\n{end}");
+            }
+        }
+        // Mounts end first, or their users would hang.
+        for mount in &self.mounts {
+            mounts::remove(mount);
+        }
+        self.processes.clear();
+        for mount in &self.mounts {
+            mounts::remove(mount);
+        }
+    }
+}
+
+fn datanode(number: usize) -> String {
+    format!("datanode-{number}")
+}
+
+fn free_address() -> String {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    socket.local_addr().expect("it is bound").to_string()
+}

@@ -1,0 +1,115 @@
+//! One process of the binary under test.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{harvestfs, wait_until};
+
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+const STOP_DEADLINE: Duration = Duration::from_secs(90);
+
+/// A running part of a cluster. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Process {
+    /// Starts a part and waits until it says that it is ready.
+    pub fn start(name: &str, arguments: &[&Path], log: &Path) -> Self {
+        let log_file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .expect("the log can be written");
+        let mut child = Command::new(harvestfs())
+            .args(["--supervised-by", &std::process::id().to_string()])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log_file)
+            .spawn()
+            .expect("the binary runs");
+        let stdout = child.stdout.take().expect("it was asked for");
+        let (ready, is_ready) = mpsc::channel();
+        thread::spawn(move || {
+            let first = BufReader::new(stdout).lines().next();
+            let line = first.and_then(Result::ok).unwrap_or_default();
+            // The test may have panicked meanwhile.
+            let _ = ready.send(line.starts_with("ready"));
+        });
+        let process = Self {
+            name: name.to_owned(),
+            child,
+        };
+        let ready = is_ready.recv_timeout(READY_DEADLINE);
+        assert_eq!(
+            ready,
+            Ok(true),
+            "{name} did not become ready; its log:\n{}",
+            std::fs::read_to_string(log).unwrap_or_default()
+        );
+        process
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.signal(Signal::KILL);
+        self.child.wait().expect("it is our child");
+    }
+
+    /// SIGTERM, and an orderly end.
+    pub fn stop(mut self) {
+        self.signal(Signal::TERM);
+        let mut status = None;
+        wait_until(&format!("{} stops", self.name), STOP_DEADLINE, || {
+            status = self.child.try_wait().expect("it is our child");
+            status.is_some()
+        });
+        let status = status.expect("waited for");
+        assert!(status.success(), "{} ended with {status}", self.name);
+    }
+
+    /// SIGSTOP: it hangs.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_none()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        // It may have ended by itself.
+        let _ = kill_process(pid.expect("a child has an id"), signal);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,41 @@
+//! What a test needs of the machine. A test that lacks it says so loudly and how to get it; where
+//! `HARVESTFS_TESTS_NO_SKIP` is set, as in `.ci/run`, it fails instead.
+
+use std::{fs::File, path::PathBuf};
+
+/// Says that a test is skipped and why.
+///
+/// # Panics
+/// When skipping is forbidden.
+pub fn skip(reason: &str) {
+    assert!(
+        std::env::var_os("HARVESTFS_TESTS_NO_SKIP").is_none(),
+        "skipping is forbidden, but: {reason}"
+    );
+    eprintln!("\nSKIPPED: {reason}\n");
+}
+
+/// Whether FUSE can be used; skips if not.
+#[must_use]
+pub fn can_mount() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    if let Err(error) = device {
+        skip(&format!("/dev/fuse: {error} (`modprobe fuse`)"));
+        return false;
+    }
+    rustix::process::geteuid().is_root()
+        || have_program("fusermount3", "apt install fuse3").is_some()
+}
+
+/// Where a program is; skips if it is not installed. `how` says how to install it.
+#[must_use]
+pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file());
+    if found.is_none() {
+        skip(&format!("{name} is not installed: {how}"));
+    }
+    found
+}

@@ -1,0 +1,188 @@
+//! kill -9 of every part during writes: what `fsync` returned for is there.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle, sleep},
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+
+/// What was acknowledged: for each file, the length that `fsync` returned for.
+type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
+
+/// Writes files, some small and some growing, each piece followed by `fsync`, until told to stop
+/// or an error shows that the mount died.
+fn writer(
+    mount: &Path,
+    number: u64,
+    acknowledged: &Acknowledged,
+    stop: &Arc<AtomicBool>,
+) -> JoinHandle<()> {
+    let (mount, acknowledged, stop) = (mount.to_owned(), acknowledged.clone(), stop.clone());
+    thread::spawn(move || {
+        for round in 0_u64.. {
+            let name = format!("w{number}-{round}");
+            let seed = number << 32 | round;
+            let Ok(file) = File::create(mount.join(&name)) else {
+                return;
+            };
+            let (pieces, piece_bytes) = match round % 3 {
+                0 => (1, 1_000),
+                1 => (8, 70_000),
+                _ => (4, 3 << 20),
+            };
+            let mut length: u64 = 0;
+            for _ in 0..pieces {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let mut bytes = vec![0; piece_bytes];
+                // Offsets of the pattern are multiples of 8, and so are these lengths.
+                Pattern { seed }.fill(length, &mut bytes);
+                if file.write_all_at(&bytes, length).is_err() || file.sync_all().is_err() {
+                    return;
+                }
+                length += piece_bytes as u64;
+                let mut acknowledged = acknowledged.lock().expect("no writer panics");
+                acknowledged.insert(name.clone(), length);
+            }
+        }
+    })
+}
+
+fn check(mount: &Path, acknowledged: &Acknowledged) -> usize {
+    let acknowledged = acknowledged.lock().expect("no writer panics");
+    for (name, &length) in acknowledged.iter() {
+        let (number, round) = name[1..].split_once('-').expect("our names");
+        let seed = number.parse::<u64>().expect("a number") << 32
+            | round.parse::<u64>().expect("a number");
+        let file = File::open(mount.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let found = file.metadata().expect("its attributes").len();
+        assert!(found >= length, "{name}: {found} of {length} bytes");
+        Pattern { seed }.check(&file, 0, usize::try_from(length).expect("it fits"));
+    }
+    acknowledged.len()
+}
+
+#[test]
+fn what_fsync_returned_for_survives_kill_9_of_every_part() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 5,
+        ..ClusterOptions::default()
+    });
+    let acknowledged = Acknowledged::default();
+    let mut victims = vec!["namenode".to_owned(), "mnt".to_owned()];
+    victims.extend((1..=5).map(Cluster::datanode));
+    let mut mount = cluster.mount("mnt");
+    for (round, victim) in victims.iter().enumerate() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> = (0..3)
+            .map(|n| writer(&mount, round as u64 * 10 + n, &acknowledged, &stop))
+            .collect();
+        sleep(Duration::from_millis(1_200));
+        cluster.kill(victim);
+        sleep(Duration::from_millis(300));
+        match victim.as_str() {
+            "namenode" => cluster.start_namenode(),
+            "mnt" => mount = cluster.mount("mnt"),
+            datanode => {
+                let number = datanode.rsplit('-').next().expect("a number");
+                cluster.start_datanode(number.parse().expect("a number"));
+            }
+        }
+        sleep(Duration::from_millis(1_000));
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            writer.join().expect("no writer panics");
+        }
+        let files = check(&mount, &acknowledged);
+        eprintln!("killed {victim}: {files} files as acknowledged");
+        assert!(files > round, "the writers made progress");
+    }
+    // The killed mount's session ends, and what it never committed is collected.
+    cluster.wait_healthy(Duration::from_secs(150));
+    cluster.stop("mnt");
+    let mount = cluster.mount("mnt");
+    check(&mount, &acknowledged);
+    for entry in fs::read_dir(&mount).expect("the root") {
+        fs::remove_file(entry.expect("an entry").path()).expect("remove");
+    }
+    cluster.wait_healthy(Duration::from_secs(60));
+}
+
+#[test]
+fn everything_at_once_killed_and_started_again() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let acknowledged = Acknowledged::default();
+    let mount = cluster.mount("mnt");
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..3)
+        .map(|number| writer(&mount, number, &acknowledged, &stop))
+        .collect();
+    sleep(Duration::from_secs(2));
+    for victim in cluster.running() {
+        cluster.kill(&victim);
+    }
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.join().expect("no writer panics");
+    }
+    cluster.start_namenode();
+    for number in 1..=4 {
+        cluster.start_datanode(number);
+    }
+    let mount = cluster.mount("mnt");
+    assert!(check(&mount, &acknowledged) > 0);
+    cluster.wait_healthy(Duration::from_secs(150));
+}
+
+#[test]
+fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 5,
+        block_size: "1MiB",
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mnt");
+    let path = mount.join("f");
+    fs::write(&path, Pattern { seed: 1 }.bytes(40 << 20)).expect("write");
+    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+    cluster.stop("mnt");
+    cluster.wait_healthy(Duration::from_secs(60));
+
+    // Reimaged: known at once, since the server comes back with a new storage id.
+    let victim = Cluster::datanode(1);
+    cluster.stop(&victim);
+    cluster.reimage(1);
+    cluster.start_datanode(1);
+    cluster.wait_healthy(Duration::from_secs(120));
+
+    // Gone for a while, and back with its data: no replica stays that nobody asked for.
+    let victim = Cluster::datanode(2);
+    cluster.kill(&victim);
+    cluster.wait_alive(4, Duration::from_secs(60));
+    cluster.wait_healthy(Duration::from_secs(120));
+    cluster.start_datanode(2);
+    cluster.wait_alive(5, Duration::from_secs(60));
+    cluster.wait_healthy(Duration::from_secs(120));
+
+    let mount = cluster.mount("mnt");
+    Pattern { seed: 1 }.check_file(&mount.join("f"), 40 << 20);
+}

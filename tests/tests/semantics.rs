@@ -1,0 +1,387 @@
+//! What `docs/SEMANTICS.md` promises, executed on real mounts.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File, OpenOptions},
+    io::{ErrorKind, Read, Seek, SeekFrom, Write},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use rustix::fs::{FallocateFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
+
+/// A cluster with two mounts.
+fn two_mounts() -> Option<(Cluster, PathBuf, PathBuf)> {
+    if !can_mount() {
+        return None;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    let one = cluster.mount("one");
+    let other = cluster.mount("other");
+    Some((cluster, one, other))
+}
+
+#[test]
+fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    for round in 0..50 {
+        // Grows, shrinks and is replaced, while the other mount has it cached.
+        let content = format!("round {round} ").repeat(1 + (round * 37) % 400);
+        fs::write(one.join("f"), &content).expect("write");
+        assert_eq!(fs::read_to_string(other.join("f")).expect("read"), content);
+        assert_eq!(
+            fs::metadata(other.join("f")).expect("stat").len(),
+            content.len() as u64
+        );
+        let replaced = format!("replaced in {round}");
+        fs::write(other.join("g"), &replaced).expect("write");
+        fs::rename(other.join("g"), other.join("f")).expect("rename");
+        assert_eq!(fs::read_to_string(one.join("f")).expect("read"), replaced);
+    }
+}
+
+#[test]
+fn names_are_seen_by_other_mounts_at_once() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    for round in 0..50 {
+        let name = format!("d{round}");
+        assert!(
+            !other.join(&name).exists(),
+            "also cached: it does not exist"
+        );
+        fs::create_dir(one.join(&name)).expect("mkdir");
+        assert!(other.join(&name).exists());
+        assert_eq!(
+            fs::create_dir(other.join(&name))
+                .expect_err("it exists")
+                .kind(),
+            ErrorKind::AlreadyExists
+        );
+        fs::rename(other.join(&name), other.join("moved")).expect("rename");
+        assert!(!one.join(&name).exists());
+        assert!(one.join("moved").is_dir());
+        fs::set_permissions(one.join("moved"), fs::Permissions::from_mode(0o700)).expect("chmod");
+        let mode = fs::metadata(other.join("moved")).expect("stat").mode();
+        assert_eq!(mode & 0o777, 0o700);
+        fs::remove_dir(other.join("moved")).expect("rmdir");
+        assert!(!one.join("moved").exists());
+    }
+}
+
+#[test]
+fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for (number, mount) in [&one, &other].into_iter().enumerate() {
+            scope.spawn(move || {
+                for round in 0..100 {
+                    fs::write(mount.join(format!("{number}-{round}")), "x").expect("write");
+                }
+            });
+        }
+    });
+    let taken = started.elapsed();
+    // One wait for a lease to run out would take ten seconds.
+    assert!(taken < Duration::from_secs(9), "it took {taken:?}");
+    let names = |mount: &PathBuf| -> BTreeSet<_> {
+        fs::read_dir(mount)
+            .expect("readdir")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect()
+    };
+    assert_eq!(names(&one).len(), 200);
+    assert_eq!(names(&one), names(&other));
+}
+
+#[test]
+fn creation_is_exclusive_across_mounts() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let mut wins = 0;
+    for round in 0..50 {
+        let create = |mount: &PathBuf| {
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(mount.join(format!("f{round}")))
+                .is_ok()
+        };
+        let (a, b) = thread::scope(|scope| {
+            let a = scope.spawn(|| create(&one));
+            let b = scope.spawn(|| create(&other));
+            (a.join().expect("no panic"), b.join().expect("no panic"))
+        });
+        assert!(a != b, "exactly one creates it");
+        wins += usize::from(a);
+    }
+    eprintln!("one mount won {wins} of 50");
+}
+
+#[test]
+fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    fs::write(one.join("log"), "").expect("create");
+    thread::scope(|scope| {
+        for (number, mount) in [&one, &other].into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut log = OpenOptions::new()
+                    .append(true)
+                    .open(mount.join("log"))
+                    .expect("open");
+                for round in 0..100 {
+                    log.write_all(format!("{number}:{round:04}\n").as_bytes())
+                        .expect("append");
+                    log.sync_all().expect("fsync");
+                }
+            });
+        }
+    });
+    let text = fs::read_to_string(other.join("log")).expect("read");
+    assert_eq!(text, fs::read_to_string(one.join("log")).expect("read"));
+    for number in 0..2 {
+        let own: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with(&format!("{number}:")))
+            .collect();
+        assert_eq!(own.len(), 100);
+        assert!(own.is_sorted(), "each writer's lines are in its order");
+    }
+    assert_eq!(text.len(), 200 * 7, "no line is torn");
+}
+
+#[test]
+fn an_unlinked_file_stays_readable_until_it_is_closed() {
+    let Some((cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let pattern = Pattern { seed: 3 };
+    fs::write(one.join("f"), pattern.bytes(3 << 20)).expect("write");
+    let here = File::open(one.join("f")).expect("open");
+    let there = File::open(other.join("f")).expect("open");
+    fs::remove_file(one.join("f")).expect("unlink");
+    assert!(!other.join("f").exists());
+    pattern.check(&here, 0, 3 << 20);
+    pattern.check(&there, 0, 3 << 20);
+    assert_eq!(here.metadata().expect("stat").nlink(), 0);
+    drop((here, there));
+    // A closed file is held for some seconds in case that it is opened again.
+    wait_until("its data is freed", Duration::from_secs(60), || {
+        cluster.fsck()["files"] == 0
+    });
+}
+
+#[test]
+fn a_hung_mount_delays_others_no_longer_than_its_lease() {
+    let Some((cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    fs::write(one.join("f"), "before").expect("write");
+    assert_eq!(fs::read(other.join("f")).expect("read"), b"before");
+    cluster.pause("other");
+    let started = Instant::now();
+    fs::write(one.join("f"), "after").expect("write");
+    let taken = started.elapsed();
+    cluster.resume("other");
+    assert!(taken < Duration::from_secs(15), "it took {taken:?}");
+    assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
+}
+
+#[test]
+fn holes_are_found_and_made() {
+    let Some((_cluster, one, _other)) = two_mounts() else {
+        return;
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(one.join("f"))
+        .expect("create");
+    let pattern = Pattern { seed: 4 };
+    let mut data = vec![0; 1 << 20];
+    pattern.fill(0, &mut data);
+    file.write_all_at(&data, 0).expect("write");
+    file.write_all_at(&data, 8 << 20).expect("write");
+    file.sync_all().expect("fsync");
+    assert!(
+        file.metadata().expect("stat").blocks() * 512 < 4 << 20,
+        "a hole takes no space"
+    );
+    let seek = |from| rustix::fs::seek(&file, from).map_err(|error| error.raw_os_error());
+    assert_eq!(seek(RawSeek::Hole(0)), Ok(1 << 20));
+    assert_eq!(seek(RawSeek::Data(1 << 20)), Ok(8 << 20));
+    assert_eq!(seek(RawSeek::Hole(8 << 20)), Ok(9 << 20));
+    assert_eq!(seek(RawSeek::Data(9 << 20)), Err(libc_enxio()));
+
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 256 << 10, 256 << 10).expect("punch");
+    rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 8 << 20, 4096).expect("zero");
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 16 << 20).expect("allocate");
+    assert_eq!(file.metadata().expect("stat").len(), 16 << 20);
+    rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 32 << 20).expect("allocate");
+    assert_eq!(file.metadata().expect("stat").len(), 16 << 20);
+    assert_eq!(seek(RawSeek::Hole(0)), Ok(256 << 10));
+    data[256 << 10..512 << 10].fill(0);
+    let mut found = vec![0; 1 << 20];
+    file.read_exact_at(&mut found, 0).expect("read");
+    assert!(
+        found == data,
+        "the punched range reads as zeros, the rest as before"
+    );
+    file.seek(SeekFrom::Start(15 << 20)).expect("seek");
+    file.read_exact(&mut found).expect("read");
+    assert!(found.iter().all(|&byte| byte == 0));
+}
+
+fn libc_enxio() -> i32 {
+    rustix::io::Errno::NXIO.raw_os_error()
+}
+
+#[test]
+fn copies_within_the_file_system_share_their_data() {
+    let Some((cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let pattern = Pattern { seed: 5 };
+    fs::write(one.join("f"), pattern.bytes(20 << 20)).expect("write");
+    let used = || -> u64 {
+        let status: serde_json::Value =
+            serde_json::from_str(&cluster.output_of(&["admin", "status", "--json"])).expect("JSON");
+        status["blocks"].as_u64().expect("a number")
+    };
+    let before = used();
+    // std::fs::copy uses copy_file_range.
+    fs::copy(one.join("f"), one.join("g")).expect("copy");
+    cluster.output_of(&["fs", "cp", "/f", "/h"]);
+    assert_eq!(used(), before, "no block was written");
+    pattern.check_file(&other.join("g"), 20 << 20);
+    pattern.check_file(&other.join("h"), 20 << 20);
+    // A copy is independent.
+    let copy = OpenOptions::new()
+        .write(true)
+        .open(one.join("g"))
+        .expect("open");
+    copy.write_all_at(b"changed!", 0).expect("write");
+    drop(copy);
+    fs::remove_file(one.join("h")).expect("unlink");
+    pattern.check_file(&other.join("f"), 20 << 20);
+    let mut start = [0; 8];
+    File::open(other.join("g"))
+        .and_then(|mut f| f.read_exact(&mut start))
+        .expect("read");
+    assert_eq!(&start, b"changed!");
+}
+
+#[test]
+fn rename_does_not_replace_and_exchanges_when_asked() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    fs::write(one.join("a"), "a").expect("write");
+    fs::create_dir(one.join("b")).expect("mkdir");
+    let dir = File::open(&one).expect("the root");
+    let refused = rustix::fs::renameat_with(&dir, "a", &dir, "b", RenameFlags::NOREPLACE);
+    assert_eq!(refused, Err(rustix::io::Errno::EXIST));
+    rustix::fs::renameat_with(&dir, "a", &dir, "b", RenameFlags::EXCHANGE).expect("exchange");
+    assert!(other.join("a").is_dir());
+    assert_eq!(fs::read(other.join("b")).expect("read"), b"a");
+}
+
+#[test]
+fn special_files_links_and_attributes_are_kept() {
+    let Some((mut cluster, one, _other)) = two_mounts() else {
+        return;
+    };
+    let dir = File::open(&one).expect("the root");
+    let mode = rustix::fs::Mode::from_raw_mode(0o640);
+    let make = |name: &str, kind| rustix::fs::mknodat(&dir, name, kind, mode, 0).expect("mknod");
+    make("fifo", rustix::fs::FileType::Fifo);
+    make("socket", rustix::fs::FileType::Socket);
+    std::os::unix::fs::symlink("../target", one.join("link")).expect("symlink");
+    fs::write(one.join("f"), "x").expect("write");
+    fs::hard_link(one.join("f"), one.join("g")).expect("link");
+    let file = File::open(one.join("f")).expect("open");
+    rustix::fs::fsetxattr(&file, "user.note", b"kept", XattrFlags::CREATE).expect("setxattr");
+    drop((file, dir));
+    cluster.stop("one");
+    cluster.stop("other");
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    let one = cluster.mount("one");
+    assert!(
+        fs::symlink_metadata(one.join("fifo"))
+            .expect("stat")
+            .file_type()
+            .is_fifo()
+    );
+    assert!(
+        fs::symlink_metadata(one.join("socket"))
+            .expect("stat")
+            .file_type()
+            .is_socket()
+    );
+    assert_eq!(
+        fs::read_link(one.join("link")).expect("readlink"),
+        PathBuf::from("../target")
+    );
+    let (f, g) = (fs::metadata(one.join("f")), fs::metadata(one.join("g")));
+    let (f, g) = (f.expect("stat"), g.expect("stat"));
+    assert_eq!((f.ino(), f.nlink()), (g.ino(), 2));
+    let mut value = [0; 16];
+    let length = rustix::fs::getxattr(one.join("g"), "user.note", &mut value).expect("getxattr");
+    assert_eq!(&value[..length], b"kept");
+}
+
+#[test]
+fn settings_are_attributes_and_are_inherited() {
+    let Some((cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let directory = one.join("d");
+    fs::create_dir(&directory).expect("mkdir");
+    let set = |path: &PathBuf, name: &str, value: &str| {
+        rustix::fs::setxattr(path, name, value.as_bytes(), XattrFlags::empty())
+    };
+    let get = |path: &PathBuf, name: &str| {
+        let mut value = vec![0; 4096];
+        let length = rustix::fs::getxattr(path, name, &mut value).expect("getxattr");
+        value.truncate(length);
+        String::from_utf8(value).expect("text")
+    };
+    set(&directory, "user.harvestfs.replication", "1").expect("set");
+    for wrong in ["0", "11", "many", ""] {
+        let refused = set(&directory, "user.harvestfs.replication", wrong);
+        assert_eq!(refused, Err(rustix::io::Errno::INVAL), "{wrong:?}");
+    }
+    let file = directory.join("f");
+    fs::write(&file, "once").expect("write");
+    assert_eq!(get(&file, "user.harvestfs.replication"), "1");
+    let replicas = |path: &PathBuf| {
+        let text = get(path, "user.harvestfs.locations");
+        let line = text.lines().next().expect("a block").to_owned();
+        line.split_whitespace().skip(3).count()
+    };
+    assert_eq!(replicas(&file), 1);
+    set(&file, "user.harvestfs.replication", "3").expect("set");
+    // Once the mount has sealed the block, which it does when nothing more is written to it.
+    wait_until("three replicas", Duration::from_secs(90), || {
+        replicas(&other.join("d/f")) == 3
+    });
+    cluster.wait_healthy(Duration::from_secs(30));
+}

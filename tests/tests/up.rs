@@ -1,0 +1,228 @@
+//! `harvestfs up` and `down`, as a new user runs them.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use harvestfs_tests::{can_mount, harvestfs, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn run(arguments: &[&str], data: &Path) -> Output {
+    Command::new(harvestfs())
+        .args(arguments)
+        .arg("--data")
+        .arg(data)
+        .output()
+        .expect("the binary runs")
+}
+
+fn ok(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Ends what a failed test would leave.
+struct DownOnDrop<'a>(&'a Path);
+
+impl Drop for DownOnDrop<'_> {
+    fn drop(&mut self) {
+        // Fails when the cluster is down, which is the aim.
+        let _ = run(&["down"], self.0);
+    }
+}
+
+#[test]
+fn up_again_finds_every_file() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+
+    let said = ok(run(&["up", "--detach", "--quota", "1GiB"], &data));
+    let mount = data.join("mnt");
+    assert!(
+        said.contains(&format!("mounted at {}", mount.display())),
+        "{said}"
+    );
+    assert!(said.contains("harvestfs down"), "{said}");
+    let status: serde_json::Value =
+        serde_json::from_str(&ok(run(&["admin", "status", "--json"], &data))).expect("JSON");
+    assert_eq!(status["nodes_alive"], 9);
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    fs::write(mount.join("d/f"), "harvest").expect("write");
+
+    let again = run(&["up", "--detach"], &data);
+    assert!(!again.status.success());
+    let error = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(error.contains("running"), "{error}");
+
+    ok(run(&["down"], &data));
+    assert!(!mount.join("d").exists(), "it is unmounted");
+    let error = run(&["down"], &data);
+    assert_eq!(error.status.code(), Some(1));
+
+    ok(run(&["up", "--detach"], &data));
+    assert_eq!(fs::read(mount.join("d/f")).expect("read"), b"harvest");
+    let other_size = run(&["up", "--detach", "--datanodes", "5"], &data);
+    assert!(!other_size.status.success());
+    ok(run(&["down"], &data));
+}
+
+#[test]
+fn ctrl_c_unmounts_and_stops_everything() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let mut up = Command::new(harvestfs())
+        .args(["up", "--datanodes", "3", "--quota", "1GiB", "--data"])
+        .arg(&data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("the binary runs");
+    let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines();
+    loop {
+        let line = lines.next().expect("it gets ready").expect("text");
+        if line.contains("Ctrl-C") {
+            break;
+        }
+    }
+    fs::write(data.join("mnt/f"), "x").expect("write");
+    let children = children_of(&up);
+    assert_eq!(children.len(), 5, "namenode, three datanodes, mount");
+
+    let pid = Pid::from_raw(up.id().try_into().expect("a pid")).expect("not 0");
+    kill_process(pid, Signal::INT).expect("it runs");
+    let started = Instant::now();
+    let status = up.wait().expect("it ends");
+    assert!(status.success(), "{status}");
+    assert!(started.elapsed() < Duration::from_secs(30), "it was quick");
+    assert!(!data.join("mnt/f").exists(), "it is unmounted");
+    for child in children {
+        assert!(
+            !Path::new(&format!("/proc/{child}")).exists(),
+            "{child} is gone"
+        );
+    }
+}
+
+#[test]
+fn nothing_outlives_a_killed_up() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    ok(run(
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+        &data,
+    ));
+    let pid: i32 = fs::read_to_string(data.join("up.pid"))
+        .expect("the supervisor's id")
+        .trim()
+        .parse()
+        .expect("a number");
+    let children = children_of_pid(u32::try_from(pid).expect("positive"));
+    assert_eq!(children.len(), 5);
+    fs::write(data.join("mnt/f"), "kept").expect("write");
+    kill_process(Pid::from_raw(pid).expect("not 0"), Signal::KILL).expect("it runs");
+    wait_until("all parts end", Duration::from_secs(60), || {
+        children
+            .iter()
+            .all(|child| !Path::new(&format!("/proc/{child}")).exists())
+    });
+    ok(run(&["up", "--detach"], &data));
+    assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
+    ok(run(&["down"], &data));
+}
+
+#[test]
+fn a_part_that_is_killed_comes_back() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    ok(run(
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+        &data,
+    ));
+    let file = data.join("mnt/f");
+    fs::write(&file, "kept").expect("write");
+    fs::File::open(&file)
+        .and_then(|f| f.sync_all())
+        .expect("sync");
+    let supervisor: u32 = fs::read_to_string(data.join("up.pid"))
+        .expect("the supervisor's id")
+        .trim()
+        .parse()
+        .expect("a number");
+    for part in ["namenode", "datanode", "mount"] {
+        let victim = children_of_pid(supervisor)
+            .into_iter()
+            .find(|pid| {
+                let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                line.split(|&b| b == 0).any(|word| word == part.as_bytes())
+            })
+            .unwrap_or_else(|| panic!("no {part}"));
+        let pid = Pid::from_raw(victim.try_into().expect("a pid")).expect("not 0");
+        kill_process(pid, Signal::KILL).expect("it runs");
+        wait_until(
+            &format!("reading after {part} died"),
+            Duration::from_secs(60),
+            || fs::read(&file).is_ok_and(|content| content == b"kept"),
+        );
+    }
+    ok(run(&["down"], &data));
+}
+
+#[test]
+fn wrong_use_is_explained() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    for (arguments, code, word) in [
+        (&["up", "--datanodes", "0"][..], 2, "datanodes"),
+        (&["up", "--replication", "11"], 2, "replication"),
+        (&["up", "--block-size", "1"], 2, "1MiB"),
+        (&["up", "--colour"], 2, "--colour"),
+        (
+            &["up", "--datanodes", "2", "--replication", "3"],
+            1,
+            "replicas",
+        ),
+        (&["down"], 1, "no cluster"),
+        (&["fs", "ls"], 1, "harvestfs up"),
+    ] {
+        let output = run(arguments, &data);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {output:?}"
+        );
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains(word), "{arguments:?}: {error}");
+    }
+}
+
+fn children_of(process: &Child) -> Vec<u32> {
+    children_of_pid(process.id())
+}
+
+fn children_of_pid(pid: u32) -> Vec<u32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .expect("the kernel lists children")
+        .split_whitespace()
+        .map(|child| child.parse().expect("a number"))
+        .collect()
+}

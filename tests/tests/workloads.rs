@@ -1,0 +1,257 @@
+//! Real programs on a real mount.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use harvestfs_tests::{
+    Cluster, ClusterOptions, Pattern, assert_same_tree, can_mount, have_program, make_source_tree,
+};
+
+/// Runs a program to its end.
+fn run(directory: &Path, program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(directory)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
+    if !can_mount() {
+        return;
+    }
+    let local = tempfile::tempdir().expect("a directory");
+    make_source_tree(&local.path().join("tree"), 5_200);
+    run(local.path(), "tar", &["-cf", "tree.tar", "tree"]);
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    let archive = local.path().join("tree.tar");
+    run(&mount, "tar", &["-xf", &archive.to_string_lossy()]);
+    assert_same_tree(&local.path().join("tree"), &mount.join("tree"));
+
+    // Also as another mount sees it, and after a restart of everything.
+    let other = cluster.mount("mnt2");
+    assert_same_tree(&local.path().join("tree"), &other.join("tree"));
+    cluster.stop("mnt");
+    cluster.stop("mnt2");
+    cluster.stop("namenode");
+    cluster.start_namenode();
+    let mount = cluster.mount("mnt");
+    assert_same_tree(&local.path().join("tree"), &mount.join("tree"));
+
+    run(&mount, "cp", &["-a", "tree", "copy"]);
+    assert_same_tree(&local.path().join("tree"), &mount.join("copy"));
+    run(&mount, "rm", &["-rf", "tree", "copy"]);
+    assert_eq!(fs::read_dir(&mount).expect("the root").count(), 0);
+    cluster.wait_healthy(Duration::from_secs(60));
+}
+
+#[test]
+fn cargo_builds_a_crate() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    run(
+        &mount,
+        env!("CARGO"),
+        &["new", "--quiet", "--vcs", "none", "sample"],
+    );
+    let sample = mount.join("sample");
+    fs::create_dir_all(sample.join("dep/src")).expect("a directory");
+    fs::write(
+        sample.join("dep/Cargo.toml"),
+        "[package]\nname = \"dep\"\nversion = \"0.1.0\"\nedition = \"2024\"\n",
+    )
+    .expect("a manifest");
+    fs::write(
+        sample.join("dep/src/lib.rs"),
+        "pub fn word() -> &'static str { \"harvest\" }\n",
+    )
+    .expect("a library");
+    let mut manifest = File::options()
+        .append(true)
+        .open(sample.join("Cargo.toml"))
+        .expect("the manifest");
+    writeln!(manifest, "dep = {{ path = \"dep\" }}\n[workspace]").expect("append");
+    drop(manifest);
+    fs::write(
+        sample.join("src/main.rs"),
+        "fn main() { println!(\"{}\", dep::word()); }\n",
+    )
+    .expect("a program");
+    let build = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO"))
+            .args(arguments)
+            .current_dir(&sample)
+            .env("CARGO_TARGET_DIR", sample.join("target"))
+            .env("CARGO_NET_OFFLINE", "true")
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    build(&["build", "--release"]);
+    assert_eq!(build(&["run", "--quiet", "--release"]).trim(), "harvest");
+    fs::write(
+        sample.join("dep/src/lib.rs"),
+        "pub fn word() -> &'static str { \"again\" }\n",
+    )
+    .expect("a change");
+    assert_eq!(build(&["run", "--quiet", "--release"]).trim(), "again");
+}
+
+#[test]
+fn git_clones_commits_and_finds_nothing_wrong() {
+    if !can_mount() || have_program("git", "apt install git").is_none() {
+        return;
+    }
+    let local = tempfile::tempdir().expect("a directory");
+    let origin = local.path().join("origin");
+    make_source_tree(&origin, 300);
+    let git = |directory: &Path, arguments: &[&str]| {
+        let mut all = vec![
+            "-c",
+            "user.name=Test",
+            "-c",
+            "user.email=test@example.org",
+            "-c",
+            "safe.directory=*",
+        ];
+        all.extend(arguments);
+        run(directory, "git", &all)
+    };
+    git(&origin, &["init", "--quiet"]);
+    git(&origin, &["add", "."]);
+    git(&origin, &["commit", "--quiet", "-m", "first"]);
+
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    git(
+        &mount,
+        &["clone", "--quiet", &origin.to_string_lossy(), "clone"],
+    );
+    let clone = mount.join("clone");
+    for number in 0..20 {
+        fs::write(clone.join(format!("new-{number}")), format!("{number}\n")).expect("a file");
+        git(&clone, &["add", "."]);
+        git(
+            &clone,
+            &["commit", "--quiet", "-m", &format!("commit {number}")],
+        );
+    }
+    git(&clone, &["gc", "--quiet"]);
+    git(&clone, &["fsck", "--strict"]);
+    assert_eq!(git(&clone, &["status", "--porcelain"]), "");
+    assert_eq!(git(&clone, &["rev-list", "--count", "HEAD"]).trim(), "21");
+}
+
+#[test]
+fn sqlite_keeps_10000_transactions() {
+    if !can_mount() || have_program("sqlite3", "apt install sqlite3").is_none() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    for mode in ["wal", "delete"] {
+        let database = mount.join(format!("{mode}.db"));
+        let mut script = format!(
+            "PRAGMA journal_mode={mode};\nPRAGMA synchronous=NORMAL;\n\
+             CREATE TABLE t(id INTEGER PRIMARY KEY, word TEXT);\n"
+        );
+        for number in 0..10_000 {
+            script.push_str(&format!(
+                "BEGIN; INSERT INTO t(word) VALUES('word-{number}'); COMMIT;\n"
+            ));
+        }
+        script.push_str("PRAGMA integrity_check;\nSELECT count(*), sum(id) FROM t;\n");
+        let script_path = cluster.path(&format!("{mode}.sql"));
+        fs::write(&script_path, script).expect("the script");
+        let output = Command::new("sqlite3")
+            .arg("-bail")
+            .arg(&database)
+            .stdin(File::open(&script_path).expect("the script"))
+            .output()
+            .expect("sqlite3 runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert!(said.ends_with("ok\n10000|50005000\n"), "{mode}: {said}");
+    }
+    cluster.kill("mnt");
+    let mount = cluster.mount("mnt");
+    for mode in ["wal", "delete"] {
+        let database = mount.join(format!("{mode}.db"));
+        let check = run(
+            &mount,
+            "sqlite3",
+            &[
+                &database.to_string_lossy(),
+                "PRAGMA integrity_check; SELECT count(*) FROM t;",
+            ],
+        );
+        assert!(check.starts_with("ok\n"), "{mode}: {check}");
+    }
+}
+
+/// 4 GiB where `HARVESTFS_TESTS_LARGE_FILE_MIB` says so or tests are built for release; otherwise
+/// 1 GiB, which an unoptimised build moves in the same time.
+fn large_file_bytes() -> u64 {
+    let mib = std::env::var("HARVESTFS_TESTS_LARGE_FILE_MIB")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(if cfg!(debug_assertions) { 1_024 } else { 4_096 });
+    mib << 20
+}
+
+#[test]
+fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_it_is_read() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 6,
+        block_size: "64MiB",
+        quota: "16GiB",
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mnt");
+    let path = mount.join("large");
+    let length = large_file_bytes();
+    let pattern = Pattern { seed: 42 };
+    let mut file = File::create(&path).expect("create");
+    let mut buffer = vec![0; 1 << 20];
+    for offset in (0..length).step_by(1 << 20) {
+        if offset == length / 2 {
+            cluster.kill(&Cluster::datanode(2));
+        }
+        pattern.fill(offset, &mut buffer);
+        file.write_all(&buffer).expect("write");
+    }
+    file.sync_all().expect("fsync");
+    drop(file);
+    cluster.stop("mnt");
+    let mount = cluster.mount("mnt");
+    let mut file = File::open(mount.join("large")).expect("open");
+    let mut expected = vec![0; 1 << 20];
+    for offset in (0..length).step_by(1 << 20) {
+        if offset == length / 2 {
+            cluster.kill(&Cluster::datanode(4));
+        }
+        file.read_exact(&mut buffer).expect("read");
+        pattern.fill(offset, &mut expected);
+        assert!(buffer == expected, "wrong bytes at {offset}");
+    }
+    assert_eq!(file.read(&mut buffer).expect("the end"), 0);
+}
