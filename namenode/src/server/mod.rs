@@ -52,9 +52,9 @@ use self::token_keys::TokenKeys;
 use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::JournalWriter;
 
-/// Requests that wait for the owner. Connections wait when it is full; the owner takes a few
-/// hundred at a time.
-const EVENTS_QUEUED_MAX: usize = 4_096;
+/// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
+/// is full. Each may be as large as a frame, so this bounds memory, too.
+const EVENTS_QUEUED_MAX: usize = 1_024;
 
 /// Connections at a time: as many as sessions, and the datanodes.
 const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;

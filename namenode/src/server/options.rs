@@ -49,6 +49,10 @@ pub struct NamenodeOptions {
     pub grants_max: usize,
     /// Files that one session may hold open.
     pub holds_per_session_max: usize,
+    /// Inodes and blocks up to which `fsck` checks the namespace where it is, which holds up
+    /// everybody meanwhile: about 70 ms for the default. A larger one is checked beside the running
+    /// engine, from the journal, which takes longer and needs the memory twice.
+    pub fsck_in_place_max: u64,
     /// Seed of what is chosen at random, so that a run can be repeated; random when absent. Keys of
     /// block tokens are never made from it.
     pub rng_seed: Option<u64>,
@@ -93,6 +97,7 @@ impl NamenodeOptions {
             tick: Duration::from_millis(100),
             grants_max: 1 << 18,
             holds_per_session_max: 1 << 18,
+            fsck_in_place_max: 200_000,
             rng_seed: None,
         }
     }

@@ -176,6 +176,20 @@ async fn a_stranger_is_not_let_in() {
 #[tokio::test]
 async fn an_operator_sees_a_healthy_cluster() {
     let cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
+    check_healthy(cluster).await;
+}
+
+#[tokio::test]
+async fn a_large_namespace_is_checked_beside_the_running_one() {
+    let cluster = Cluster::with(|options| {
+        options.cluster.safe_mode_max_ms = 0;
+        options.fsck_in_place_max = 0;
+    })
+    .await;
+    check_healthy(cluster).await;
+}
+
+async fn check_healthy(cluster: Cluster) {
     let mut alice = cluster.client("alice").await;
     alice.create(InodeId::ROOT, "file").await;
     let status = cluster.status().await;
@@ -185,9 +199,14 @@ async fn an_operator_sees_a_healthy_cluster() {
     );
     assert!(status.engine_bytes > 0 && status.journal_lsn == 3);
     until("safe mode is over", async || cluster.status().await.ready).await;
-    let AdminReply::Fsck(report) = cluster.admin(AdminRequest::Fsck).await.unwrap() else {
-        panic!("a report was expected");
-    };
-    assert!(report.healthy, "{report:?}");
-    assert_eq!(report.files, 1);
+    // The second time there is nothing new in the journal since a snapshot.
+    for _ in 0..2 {
+        let AdminReply::Fsck(report) = cluster.admin(AdminRequest::Fsck).await.unwrap() else {
+            panic!("a report was expected");
+        };
+        assert!(report.healthy, "{report:?}");
+        assert_eq!(report.files, 1);
+        let snapshot = cluster.admin(AdminRequest::Snapshot).await;
+        assert_eq!(snapshot, Ok(AdminReply::Done));
+    }
 }

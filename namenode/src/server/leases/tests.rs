@@ -197,14 +197,15 @@ fn ending_a_session_ends_what_waits_for_it() {
     assert!(leases.unacked_by_cached.is_empty());
 }
 
-/// One step of the random test. Sessions and inodes are indices.
+/// One step of the random test. Sessions are indices; so are things that can be cached: an even one
+/// is an inode, an odd one the entries of a directory.
 #[derive(Clone, Debug)]
 enum Step {
     Open(u8),
     Close(u8),
-    /// A request that tells the session about an inode and a directory.
+    /// A request that tells the session about something.
     Read(u8, u8),
-    /// A request that changes an inode and a name in a directory with its number.
+    /// A request that changes something.
     Change(u8, u8),
     /// The session takes its oldest notice and acknowledges it.
     TakeNotice(u8),
@@ -217,8 +218,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         1 => session.clone().prop_map(Step::Open),
         1 => session.clone().prop_map(Step::Close),
-        6 => (session.clone(), 0..4_u8).prop_map(|(s, i)| Step::Read(s, i)),
-        6 => (session.clone(), 0..4_u8).prop_map(|(s, i)| Step::Change(s, i)),
+        6 => (session.clone(), 0..6_u8).prop_map(|(s, thing)| Step::Read(s, thing)),
+        6 => (session.clone(), 0..6_u8).prop_map(|(s, thing)| Step::Change(s, thing)),
         6 => session.clone().prop_map(Step::TakeNotice),
         1 => session.prop_map(Step::Reconnect),
         3 => (0..4_000_u16).prop_map(Step::Pass),
@@ -228,7 +229,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A client that caches everything it may.
 #[derive(Default)]
 struct Client {
-    /// Version of each inode as it was told.
+    /// Version of each thing as it was told.
     cache: HashMap<u8, u64>,
     inbox: Vec<Notice>,
     lease_ends_ms: u64,
@@ -237,32 +238,41 @@ struct Client {
 #[derive(Default)]
 struct World {
     now_ms: u64,
-    /// The truth: how often each inode was changed.
+    /// The truth: how often each thing was changed.
     versions: HashMap<u8, u64>,
     clients: HashMap<u8, Client>,
-    /// Changes whose reply waits: which inode, and its version after them.
+    /// Changes whose reply waits: by whom, of what, and its version after them.
     waiting: HashMap<WaitId, (u8, u8, u64)>,
 }
 
 impl World {
     /// The author is about to be told that its change is done: nobody else may still believe an
     /// older state.
-    fn check_released(&self, author: u8, inode: u8, version: u64) {
+    fn check_released(&self, author: u8, thing: u8, version: u64) {
         for (&session, client) in &self.clients {
-            let believes = client.cache.get(&inode);
+            let believes = client.cache.get(&thing);
             let alive = client.lease_ends_ms > self.now_ms;
             assert!(
                 session == author || !alive || believes.is_none_or(|&v| v >= version),
-                "session {session} believes version {believes:?} of {inode}, changed to {version}"
+                "session {session} believes version {believes:?} of {thing}, changed to {version}"
             );
         }
     }
 
     fn release(&mut self, waits: Vec<WaitId>) {
         for wait in waits {
-            let (author, inode, version) = self.waiting.remove(&wait).expect("released once");
-            self.check_released(author, inode, version);
+            let (author, thing, version) = self.waiting.remove(&wait).expect("released once");
+            self.check_released(author, thing, version);
         }
+    }
+}
+
+fn cached(thing: u8) -> Cached {
+    let ino = InodeId(u64::from(thing / 2));
+    if thing.is_multiple_of(2) {
+        Cached::Inode(ino)
+    } else {
+        Cached::Entries(ino)
     }
 }
 
@@ -291,45 +301,42 @@ fn run(steps: Vec<Step>, grants_max: usize) {
                     world.release(released);
                 }
             }
-            Step::Read(s, i) => {
-                let version = world.versions.get(&i).copied().unwrap_or(0);
+            Step::Read(s, thing) => {
+                let version = world.versions.get(&thing).copied().unwrap_or(0);
                 if hear(&mut leases, &mut world, s) {
-                    leases.granted(session_id(s), Cached::Inode(InodeId(u64::from(i))));
-                    leases.granted(session_id(s), Cached::Entries(InodeId(u64::from(i))));
+                    leases.granted(session_id(s), cached(thing));
                     let client = world.clients.get_mut(&s).expect("heard");
                     // Notices sent before are older than this reply, and taken later: they make
                     // it forget more than needed, never less.
-                    client.cache.insert(i, version);
+                    client.cache.insert(thing, version);
                 }
             }
-            Step::Change(s, i) => {
+            Step::Change(s, thing) => {
                 if !hear(&mut leases, &mut world, s) {
                     continue;
                 }
-                let version = world.versions.entry(i).or_default();
+                let version = world.versions.entry(thing).or_default();
                 *version += 1;
                 let version = *version;
-                let ino = InodeId(u64::from(i));
-                let entries = [(ino, name("x"))];
+                let (mut inodes, mut entries) = (vec![], vec![]);
+                match cached(thing) {
+                    Cached::Inode(ino) => inodes.push(ino),
+                    Cached::Entries(dir) => entries.push((dir, name("x"))),
+                }
                 let (told, waits) =
-                    leases.changed(world.now_ms, session_id(s), &[ino], &entries, wait);
+                    leases.changed(world.now_ms, session_id(s), &inodes, &entries, wait);
                 let client = world.clients.get_mut(&s).expect("heard");
-                client.cache.insert(i, version);
-                leases.granted(session_id(s), Cached::Inode(ino));
-                leases.granted(session_id(s), Cached::Entries(ino));
+                client.cache.insert(thing, version);
+                leases.granted(session_id(s), cached(thing));
                 for (session, notice) in told {
                     let index = u8::try_from(session.0 - 1).unwrap();
-                    world
-                        .clients
-                        .get_mut(&index)
-                        .expect("alive")
-                        .inbox
-                        .push(notice);
+                    let client = world.clients.get_mut(&index).expect("alive");
+                    client.inbox.push(notice);
                 }
                 if waits {
-                    world.waiting.insert(wait, (s, i, version));
+                    world.waiting.insert(wait, (s, thing, version));
                 } else {
-                    world.check_released(s, i, version);
+                    world.check_released(s, thing, version);
                 }
             }
             Step::TakeNotice(s) => take_notice(&mut leases, &mut world, s),
@@ -389,10 +396,15 @@ fn take_notice(leases: &mut Leases, world: &mut World, s: u8) {
     }
     let notice = client.inbox.remove(0);
     match &notice {
-        Notice::Invalidate { inodes, .. } => {
-            for ino in inodes {
-                client.cache.remove(&u8::try_from(ino.0).unwrap());
-            }
+        Notice::Invalidate {
+            inodes, entries, ..
+        } => {
+            let inodes = inodes.iter().map(|&ino| Cached::Inode(ino));
+            let entries = entries.iter().map(|&(dir, _)| Cached::Entries(dir));
+            let named: Vec<Cached> = inodes.chain(entries).collect();
+            client
+                .cache
+                .retain(|&thing, _| !named.contains(&cached(thing)));
         }
         Notice::InvalidateAll { .. } => client.cache.clear(),
     }
@@ -404,7 +416,7 @@ fn take_notice(leases: &mut Leases, world: &mut World, s: u8) {
 proptest! {
     #[test]
     fn nobody_believes_what_was_changed_and_acknowledged(
-        steps in prop::collection::vec(step(), 1..400),
+        steps in prop::collection::vec(step(), 1..200),
         grants_max in prop_oneof![Just(2_usize), Just(5), Just(1_000)],
     ) {
         run(steps, grants_max);

@@ -15,10 +15,6 @@ use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
 use crate::server::clock;
 use crate::server::log::Log;
 
-/// Inodes and blocks up to which the namespace is checked where it is, which holds up everybody for
-/// some tens of milliseconds. A larger one is checked beside the running engine.
-const CHECK_IN_PLACE_MAX: u64 = 50_000;
-
 /// Findings that a report carries.
 const FINDINGS_MAX: usize = 1_000;
 
@@ -99,7 +95,7 @@ impl Owner {
             }
             AdminRequest::Fsck => {
                 let counts = self.namespace.counts();
-                if counts.inodes + counts.blocks <= CHECK_IN_PLACE_MAX {
+                if counts.inodes + counts.blocks <= self.options.fsck_in_place_max {
                     let report = self.fsck_report(self.namespace.check());
                     responder.send(&Ok(Reply::Admin(AdminReply::Fsck(report))));
                 } else {
