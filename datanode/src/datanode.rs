@@ -110,9 +110,9 @@ impl Datanode {
         self.local_addr
     }
 
-    /// Returns once the namenode has accepted this datanode for the first time, so that it serves.
+    /// Completes once the namenode has accepted this datanode and the first report of its replicas.
     pub async fn registered(&self) {
-        self.node.until_registered().await;
+        self.node.known().await;
     }
 
     /// The volumes that cannot be used, and why.

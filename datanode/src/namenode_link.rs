@@ -113,8 +113,9 @@ impl NamenodeLink {
 
     async fn registered(&self, registered: &NodeRegistered) {
         tracing::info!(node = %registered.node, cluster = %registered.cluster, "registered");
-        self.node.registered(registered);
+        // Before its keys are accepted, what belongs to another cluster goes down.
         self.node.store.claim(registered.cluster).await;
+        self.node.registered(registered);
     }
 
     /// Works on a registered connection until it is lost.
@@ -122,7 +123,7 @@ impl NamenodeLink {
         let (ask_for_report, asked) = mpsc::channel(REPORTS_QUEUED_MAX);
         tokio::select! {
             error = self.send_heartbeats(client, &ask_for_report) => error,
-            error = reports::send(&self.node.store, client, asked) => error,
+            error = reports::send(&self.node, client, asked) => error,
             error = client.connection().closed() => error.into(),
         }
     }

@@ -28,8 +28,8 @@ pub struct Node {
     tokens: RwLock<TokenVerifier>,
     node_id: AtomicU32,
     block_bytes: AtomicU64,
-    is_registered: watch::Sender<bool>,
     stopping: watch::Sender<bool>,
+    known: watch::Sender<bool>,
 }
 
 impl Node {
@@ -41,8 +41,8 @@ impl Node {
             tokens: RwLock::default(),
             node_id: AtomicU32::new(0),
             block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
-            is_registered: watch::Sender::new(false),
             stopping: watch::Sender::new(false),
+            known: watch::Sender::new(false),
         })
     }
 
@@ -52,14 +52,6 @@ impl Node {
         let block_bytes = registered.block_bytes.min(BLOCK_BYTES_MAX);
         self.block_bytes.store(block_bytes, Ordering::Relaxed);
         self.set_keys(&registered.keys);
-        self.is_registered.send_replace(true);
-    }
-
-    /// Returns once the namenode has accepted this datanode for the first time.
-    pub async fn until_registered(&self) {
-        let mut is_registered = self.is_registered.subscribe();
-        // The sender lives as long as `self`.
-        let _ = is_registered.wait_for(|registered| *registered).await;
     }
 
     /// Accepts tokens signed with these keys and no others.
@@ -113,6 +105,17 @@ impl Node {
             .open_stream(StreamKind::Data)
             .await
             .map_err(|error| error.to_string())
+    }
+
+    /// Takes note that the namenode knows this datanode and its replicas.
+    pub fn set_known(&self) {
+        self.known.send_replace(true);
+    }
+
+    /// Completes once the namenode knows, or has known, this datanode and its replicas.
+    pub async fn known(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
     /// Tells all tasks to come to an end.

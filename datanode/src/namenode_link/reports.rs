@@ -10,6 +10,7 @@ use harvestfs_protocol::node::{
 use tokio::sync::mpsc;
 
 use super::{Client, LinkError, call};
+use crate::node::Node;
 use crate::store::{BlockStore, Pending};
 
 /// How long changes are gathered for one report.
@@ -19,23 +20,21 @@ const REPORT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Sends full reports of all volumes, then changes, and full reports that are `asked` for. Returns
 /// why that is over.
-pub async fn send(
-    store: &BlockStore,
-    client: &Client,
-    mut asked: mpsc::Receiver<StorageId>,
-) -> LinkError {
-    match send_all(store, client, &mut asked).await {
+pub async fn send(node: &Node, client: &Client, mut asked: mpsc::Receiver<StorageId>) -> LinkError {
+    match send_all(node, client, &mut asked).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
 }
 
 async fn send_all(
-    store: &BlockStore,
+    node: &Node,
     client: &Client,
     asked: &mut mpsc::Receiver<StorageId>,
 ) -> Result<std::convert::Infallible, LinkError> {
+    let store = &node.store;
     send_everything(store, client).await?;
+    node.set_known();
     loop {
         tokio::select! {
             storage = asked.recv() => match storage {

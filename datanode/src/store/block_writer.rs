@@ -94,7 +94,7 @@ impl BlockWriter {
     /// still open.
     pub async fn seal(mut self, length_bytes: u64) -> Result<(), StoreError> {
         let mut lease = self.take_lease()?;
-        let (inner, volume) = (self.store.inner.clone(), self.volume.clone());
+        let (inventory, volume) = (self.store.inventory.clone(), self.volume.clone());
         let (block, replica) = (self.block, self.replica.clone());
         let job = move || {
             let chunks = lease.writer()?.chunks();
@@ -105,7 +105,7 @@ impl BlockWriter {
                 )));
             }
             match lease.into_writer() {
-                Some(writer) => inner.seal_now(block, &volume, &replica, writer, chunks),
+                Some(writer) => inventory.seal_now(block, &volume, &replica, writer, chunks),
                 None => Err(writer_is_gone()),
             }
         };

@@ -58,6 +58,9 @@ impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut options = OpenOptions::new();
         let cached = options.read(true).write(true).create_new(true).open(path)?;
+        // Around a table page that is read there is bulk data, which the page cache is not for. A
+        // hint: without it, some memory is wasted.
+        let _ = rustix::fs::fadvise(&cached, 0, None, Advice::Random);
         Ok(Box::new(RealFile::new(cached, path)?))
     }
 

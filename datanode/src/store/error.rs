@@ -150,6 +150,13 @@ impl StoreError {
     }
 }
 
+impl StoreError {
+    /// Whether a file could not be created because its directory is not there.
+    pub(crate) fn is_missing_dir(&self) -> bool {
+        matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl From<StoreError> for DataError {
     fn from(error: StoreError) -> Self {
         match error {

@@ -8,6 +8,7 @@ mod changes;
 mod disk;
 mod error;
 mod health;
+mod inventory;
 mod layout;
 mod open_replica;
 mod quota;

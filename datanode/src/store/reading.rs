@@ -7,9 +7,10 @@ use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 
-use super::block_store::{BlockStore, Inner, Readable};
+use super::block_store::BlockStore;
 use super::buffer::Buffer;
 use super::error::StoreError;
+use super::inventory::{Inventory, Readable};
 use super::layout::{self, PAGE_BYTES};
 use super::replica::{OpenFile, Table, read_cached_table, read_chunks, read_table};
 
@@ -59,7 +60,7 @@ impl BlockStore {
     /// # Errors
     /// Why it cannot be read.
     pub fn check_readable(&self, block: BlockId, range: ChunkRange) -> Result<(), StoreError> {
-        let readable = self.inner.readable(block)?;
+        let readable = self.inventory.readable(block)?;
         readable.volume.check_health()?;
         readable.check_end(range.end)
     }
@@ -76,21 +77,21 @@ impl BlockStore {
         (first_chunk, chunks): (u32, u32),
         holds_none: bool,
     ) -> Result<Piece, StoreError> {
-        let readable = self.inner.readable(block)?;
+        let readable = self.inventory.readable(block)?;
         readable.check_end(first_chunk.saturating_add(chunks))?;
         let bytes = chunks as usize * PAGE_BYTES;
-        let buffer = self.inner.buffers.take(bytes, holds_none).await;
-        let inner = self.inner.clone();
+        let buffer = self.inventory.buffers.take(bytes, holds_none).await;
+        let inventory = self.inventory.clone();
         let volume = readable.volume.clone();
         volume
-            .run(move || inner.read_now(block, &readable, first_chunk, buffer))
+            .run(move || inventory.read_now(block, &readable, first_chunk, buffer))
             .await
     }
 
     /// Has a replica's checksums read from its disk again, so that what is read next verifies them
     /// too.
     pub fn forget_checksums(&self, block: BlockId) {
-        self.inner.tables.forget(block);
+        self.inventory.tables.forget(block);
     }
 }
 
@@ -106,7 +107,7 @@ impl Readable {
     }
 }
 
-impl Inner {
+impl Inventory {
     fn read_now(
         &self,
         block: BlockId,

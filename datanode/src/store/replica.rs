@@ -204,17 +204,22 @@ impl ReplicaWriter {
     }
 
     fn write_header(&mut self, block: BlockId, storage: StorageId) -> Result<(), StoreError> {
-        // The header and the first table page, so that the latter is written once already.
-        let head_bytes = 2 * PAGE_BYTES;
-        self.allocate(head_bytes as u64)?;
-        let mut head = Buffer::unpooled(head_bytes);
-        if let Some(page) = head.first_chunk_mut::<PAGE_BYTES>() {
+        let head_bytes = 2 * PAGE_BYTES as u64;
+        self.allocate(head_bytes)?;
+        let mut header = Buffer::unpooled(PAGE_BYTES);
+        if let Some(page) = header.first_chunk_mut::<PAGE_BYTES>() {
             layout::encode_header(page, block, storage);
         }
+        // The first table page is put into the page cache as a whole. Otherwise its first entry
+        // would have to wait until the page is read.
         self.file
-            .write_at(&head, 0)
+            .write_at(&header, 0)
+            .and_then(|()| {
+                let table = layout::table_page_position(0);
+                self.file.write_cached_at(&[0; PAGE_BYTES], table)
+            })
             .map_err(StoreError::disk("writing", &self.path))?;
-        self.zeroed_bytes = head_bytes as u64;
+        self.zeroed_bytes = head_bytes;
         Ok(())
     }
 

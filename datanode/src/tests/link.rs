@@ -14,6 +14,7 @@ use crate::{Datanode, StartError, VolumeError};
 #[tokio::test]
 async fn it_registers_again_when_the_namenode_comes_back() {
     let mut cluster = TestCluster::start(1).await;
+    cluster.datanodes[0].as_ref().unwrap().registered().await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     let addr = cluster.namenode.addr;
     assert_eq!(cluster.namenode.lock().registered[0].cluster, None);

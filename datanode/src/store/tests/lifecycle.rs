@@ -73,6 +73,24 @@ async fn an_open_replica_is_read_as_far_as_it_was_written() {
 }
 
 #[tokio::test]
+async fn a_volume_in_memory_works_like_any_other() {
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
+        println!("SKIPPED: there is no file system in memory at /dev/shm");
+        return;
+    };
+    let data = data(1, 3 << 20);
+    let store = real_store(dir.path());
+    write_sealed(&store, 1, &data).await.unwrap();
+    let mut writer = create(&store, 2).await.unwrap();
+    let synced = packet(0, &data[..70_000], true);
+    writer.write(vec![synced], true).await.unwrap();
+    drop((writer, store));
+    let store = real_store(dir.path());
+    assert_eq!(read(&store, 1, 0, 3 << 20).await.unwrap(), data);
+    assert_eq!(read(&store, 2, 0, 70_000).await.unwrap(), data[..70_000]);
+}
+
+#[tokio::test]
 async fn what_does_not_fit_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());

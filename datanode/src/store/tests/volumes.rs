@@ -3,6 +3,7 @@
 use std::fs;
 
 use harvestfs_protocol::ids::ClusterId;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -144,4 +145,67 @@ async fn what_a_repair_left_behind_is_removed() {
     let empty = tempfile::tempdir().unwrap();
     let unused = real_store(empty.path()).status()[0].used_bytes;
     assert_eq!(store.status()[0].used_bytes, unused);
+}
+
+#[tokio::test]
+async fn a_volume_whose_directories_are_gone_goes_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let store = real_store(&path);
+    write_sealed(&store, 1, b"before").await.unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    assert!(create(&store, 2).await.is_err());
+    assert!(!store.status()[0].healthy);
+    drop(store);
+    // Reimaged: it comes back empty.
+    let store = real_store(&path);
+    assert!(store.replicas_of(store.healthy_storages()[0]).is_empty());
+    write_sealed(&store, 2, b"after").await.unwrap();
+}
+
+/// What might be found in a replica's file: garbage, with or without a good start.
+fn content() -> impl Strategy<Value = Vec<u8>> {
+    let garbage = prop::collection::vec(any::<u8>(), 0..30_000);
+    (garbage, 0_usize..4, any::<bool>()).prop_map(|(mut garbage, pages, has_header)| {
+        let len = garbage.len() / 4096 * 4096 + pages * 4096;
+        if len % 3 == 0 {
+            garbage.resize(len, 0);
+        }
+        if has_header && let Some(magic) = garbage.get_mut(..8) {
+            magic.copy_from_slice(b"HVFSREPL");
+        }
+        garbage
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// Whatever is in the files of a volume, it is told from good data, and nothing panics.
+    #[test]
+    fn any_content_is_survived(open in content(), sealed in content()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            drop(real_store(dir.path()));
+            fs::write(dir.path().join("open/0000000000000001"), &open).unwrap();
+            fs::write(dir.path().join("sealed/02/0000000000000002"), &sealed).unwrap();
+            let store = real_store(dir.path());
+            for block in [1, 2] {
+                let Some((_, report)) = store.report(BlockId(block)) else {
+                    continue;
+                };
+                if report.length_bytes > 0 {
+                    // Whether garbage matches a checksum by chance: not in this universe.
+                    assert!(report.sealed);
+                    let error = read(&store, block, 0, report.length_bytes).await.unwrap_err();
+                    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+                }
+            }
+            for block in [1, 2] {
+                let _ = store.seal(BlockId(block), 4096).await;
+                store.delete(BlockId(block)).await.unwrap();
+            }
+        });
+    }
 }

@@ -1,0 +1,348 @@
+//! The map of all replicas. It is locked for lookups and single changes, never while a disk is
+//! accessed.
+
+use std::collections::HashMap;
+use std::collections::hash_map;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
+use harvestfs_protocol::types::StorageClass;
+
+use super::buffer::BufferPool;
+use super::caches::{FileCache, TableCache};
+use super::changes::Changes;
+use super::error::StoreError;
+use super::layout;
+use super::open_replica::{OpenReplica, Origin};
+use super::quota::{Charge, REPLICA_OVERHEAD_BYTES};
+use super::replica::ReplicaWriter;
+use super::volume::{Found, FoundState, Volume};
+
+/// Volumes, replicas, and what is cached of them.
+pub(super) struct Inventory {
+    pub(super) volumes: Vec<Arc<Volume>>,
+    replicas: Mutex<HashMap<BlockId, Entry>>,
+    pub(super) files: FileCache,
+    pub(super) tables: TableCache,
+    pub(super) buffers: BufferPool,
+    pub(super) changes: Arc<Changes>,
+}
+
+/// One replica.
+pub(super) struct Entry {
+    pub(super) volume: usize,
+    pub(super) state: State,
+}
+
+/// What may be done with a replica.
+pub(super) enum State {
+    /// May be written to.
+    Open(Arc<OpenReplica>),
+    /// Complete.
+    Sealed { chunks: u32, charge: Charge },
+    /// Does not match its checksums, or cannot be read.
+    Corrupt(Charge),
+    /// Its file is being removed.
+    Deleting,
+}
+
+/// What a reader needs to know about a replica.
+pub(super) struct Readable {
+    pub(super) volume: Arc<Volume>,
+    /// Chunks that may be read.
+    pub(super) chunks: u32,
+    /// Present if the replica is not sealed.
+    pub(super) open: Option<Arc<OpenReplica>>,
+}
+
+/// What is to be taken over to seal it.
+pub(super) enum ToSeal {
+    Done,
+    Open(Arc<Volume>, Arc<OpenReplica>),
+}
+
+fn add_found(replicas: &mut HashMap<BlockId, Entry>, volume: usize, found: Found) {
+    let state = match found.state {
+        FoundState::Open => State::Open(OpenReplica::found(found.chunks, found.charge)),
+        FoundState::Sealed => State::Sealed {
+            chunks: found.chunks,
+            charge: found.charge,
+        },
+        FoundState::Corrupt => State::Corrupt(found.charge),
+    };
+    let entry = Entry { volume, state };
+    match replicas.entry(found.block) {
+        hash_map::Entry::Vacant(vacant) => {
+            vacant.insert(entry);
+        }
+        hash_map::Entry::Occupied(mut occupied) => {
+            tracing::error!(block = %found.block, "there are two files for one replica");
+            if matches!(entry.state, State::Sealed { .. }) {
+                occupied.insert(entry);
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// What the namenode is told; nothing about what cannot be read.
+    pub(super) fn report(&self, block: BlockId) -> Option<ReplicaReport> {
+        let (chunks, sealed) = match &self.state {
+            State::Open(replica) if replica.origin == Origin::Repair => return None,
+            State::Open(replica) if replica.is_corrupt() => return None,
+            State::Open(replica) => (replica.chunks(), false),
+            State::Sealed { chunks, .. } => (*chunks, true),
+            State::Corrupt(_) | State::Deleting => return None,
+        };
+        Some(ReplicaReport {
+            block,
+            length_bytes: layout::chunk_bytes(chunks),
+            sealed,
+        })
+    }
+}
+
+impl Inventory {
+    pub(super) fn new(
+        volumes: Vec<(Arc<Volume>, Vec<Found>)>,
+        buffers: BufferPool,
+        table_cache_bytes: usize,
+    ) -> Self {
+        let mut replicas = HashMap::new();
+        let mut opened = Vec::with_capacity(volumes.len());
+        for (index, (volume, found)) in volumes.into_iter().enumerate() {
+            for found in found {
+                add_found(&mut replicas, index, found);
+            }
+            opened.push(volume);
+        }
+        Self {
+            volumes: opened,
+            replicas: Mutex::new(replicas),
+            files: FileCache::default(),
+            tables: TableCache::new(table_cache_bytes),
+            buffers,
+            changes: Arc::default(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<BlockId, Entry>> {
+        // Under the lock there are single changes, which a panic cannot split.
+        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn volume_index(&self, storage: StorageId) -> Option<usize> {
+        self.volumes.iter().position(|v| v.storage() == storage)
+    }
+
+    pub(super) fn open_replicas(&self) -> Vec<(BlockId, Arc<Volume>)> {
+        let replicas = self.lock();
+        let open = replicas.iter().filter(
+            |(_, entry)| matches!(&entry.state, State::Open(it) if it.origin == Origin::Pipeline),
+        );
+        open.map(|(&block, entry)| (block, self.volumes[entry.volume].clone()))
+            .collect()
+    }
+
+    /// Chooses a volume for a new replica and reserves what it takes at first: the class asked for
+    /// before others, then the most room for each writer.
+    pub(super) fn reserve(
+        &self,
+        class: Option<StorageClass>,
+        refused: &[usize],
+    ) -> Option<(usize, Charge)> {
+        let mut candidates: Vec<(bool, u64, usize)> = Vec::new();
+        for (index, volume) in self.volumes.iter().enumerate() {
+            if volume.health.is_good() && !refused.contains(&index) {
+                let is_other_class = class.is_some_and(|class| class != volume.class());
+                let writers = u64::from(volume.writers.load(Ordering::Relaxed));
+                let room = volume.quota.available_bytes() / (1 + writers);
+                candidates.push((is_other_class, u64::MAX - room, index));
+            }
+        }
+        candidates.sort_unstable();
+        candidates.into_iter().find_map(|(_, _, index)| {
+            let charge = self.volumes[index].quota.reserve(REPLICA_OVERHEAD_BYTES)?;
+            Some((index, charge))
+        })
+    }
+
+    /// Puts what is known about a replica on the list of changes.
+    pub(super) fn report_have(&self, block: BlockId) {
+        let replicas = self.lock();
+        if let Some(entry) = replicas.get(&block)
+            && let Some(report) = entry.report(block)
+        {
+            let storage = self.volumes[entry.volume].storage();
+            self.changes.push(storage, ReplicaChange::Have(report));
+        }
+    }
+
+    /// Looks a replica up for reading.
+    pub(super) fn readable(&self, block: BlockId) -> Result<Readable, StoreError> {
+        let replicas = self.lock();
+        let entry = replicas.get(&block).ok_or(StoreError::NoSuchReplica)?;
+        let (chunks, open) = match &entry.state {
+            State::Open(replica) if replica.origin == Origin::Repair => {
+                return Err(StoreError::NoSuchReplica);
+            }
+            State::Open(replica) if replica.is_corrupt() => {
+                return Err(StoreError::Corrupt { offset: 0 });
+            }
+            State::Open(replica) => (replica.chunks(), Some(replica.clone())),
+            State::Sealed { chunks, .. } => (*chunks, None),
+            State::Corrupt(_) => return Err(StoreError::Corrupt { offset: 0 }),
+            State::Deleting => return Err(StoreError::NoSuchReplica),
+        };
+        Ok(Readable {
+            volume: self.volumes[entry.volume].clone(),
+            chunks,
+            open,
+        })
+    }
+
+    pub(super) fn find_to_seal(&self, block: BlockId, chunks: u32) -> Result<ToSeal, StoreError> {
+        let readable = self.readable(block)?;
+        if readable.chunks < chunks && readable.open.is_none() {
+            return Err(StoreError::ShortReplica {
+                have_bytes: layout::chunk_bytes(readable.chunks),
+            });
+        }
+        Ok(match readable.open {
+            None => ToSeal::Done,
+            Some(replica) => ToSeal::Open(readable.volume, replica),
+        })
+    }
+
+    /// Seals a replica that nobody else can touch. Blocks on the disk.
+    pub(super) fn seal_now(
+        &self,
+        block: BlockId,
+        volume: &Volume,
+        replica: &OpenReplica,
+        writer: ReplicaWriter,
+        chunks: u32,
+    ) -> Result<(), StoreError> {
+        match writer.seal(chunks, &volume.sealed_path(block)) {
+            Ok(charge) => {
+                if let Some(entry) = self.lock().get_mut(&block) {
+                    entry.state = State::Sealed { chunks, charge };
+                }
+                replica.end();
+                self.report_have(block);
+                Ok(())
+            }
+            Err((error, charge)) => {
+                replica.put_back(charge);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn find_to_delete(
+        &self,
+        block: BlockId,
+    ) -> Option<(Arc<Volume>, Option<Arc<OpenReplica>>)> {
+        let replicas = self.lock();
+        let entry = replicas.get(&block)?;
+        let open = match &entry.state {
+            State::Open(replica) => Some(replica.clone()),
+            State::Sealed { .. } | State::Corrupt(_) => None,
+            State::Deleting => return None,
+        };
+        Some((self.volumes[entry.volume].clone(), open))
+    }
+
+    /// Marks a replica as being deleted and returns what it takes; `None` if it is gone meanwhile.
+    /// `charge` is that of an open replica that was taken over.
+    pub(super) fn start_deleting(&self, block: BlockId, charge: Option<Charge>) -> Option<Charge> {
+        let mut replicas = self.lock();
+        let entry = replicas.get_mut(&block)?;
+        match std::mem::replace(&mut entry.state, State::Deleting) {
+            State::Sealed { charge, .. } | State::Corrupt(charge) => Some(charge),
+            State::Open(_) if charge.is_some() => charge,
+            other => {
+                entry.state = other;
+                None
+            }
+        }
+    }
+
+    pub(super) fn delete_now(
+        &self,
+        block: BlockId,
+        volume: &Volume,
+        charge: Charge,
+    ) -> Result<(), StoreError> {
+        let places = [
+            volume.sealed_path(block),
+            volume.open_path(block),
+            volume.repair_path(block),
+            volume.corrupt_path(block),
+        ];
+        for path in &places {
+            match volume.disk().remove(path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    if let Some(entry) = self.lock().get_mut(&block) {
+                        entry.state = State::Corrupt(charge);
+                    }
+                    return Err(StoreError::disk("removing", path)(error));
+                }
+            }
+        }
+        self.tables.forget(block);
+        if let Some(file) = self.files.forget(block) {
+            file.release_when_closed(charge);
+        }
+        self.lock().remove(&block);
+        self.changes
+            .push(volume.storage(), ReplicaChange::Deleted(block));
+        Ok(())
+    }
+
+    /// Takes a replica that cannot be trusted out of service and reports it. Blocks on the disk.
+    pub(super) fn condemn(&self, block: BlockId, volume: &Volume) {
+        let was_sealed = {
+            let mut replicas = self.lock();
+            let Some(entry) = replicas.get_mut(&block) else {
+                return;
+            };
+            match std::mem::replace(&mut entry.state, State::Deleting) {
+                State::Sealed { charge, .. } => {
+                    entry.state = State::Corrupt(charge);
+                    true
+                }
+                State::Open(replica) => {
+                    let was_known = replica.set_corrupt();
+                    entry.state = State::Open(replica);
+                    if was_known {
+                        return;
+                    }
+                    false
+                }
+                known => {
+                    entry.state = known;
+                    return;
+                }
+            }
+        };
+        tracing::error!(%block, volume = %volume.path().display(), "the replica is corrupt");
+        self.changes
+            .push(volume.storage(), ReplicaChange::Corrupt(block));
+        self.tables.forget(block);
+        self.files.forget(block);
+        if was_sealed {
+            // So that it is known after a restart. If it fails, the scrubber finds it again.
+            let moved = volume
+                .disk()
+                .rename(&volume.sealed_path(block), &volume.corrupt_path(block));
+            if let Err(error) = moved {
+                tracing::warn!(%block, %error, "cannot move the corrupt replica aside");
+            }
+        }
+    }
+}
