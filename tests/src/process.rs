@@ -95,11 +95,6 @@ impl Process {
         self.child.try_wait().expect("it is our child").is_none()
     }
 
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         // It may have ended by itself.
