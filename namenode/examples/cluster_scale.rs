@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p harvestfs-namenode --example cluster_scale [BLOCKS] [NODES]`
 
-use std::{collections::BTreeMap, error::Error, time::Instant};
+use std::{collections::BTreeMap, error::Error, ops::Range, time::Instant};
 
 use harvestfs_namenode::engine::{
     cluster::{Cluster, ClusterOptions},
@@ -11,11 +11,16 @@ use harvestfs_namenode::engine::{
 use harvestfs_placement::Stock;
 use harvestfs_protocol::{
     ids::{BlockId, NodeId, SessionId, StorageId},
-    limits::{BLOCK_BYTES_MAX, REPLICAS_PER_REPORT_MAX},
-    node::{BlockReport, Heartbeat, ReplicaReport, ServerDescription},
+    limits::BLOCK_BYTES_MAX,
+    node::{
+        BlockReport, Heartbeat, IncrementalReport, ReplicaChange, ReplicaReport, ServerDescription,
+    },
     types::{Durability, PlacementRules, StorageClass, VolumeStatus},
 };
 use rand::{SeedableRng, rngs::SmallRng};
+
+/// Blocks whose replicas are reported together.
+const BATCH: usize = 16_384;
 
 const RULES: PlacementRules = PlacementRules {
     replication: 3,
@@ -60,6 +65,25 @@ fn timed<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
         elapsed.as_secs_f64()
     );
     result
+}
+
+/// What the nodes report of some blocks, each of which is on three nodes.
+fn changes_of(blocks: Range<u64>, nodes: u32) -> BTreeMap<u32, Vec<(StorageId, ReplicaChange)>> {
+    let mut changes: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+    for number in blocks {
+        let replica = ReplicaReport {
+            block: BlockId(number),
+            length_bytes: BLOCK_BYTES_MAX,
+            sealed: true,
+        };
+        let first = number.wrapping_mul(2_654_435_761) >> 7;
+        for step in 0..3 {
+            let node = (first + step * (1 + first % 11)) % u64::from(nodes);
+            let change = (volume(node as u32, 0).storage, ReplicaChange::Have(replica));
+            changes.entry(node as u32).or_default().push(change);
+        }
+    }
+    changes
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -108,45 +132,30 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
-    let mut on_node: BTreeMap<u32, Vec<ReplicaReport>> = BTreeMap::new();
-    for number in 0..blocks {
-        for replica in 0..3 {
-            let node = (number.wrapping_mul(2_654_435_761) >> 7) + replica * 7 + number / 65_536;
-            let node = (node % u64::from(nodes)) as u32;
-            on_node.entry(node).or_default().push(ReplicaReport {
-                block: BlockId(number),
-                length_bytes: BLOCK_BYTES_MAX,
-                sealed: true,
-            });
-        }
+    for node in 0..nodes {
+        let report = BlockReport {
+            storage: volume(node, 0).storage,
+            part: 0,
+            last: true,
+            replicas: Vec::new(),
+        };
+        assert_eq!(cluster.block_report(0, NodeId(node), &report), Ok(()));
     }
-    let before_reports = resident_bytes();
-    timed("full reports of all nodes, per replica", 3 * blocks, || {
-        for (node, replicas) in &on_node {
-            let parts = replicas.chunks(REPLICAS_PER_REPORT_MAX);
-            let count = parts.len();
-            for (part, replicas) in parts.enumerate() {
-                let report = BlockReport {
-                    storage: volume(*node, 0).storage,
-                    part: part as u32,
-                    last: part + 1 == count,
-                    replicas: replicas.to_vec(),
-                };
-                let taken = cluster.block_report(0, NodeId(*node), &report);
+    timed("reports, per replica", 3 * blocks, || {
+        for first in (0..blocks).step_by(BATCH) {
+            let batch = first..blocks.min(first + BATCH as u64);
+            for (node, changes) in changes_of(batch, nodes) {
+                let report = IncrementalReport { changes };
+                let taken = cluster.incremental_report(0, NodeId(node), &report);
                 assert_eq!(taken, Ok(()));
             }
         }
     });
-    let listed = before_reports - empty;
-    let per_block = (resident_bytes() - before_reports) / blocks.max(1);
     println!(
-        "{:<44} {:>9} bytes estimated by the engine; {per_block} resident bytes per block came with the reports",
+        "{:<44} {:>9} bytes per block estimated by the engine, {} resident",
         "memory",
-        cluster.summary(0).engine_bytes,
-    );
-    println!(
-        "{:<44} {:>9} bytes (the test's own lists included)",
-        "resident before reports", listed
+        cluster.summary(0).engine_bytes / blocks.max(1),
+        (resident_bytes() - empty) / blocks.max(1),
     );
 
     let mut now_ms = 0;

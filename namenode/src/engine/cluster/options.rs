@@ -24,6 +24,7 @@ pub struct ClusterOptions {
     /// How long repair waits for the nodes of a storm before it takes them for lost.
     pub storm_hold_ms: u64,
     /// Repairs that a node may take part in per `repair_window_ms`, as source and as target each.
+    /// What was used of it is forgotten when the namenode restarts.
     pub repairs_per_window: u32,
     /// The same for blocks with one surviving replica. All repairs count against both budgets.
     pub urgent_repairs_per_window: u32,

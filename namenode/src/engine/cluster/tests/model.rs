@@ -63,14 +63,14 @@ fn histories_are_deterministic() {
 }
 
 fn new_world(seed: u64) -> World {
-    let small = seed % 3 == 0;
+    let small = seed.is_multiple_of(3);
     let options = ClusterOptions {
         // Little work per tick, so that what is spread over ticks is interrupted.
         work_per_tick: if small { 3 } else { 10_000 },
         repairs_per_window: if small { 12 } else { 30 },
         urgent_repairs_per_window: if small { 12 } else { 300 },
         deletes_per_command_max: if small { 2 } else { 1_000 },
-        repair_delay_ms: if seed % 2 == 0 { 0 } else { 400 },
+        repair_delay_ms: if seed.is_multiple_of(2) { 0 } else { 400 },
         // A short grace tempts to remove what is needed soon.
         excess_grace_ms: if seed % 4 < 2 { 200 } else { 2_000 },
         ..options()
