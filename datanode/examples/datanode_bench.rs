@@ -7,11 +7,11 @@
 //! Prints, for each kind of work (whose name contains ONLY), the median over the rounds and the processor time of all
 //! processes together.
 
-// Parts of what the tests use are not needed here.
-#[allow(dead_code)]
+// Written for tests: not all of it is needed here, and it unwraps.
+#[allow(dead_code, clippy::unwrap_used)]
 #[path = "../src/testing/data_client.rs"]
 mod data_client;
-#[allow(dead_code)]
+#[allow(dead_code, clippy::unwrap_used)]
 #[path = "../src/testing/fake_namenode.rs"]
 mod fake_namenode;
 
@@ -137,7 +137,7 @@ async fn measure(dir: &Path, rounds: u64, only: &str) -> Result<(), Failure> {
         values.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (rate, cpu) = values[values.len() / 2];
         let cpu = if work.name().ends_with("MB/s") {
-            format!("{:.2} CPU s per GiB", cpu * 1073.741_824)
+            format!("{:.2} CPU s per GiB", cpu * 1_073.741_824)
         } else {
             format!("{:.0} us CPU each", cpu * 1e6)
         };

@@ -27,7 +27,7 @@ pub struct TestCluster {
 
 impl TestCluster {
     pub async fn start(datanodes: usize) -> Self {
-        Self::start_on(vec![Arc::new(RealDisk); datanodes]).await
+        Self::start_on((0..datanodes).map(|_| Arc::new(RealDisk)).collect()).await
     }
 
     pub async fn start_on<D: Disk>(disks: Vec<Arc<D>>) -> Self {
