@@ -198,6 +198,24 @@ struct Pending<'a> {
     touched: Touched<'a>,
 }
 
+/// A request that failed.
+struct Unanswered {
+    error: ClientError,
+    /// An attempt got no answer.
+    maybe_executed: bool,
+}
+
+impl Pending<'_> {
+    /// Goes on in another session.
+    fn renumber(&mut self, number: Numbered) {
+        if let Request::Meta(call) = Arc::make_mut(&mut self.request) {
+            call.sequence = number.sequence;
+            call.answered_below = number.session.sequences.answered_below(number.sequence);
+        }
+        self.number = Some(number);
+    }
+}
+
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let (Some(number), Some(ticket)) = (self.number.take(), self.ticket.take()) else {
@@ -255,7 +273,8 @@ impl Session {
             answered_below: 0,
             op,
         };
-        meta(self.ask(&Request::Meta(call), None).await?)
+        let answer = self.ask(&Request::Meta(call), None).await;
+        meta(answer.map_err(|unanswered| unanswered.error)?)
     }
 
     /// Executes a mutation once. What it touches is forgotten if it fails; if it succeeds, the
@@ -266,6 +285,8 @@ impl Session {
         op: MetaOp,
         touched: Touched<'_>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
+        // What names blocks of an ended session can never succeed.
+        let belongs_to_session = matches!(op, MetaOp::Commit { .. } | MetaOp::SealBlocks { .. });
         let relaxed = matches!(
             op,
             MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. }
@@ -273,20 +294,36 @@ impl Session {
         let number = Sequences::begin(self).await;
         let answered_before = self.unconfirmed.last();
         let ticket = self.cache.ticket();
-        let generation = number.generation;
+        let call = MetaCall {
+            credentials: credentials.clone(),
+            sequence: number.sequence,
+            answered_below: self.sequences.answered_below(number.sequence),
+            op,
+        };
         let mut pending = Pending {
-            request: Arc::new(Request::Meta(MetaCall {
-                credentials: credentials.clone(),
-                sequence: number.sequence,
-                answered_below: self.sequences.answered_below(number.sequence),
-                op,
-            })),
+            request: Arc::new(Request::Meta(call)),
             number: Some(number),
             ticket: Some(ticket),
             touched,
         };
-        let answer = self.ask(&pending.request, Some(generation)).await;
-        let result = answer.and_then(meta);
+        let result = loop {
+            let generation = pending.number.as_ref().map(|number| number.generation);
+            let answer = self.ask(&pending.request, generation).await;
+            match answer {
+                Err(Unanswered {
+                    error: ClientError::Fs(FsError::SessionExpired),
+                    maybe_executed: false,
+                }) if !belongs_to_session && !self.is_closed() => {
+                    // Refused for sure: the next session may do it.
+                    drop(pending.number.take());
+                    self.link_of_next_session(generation).await?;
+                    let number = Sequences::begin(self).await;
+                    pending.renumber(number);
+                }
+                Ok(reply) => break meta(reply),
+                Err(unanswered) => break Err(unanswered.error),
+            }
+        };
         let (number, ticket) = (pending.number.take(), pending.ticket.take());
         match (&result, number) {
             (Ok(_), Some(number)) if relaxed => {
@@ -307,6 +344,28 @@ impl Session {
             }
             // The ticket was put there above and only this takes it.
             (None, Ok(_)) => Err(ClientError::Closed),
+        }
+    }
+
+    /// Waits until the session with a generation was replaced.
+    pub(crate) async fn link_of_next_session(
+        &self,
+        generation: Option<u64>,
+    ) -> Result<(), ClientError> {
+        let started = Instant::now();
+        loop {
+            let left = self
+                .options
+                .unreachable_timeout
+                .saturating_sub(started.elapsed());
+            let link = self.link(left).await?;
+            if Some(link.generation) != generation {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(FsError::SessionExpired.into());
+            }
+            tokio::time::sleep(RETRY_PAUSE_MIN).await;
         }
     }
 
@@ -360,15 +419,20 @@ impl Session {
 
     /// Sends a request until there is an answer or patience is over. A mutation belongs to the
     /// session with a generation and is not sent in another one.
-    async fn ask(&self, request: &Request, generation: Option<u64>) -> Result<Reply, ClientError> {
+    async fn ask(&self, request: &Request, generation: Option<u64>) -> Result<Reply, Unanswered> {
         let started = Instant::now();
         let patience = self.options.unreachable_timeout;
         let mut pause = RETRY_PAUSE_MIN;
+        let mut maybe_executed = false;
         loop {
+            let unanswered = |error: ClientError| Unanswered {
+                error,
+                maybe_executed,
+            };
             let left = patience.saturating_sub(started.elapsed());
-            let link = self.link(left).await?;
+            let link = self.link(left).await.map_err(unanswered)?;
             if generation.is_some_and(|generation| generation != link.generation) {
-                return Err(FsError::SessionExpired.into());
+                return Err(unanswered(FsError::SessionExpired.into()));
             }
             let deadline = left.clamp(RETRY_PAUSE_MAX, ATTEMPT_DEADLINE);
             match link.rpc.call(request, deadline).await {
@@ -376,24 +440,29 @@ impl Session {
                 Ok(Err(FsError::Busy { retry_after_ms })) => {
                     let pause = Duration::from_millis(retry_after_ms.into());
                     if started.elapsed() + pause > self.options.busy_timeout {
-                        return Err(FsError::Busy { retry_after_ms }.into());
+                        return Err(unanswered(FsError::Busy { retry_after_ms }.into()));
                     }
                     tokio::time::sleep(pause).await;
                 }
                 Ok(Err(FsError::SessionExpired)) => {
                     self.session_expired(&link);
                     if generation.is_some() || started.elapsed() >= patience {
-                        return Err(FsError::SessionExpired.into());
+                        return Err(unanswered(FsError::SessionExpired.into()));
                     }
                     tokio::time::sleep(pause).await;
                 }
-                Ok(Err(error)) => return Err(error.into()),
+                Ok(Err(error)) => return Err(unanswered(error.into())),
                 Err(RpcError::Encode(error)) => {
-                    return Err(FsError::InvalidArgument(error.to_string()).into());
+                    let text = error.to_string();
+                    return Err(unanswered(FsError::InvalidArgument(text).into()));
                 }
                 Err(error) => {
+                    maybe_executed = true;
                     if started.elapsed() >= patience {
-                        return Err(unreachable(started.elapsed(), &error));
+                        return Err(Unanswered {
+                            error: unreachable(started.elapsed(), &error),
+                            maybe_executed,
+                        });
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(RETRY_PAUSE_MAX);

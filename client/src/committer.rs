@@ -7,6 +7,7 @@ use std::{
 };
 
 use harvestfs_protocol::{
+    error::FsError,
     limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX},
     meta::{FileCommit, FileCommitted, MetaOp, MetaReply},
     types::{Credentials, Extent},
@@ -108,7 +109,15 @@ async fn commit(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) {
         inodes: &inodes,
         entries: &[],
     };
-    let (ticket, results) = match core.session.mutate(&credentials, op, touched).await {
+    let generation = core.session.generation();
+    let mut result = core.session.mutate(&credentials, op, touched).await;
+    if matches!(result, Err(ClientError::Fs(FsError::SessionExpired)))
+        && let Err(error) = core.session.link_of_next_session(Some(generation)).await
+    {
+        // Without a session, writing the data again would be in vain.
+        result = Err(error);
+    }
+    let (ticket, results) = match result {
         Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
             (ticket, results)
         }

@@ -315,8 +315,14 @@ impl Client {
         let MetaReply::Removed(replaced) = reply else {
             return Err(ClientError::UnexpectedReply("Rename"));
         };
-        ticket.changed_entry(parent, name, exchanged.as_ref().map(|attr| attr.ino));
-        ticket.changed_entry(new_parent, new_name, Some(moved.ino));
+        if replaced.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {
+            // Two names of one file are both left alone.
+            ticket.unknown_entry(parent, name);
+            ticket.unknown_entry(new_parent, new_name);
+        } else if (parent, name) != (new_parent, new_name) {
+            ticket.changed_entry(parent, name, exchanged.as_ref().map(|attr| attr.ino));
+            ticket.changed_entry(new_parent, new_name, Some(moved.ino));
+        }
         ticket.moved(moved.ino, new_parent);
         if let Some(exchanged) = &exchanged {
             ticket.moved(exchanged.ino, parent);

@@ -269,6 +269,9 @@ impl Namespace {
             } => {
                 let ino = self.child(*parent, name)?;
                 let other = self.child(*new_parent, new_name).ok();
+                if other == Some(ino) {
+                    return Ok(MetaReply::Removed(None));
+                }
                 let removed = match (mode, other) {
                     (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
                     (RenameMode::Replace, Some(_)) => {
