@@ -19,8 +19,9 @@ use super::recovery::replay;
 use crate::engine::namespace::{Counts, SnapshotError};
 use crate::journal::{JournalError, Lsn, SnapshotCompletion, SnapshotPlan};
 
-/// Niceness of the thread: the lowest priority that there is.
-const NICENESS: i32 = 19;
+/// Niceness of the thread: a tenth of the usual share of the processor, so that it is not noticed
+/// and still makes progress on a machine that is kept busy.
+const NICENESS: i32 = 10;
 
 /// Bytes that are collected before they are written to the snapshot.
 const WRITE_BUFFER_BYTES: usize = 256 * 1024;

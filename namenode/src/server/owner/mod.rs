@@ -14,7 +14,7 @@ mod session;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
@@ -81,6 +81,8 @@ pub(crate) struct Owner {
     destructive: VecDeque<(Lsn, BlockChange)>,
     /// Orphans from before the restart are still to be looked at.
     sweep_due: bool,
+    /// Only what helps to answer earlier requests is still taken.
+    stopping: bool,
     checkpoints: Checkpoints,
 }
 
@@ -150,6 +152,7 @@ impl Owner {
             undurable: Undurable::default(),
             destructive: VecDeque::new(),
             sweep_due: true,
+            stopping: false,
         };
         owner.restore_soft_state();
         owner
@@ -216,30 +219,37 @@ impl Owner {
         self.log.close().map_err(NamenodeError::Journal)
     }
 
-    /// Takes what has arrived and waits until everything is answered.
+    /// Takes what has arrived before the stop and waits until it is answered.
     async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
-        let deadline = Instant::now() + SHUTDOWN_DEADLINE;
+        let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;
         let progress = self.log.progress();
-        events.close();
-        while let Some(event) = events.recv().await {
-            self.on_event(event);
+        for _ in 0..events.len() {
+            if let Ok(event) = events.try_recv() {
+                self.on_event(event);
+            }
+        }
+        self.stopping = true;
+        let mut tick = tokio::time::interval(self.options.tick);
+        loop {
             self.log.flush().await;
-        }
-        self.on_progress();
-        while self.gate.len() > 0 && Instant::now() < deadline && self.log.failure().is_none() {
-            let wait = self.options.tick;
-            let _timed_out = tokio::time::timeout(wait, progress.notified()).await;
             self.on_progress();
-            let now_ms = self.clock.now_ms();
-            let expired = self.leases.expire(now_ms);
-            self.release(expired.released);
+            if self.gate.len() == 0 || self.log.failure().is_some() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => break,
+                () = progress.notified() => {}
+                _ = tick.tick() => {
+                    let expired = self.leases.expire(self.clock.now_ms());
+                    self.release(expired.released);
+                }
+                Some(event) = events.recv() => self.on_event(event),
+            }
         }
-        if self.gate.len() > 0 {
-            tracing::warn!(
-                requests = self.gate.len(),
-                "some requests were not answered in time; clients will repeat them"
-            );
-        }
+        tracing::warn!(
+            requests = self.gate.len(),
+            "some requests were not answered in time; clients will repeat them"
+        );
     }
 
     fn on_event(&mut self, event: Event) {
@@ -281,6 +291,10 @@ impl Owner {
             tracing::error!(connection, "a request of an unknown connection");
             return;
         };
+        if self.stopping && !matches!(request, Request::AckInvalidation { .. }) {
+            // Dropping the responder tells the client that there will be no answer.
+            return;
+        }
         match (role, request) {
             (Role::Client | Role::Admin, Request::OpenSession(open)) => {
                 self.open_session(connection, open, responder);
