@@ -161,21 +161,31 @@ enum Work {
     },
     Append {
         pipelines: &'static [&'static [usize]],
+        durable: bool,
     },
 }
 
-const ALL_WORK: [Work; 8] = [
+const ALL_WORK: [Work; 9] = [
     Work::WriteThree,
     Work::WriteOne,
     Work::ReadInOrder,
     Work::ReadAtRandom { at_once: 1 },
     Work::ReadAtRandom { at_once: 16 },
-    Work::Append { pipelines: &[&[0]] },
     Work::Append {
         pipelines: &[&[0], &[1], &[2]],
+        durable: false,
+    },
+    Work::Append {
+        pipelines: &[&[0]],
+        durable: true,
+    },
+    Work::Append {
+        pipelines: &[&[0], &[1], &[2]],
+        durable: true,
     },
     Work::Append {
         pipelines: &[&[0, 1, 2]],
+        durable: true,
     },
 ];
 
@@ -187,9 +197,12 @@ impl Work {
             Self::ReadInOrder => "read in order, MB/s",
             Self::ReadAtRandom { at_once: 1 } => "read 4 KiB at random, 1 at a time, per s",
             Self::ReadAtRandom { .. } => "read 4 KiB at random, 16 at a time, per s",
-            Self::Append { pipelines: [[_]] } => "append 4 KiB durably, 1 replica, per s",
-            Self::Append { pipelines: [_] } => "append 4 KiB durably, pipeline of 3, per s",
-            Self::Append { .. } => "append 4 KiB durably, 3 pipelines of 1, per s",
+            Self::Append { durable: false, .. } => "append 4 KiB, 3 pipelines of 1, per s",
+            Self::Append { pipelines, .. } => match pipelines {
+                [[_]] => "append 4 KiB durably, 1 replica, per s",
+                [_] => "append 4 KiB durably, pipeline of 3, per s",
+                _ => "append 4 KiB durably, 3 pipelines of 1, per s",
+            },
         }
     }
 }
@@ -220,9 +233,10 @@ impl Bench {
                 self.read_at_random(base, reads, at_once).await;
                 reads as f64
             }
-            Work::Append { pipelines } => {
+            Work::Append { pipelines, durable } => {
                 let block = base + 30 + (pipelines.len() * 10 + pipelines[0].len()) as u64;
-                self.append(pipelines, block).await;
+                let block = block + 100 * u64::from(durable);
+                self.append(pipelines, block, durable).await;
                 APPENDS as f64
             }
         }
@@ -286,7 +300,7 @@ impl Bench {
         run(reads, at_once).await;
     }
 
-    async fn append(&self, pipelines: &[&[usize]], block: u64) {
+    async fn append(&self, pipelines: &[&[usize]], block: u64, durable: bool) {
         let block = BlockId(block);
         let token = self.namenode.token(block, Right::Write);
         let mut streams = Vec::new();
@@ -299,7 +313,7 @@ impl Bench {
         for _ in 0..APPENDS {
             for stream in &mut streams {
                 let data = self.data.slice(..4096);
-                stream.send(data, true).await.expect("send");
+                stream.send(data, durable).await.expect("send");
             }
             for stream in &mut streams {
                 stream.wait_for_all().await.expect("append");

@@ -26,7 +26,8 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 }
 
-/// An open file. Positions, lengths and buffers are whole pages, except in the cached operations.
+/// An open file. Positions, lengths and buffers are whole pages, except in the cached operations,
+/// which are for files that [`Disk::create`] returned.
 pub trait DiskFile: Send + Sync {
     /// Size in bytes.
     fn len(&self) -> io::Result<u64>;
@@ -61,12 +62,17 @@ impl Disk for RealDisk {
         // Around a table page that is read there is bulk data, which the page cache is not for. A
         // hint: without it, some memory is wasted.
         let _ = rustix::fs::fadvise(&cached, 0, None, Advice::Random);
-        Ok(Box::new(RealFile::new(cached, path)?))
+        Ok(Box::new(match open_direct(path)? {
+            Some(direct) => RealFile::Both { direct, cached },
+            None => RealFile::Cached(cached),
+        }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        let cached = OpenOptions::new().read(true).write(true).open(path)?;
-        Ok(Box::new(RealFile::new(cached, path)?))
+        Ok(Box::new(match open_direct(path)? {
+            Some(direct) => RealFile::Direct(direct),
+            None => RealFile::Cached(OpenOptions::new().read(true).write(true).open(path)?),
+        }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -82,27 +88,46 @@ impl Disk for RealDisk {
     }
 }
 
-struct RealFile {
-    cached: File,
-    /// Absent where the file system refuses direct I/O; then pages are forgotten after use.
-    direct: Option<File>,
+enum RealFile {
+    /// A file that is written to.
+    Both { direct: File, cached: File },
+    /// A file that is only read, cut or synced.
+    Direct(File),
+    /// The file system refuses direct I/O; pages are forgotten after use.
+    Cached(File),
 }
 
 impl RealFile {
-    fn new(cached: File, path: &Path) -> io::Result<Self> {
-        let direct_flag = OFlags::DIRECT.bits() as i32;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(direct_flag);
-        let direct = match options.open(path) {
-            Ok(file) => Some(file),
-            Err(error) if error.raw_os_error() == Some(INVALID_ARGUMENT) => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Self { cached, direct })
+    /// What bulk data goes through.
+    fn bulk(&self) -> &File {
+        match self {
+            Self::Both { direct, .. } | Self::Direct(direct) => direct,
+            Self::Cached(cached) => cached,
+        }
     }
 
-    fn bulk(&self) -> &File {
-        self.direct.as_ref().unwrap_or(&self.cached)
+    /// What small things go through.
+    fn cached(&self) -> &File {
+        match self {
+            Self::Both { cached, .. } | Self::Cached(cached) => cached,
+            Self::Direct(direct) => direct,
+        }
+    }
+
+    fn is_cached_only(&self) -> bool {
+        matches!(self, Self::Cached(_))
+    }
+}
+
+/// Opens a file past the page cache; `None` where the file system refuses that.
+fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    let direct_flag = OFlags::DIRECT.bits() as i32;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(direct_flag);
+    match options.open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.raw_os_error() == Some(INVALID_ARGUMENT) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -111,12 +136,12 @@ const NOT_SUPPORTED: rustix::io::Errno = rustix::io::Errno::OPNOTSUPP;
 
 impl DiskFile for RealFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.cached.metadata()?.len())
+        Ok(self.cached().metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
         self.bulk().read_exact_at(buffer, position)?;
-        if self.direct.is_none() {
+        if self.is_cached_only() {
             self.forget_cached(position, buffer.len() as u64);
         }
         Ok(())
@@ -127,39 +152,39 @@ impl DiskFile for RealFile {
     }
 
     fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
-        self.cached.read_exact_at(buffer, position)
+        self.cached().read_exact_at(buffer, position)
     }
 
     fn write_cached_at(&self, data: &[u8], position: u64) -> io::Result<()> {
-        self.cached.write_all_at(data, position)
+        self.cached().write_all_at(data, position)
     }
 
     fn forget_cached(&self, position: u64, length: u64) {
         let length = std::num::NonZeroU64::new(length);
         // A hint: what remains costs memory only.
-        let _ = rustix::fs::fadvise(&self.cached, position, length, Advice::DontNeed);
+        let _ = rustix::fs::fadvise(self.cached(), position, length, Advice::DontNeed);
     }
 
     fn allocate(&self, position: u64, length: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&self.cached, FallocateFlags::empty(), position, length) {
-            Err(NOT_SUPPORTED) => self.cached.set_len(position + length),
+        match rustix::fs::fallocate(self.cached(), FallocateFlags::empty(), position, length) {
+            Err(NOT_SUPPORTED) => self.cached().set_len(position + length),
             result => Ok(result?),
         }
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.cached.set_len(length)
+        self.cached().set_len(length)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.cached.sync_data()?;
-        if self.direct.is_none() {
+        self.cached().sync_data()?;
+        if self.is_cached_only() {
             self.forget_cached(0, 0);
         }
         Ok(())
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.cached.sync_all()
+        self.cached().sync_all()
     }
 }

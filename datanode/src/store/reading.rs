@@ -9,6 +9,7 @@ use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 
 use super::block_store::BlockStore;
 use super::buffer::Buffer;
+use super::disk::DiskFile;
 use super::error::StoreError;
 use super::inventory::{Inventory, Readable};
 use super::layout::{self, PAGE_BYTES};
@@ -115,14 +116,15 @@ impl Inventory {
         first_chunk: u32,
         mut buffer: Buffer,
     ) -> Result<Piece, StoreError> {
-        let file = self.file_of(block, readable)?;
+        let source = self.file_of(block, readable)?;
+        let end = first_chunk.saturating_add((buffer.len() / PAGE_BYTES) as u32);
         let mut bad_chunk = first_chunk;
         // A mismatch may lie in memory, in the cached table for example: it counts once it is seen
         // again on what the disk says.
         for trust_cache in [true, false] {
-            let table = self.table_of(block, readable, &file, first_chunk, trust_cache);
-            let read =
-                table.and_then(|table| read_chunks(&**file, &table, first_chunk, &mut buffer));
+            let table = self.table_of(block, &source, first_chunk, trust_cache);
+            let read = table
+                .and_then(|table| read_chunks(source.file(), &table, first_chunk, &mut buffer));
             match read {
                 Ok(Ok(checksums)) => {
                     return Ok(Piece {
@@ -133,6 +135,8 @@ impl Inventory {
                 }
                 Ok(Err(chunk)) => bad_chunk = chunk,
                 Err(error) => {
+                    // It may have been sealed, and so cut, or deleted since it was looked up.
+                    self.readable(block)?.check_end(end)?;
                     if is_damage(&error) {
                         self.condemn(block, &readable.volume);
                     }
@@ -141,16 +145,20 @@ impl Inventory {
                 }
             }
         }
+        self.readable(block)?.check_end(end)?;
         self.condemn(block, &readable.volume);
         Err(StoreError::Corrupt {
             offset: layout::chunk_bytes(bad_chunk),
         })
     }
 
-    fn file_of(&self, block: BlockId, readable: &Readable) -> Result<Arc<OpenFile>, StoreError> {
+    fn file_of(&self, block: BlockId, readable: &Readable) -> Result<Source, StoreError> {
         let writers_file = readable.open.as_ref().and_then(|replica| replica.file());
-        if let Some(file) = writers_file.or_else(|| self.files.get(block)) {
-            return Ok(file);
+        if let Some(file) = writers_file {
+            return Ok(Source::Growing(file));
+        }
+        if let Some(file) = self.files.get(block) {
+            return Ok(Source::Complete(file));
         }
         let volume = &readable.volume;
         let sealed_path = volume.sealed_path(block);
@@ -168,7 +176,7 @@ impl Inventory {
             Ok(file) => {
                 let file = OpenFile::new(file);
                 self.files.put(block, file.clone());
-                Ok(file)
+                Ok(Source::Complete(file))
             }
             Err(error) => {
                 // Deleted meanwhile, by us or by somebody else.
@@ -184,22 +192,38 @@ impl Inventory {
     fn table_of(
         &self,
         block: BlockId,
-        readable: &Readable,
-        file: &OpenFile,
+        source: &Source,
         chunk: u32,
         trust_cache: bool,
     ) -> io::Result<Arc<Table>> {
         let group = layout::group_of(chunk);
-        if readable.open.is_some() {
-            // It changes with every append; the page cache has it.
-            return Ok(Arc::new(read_cached_table(&**file, group)?));
-        }
+        let file = match source {
+            // The table changes with every append; the writer has it in the page cache.
+            Source::Growing(file) => return Ok(Arc::new(read_cached_table(&***file, group)?)),
+            Source::Complete(file) => file,
+        };
         if trust_cache && let Some(table) = self.tables.get(block, group) {
             return Ok(table);
         }
-        let table = Arc::new(read_table(&**file, group)?);
+        let table = Arc::new(read_table(&***file, group)?);
         self.tables.put(block, group, table.clone());
         Ok(table)
+    }
+}
+
+/// The file of a replica.
+enum Source {
+    /// There is a writer: it may grow.
+    Growing(Arc<OpenFile>),
+    /// Nothing more is written.
+    Complete(Arc<OpenFile>),
+}
+
+impl Source {
+    fn file(&self) -> &dyn DiskFile {
+        match self {
+            Self::Growing(file) | Self::Complete(file) => &***file,
+        }
     }
 }
 
@@ -212,7 +236,28 @@ fn is_damage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{create, packet, real_store};
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_cut_off_while_it_is_read_is_not_corrupt() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = real_store(dir.path());
+        let mut writer = create(&store, 1).await.unwrap();
+        let data = packet(0, &[7; 20_000], false);
+        writer.write(vec![data], false).await.unwrap();
+        drop(writer);
+        let inventory = &store.inventory;
+        let before = inventory.readable(BlockId(1)).unwrap();
+        store.seal(BlockId(1), 4096).await.unwrap();
+        let late = inventory.read_now(BlockId(1), &before, 1, Buffer::unpooled(PAGE_BYTES));
+        assert!(matches!(
+            late,
+            Err(StoreError::ShortReplica { have_bytes: 4096 })
+        ));
+        let fine = inventory.read_now(BlockId(1), &before, 0, Buffer::unpooled(PAGE_BYTES));
+        assert_eq!(fine.unwrap().data, [7; 4096][..]);
+    }
 
     #[test]
     fn ranges_are_cut_at_groups_and_sizes() {
