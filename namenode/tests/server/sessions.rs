@@ -149,7 +149,7 @@ async fn a_removed_file_stays_readable_while_it_is_held() {
 async fn an_orphan_goes_when_its_holder_does_not_come_back() {
     let mut cluster = Cluster::with(|options| {
         options.lease = Duration::from_millis(200);
-        options.session_timeout = Duration::from_millis(400);
+        options.session_timeout = Duration::from_millis(1_500);
     })
     .await;
     let mut alice = cluster.client("alice").await;
@@ -168,7 +168,7 @@ async fn an_orphan_goes_when_its_holder_does_not_come_back() {
 async fn a_silent_session_ends_and_its_blocks_are_freed() {
     let cluster = Cluster::with(|options| {
         options.lease = Duration::from_millis(200);
-        options.session_timeout = Duration::from_millis(400);
+        options.session_timeout = Duration::from_millis(1_500);
         options.cluster.safe_mode_max_ms = 0;
     })
     .await;
@@ -212,11 +212,11 @@ async fn a_silent_session_ends_and_its_blocks_are_freed() {
 async fn a_live_session_without_requests_stays() {
     let cluster = Cluster::with(|options| {
         options.lease = Duration::from_millis(500);
-        options.session_timeout = Duration::from_millis(1_000);
+        options.session_timeout = Duration::from_millis(1_500);
     })
     .await;
     let alice = cluster.client("alice").await;
-    for _ in 0..15 {
+    for _ in 0..20 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
     }
