@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use super::config::QuicConfigs;
 use super::connection::Connection;
 use super::socket::{self, BatchLimiter};
-use super::{CloseCode, TransportError, TransportOptions, within};
+use super::{CloseCode, TransportError, TransportOptions, reset, within};
 use crate::codec::{HELLO_BYTES, Hello, WireError};
 use crate::identity::{Identity, Peer};
 
@@ -85,11 +85,13 @@ impl Endpoint {
         let addr = socket
             .local_addr()
             .map_err(|error| bind_error(error.to_string()))?;
-        let mut endpoint_config = EndpointConfig::default();
+        let mut endpoint_config = EndpointConfig::new(Arc::new(reset::reset_key(identity)));
+        let rng_seed = options.rng_seed;
         endpoint_config
             .max_udp_payload_size(socket::UDP_PAYLOAD_BYTES_MAX)
             .map_err(|error| bind_error(error.to_string()))?
-            .rng_seed(options.rng_seed);
+            .cid_generator(move || Box::new(reset::RandomConnectionIds::new(rng_seed)))
+            .rng_seed(rng_seed);
         let quinn = quinn::Endpoint::new_with_abstract_socket(
             endpoint_config,
             configs.server(addr.ip(), addr.ip()),

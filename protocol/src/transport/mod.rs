@@ -13,6 +13,7 @@ mod connection;
 mod endpoint;
 mod error;
 mod pool;
+mod reset;
 mod rpc;
 mod socket;
 mod stream;

@@ -247,3 +247,43 @@ impl Identity {
         self.with_parts(Some(certificate), None)
     }
 }
+
+#[tokio::test]
+async fn a_server_that_was_killed_and_started_again_is_noticed_at_once() {
+    let server_identity = identity(Role::Namenode, "nn");
+    let (addr_sent, addr) = tokio::sync::oneshot::channel();
+    // A runtime that is dropped takes its sockets along without a word, as a killed process does.
+    let killed = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let first = server_identity.clone();
+    killed.spawn(async move {
+        let endpoint = endpoint_with(&first, TransportOptions::default());
+        addr_sent.send(endpoint.local_addr().unwrap()).unwrap();
+        let _connection = endpoint.accept().await.unwrap().establish().await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let addr = addr.await.unwrap();
+    let client = endpoint(Role::Client, "c-1");
+    let connection = client.connect(addr, &namenode(), LONG).await.unwrap();
+    killed.shutdown_background();
+
+    let again = loop {
+        match Endpoint::bind(addr, &server_identity, TransportOptions::default()) {
+            Ok(endpoint) => break endpoint,
+            // Until the first one's socket is closed.
+            Err(_) => tokio::time::sleep(SHORT / 10).await,
+        }
+    };
+    let started = std::time::Instant::now();
+    let (mut sender, _receiver) = connection.open_stream(StreamKind::Data).await.unwrap();
+    // It fails as soon as the loss is known.
+    let _ = sender.send(&7_u32).await;
+    tokio::time::timeout(LONG, connection.closed())
+        .await
+        .unwrap();
+    assert!(started.elapsed() < std::time::Duration::from_secs(5));
+    drop(again);
+}
