@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 use crate::{cluster::Access, init::NAMENODE_NAME};
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A connection to the namenode.
 pub struct AdminLink {
     rpc: RpcClient<Request, Response, Notice>,
-    // The connection lives as long as its endpoint.
-    _endpoint: Endpoint,
+    endpoint: Endpoint,
 }
 
 impl AdminLink {
@@ -40,7 +40,7 @@ impl AdminLink {
                     let (notices, _) = mpsc::channel(1);
                     return Ok(Self {
                         rpc: RpcClient::start(connection, notices).await?,
-                        _endpoint: endpoint,
+                        endpoint,
                     });
                 }
                 Err(error) => last = Some(error),
@@ -62,6 +62,14 @@ impl AdminLink {
         match self.rpc.call(&Request::Admin(request), deadline).await?? {
             Reply::Admin(reply) => Ok(reply),
             _ => Err(unexpected()),
+        }
+    }
+
+    /// Takes leave, so that the namenode need not wait for a silent connection to time out.
+    pub async fn close(self) {
+        self.endpoint.close("the command is done");
+        if self.endpoint.wait_idle(CLOSE_DEADLINE).await.is_err() {
+            tracing::debug!("the namenode did not confirm that the connection is closed");
         }
     }
 }

@@ -61,7 +61,9 @@ pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
         .context("cannot start the runtime")?
         .block_on(async {
             let link = AdminLink::connect(&access).await?;
-            execute(&link, &args.command).await
+            let result = execute(&link, &args.command).await;
+            link.close().await;
+            result
         })
 }
 
