@@ -1,7 +1,7 @@
 //! The namenode as a server: a thin shell of network, journal and clock around the engine.
 //!
 //! A [`Namenode`] runs on a thread of its own with a runtime of its own: the socket, the
-//! connections and the [owner](owner::Owner) of the engine take turns there, so that a request is
+//! connections and the owner of the engine take turns there, so that a request is
 //! answered without waking another thread. Only the journal has its own thread, because a sync
 //! blocks.
 //!
