@@ -15,7 +15,7 @@ use harvestfs_protocol::{
 };
 
 /// Histories in a normal run; a number in [`SEEDS_VARIABLE`] asks for more.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 200;
 const STEPS: usize = 1_200;
 const SEED_VARIABLE: &str = "HARVESTFS_TEST_SEED";
 const SEEDS_VARIABLE: &str = "HARVESTFS_TEST_SEEDS";
