@@ -83,10 +83,15 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     // One thread for the connections; the engine and the journal have their own.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
-        let namenode = Namenode::start(options).await?;
+        let mut namenode = Namenode::start(options).await?;
         println!("{READY} {}", namenode.local_addr());
-        stop.received().await;
-        within_deadline("the namenode", namenode.shutdown()).await
+        tokio::select! {
+            () = stop.received() => {
+                within_deadline("the namenode", namenode.shutdown()).await
+            }
+            // Its journal failed; nothing more can be acknowledged.
+            ended = namenode.ended() => Ok(ended?),
+        }
     })
 }
 
