@@ -11,7 +11,7 @@ use harvestfs_protocol::{
     types::{Credentials, Located, PlacementRules},
 };
 
-use crate::{calls::Touched, core::Core, error::ClientError, pipeline::NewBlock, writer::discard};
+use crate::{calls::Touched, core::Core, error::ClientError, pipeline::NewBlock, seal::discard};
 
 /// Blocks per request: one to use, one in advance. The namenode reserves room for each.
 const BLOCKS_PER_ALLOCATION: u32 = 2;

@@ -325,14 +325,18 @@ impl Session {
             }
         };
         let (number, ticket) = (pending.number.take(), pending.ticket.take());
-        match (&result, number) {
+        let unconfirmed = match (&result, number) {
             (Ok(_), Some(number)) if relaxed => {
-                if self.unconfirmed.add(number, pending.request.clone()) >= UNCONFIRMED_MAX {
-                    self.start_confirming();
-                }
+                self.unconfirmed.add(number, pending.request.clone())
             }
-            (Ok(_), _) => self.unconfirmed.confirm(answered_before),
-            _ => {}
+            (Ok(_), _) => {
+                self.unconfirmed.confirm(answered_before);
+                0
+            }
+            (Err(_), _) => 0,
+        };
+        if unconfirmed >= UNCONFIRMED_MAX {
+            self.start_confirming();
         }
         match (ticket, result) {
             (Some(ticket), Ok(reply)) => Ok((ticket, reply)),

@@ -149,6 +149,7 @@ impl Core {
                 .is_some_and(|own| Arc::ptr_eq(own, file))
         {
             files.remove(&file.ino);
+            file.close_writer();
         }
     }
 

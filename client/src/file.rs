@@ -364,13 +364,12 @@ impl File {
             return Ok(Err(FsError::FileTooLarge.into()));
         }
         let dirty = &handle.client.core().dirty;
-        // Without rules nothing can be sent before a flush has found them.
-        let tight = handle.state.rules().is_none() && dirty.is_tight();
-        if tight || !dirty.has_room(data.len()) || handle.state.has_appends() {
+        if !dirty.has_room(data.len()) || handle.state.has_appends() {
             return Err(data);
         }
-        let bulk = data.len() as u64 >= UNIT_BYTES / 4;
-        if bulk && handle.state.rules().is_none() {
+        // Much data is sent before it is flushed, for which the file's rules have to be known.
+        let much = data.len() as u64 + handle.state.held_bytes() >= UNIT_BYTES;
+        if (much || dirty.is_tight()) && handle.state.rules().is_none() {
             return Err(data);
         }
         handle.state.write(&handle.credentials, offset, data);

@@ -49,7 +49,7 @@
 //! | `cache`, `extents`, `listing`, `content`, `permissions` | what may be believed of the namespace without asking |
 //! | `client`, `namespace`, `path`, `file` | the API |
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
-//! | `packet`, `pipeline`, `writer`, `allocator`, `committer` | how it gets into blocks and becomes part of files |
+//! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
 //! | `sections`, `reader`, `readahead`, `locations` | reading from whichever replica answers |
 //!
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
@@ -78,6 +78,7 @@ mod permissions;
 mod pipeline;
 mod readahead;
 mod reader;
+mod seal;
 mod sections;
 mod session;
 #[cfg(test)]

@@ -98,6 +98,16 @@ impl Locations {
         }
     }
 
+    /// A replica turned out to be bad. It is not asked again while there are others.
+    pub(crate) fn drop_replica(&self, block: BlockId, bad: NodeId) {
+        let known = self.lock().get(block);
+        if let Some(location) = known.filter(|location| location.replicas.len() > 1) {
+            let others = location.replicas.iter().map(|replica| replica.node);
+            let others: Vec<NodeId> = others.filter(|node| *node != bad).collect();
+            self.narrow(block, &others);
+        }
+    }
+
     pub(crate) fn forget(&self, block: BlockId) {
         let mut inner = self.lock();
         inner.young.remove(&block);

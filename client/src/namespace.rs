@@ -408,9 +408,10 @@ impl Client {
             return;
         }
         self.core().session.holds.drop_idle(attr.ino);
-        if self.core().file(attr.ino).is_some() {
-            // Still open here: it lives on without a name.
+        if let Some(file) = self.core().file(attr.ino) {
+            // If it is open here, it lives on without a name.
             ticket.changed_attr(attr);
+            file.discard_if_closed();
         } else {
             ticket.removed(attr.ino);
         }

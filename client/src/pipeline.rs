@@ -9,10 +9,7 @@ use std::{
 use bytes::Bytes;
 use harvestfs_protocol::{
     codec::StreamKind,
-    data::{
-        DataRequest, Packet, SealReply, SealRequest, WriteAck, WriteRequest, chunk_checksums,
-        round_up_to_chunk,
-    },
+    data::{DataRequest, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk},
     error::DataError,
     ids::{BlockId, NodeId},
     token::BlockToken,
@@ -33,9 +30,6 @@ const ACK_POLL: Duration = Duration::from_millis(500);
 /// A pipeline that owes an answer for this long is searched for a datanode that is gone. A killed
 /// process would show by itself only after the connection's idle timeout, and not which it is.
 const SUSPICIOUS: Duration = Duration::from_millis(1_500);
-/// Sealing a replica whose pipeline broke, all attempts together.
-const SEAL_DEADLINE: Duration = Duration::from_secs(4);
-const SEAL_RETRY: Duration = Duration::from_millis(50);
 
 /// How the datanodes of a block get their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -380,7 +374,21 @@ impl BlockStream {
             }
             state.phase = Phase::Failed(failure);
         }
+        self.changed.notify_waiters();
         self.owner.notify_one();
+    }
+
+    /// Waits until a datanode has failed.
+    async fn broken(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.failure().is_some() {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Takes an acknowledgement; false when no more is expected.
@@ -533,9 +541,17 @@ impl StreamSender {
 
     async fn send_packet(&mut self, packet: &Packet, data: Option<Bytes>) {
         for (node, sender) in &mut self.senders {
-            let result = match &data {
-                Some(data) => sender.send_with_data(packet, data.clone()).await,
-                None => sender.send(packet).await,
+            let send = async {
+                match &data {
+                    Some(data) => sender.send_with_data(packet, data.clone()).await,
+                    None => sender.send(packet).await,
+                }
+            };
+            let result = tokio::select! {
+                biased;
+                result = send => result,
+                // Another datanode of the pipeline may be what keeps this one from reading.
+                () = self.stream.broken() => return,
             };
             if let Err(error) = result {
                 // The receiving side may know better why.
@@ -547,61 +563,5 @@ impl StreamSender {
                 return;
             }
         }
-    }
-}
-
-/// Seals what a broken pipeline left at the length that all acknowledged; returns the datanodes
-/// that did it.
-pub(crate) async fn seal_survivors(
-    locations: &Arc<Locations>,
-    stream: &BlockStream,
-) -> Vec<NodeId> {
-    let length_bytes = stream.acked_bytes();
-    let mut attempts = JoinSet::new();
-    for node in &stream.new.nodes {
-        let (locations, node) = (locations.clone(), node.clone());
-        let request = SealRequest {
-            block: stream.new.block,
-            token: stream.new.token,
-            length_bytes,
-        };
-        attempts.spawn(async move {
-            let attempt = seal_replica(&locations, &node, request);
-            let sealed = tokio::time::timeout(SEAL_DEADLINE, attempt).await;
-            matches!(sealed, Ok(true)).then_some(node.node)
-        });
-    }
-    let sealed = attempts.join_all().await;
-    sealed.into_iter().flatten().collect()
-}
-
-async fn seal_replica(locations: &Locations, node: &NodeInfo, request: SealRequest) -> bool {
-    loop {
-        match try_seal(locations, node, &request).await {
-            Ok(Ok(())) => return true,
-            // The datanode may not have noticed yet that the pipeline is gone.
-            Ok(Err(DataError::OutOfOrder(_) | DataError::Busy { .. })) => {}
-            Ok(Err(error)) => {
-                tracing::debug!(node = node.name, %error, "cannot seal a replica");
-                return false;
-            }
-            Err(error) => tracing::debug!(node = node.name, %error, "cannot seal a replica yet"),
-        }
-        tokio::time::sleep(SEAL_RETRY).await;
-    }
-}
-
-async fn try_seal(
-    locations: &Locations,
-    node: &NodeInfo,
-    request: &SealRequest,
-) -> Result<SealReply, TransportError> {
-    let connection = locations.connect(node).await?;
-    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
-    sender.send(&DataRequest::Seal(request.clone())).await?;
-    sender.finish()?;
-    match receiver.recv::<SealReply>(SEAL_DEADLINE).await? {
-        Some((reply, _)) => Ok(reply),
-        None => Ok(Err(DataError::Stopping)),
     }
 }

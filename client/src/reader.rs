@@ -292,7 +292,10 @@ fn failed(
         }
         Failure::Data(
             DataError::Corrupt { .. } | DataError::NoSuchReplica | DataError::ShortReplica { .. },
-        ) => true,
+        ) => {
+            core.locations.drop_replica(target.block, node.node);
+            true
+        }
         _ => {
             core.locations.note_failure(node.node, Instant::now());
             false

@@ -10,21 +10,17 @@ use std::{
 
 use bytes::Bytes;
 use harvestfs_protocol::{
-    error::DataError,
-    ids::{BlockId, NodeId},
-    limits::PACKET_BYTES_MAX,
-    meta::{MetaOp, SealedBlock},
-    types::{Credentials, PlacementRules},
+    error::DataError, ids::BlockId, limits::PACKET_BYTES_MAX, types::PlacementRules,
 };
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    calls::Touched,
     core::Core,
     error::ClientError,
     file_state::FileState,
     packet::{self, Layout},
-    pipeline::{self, BlockStream, NewBlock, StreamSender, Topology},
+    pipeline::{self, BlockStream, StreamSender, Topology},
+    seal::{discard, recover, report_sealed},
     writeback::{Order, Place, TakenPiece},
 };
 
@@ -323,78 +319,4 @@ impl DataWriter {
 
 fn is_broken(core: &Core, stream: &BlockStream) -> bool {
     stream.failure().is_some() || stream.new.generation != core.session.generation()
-}
-
-/// Seals what survives of a block whose pipeline broke.
-async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
-    let block = stream.new.block;
-    let expired = stream.new.generation != core.session.generation();
-    let length_bytes = stream.acked_bytes();
-    if length_bytes == 0 {
-        stream.settle(Ok(()));
-        discard(core, stream.new.clone()).await;
-        return;
-    }
-    let survivors = pipeline::seal_survivors(&core.locations, &stream).await;
-    if expired {
-        // The namenode has it sealed as well. What was committed of it can be made stable still.
-        let lost = || "the session has expired".to_owned();
-        stream.settle((!survivors.is_empty()).then_some(()).ok_or_else(lost));
-        return;
-    }
-    if survivors.is_empty() {
-        tracing::warn!(%block, "no replica of a block could be sealed");
-        stream.settle(Err(format!("no replica of block {block} could be sealed")));
-        core.block_lost(block);
-        // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
-        // to know its length, so that it can judge replicas that come back.
-        if seal(&core, block, 0, Vec::new()).await.is_err() {
-            log_seal(block, seal(&core, block, length_bytes, Vec::new()).await);
-        }
-        return;
-    }
-    core.locations.narrow(block, &survivors);
-    stream.settle(Ok(()));
-    log_seal(block, seal(&core, block, length_bytes, survivors).await);
-}
-
-async fn report_sealed(core: Arc<Core>, stream: Arc<BlockStream>) {
-    let nodes = stream.new.nodes.iter().map(|node| node.node).collect();
-    let block = stream.new.block;
-    log_seal(block, seal(&core, block, stream.acked_bytes(), nodes).await);
-}
-
-/// Gives back a block that nothing was written to.
-pub(crate) async fn discard(core: Arc<Core>, new: NewBlock) {
-    if new.generation == core.session.generation() {
-        log_seal(new.block, seal(&core, new.block, 0, Vec::new()).await);
-    }
-}
-
-async fn seal(
-    core: &Core,
-    block: BlockId,
-    length_bytes: u64,
-    replicas: Vec<NodeId>,
-) -> Result<(), ClientError> {
-    let sealed = SealedBlock {
-        block,
-        length_bytes,
-        replicas,
-    };
-    let op = MetaOp::SealBlocks {
-        blocks: vec![sealed],
-    };
-    let result = core
-        .session
-        .mutate(&Credentials::root(), op, Touched::default())
-        .await;
-    result.map(|_| ())
-}
-
-fn log_seal(block: BlockId, result: Result<(), ClientError>) {
-    if let Err(error) = result {
-        // The block ends with the session at the latest.
-        tracing::debug!(%block, %error, "cannot report a block as sealed");
-    }
 }

@@ -32,7 +32,11 @@ async fn file_against_model(seed: u64) {
     let (_, file) = create(&client, "file").await;
     let mut model: Vec<u8> = Vec::new();
     // Every other seed with large writes, which stream.
-    let longest = if seed % 2 == 0 { 20_000 } else { 2 << 20 };
+    let longest = if seed.is_multiple_of(2) {
+        20_000
+    } else {
+        2 << 20
+    };
     for step in 0..100_u32 {
         let offset = rng.random_range(0..longest);
         let len = rng.random_range(1..longest / 4);

@@ -5,6 +5,10 @@
 //! it is sent, every invalidation and every own change is remembered by number, and what a reply
 //! tells about something that was invalidated or changed after its ticket is not cached.
 
+#[cfg(test)]
+mod tests;
+mod ticket;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -14,7 +18,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::DirEntry,
     name::Name,
-    types::{Attr, Extent, PlacementRules},
+    types::{Attr, PlacementRules},
 };
 
 use crate::extents::ExtentMap;
@@ -244,241 +248,6 @@ impl MetaCache {
     }
 }
 
-/// What replies to read-only requests tell.
-impl Ticket {
-    pub(crate) fn learn_attr(&self, attr: &Attr) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
-            inner.inode_mut(attr.ino).attr = Some(attr.clone());
-        }
-    }
-
-    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
-        let mut inner = self.lock();
-        if let Some(attr) = found
-            && inner.is_fresh(self.at, &Subject::Inode(attr.ino))
-        {
-            inner.inode_mut(attr.ino).attr = Some(attr.clone());
-        }
-        if inner.is_fresh(self.at, &Subject::Entry(parent, name.clone())) {
-            inner.set_entry(parent, name, found.map(|attr| attr.ino));
-        }
-    }
-
-    pub(crate) fn learn_content(&self, attr: &Attr, extents: &Arc<ExtentMap>) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
-            inner.inode_mut(attr.ino).attr = Some(attr.clone());
-            inner.set_extents(attr.ino, Some(extents.clone()));
-        }
-    }
-
-    pub(crate) fn learn_link_target(&self, ino: InodeId, target: &[u8]) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
-            inner.inode_mut(ino).link_target = Some(target.to_vec());
-        }
-    }
-
-    pub(crate) fn learn_rules(&self, ino: InodeId, rules: PlacementRules) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
-            inner.inode_mut(ino).rules = Some(rules);
-        }
-    }
-
-    pub(crate) fn learn_xattr(&self, ino: InodeId, name: &[u8], value: Option<&[u8]>) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(ino)) {
-            let value = value.map(<[u8]>::to_vec);
-            inner.inode_mut(ino).xattrs.insert(name.to_vec(), value);
-        }
-    }
-
-    /// Entries of a directory; with `complete`, all there are, learned since this ticket.
-    pub(crate) fn learn_listing(
-        &self,
-        ino: InodeId,
-        parent: InodeId,
-        entries: &[DirEntry],
-        complete: bool,
-    ) {
-        let mut inner = self.lock();
-        for entry in entries {
-            if let Some(attr) = &entry.attr
-                && inner.is_fresh(self.at, &Subject::Inode(entry.ino))
-            {
-                inner.inode_mut(entry.ino).attr = Some(attr.clone());
-            }
-        }
-        if complete && inner.is_fresh(self.at, &Subject::Listing(ino)) {
-            inner.remove_directory(ino);
-            for entry in entries {
-                inner.set_entry(ino, &entry.name, Some(entry.ino));
-            }
-            let directory = inner.directory_mut(ino);
-            directory.complete = true;
-            directory.parent = Some(parent);
-        }
-    }
-}
-
-/// What this client has changed itself.
-impl Ticket {
-    /// A mutation changed an inode's attributes to this.
-    pub(crate) fn changed_attr(&self, attr: &Attr) {
-        let mut inner = self.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
-        inner.happened(Subject::Inode(attr.ino));
-        let inode = inner.inode_mut(attr.ino);
-        // If something else changed it meanwhile, which was first is not known.
-        inode.attr = fresh.then(|| attr.clone());
-        if !fresh {
-            inner.set_extents(attr.ino, None);
-        }
-    }
-
-    /// A mutation changed an inode in a way that its reply does not tell.
-    pub(crate) fn changed_inode(&self, ino: InodeId) {
-        let mut inner = self.lock();
-        inner.happened(Subject::Inode(ino));
-        inner.forget_inode(ino);
-    }
-
-    /// A mutation changed times only: the content is as it was.
-    pub(crate) fn changed_times(&self, ino: InodeId) {
-        let mut inner = self.lock();
-        inner.happened(Subject::Inode(ino));
-        if let Some(inode) = inner.inodes.get_mut(&ino) {
-            inode.attr = None;
-        }
-    }
-
-    /// A mutation changed extended attributes.
-    pub(crate) fn changed_xattrs(&self, ino: InodeId) {
-        self.changed_times(ino);
-        let mut inner = self.lock();
-        if let Some(inode) = inner.inodes.get_mut(&ino) {
-            inode.xattrs.clear();
-            inode.no_other_xattrs = false;
-            inode.rules = None;
-        }
-    }
-
-    /// An inode was moved to another directory.
-    pub(crate) fn moved(&self, ino: InodeId, to: InodeId) {
-        self.changed_times(ino);
-        let mut inner = self.lock();
-        if let Some(directory) = inner.dirs.get_mut(&ino) {
-            directory.parent = Some(to);
-        }
-    }
-
-    /// A mutation changed the size or the content to something else than extents tell.
-    pub(crate) fn changed_content(&self, attr: &Attr, change: impl FnOnce(&mut ExtentMap)) {
-        let mut inner = self.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
-        inner.happened(Subject::Inode(attr.ino));
-        let inode = inner.inode_mut(attr.ino);
-        inode.attr = fresh.then(|| attr.clone());
-        let mut extents = inode.extents.take().filter(|_| fresh);
-        if let Some(extents) = &mut extents {
-            change(Arc::make_mut(extents));
-        }
-        inner.set_extents(attr.ino, extents);
-    }
-
-    /// A commit put extents into a file.
-    pub(crate) fn committed(&self, attr: &Attr, extents: &[Extent]) {
-        self.changed_content(attr, |map| map.apply(extents));
-    }
-
-    /// A mutation made a name lead to an inode, or to nothing.
-    pub(crate) fn changed_entry(&self, parent: InodeId, name: &Name, to: Option<InodeId>) {
-        let mut inner = self.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Entry(parent, name.clone()));
-        inner.entry_happened(parent, name);
-        if fresh {
-            inner.set_entry(parent, name, to);
-        } else {
-            inner.forget_entry(parent, name);
-        }
-    }
-
-    /// A name and its directory changed in a way that is not known (the mutation failed, or its
-    /// outcome is not known).
-    pub(crate) fn unknown_entry(&self, parent: InodeId, name: &Name) {
-        let mut inner = self.lock();
-        inner.entry_happened(parent, name);
-        inner.forget_entry(parent, name);
-        inner.happened(Subject::Inode(parent));
-        inner.forget_inode(parent);
-    }
-
-    /// A name was added to or removed from a directory at the time that `child.ctime` tells;
-    /// `subdirectories` is the change of their number.
-    pub(crate) fn changed_directory(&self, dir: InodeId, child: &Attr, subdirectories: i32) {
-        let mut inner = self.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Inode(dir));
-        inner.happened(Subject::Inode(dir));
-        let Some(inode) = inner.inodes.get_mut(&dir) else {
-            return;
-        };
-        match &mut inode.attr {
-            Some(attr) if fresh => {
-                attr.mtime = attr.mtime.max(child.ctime);
-                attr.ctime = attr.ctime.max(child.ctime);
-                attr.nlink = attr.nlink.saturating_add_signed(subdirectories);
-            }
-            attr => *attr = None,
-        }
-    }
-
-    /// A new inode was made: nothing but its attributes needs to be asked for.
-    pub(crate) fn created(&self, attr: &Attr, link_target: Option<&[u8]>, parent: InodeId) {
-        use harvestfs_protocol::types::FileKind;
-        let mut inner = self.lock();
-        if !inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
-            return;
-        }
-        let inode = inner.inode_mut(attr.ino);
-        inode.attr = Some(attr.clone());
-        inode.link_target = link_target.map(<[u8]>::to_vec);
-        inode.no_other_xattrs = true;
-        if attr.kind == FileKind::Regular {
-            inner.set_extents(attr.ino, Some(Arc::default()));
-        }
-        if attr.kind == FileKind::Directory {
-            let directory = inner.directory_mut(attr.ino);
-            directory.complete = true;
-            directory.parent = Some(parent);
-        }
-    }
-
-    /// An inode is gone.
-    pub(crate) fn removed(&self, ino: InodeId) {
-        let mut inner = self.lock();
-        inner.happened(Subject::Inode(ino));
-        inner.forget_inode(ino);
-        inner.remove_directory(ino);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut inner = self.lock();
-        inner.tickets -= 1;
-        if inner.tickets == 0 {
-            // Nobody is left to whom an event could matter.
-            inner.events.clear();
-        }
-    }
-}
-
 impl Inner {
     fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
         at >= self.floor && self.events.get(subject).is_none_or(|event| *event <= at)
@@ -590,7 +359,8 @@ impl Inner {
             let used_inode = self.inodes.get_mut(&ino).map(|inode| &mut inode.used);
             let used_dir = self.dirs.get_mut(&ino).map(|dir| &mut dir.used);
             let used = used_inode.into_iter().chain(used_dir);
-            if used.fold(false, |any, used| std::mem::take(used) || any) {
+            let chances = used.filter_map(|used| std::mem::take(used).then_some(()));
+            if chances.count() > 0 {
                 self.clock.push_back(ino);
                 continue;
             }

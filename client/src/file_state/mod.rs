@@ -1,5 +1,7 @@
 //! One file that is open in this client or has written data in memory. All handles share it.
 
+mod advance;
+
 use std::{
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -10,8 +12,6 @@ use bytes::Bytes;
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, InodeId},
-    limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX},
-    meta::FileCommit,
     types::{Attr, Credentials, PlacementRules, Timestamp},
 };
 use tokio::sync::Notify;
@@ -20,15 +20,11 @@ use crate::{
     committer::Entry,
     core::Core,
     error::ClientError,
-    pipeline::{BlockStream, Topology},
+    pipeline::BlockStream,
     writeback::{Epoch, Order, PieceId, Place, Writeback},
     writer::{DataWriter, Job},
 };
 
-/// A file with more dirty data gets blocks of its own.
-const BULK_BYTES: u64 = 8 << 20;
-/// A commit is made when this much waits for one, so that memory becomes free.
-const COMMIT_BYTES: u64 = 32 << 20;
 /// Times that a refused commit is tried with its data in other blocks.
 const REWRITES_MAX: u32 = 3;
 
@@ -197,6 +193,21 @@ impl FileState {
 
     pub(crate) fn has_data(&self) -> bool {
         self.lock().held_bytes() > 0
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.lock().held_bytes()
+    }
+
+    /// Its last name is gone: if nobody has it open, nobody can ever read what is in memory.
+    pub(crate) fn discard_if_closed(self: &Arc<Self>) {
+        self.update(|inner| {
+            if inner.handles == 0 {
+                inner.written.data.discard();
+                inner.appended.data.discard();
+            }
+        });
     }
 
     pub(crate) fn has_appends(&self) -> bool {
@@ -467,95 +478,6 @@ impl FileState {
             self.core.committer.submit(&self.core, entry);
         }
         result
-    }
-
-    /// Decides what is to be sent and committed now.
-    fn advance(self: &Arc<Self>, inner: &mut Inner) -> Actions {
-        let mut actions = Actions::default();
-        let tight = self.core.dirty.is_tight();
-        for order in [Order::File, Order::Append] {
-            let lane = inner.lane(order);
-            if lane.data.is_empty() {
-                lane.wanted = None;
-                lane.durable = false;
-                continue;
-            }
-            if lane.wanted.is_some_and(|flush| lane.data.is_flushed(flush)) {
-                lane.wanted = None;
-                lane.durable = false;
-            }
-            self.send(inner, order, &mut actions);
-            self.commit(inner, order, tight, &mut actions);
-        }
-        actions
-    }
-
-    fn send(self: &Arc<Self>, inner: &mut Inner, order: Order, actions: &mut Actions) {
-        let Some(rules) = inner.rules else { return };
-        if inner.writer.is_none() && inner.lane(order).data.dirty_bytes() >= BULK_BYTES {
-            inner.writer = Some(DataWriter::start(&self.core, Topology::Chain, rules));
-        }
-        let writer = inner.writer.clone();
-        let lane = inner.lane(order);
-        let wanted = lane.wanted.is_some();
-        let mut jobs = Vec::new();
-        // Without a flush, only what fills packets.
-        while wanted && lane.data.dirty_bytes() > 0
-            || writer.is_some() && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
-        {
-            let mut room = PACKET_BYTES_MAX;
-            while room > 0
-                && let Some(piece) = lane.data.take(room)
-            {
-                room -= piece.data.len();
-                jobs.push(Job {
-                    file: self.clone(),
-                    order,
-                    piece,
-                    sync: false,
-                });
-            }
-        }
-        if lane.durable
-            && let Some(last) = jobs.last_mut()
-        {
-            last.sync = true;
-        }
-        if !jobs.is_empty() {
-            let writer = writer.unwrap_or_else(|| self.core.pack(rules));
-            actions.jobs.push((writer, jobs));
-        }
-    }
-
-    fn commit(
-        self: &Arc<Self>,
-        inner: &mut Inner,
-        order: Order,
-        tight: bool,
-        actions: &mut Actions,
-    ) {
-        let (mtime, credentials) = (inner.mtime, inner.credentials.clone());
-        let lane = inner.lane(order);
-        let written = lane.data.written_bytes();
-        // A flush waits for everything first, so that it needs one commit.
-        let flush_is_ready = lane.wanted.is_some() && lane.data.sending_bytes() == 0;
-        if written == 0 || !(flush_is_ready || tight || written >= COMMIT_BYTES) {
-            return;
-        }
-        if let Some(extents) = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX) {
-            actions.commits.push(Entry {
-                file: self.clone(),
-                order,
-                commit: FileCommit {
-                    ino: self.ino,
-                    extents,
-                    append: order == Order::Append,
-                    mtime,
-                },
-                credentials,
-                durable: lane.durable,
-            });
-        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

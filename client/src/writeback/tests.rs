@@ -1,0 +1,201 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(u64, usize),
+    Flush,
+    Take(usize),
+    Written(usize),
+    Failed(usize),
+    LostBlock(u64),
+    BeginCommit(usize),
+    CommitDone,
+    CommitFailed,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0u64..200, 1usize..50).prop_map(|(o, l)| Op::Write(o, l)),
+        1 => Just(Op::Flush),
+        5 => (1usize..60).prop_map(Op::Take),
+        6 => any::<usize>().prop_map(Op::Written),
+        2 => any::<usize>().prop_map(Op::Failed),
+        1 => (0u64..3).prop_map(Op::LostBlock),
+        4 => (1usize..5).prop_map(Op::BeginCommit),
+        4 => Just(Op::CommitDone),
+        1 => Just(Op::CommitFailed),
+    ]
+}
+
+/// Datanodes and namenode as arrays.
+struct World {
+    writeback: Writeback,
+    /// What a reader of this client must see.
+    model: Vec<u8>,
+    /// What the namenode's extents lead to.
+    file: Vec<u8>,
+    blocks: Vec<Vec<u8>>,
+    unwritten: Vec<TakenPiece>,
+    committing: Vec<Extent>,
+    flushes: Vec<Epoch>,
+}
+
+impl World {
+    fn place(&mut self, piece: TakenPiece) {
+        let block = piece.id % 3;
+        let content = &mut self.blocks[block as usize];
+        let block_offset = content.len() as u64;
+        content.extend_from_slice(&piece.data);
+        let block = BlockId(block);
+        self.writeback.written(
+            piece.id,
+            Place {
+                block,
+                block_offset,
+            },
+        );
+    }
+
+    fn commit_done(&mut self) {
+        for extent in std::mem::take(&mut self.committing) {
+            let from = &self.blocks[extent.block.0 as usize][extent.block_offset as usize..];
+            let len = extent.length_bytes as usize;
+            self.file[extent.file_offset as usize..][..len].copy_from_slice(&from[..len]);
+        }
+        self.writeback.commit_done();
+    }
+
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        let mut seen = self.file.clone();
+        for (offset, data) in self.writeback.overlay(0..300) {
+            seen[offset as usize..][..data.len()].copy_from_slice(&data);
+        }
+        prop_assert_eq!(&seen, &self.model);
+        for flush in &self.flushes {
+            if self.writeback.is_flushed(*flush) {
+                // Nothing that was written before the flush is missing in the file, unless
+                // it was written again since (and then some later flush waits for that).
+                let later = self.writeback.overlay(0..300);
+                for at in 0..300 {
+                    let in_memory = later
+                        .iter()
+                        .any(|(o, d)| (*o..*o + d.len() as u64).contains(&(at as u64)));
+                    prop_assert!(in_memory || self.file[at] == self.model[at]);
+                }
+            }
+        }
+        let total: u64 = self.writeback.outstanding.values().sum();
+        prop_assert_eq!(total, self.writeback.held_bytes());
+        let unwritten: usize = self.unwritten.iter().map(|piece| piece.data.len()).sum();
+        prop_assert_eq!(unwritten as u64, self.writeback.sending_bytes());
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_reader_sees_every_write_whatever_fails(ops in prop::collection::vec(op(), 1..120)) {
+        let mut world = World {
+            writeback: Writeback::new(Order::File),
+            model: vec![0; 300],
+            file: vec![0; 300],
+            blocks: vec![Vec::new(); 3],
+            unwritten: Vec::new(),
+            committing: Vec::new(),
+            flushes: Vec::new(),
+        };
+        for (step, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Write(offset, len) => {
+                    let data = vec![step as u8 + 1; len];
+                    world.model[offset as usize..][..len].copy_from_slice(&data);
+                    world.writeback.write(offset, data.into());
+                }
+                Op::Flush => {
+                    let flush = world.writeback.begin_flush();
+                    world.flushes.push(flush);
+                }
+                Op::Take(max) => world.unwritten.extend(world.writeback.take(max)),
+                Op::Written(which) if !world.unwritten.is_empty() => {
+                    let piece = world.unwritten.remove(which % world.unwritten.len());
+                    world.place(piece);
+                }
+                Op::Failed(which) if !world.unwritten.is_empty() => {
+                    let piece = world.unwritten.remove(which % world.unwritten.len());
+                    world.writeback.failed(piece.id);
+                }
+                Op::LostBlock(block) => {
+                    world.writeback.lost(|b| b == BlockId(block));
+                }
+                Op::BeginCommit(max) if world.committing.is_empty() => {
+                    world.committing = world.writeback.begin_commit(max).unwrap_or_default();
+                    prop_assert!(world.committing.len() <= max);
+                }
+                Op::CommitDone => world.commit_done(),
+                Op::CommitFailed => {
+                    world.committing.clear();
+                    world.writeback.commit_failed();
+                }
+                _ => {}
+            }
+            world.check()?;
+        }
+        // Heal: everything arrives in the end.
+        world.commit_done();
+        let flush = world.writeback.begin_flush();
+        while !world.writeback.is_flushed(flush) {
+            while let Some(piece) = world.writeback.take(64) {
+                world.unwritten.push(piece);
+            }
+            for piece in std::mem::take(&mut world.unwritten) {
+                world.place(piece);
+            }
+            world.committing = world.writeback.begin_commit(usize::MAX).unwrap_or_default();
+            world.commit_done();
+        }
+        prop_assert_eq!(&world.file, &world.model);
+        prop_assert_eq!(world.writeback.held_bytes(), 0);
+        prop_assert_eq!(world.writeback.written_bytes(), 0);
+    }
+
+    #[test]
+    fn appends_are_committed_whole_and_in_order(
+        lens in prop::collection::vec(1usize..50, 1..20),
+        fail_every in 2usize..5,
+    ) {
+        let mut writeback = Writeback::new(Order::Append);
+        let mut expected = Vec::new();
+        let mut file = Vec::new();
+        let mut block = Vec::new();
+        let mut attempts = 0;
+        for (i, len) in lens.iter().enumerate() {
+            let data = vec![i as u8; *len];
+            expected.extend_from_slice(&data);
+            writeback.append(data.into());
+            while let Some(piece) = writeback.take(16) {
+                attempts += 1;
+                if attempts % fail_every == 0 {
+                    writeback.failed(piece.id);
+                    break;
+                }
+                let place = Place { block: BlockId(1), block_offset: block.len() as u64 };
+                block.extend_from_slice(&piece.data);
+                writeback.written(piece.id, place);
+            }
+            if writeback.dirty_bytes() == 0
+                && let Some(extents) = writeback.begin_commit(usize::MAX)
+            {
+                let end = file.len();
+                for extent in extents {
+                    prop_assert_eq!(extent.file_offset as usize, file.len() - end);
+                    let from = extent.block_offset as usize;
+                    file.extend_from_slice(&block[from..from + extent.length_bytes as usize]);
+                }
+                writeback.commit_done();
+            }
+            prop_assert!(expected.starts_with(&file));
+        }
+    }
+}
