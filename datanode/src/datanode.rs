@@ -39,7 +39,7 @@ pub struct Datanode {
 
 impl Datanode {
     /// Opens the volumes, starts to listen, and keeps itself registered with the namenode from then
-    /// on. Until it is registered, it refuses all requests for want of keys.
+    /// on. Until it is registered, it answers all requests with `Busy` for want of keys.
     ///
     /// # Errors
     /// [`StartError`]. A volume that cannot be used is an error only if there is no other.

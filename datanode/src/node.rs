@@ -17,6 +17,11 @@ use tokio::sync::watch;
 
 use crate::store::BlockStore;
 
+/// What stands for a datanode's number until the namenode has given it one.
+const UNREGISTERED: NodeId = NodeId(0);
+/// When to ask again a datanode that has just started.
+const UNREGISTERED_RETRY_MS: u32 = 200;
+
 /// What all tasks of a datanode share.
 pub struct Node {
     /// The replicas.
@@ -39,7 +44,7 @@ impl Node {
             connections,
             active_streams: AtomicU32::new(0),
             tokens: RwLock::default(),
-            node_id: AtomicU32::new(0),
+            node_id: AtomicU32::new(UNREGISTERED.0),
             block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
             stopping: watch::Sender::new(false),
             known: watch::Sender::new(false),
@@ -60,7 +65,7 @@ impl Node {
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = verifier;
     }
 
-    /// This datanode's number; 0 before the first registration, when no token is accepted either.
+    /// This datanode's number; 0 before the first registration.
     pub fn id(&self) -> NodeId {
         NodeId(self.node_id.load(Ordering::Relaxed))
     }
@@ -73,13 +78,19 @@ impl Node {
     /// Checks the right to a block.
     ///
     /// # Errors
-    /// [`DataError::BadToken`] or [`DataError::TokenExpired`].
+    /// [`DataError::BadToken`] or [`DataError::TokenExpired`]; [`DataError::Busy`] as long as the
+    /// namenode has not yet told which keys to accept.
     pub fn check_token(
         &self,
         token: &BlockToken,
         block: BlockId,
         right: Right,
     ) -> Result<(), DataError> {
+        if self.id() == UNREGISTERED {
+            return Err(DataError::Busy {
+                retry_after_ms: UNREGISTERED_RETRY_MS,
+            });
+        }
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         // A clock before 1970 makes every token look valid for long; it is not trusted.
         let now_unix_ms = since_1970.map_or(u64::MAX, |since| since.as_millis() as u64);

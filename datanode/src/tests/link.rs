@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, ClusterId};
 use harvestfs_protocol::node::NodeCommand;
 use tokio::time::Instant;
@@ -28,6 +29,25 @@ async fn it_registers_again_when_the_namenode_comes_back() {
     assert_eq!(state.registered[0].cluster, Some(CLUSTER));
     let replicas = &state.replicas[&state.nodes["dn1"]];
     assert!(replicas[&BlockId(1)].1.sealed);
+}
+
+#[tokio::test]
+async fn it_asks_for_patience_until_it_is_registered() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    let fresh = FakeNamenode::start(&cluster.authority, "127.0.0.1:0".parse().unwrap());
+    let options = cluster.options(0);
+    let namenode = std::mem::replace(&mut cluster.namenode, fresh);
+    let addr = namenode.addr;
+    namenode.stop().await;
+    let datanode = Datanode::start(options).await.unwrap();
+    cluster.nodes[0].data_addr = datanode.local_addr();
+    let read = cluster.read(0, 1, (0, 1)).await;
+    assert!(matches!(read, Err(DataError::Busy { .. })), "{read:?}");
+    let back = FakeNamenode::start(&cluster.authority, addr);
+    back.node("dn1").await;
+    assert_eq!(cluster.read(0, 1, (0, 5000)).await.unwrap(), data(1, 5000));
 }
 
 #[tokio::test]
