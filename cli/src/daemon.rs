@@ -80,6 +80,7 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
         args.listen.unwrap_or(config.listen),
         Identity::load(&config::beside(&args.config, &config.identity))?,
     );
+    raise_open_files();
     // One thread for the connections; the engine and the journal have their own.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
@@ -129,6 +130,7 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
             class: volume.class.into(),
         })
         .collect();
+    raise_open_files();
     // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
@@ -180,6 +182,17 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     })
+}
+
+/// Open replicas, connections and files: the usual soft limit of 1024 is for programs that use
+/// `select`, which this one does not.
+fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
 }
 
 fn current_thread(part: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
