@@ -9,7 +9,8 @@ use std::time::Instant;
 use crate::store::{Kind, Op, Result};
 use crate::workload::{mix, put, value};
 
-const OPS_PER_COMMIT: u64 = 100;
+/// Of [`fill`], which is about space, not speed.
+const OPS_PER_COMMIT: u64 = 1000;
 
 /// The command that runs `what` in a child process.
 pub fn command(what: &str, kind: Kind, dir: &Path, number: u64) -> Result<Command> {

@@ -5,7 +5,7 @@
 //!                        [--cuts 50] [--only STORE]
 //! ```
 //!
-//! `--unit` is a fifth of the records inserted for the measurement of space; 1000000 makes it
+//! 0 leaves the part out. `--unit` is a fifth of the records inserted for the measurement of space; 1000000 makes it
 //! 5M inserts, 5M overwrites, 2.5M deletes (and sled 0.34.7 then takes 20 GB of memory).
 
 mod child;
@@ -127,6 +127,7 @@ impl Row {
         let alone = in_fresh_dir(options, |dir| speed::alone(kind, dir, 1, time))?;
         let grouped = in_fresh_dir(options, |dir| speed::grouped(kind, dir, time))?;
         let by_100 = in_fresh_dir(options, |dir| speed::alone(kind, dir, 100, time))?;
+        eprintln!("  {alone:.0} alone, {grouped:.0} grouped, {by_100:.0} by 100, per second");
         self.alone.push(alone);
         self.grouped.push(grouped);
         self.by_100.push(by_100);
@@ -134,28 +135,48 @@ impl Row {
     }
 
     fn measure_the_rest(&mut self, options: &Options) -> Result<()> {
-        let kind = self.kind;
-        let space = in_fresh_dir(options, |dir| space::measure(kind, dir, options.unit))?;
-        let kills = in_fresh_dir(options, |dir| kill::rounds(kind, dir, options.rounds))?;
-        let (syncs, power) = power_loss(kind, options)?;
-        if let Some(failure) = &kills.failure {
-            eprintln!("{}: after kill -9: {failure}", kind.name());
+        let left_out = || "-".to_owned();
+        let (mut space, mut memory, mut recovery) = (left_out(), left_out(), left_out());
+        if options.unit > 0 {
+            let measured =
+                in_fresh_dir(options, |dir| space::measure(self.kind, dir, options.unit))?;
+            space = format!(
+                "{:.1}x ({:.1}x)",
+                measured.factor, measured.compacted_factor
+            );
+            memory = format!("{} MiB", measured.memory_mib_max);
+            recovery = format!("{} / {} ms", measured.open_ms, measured.open_and_read_ms);
         }
-        self.cells = vec![
-            syncs,
-            format!("{:.1}x ({:.1}x)", space.factor, space.compacted_factor),
-            format!("{} MiB", space.memory_mib_max),
-            format!("{} / {} ms", space.open_ms, space.open_and_read_ms),
-            format!(
-                "{} rounds, {} records: {}",
-                kills.rounds,
-                kills.acknowledged,
-                kills.failure.map_or("none lost", |_| "LOST")
-            ),
-            power,
-        ];
+        eprintln!("  {space}, {memory}, {recovery}");
+        let kills = match options.rounds {
+            0 => left_out(),
+            _ => kills(self.kind, options)?,
+        };
+        eprintln!("  {kills}");
+        let (syncs, power) = match options.cuts {
+            0 => (left_out(), left_out()),
+            _ => power_loss(self.kind, options)?,
+        };
+        eprintln!("  {syncs}: {power}");
+        self.cells = vec![syncs, space, memory, recovery, kills, power];
         Ok(())
     }
+}
+
+/// The cell about kill -9.
+fn kills(kind: Kind, options: &Options) -> Result<String> {
+    let kills = in_fresh_dir(options, |dir| kill::rounds(kind, dir, options.rounds))?;
+    let outcome = match &kills.failure {
+        None => "none lost",
+        Some(failure) => {
+            eprintln!("{}: after kill -9: {failure}", kind.name());
+            "LOST"
+        }
+    };
+    Ok(format!(
+        "{} rounds, {} records: {outcome}",
+        kills.rounds, kills.acknowledged
+    ))
 }
 
 /// The cells about sync calls and about images of a power loss.
@@ -179,7 +200,7 @@ fn power_loss(kind: Kind, options: &Options) -> Result<(String, String)> {
     if let Some(failure) = outcome.first_failure {
         eprintln!("{}: after a power loss: {failure}", kind.name());
     }
-    let images = format!("{} of {} images lose", outcome.failed, outcome.images);
+    let images = format!("{} of {} images fail", outcome.failed, outcome.images);
     Ok((syncs.join(", "), images))
 }
 
