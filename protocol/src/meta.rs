@@ -320,8 +320,8 @@ pub struct AttrChanges {
     pub atime: Option<SetTime>,
     /// Last change of the content.
     pub mtime: Option<SetTime>,
-    /// The caller has the file open for writing, so that a new size needs no permission check
-    /// (`ftruncate(2)`).
+    /// The caller has the file open for writing, so that neither a new size (`ftruncate(2)`) nor
+    /// the time of what was written needs a permission check.
     pub opened_for_writing: bool,
 }
 

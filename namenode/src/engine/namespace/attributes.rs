@@ -49,10 +49,14 @@ fn check(call: &Call, inode: &Inode, changes: &AttrChanges) -> Result<(), FsErro
             return Err(FsError::NotPermitted);
         }
     }
-    for time in [changes.atime, changes.mtime].into_iter().flatten() {
+    // A kernel that caches writes says when they were made, together with the new size or with
+    // the file that they were written through: whoever may write it, may say so.
+    let writes = changes.opened_for_writing || changes.size_bytes.is_some();
+    let times = [(changes.atime, owns), (changes.mtime, owns || writes)];
+    for (time, may_set) in times {
         match time {
-            SetTime::To(_) if !owns => return Err(FsError::NotPermitted),
-            SetTime::Now if !owns => permissions::check(credentials, inode, WRITE)?,
+            Some(SetTime::To(_)) if !may_set => return Err(FsError::NotPermitted),
+            Some(SetTime::Now) if !may_set => permissions::check(credentials, inode, WRITE)?,
             _ => {}
         }
     }

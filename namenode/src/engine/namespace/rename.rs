@@ -12,7 +12,7 @@ use super::{
     Call, Namespace,
     command::Effects,
     inode::{Body, Inode},
-    permissions::{self, WRITE},
+    permissions::{self, EXECUTE, WRITE},
 };
 
 /// One side of a rename.
@@ -31,12 +31,18 @@ impl Namespace {
         mode: RenameMode,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
-        let source = self.find(call.credentials, old.parent, old.name)?;
-        let target = match self.find(call.credentials, new.parent, new.name) {
-            Ok(_) if mode == RenameMode::NoReplace => return Err(FsError::Exists),
-            Ok(target) => Some(target),
-            Err(FsError::NotFound) if mode != RenameMode::Exchange => None,
-            Err(error) => return Err(error),
+        // Both ways are walked before either name is looked up, as Linux does.
+        let (old_inode, old_directory) = self.searchable(call.credentials, old.parent)?;
+        let (new_inode, new_directory) = self.searchable(call.credentials, new.parent)?;
+        if old_inode.nlink == 0 || new_inode.nlink == 0 {
+            // One was removed, and is only held.
+            return Err(FsError::NotFound);
+        }
+        let source = old_directory.get(old.name).ok_or(FsError::NotFound)?;
+        let target = match (new_directory.get(new.name), mode) {
+            (Some(_), RenameMode::NoReplace) => return Err(FsError::Exists),
+            (None, RenameMode::Exchange) => return Err(FsError::NotFound),
+            (target, _) => target,
         };
         self.check_loop(source, old, new)?;
         if let (Some(target), RenameMode::Exchange) = (target, mode) {
@@ -89,7 +95,7 @@ impl Namespace {
         permissions::check_removal(credentials, self.inodes.get(old.parent)?, source)?;
         let moves = old.parent != new.parent;
         let Some(target) = target else {
-            self.check_addition(credentials, new_directory)?;
+            permissions::check(credentials, new_directory, WRITE | EXECUTE)?;
             return check_dotdot(call, source, moves);
         };
         let target = self.inodes.get(target)?;

@@ -39,6 +39,21 @@ impl Namespace {
         Ok((inode, directory))
     }
 
+    /// What a name leads to in a directory that the caller may search. A directory that was
+    /// removed, and is only held, has no names and gets none: [`FsError::NotFound`].
+    fn look_up(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(&Inode, Option<InodeId>), FsError> {
+        let (inode, directory) = self.searchable(credentials, parent)?;
+        if inode.nlink == 0 {
+            return Err(FsError::NotFound);
+        }
+        Ok((inode, directory.get(name)))
+    }
+
     /// The inode that a name leads to.
     pub(super) fn find(
         &self,
@@ -46,8 +61,8 @@ impl Namespace {
         parent: InodeId,
         name: &Name,
     ) -> Result<InodeId, FsError> {
-        let (_, directory) = self.searchable(credentials, parent)?;
-        directory.get(name).ok_or(FsError::NotFound)
+        let (_, found) = self.look_up(credentials, parent, name)?;
+        found.ok_or(FsError::NotFound)
     }
 
     /// Checks that the caller may add a name, in the order of Linux: that it exists is said even
@@ -58,24 +73,11 @@ impl Namespace {
         parent: InodeId,
         name: &Name,
     ) -> Result<(), FsError> {
-        let (inode, directory) = self.searchable(credentials, parent)?;
-        if directory.get(name).is_some() {
+        let (inode, found) = self.look_up(credentials, parent, name)?;
+        if found.is_some() {
             return Err(FsError::Exists);
         }
-        self.check_addition(credentials, inode)
-    }
-
-    /// Checks that the caller may add any name to a directory.
-    pub(super) fn check_addition(
-        &self,
-        credentials: &Credentials,
-        directory: &Inode,
-    ) -> Result<(), FsError> {
-        if directory.nlink == 0 {
-            // It was removed, and is only held.
-            return Err(FsError::NotFound);
-        }
-        permissions::check(credentials, directory, WRITE | EXECUTE)
+        permissions::check(credentials, inode, WRITE | EXECUTE)
     }
 
     /// The directory and those above it, up to the root.

@@ -5,6 +5,7 @@ mod content;
 mod limits;
 mod model;
 mod model_content;
+mod model_rename;
 mod names;
 mod permissions;
 mod random;

@@ -102,9 +102,8 @@ impl Node {
     }
 
     pub fn demand(&self, who: &Credentials, wanted: u16) -> Result<(), FsError> {
-        self.may(who, wanted)
-            .then_some(())
-            .ok_or(FsError::PermissionDenied)
+        let allowed = self.may(who, wanted);
+        allowed.then_some(()).ok_or(FsError::PermissionDenied)
     }
 
     pub fn owned_by(&self, who: &Credentials) -> bool {
@@ -219,7 +218,7 @@ impl Model {
     }
 
     /// What a name leads to, for who may look.
-    fn walk(
+    pub fn walk(
         &self,
         who: &Credentials,
         dir: InodeId,
@@ -230,17 +229,22 @@ impl Model {
             return Err(FsError::NotADirectory);
         }
         node.demand(who, X)?;
-        Ok(node.entries.get(name).copied())
-    }
-
-    fn may_add(&self, who: &Credentials, dir: InodeId) -> Result<(), FsError> {
         if self.orphans.contains(&dir) {
             return Err(FsError::NotFound);
         }
+        Ok(node.entries.get(name).copied())
+    }
+
+    pub fn may_add(&self, who: &Credentials, dir: InodeId) -> Result<(), FsError> {
         self.node(dir)?.demand(who, W | X)
     }
 
-    fn may_take(&self, who: &Credentials, dir: InodeId, victim: InodeId) -> Result<(), FsError> {
+    pub fn may_take(
+        &self,
+        who: &Credentials,
+        dir: InodeId,
+        victim: InodeId,
+    ) -> Result<(), FsError> {
         let (dir, victim) = (self.node(dir)?, self.node(victim)?);
         dir.demand(who, W | X)?;
         let sticky = dir.mode & 0o1000 != 0;
@@ -257,7 +261,7 @@ impl Model {
         self.may_add(who, dir)
     }
 
-    fn touch_dir(&mut self, dir: InodeId, now: i64) {
+    pub fn touch_dir(&mut self, dir: InodeId, now: i64) {
         let node = self.node_mut(dir);
         node.mtime = now;
         node.ctime = now;
@@ -304,7 +308,7 @@ impl Model {
     }
 
     /// A name that led here is gone.
-    fn dropped(&mut self, context: &Context, ino: InodeId) -> Attr {
+    pub fn dropped(&mut self, context: &Context, ino: InodeId) -> Attr {
         self.node_mut(ino).ctime = context.now;
         let mut attr = self.attr(ino);
         let named = self.parent_of(ino).is_some();
@@ -473,12 +477,12 @@ impl Model {
                 return Err(FsError::NotPermitted);
             }
         }
-        for time in [changes.atime, changes.mtime].into_iter().flatten() {
-            if !owner {
-                match time {
-                    SetTime::To(_) => return Err(FsError::NotPermitted),
-                    SetTime::Now => node.demand(who, W)?,
-                }
+        let writer = owner || changes.opened_for_writing || changes.size_bytes.is_some();
+        for (time, may_set) in [(changes.atime, owner), (changes.mtime, writer)] {
+            match time {
+                Some(SetTime::To(_)) if !may_set => return Err(FsError::NotPermitted),
+                Some(SetTime::Now) if !may_set => node.demand(who, W)?,
+                _ => {}
             }
         }
 
@@ -518,82 +522,5 @@ impl Model {
             node.ctime = context.now;
         }
         self.reply(ino)
-    }
-
-    fn is_below(&self, ino: InodeId, above: InodeId) -> bool {
-        let mut next = Some(ino);
-        while let Some(ino) = next {
-            if ino == above {
-                return true;
-            }
-            next = self.parent_of(ino);
-        }
-        false
-    }
-
-    fn rename(
-        &mut self,
-        context: &Context,
-        old: (InodeId, &Name),
-        new: (InodeId, &Name),
-        mode: RenameMode,
-    ) -> Answer {
-        let who = context.who;
-        let source = self.walk(who, old.0, old.1)?.ok_or(FsError::NotFound)?;
-        let target = self.walk(who, new.0, new.1)?;
-        match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            _ => {}
-        }
-        let exchange = mode == RenameMode::Exchange;
-        let swallowed = exchange && target.is_some_and(|target| self.is_below(old.0, target));
-        if self.is_below(new.0, source) || swallowed {
-            return Err(invalid());
-        }
-        if target == Some(source) {
-            return Ok(MetaReply::Removed(None));
-        }
-        self.may_take(who, old.0, source)?;
-        let moved_dir = |ino: InodeId| self.inodes[&ino].is_dir() && old.0 != new.0;
-        match target {
-            None => self.may_add(who, new.0)?,
-            Some(target) => {
-                self.may_take(who, new.0, target)?;
-                let dirs = (self.inodes[&source].is_dir(), self.inodes[&target].is_dir());
-                match dirs {
-                    _ if exchange => {}
-                    (true, false) => return Err(FsError::NotADirectory),
-                    (false, true) => return Err(FsError::IsADirectory),
-                    _ => {}
-                }
-            }
-        }
-        if moved_dir(source) {
-            self.inodes[&source].demand(who, W)?;
-        }
-        if let Some(target) = target {
-            if exchange && moved_dir(target) {
-                self.inodes[&target].demand(who, W)?;
-            }
-            if !exchange && !self.inodes[&target].entries.is_empty() {
-                return Err(FsError::NotEmpty);
-            }
-        }
-
-        self.node_mut(old.0).entries.remove(old.1);
-        self.node_mut(new.0).entries.insert(new.1.clone(), source);
-        self.node_mut(source).ctime = context.now;
-        self.touch_dir(old.0, context.now);
-        self.touch_dir(new.0, context.now);
-        let Some(target) = target else {
-            return Ok(MetaReply::Removed(None));
-        };
-        if exchange {
-            self.node_mut(old.0).entries.insert(old.1.clone(), target);
-            self.node_mut(target).ctime = context.now;
-            return Ok(MetaReply::Removed(None));
-        }
-        Ok(MetaReply::Removed(Some(self.dropped(context, target))))
     }
 }

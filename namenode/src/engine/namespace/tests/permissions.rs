@@ -371,6 +371,31 @@ fn times_are_for_the_owner_and_now_for_writers() {
 }
 
 #[test]
+fn who_writes_a_file_says_when() {
+    let mut fixture = with_file(0o666);
+    fixture.become_user(2);
+    let written = Timestamp(-7);
+    let mtime = Some(SetTime::To(written));
+    let with_size = AttrChanges {
+        size_bytes: Some(10),
+        mtime,
+        ..AttrChanges::default()
+    };
+    let through_file = AttrChanges {
+        opened_for_writing: true,
+        mtime,
+        ..AttrChanges::default()
+    };
+    for changes in [with_size, through_file] {
+        assert_eq!(fixture.set("/d/f", changes.clone()).unwrap().mtime, written);
+        // Not so the time of access.
+        let atime = mtime;
+        let changes = AttrChanges { atime, ..changes };
+        assert_eq!(fixture.set("/d/f", changes), Err(NOT_OWNER));
+    }
+}
+
+#[test]
 fn truncation_needs_write_permission_or_an_open_file() {
     let mut fixture = with_file(0o444);
     fixture.become_user(2);
