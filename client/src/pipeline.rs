@@ -252,6 +252,8 @@ async fn take_acks(
                 return;
             }
             Ok(Some((WriteAck::Ready, _))) => DataError::Protocol("ready twice".into()),
+            // The others may still be sealing.
+            Ok(None) if stream.is_done_by(index) => return,
             Ok(None) => DataError::Stopping,
             Err(TransportError::Deadline { .. }) => match stream.stalled(index) {
                 Stall::No => continue,
@@ -435,6 +437,13 @@ impl BlockStream {
         self.changed.notify_waiters();
         self.owner.notify_one();
         !sealed
+    }
+
+    /// Whether a pipeline has acknowledged everything up to the end of the block.
+    fn is_done_by(&self, index: usize) -> bool {
+        let state = self.lock();
+        let ended = state.in_flight.back().is_none_or(|last| last.seals);
+        ended && state.acked_by[index] == state.sent
     }
 
     fn stalled(&self, index: usize) -> Stall {

@@ -1,6 +1,9 @@
 //! Files as they are written and read when nothing fails.
 
-use std::sync::atomic::Ordering;
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use harvestfs_protocol::{
@@ -85,6 +88,31 @@ async fn a_large_file_streams_through_several_blocks() {
         .map(|d| d.reads.load(Ordering::Relaxed))
         .sum();
     assert!(reads < 90, "{reads}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_blocks_are_sealed_on_all_their_datanodes() {
+    let cluster = Cluster::with_block_bytes(4, 3, 1 << 20).await;
+    let client = cluster.client("a").await;
+    for index in 0..12 {
+        let (_, file) = create(&client, &format!("file-{index}")).await;
+        file.write(0, pattern(700_000, index).into()).await.unwrap();
+        file.flush().await.unwrap();
+    }
+    let began = Instant::now();
+    while cluster.namenode.sealed().len() < 11 {
+        assert!(began.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for (block, length) in cluster.namenode.sealed() {
+        assert_eq!(length, 700_000);
+        let holds = |datanode: &&std::sync::Arc<crate::testing::Datanode>| {
+            datanode.replicas().get(&block) == Some(&(700_000, true))
+        };
+        assert_eq!(cluster.datanodes.iter().filter(holds).count(), 3);
+    }
+    // Nothing failed on the way.
+    assert!(client.core().locations.avoided(Instant::now()).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,7 +215,7 @@ async fn the_cache_saves_trips() {
     drop(file);
     let mut waited = 0;
     while cluster.namenode.inode_exists(attr.ino) {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
         waited += 1;
         assert!(waited < 200, "the file was never released");
     }
