@@ -276,6 +276,8 @@ impl DataWriter {
         let hopeless = !error.is_transient() || core.session.is_closed();
         if hopeless || waited >= patience {
             let error = match error {
+                // Whatever broke, it broke because of that.
+                _ if core.session.is_closed() => ClientError::Closed,
                 ClientError::Write(DataError::Busy { .. }) => ClientError::AllReplicasBusy {
                     block: BlockId(0),
                     waited,
