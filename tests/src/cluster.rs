@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -43,6 +44,7 @@ impl Default for ClusterOptions {
 pub struct Cluster {
     processes: BTreeMap<String, Process>,
     mounts: Vec<PathBuf>,
+    namenode: SocketAddr,
     directory: TempDir,
 }
 
@@ -54,12 +56,14 @@ impl Cluster {
             .prefix("harvestfs-test-")
             .tempdir()
             .expect("a temporary directory");
+        let namenode = free_address();
         let mut cluster = Self {
             processes: BTreeMap::new(),
             mounts: Vec::new(),
+            namenode,
             directory,
         };
-        let namenode = free_address();
+        let namenode = namenode.to_string();
         let data = cluster.path("");
         let run = |arguments: &[&str]| {
             let output = Command::new(harvestfs())
@@ -107,6 +111,27 @@ impl Cluster {
             cluster.start_datanode(number);
         }
         cluster
+    }
+
+    /// Where the namenode listens.
+    #[must_use]
+    pub fn namenode(&self) -> SocketAddr {
+        self.namenode
+    }
+
+    /// What `harvestfs admin nodes --json` says of one datanode.
+    ///
+    /// # Panics
+    /// When it is not registered.
+    #[must_use]
+    pub fn node_status(&self, number: usize) -> serde_json::Value {
+        let nodes = self.output_of(&["admin", "nodes", "--json"]);
+        let nodes: Vec<serde_json::Value> = serde_json::from_str(&nodes).expect("JSON");
+        let name = datanode(number);
+        nodes
+            .into_iter()
+            .find(|node| node["server"]["name"] == name.as_str())
+            .unwrap_or_else(|| panic!("{name} is not registered"))
     }
 
     /// A path below the cluster's directory.
@@ -311,7 +336,7 @@ fn datanode(number: usize) -> String {
     format!("datanode-{number}")
 }
 
-fn free_address() -> String {
+fn free_address() -> SocketAddr {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
-    socket.local_addr().expect("it is bound").to_string()
+    socket.local_addr().expect("it is bound")
 }

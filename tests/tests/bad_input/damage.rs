@@ -1,0 +1,117 @@
+//! What disks do to replicas and volumes.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+
+use crate::{assert_serves, files_below};
+
+/// A replica file's header: a page that no other replica of the block shares.
+const HEADER_BYTES: usize = 4096;
+/// Where a replica file's first chunk is.
+const FIRST_CHUNK: u64 = 8192;
+const FILE_BYTES: usize = 3 << 20;
+
+fn sealed_replicas(cluster: &Cluster, number: usize) -> Vec<PathBuf> {
+    let mut files = files_below(
+        &cluster
+            .path(&Cluster::datanode(number))
+            .join("volume/sealed"),
+    );
+    files.sort();
+    files
+}
+
+/// How many of the datanodes have the block in the file called `name` with exactly this content.
+fn good_replicas(cluster: &Cluster, datanodes: usize, name: &Path, content: &[u8]) -> usize {
+    (1..=datanodes)
+        .flat_map(|number| sealed_replicas(cluster, number))
+        .filter(|path| path.file_name() == name.file_name())
+        // It may be removed meanwhile.
+        .filter_map(|path| fs::read(path).ok())
+        .filter(|bytes| bytes.get(HEADER_BYTES..) == Some(&content[HEADER_BYTES..]))
+        .count()
+}
+
+fn flip(path: &Path, offset: u64) {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("a file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).expect("read");
+    file.write_all_at(&[byte[0] ^ 0x10], offset).expect("write");
+    file.sync_all().expect("fsync");
+}
+
+#[test]
+fn damaged_replicas_are_never_read_and_are_replaced() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        replication: 2,
+        block_size: "1MiB",
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mnt");
+    let file_names: Vec<String> = (0..4).map(|number| format!("f{number}")).collect();
+    for (seed, name) in (0..).zip(&file_names) {
+        let path = mount.join(name);
+        fs::write(&path, Pattern { seed }.bytes(FILE_BYTES)).expect("write");
+        File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+    }
+    // Unmounting seals every block.
+    cluster.stop("mnt");
+    cluster.wait_healthy(Duration::from_secs(60));
+
+    let replicas = sealed_replicas(&cluster, 1);
+    assert!(replicas.len() >= 5, "{replicas:?}");
+    let contents: Vec<Vec<u8>> = replicas
+        .iter()
+        .take(5)
+        .map(|path| fs::read(path).expect("a replica"))
+        .collect();
+    // While it runs, a bit of data.
+    flip(&replicas[0], FIRST_CHUNK + 100);
+    // While it does not: a bit of data further on, a checksum, the end, all of it.
+    cluster.stop(&Cluster::datanode(1));
+    let last = contents[1].len() as u64 - 1;
+    flip(&replicas[1], last);
+    flip(&replicas[2], HEADER_BYTES as u64 + 5);
+    let short = OpenOptions::new().write(true).open(&replicas[3]);
+    short
+        .and_then(|file| file.set_len(contents[3].len() as u64 - 8192))
+        .expect("truncate");
+    fs::remove_file(&replicas[4]).expect("remove");
+    cluster.start_datanode(1);
+    cluster.wait_alive(3, Duration::from_secs(30));
+
+    // Each client may choose the good replicas; sooner or later one meets the bad ones, or the
+    // scrubber does. What is read is right in any case.
+    wait_until("good replicas only", Duration::from_secs(60), || {
+        for (seed, name) in (0..).zip(&file_names) {
+            let path = format!("/{name}");
+            let output = cluster.command(&["fs", "cat", &path]);
+            assert!(output.status.success(), "{name}: {output:?}");
+            let expected = Pattern { seed }.bytes(FILE_BYTES);
+            assert!(output.stdout == expected, "{name}: wrong bytes");
+        }
+        replicas
+            .iter()
+            .zip(&contents)
+            .all(|(name, content)| good_replicas(&cluster, 3, name, content) == 2)
+    });
+    let mount = cluster.mount("mnt");
+    for (seed, name) in (0..).zip(&file_names) {
+        Pattern { seed }.check_file(&mount.join(name), FILE_BYTES as u64);
+    }
+    assert_serves(&mut cluster, &mount, 5);
+}

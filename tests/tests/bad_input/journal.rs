@@ -1,0 +1,130 @@
+//! What disks and crashes do to the namenode's journal.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::PathBuf,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::{assert_serves, refused, wait_for_log};
+
+/// Where a segment's first record is, and the size of a record's header, whose first 4 bytes are
+/// the length of what follows it.
+const FIRST_RECORD: u64 = 4096;
+const RECORD_HEADER_BYTES: u64 = 28;
+
+/// The newest segment.
+fn last_segment(cluster: &Cluster) -> PathBuf {
+    fs::read_dir(cluster.path("namenode/data/journal"))
+        .expect("the journal")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.to_string_lossy().contains("/segment-"))
+        .max()
+        .expect("there is one")
+}
+
+/// Where each record of a segment starts, and where the last one ends.
+fn records(segment: &File) -> Vec<u64> {
+    let mut offsets = vec![FIRST_RECORD];
+    let mut offset = FIRST_RECORD;
+    loop {
+        let mut length = [0; 4];
+        segment.read_exact_at(&mut length, offset).expect("read");
+        let length = u64::from(u32::from_le_bytes(length));
+        if length == 0 {
+            return offsets;
+        }
+        offset += RECORD_HEADER_BYTES + length;
+        offsets.push(offset);
+    }
+}
+
+fn files(mount: &std::path::Path, numbers: std::ops::Range<u64>, check: bool) {
+    for number in numbers {
+        let path = mount.join(format!("f{number}"));
+        let pattern = Pattern { seed: number };
+        if check {
+            pattern.check_file(&path, 20_000);
+        } else {
+            fs::write(&path, pattern.bytes(20_000)).expect("write");
+            File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+        }
+    }
+}
+
+#[test]
+fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 2,
+        replication: 2,
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mnt");
+    files(&mount, 0..30, false);
+    cluster.kill("namenode");
+
+    // What a crash leaves behind: the beginning of records that nobody was told of.
+    let path = last_segment(&cluster);
+    let segment = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .expect("the segment");
+    let offsets = records(&segment);
+    assert!(offsets.len() > 30, "{} records", offsets.len());
+    let end = offsets[offsets.len() - 1];
+    let mut garbage = vec![0; 5_000];
+    StdRng::seed_from_u64(1).fill_bytes(&mut garbage);
+    segment.write_all_at(&garbage, end).expect("write");
+    cluster.start_namenode();
+    wait_for_log(
+        &cluster,
+        "namenode",
+        "the journal ended in records that a crash had interrupted",
+    );
+    files(&mount, 0..30, true);
+    files(&mount, 30..60, false);
+    cluster.kill("namenode");
+
+    // Not a crash: a bit in the middle of what was acknowledged.
+    let path = last_segment(&cluster);
+    let segment = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .expect("the segment");
+    let offsets = records(&segment);
+    let damaged = offsets[offsets.len() / 2];
+    let mut byte = [0];
+    let place = damaged + RECORD_HEADER_BYTES + 1;
+    segment.read_exact_at(&mut byte, place).expect("read");
+    segment.write_all_at(&[byte[0] ^ 4], place).expect("write");
+    let config = cluster.path("namenode/namenode.toml");
+    for _ in 0..2 {
+        let (status, said) = refused(&cluster, "namenode", &config);
+        eprintln!("{said}");
+        assert_eq!(status, 1, "{said}");
+        let name = path.file_name().expect("it has one").to_string_lossy();
+        assert!(said.contains(&*name), "{said}");
+        assert!(
+            said.contains(&format!("is damaged at byte {damaged}")),
+            "{said}"
+        );
+        assert!(said.contains("does not start"), "{said}");
+    }
+    // Refusing has changed nothing: with the bit as it was, all is there.
+    segment.write_all_at(&byte, place).expect("write");
+    drop(segment);
+    cluster.start_namenode();
+    files(&mount, 0..60, true);
+    cluster.stop("mnt");
+    let mount = cluster.mount("mnt");
+    files(&mount, 0..60, true);
+    assert_serves(&mut cluster, &mount, 4);
+}
