@@ -3,12 +3,11 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
+    io::{BufRead, BufReader},
     os::unix::fs::FileExt,
     path::Path,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
     thread::{self, JoinHandle, sleep},
     time::Duration,
 };
@@ -18,44 +17,81 @@ use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
 /// What was acknowledged: for each file, the length that `fsync` returned for.
 type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
 
-/// Writes files, some small and some growing, each piece followed by `fsync`, until told to stop
-/// or an error shows that the mount died.
-fn writer(
-    mount: &Path,
-    number: u64,
-    acknowledged: &Acknowledged,
-    stop: &Arc<AtomicBool>,
-) -> JoinHandle<()> {
-    let (mount, acknowledged, stop) = (mount.to_owned(), acknowledged.clone(), stop.clone());
-    thread::spawn(move || {
-        for round in 0_u64.. {
-            let name = format!("w{number}-{round}");
-            let seed = number << 32 | round;
-            let Ok(file) = File::create(mount.join(&name)) else {
-                return;
-            };
-            let (pieces, piece_bytes) = match round % 3 {
-                0 => (1, 1_000),
-                1 => (8, 70_000),
-                _ => (4, 3 << 20),
-            };
-            let mut length: u64 = 0;
-            for _ in 0..pieces {
-                if stop.load(Ordering::Relaxed) {
-                    return;
+/// Mount and number of a writer, for the process that is one.
+const WRITER: &str = "HARVESTFS_TEST_WRITER";
+
+/// Writes files, some small and some growing, each piece followed by `fsync`, until it is killed
+/// or an error shows that the mount died. A process of its own: one that starts a namenode while it
+/// has files open closes its copies of them first, which waits for the namenode.
+struct Writer {
+    process: Child,
+    reader: JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(mount: &Path, number: u64, acknowledged: &Acknowledged) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("the test"))
+            .args(["--exact", "writes_where_it_is_told", "--nocapture"])
+            .env(WRITER, format!("{number}:{}", mount.display()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test runs");
+        let stdout = process.stdout.take().expect("piped");
+        let acknowledged = acknowledged.clone();
+        let reader = thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let mut words = line.split(' ');
+                if words.next() == Some("acknowledged") {
+                    let name = words.next().expect("a name").to_owned();
+                    let length = words.next().expect("a length").parse().expect("a number");
+                    let mut acknowledged = acknowledged.lock().expect("no reader panics");
+                    acknowledged.insert(name, length);
                 }
-                let mut bytes = vec![0; piece_bytes];
-                // Offsets of the pattern are multiples of 8, and so are these lengths.
-                Pattern { seed }.fill(length, &mut bytes);
-                if file.write_all_at(&bytes, length).is_err() || file.sync_all().is_err() {
-                    return;
-                }
-                length += piece_bytes as u64;
-                let mut acknowledged = acknowledged.lock().expect("no writer panics");
-                acknowledged.insert(name.clone(), length);
             }
+        });
+        Self { process, reader }
+    }
+
+    fn stop(mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        self.process.wait().expect("it is our child");
+        self.reader.join().expect("no reader panics");
+    }
+}
+
+/// No test by itself: what a [`Writer`] runs.
+#[test]
+fn writes_where_it_is_told() {
+    let Ok(told) = std::env::var(WRITER) else {
+        return;
+    };
+    let (number, mount) = told.split_once(':').expect("number and mount");
+    let number: u64 = number.parse().expect("a number");
+    println!();
+    for round in 0_u64.. {
+        let name = format!("w{number}-{round}");
+        let seed = number << 32 | round;
+        let Ok(file) = File::create(Path::new(mount).join(&name)) else {
+            return;
+        };
+        let (pieces, piece_bytes) = match round % 3 {
+            0 => (1, 1_000),
+            1 => (8, 70_000),
+            _ => (4, 3 << 20),
+        };
+        let mut length: u64 = 0;
+        for _ in 0..pieces {
+            let mut bytes = vec![0; piece_bytes];
+            // Offsets of the pattern are multiples of 8, and so are these lengths.
+            Pattern { seed }.fill(length, &mut bytes);
+            if file.write_all_at(&bytes, length).is_err() || file.sync_all().is_err() {
+                return;
+            }
+            length += piece_bytes as u64;
+            println!("acknowledged {name} {length}");
         }
-    })
+    }
 }
 
 fn check(mount: &Path, acknowledged: &Acknowledged) -> usize {
@@ -86,9 +122,8 @@ fn what_fsync_returned_for_survives_kill_9_of_every_part() {
     victims.extend((1..=5).map(Cluster::datanode));
     let mut mount = cluster.mount("mnt");
     for (round, victim) in victims.iter().enumerate() {
-        let stop = Arc::new(AtomicBool::new(false));
         let writers: Vec<_> = (0..3)
-            .map(|n| writer(&mount, round as u64 * 10 + n, &acknowledged, &stop))
+            .map(|n| Writer::start(&mount, round as u64 * 10 + n, &acknowledged))
             .collect();
         sleep(Duration::from_millis(1_200));
         cluster.kill(victim);
@@ -102,9 +137,8 @@ fn what_fsync_returned_for_survives_kill_9_of_every_part() {
             }
         }
         sleep(Duration::from_millis(1_000));
-        stop.store(true, Ordering::Relaxed);
         for writer in writers {
-            writer.join().expect("no writer panics");
+            writer.stop();
         }
         let files = check(&mount, &acknowledged);
         eprintln!("killed {victim}: {files} files as acknowledged");
@@ -129,17 +163,15 @@ fn everything_at_once_killed_and_started_again() {
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let acknowledged = Acknowledged::default();
     let mount = cluster.mount("mnt");
-    let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..3)
-        .map(|number| writer(&mount, number, &acknowledged, &stop))
+        .map(|number| Writer::start(&mount, number, &acknowledged))
         .collect();
     sleep(Duration::from_secs(2));
     for victim in cluster.running() {
         cluster.kill(&victim);
     }
-    stop.store(true, Ordering::Relaxed);
     for writer in writers {
-        writer.join().expect("no writer panics");
+        writer.stop();
     }
     cluster.start_namenode();
     for number in 1..=4 {

@@ -61,10 +61,19 @@ pub fn endpoint(cluster: &Cluster, directory: &str, options: TransportOptions) -
 
 /// A connection as `directory` proves it.
 pub async fn connect(cluster: &Cluster, directory: &str, target: &Target) -> Connection {
+    let connection = try_connect(cluster, directory, target).await;
+    connection.expect("a connection")
+}
+
+/// As [`connect`], where a refusal is expected.
+pub async fn try_connect(
+    cluster: &Cluster,
+    directory: &str,
+    target: &Target,
+) -> Result<Connection, TransportError> {
     endpoint(cluster, directory, TransportOptions::default())
         .connect(target.addr, &target.peer, DEADLINE)
         .await
-        .expect("a connection")
 }
 
 /// A client of the namenode's requests.
