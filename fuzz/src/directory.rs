@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use harvestfs_namenode::journal::{Journal, JournalOptions};
-use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, format};
+use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeError, NamenodeOptions, format};
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::types::{Durability, PlacementRules};
@@ -44,8 +44,9 @@ pub fn namenode_directory(input: &[u8]) {
         let mut options = NamenodeOptions::new(directory, any_port, identity.clone());
         options.segment_bytes = SEGMENT_BYTES;
         runtime.block_on(async {
-            if let Ok(namenode) = Namenode::start(options).await {
-                namenode.kill().await.expect("nothing was asked of it");
+            match Namenode::start(options).await {
+                Ok(namenode) => namenode.kill().await.expect("nothing was asked of it"),
+                Err(error) => assert!(!matches!(error, NamenodeError::Panicked), "{error}"),
             }
         });
     });
