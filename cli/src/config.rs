@@ -4,9 +4,13 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
 };
 
 use anyhow::Context;
+use harvestfs_namenode::engine::cluster::ClusterOptions;
+use harvestfs_placement::{Locality, PolicyKind};
 use harvestfs_protocol::types::StorageClass;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -42,6 +46,50 @@ pub struct NamenodeConfig {
     pub identity: PathBuf,
     /// Directory of the journal and of the keys that sign block tokens; relative to this file.
     pub data: PathBuf,
+    /// Which servers replicas go to: `stock`, `greedy`, `history` or `harvest`.
+    #[serde(default)]
+    pub policy: PolicyKind,
+    /// Whether `harvest` puts the first replica on the writer's server: `prefer` (when that is in
+    /// the grid), `require` (whenever it can take one) or `off`.
+    #[serde(default)]
+    pub locality: Locality,
+    /// Budgets of repair.
+    #[serde(default)]
+    pub repair: RepairConfig,
+}
+
+/// `[repair]` in `namenode.toml`; what is absent is as usual.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RepairConfig {
+    /// Repairs per hour and server, as source and as target each.
+    pub per_hour: Option<u32>,
+    /// The same for blocks whose last replica is left.
+    pub urgent_per_hour: Option<u32>,
+    /// The same for replicas that are moved because they are misplaced.
+    pub moves_per_hour: Option<u32>,
+    /// Repairs per hour that one volume serves.
+    pub per_volume_per_hour: Option<u32>,
+    /// Repairs at a time per server, as source and as target each.
+    pub at_once: Option<u32>,
+}
+
+impl RepairConfig {
+    /// Puts what is given in the place of the usual.
+    pub fn apply(&self, options: &mut ClusterOptions) {
+        for (limit, given) in [
+            (&mut options.repairs_per_window, self.per_hour),
+            (&mut options.urgent_repairs_per_window, self.urgent_per_hour),
+            (&mut options.moves_per_window, self.moves_per_hour),
+            (
+                &mut options.repairs_per_volume_per_window,
+                self.per_volume_per_hour,
+            ),
+            (&mut options.repairs_in_flight_per_node, self.at_once),
+        ] {
+            *limit = given.unwrap_or(*limit);
+        }
+    }
 }
 
 /// `datanode.toml`
@@ -65,9 +113,292 @@ pub struct DatanodeConfig {
     /// Bytes per second that the scrubber reads.
     #[serde(default = "default_scrub_rate")]
     pub scrub_bytes_per_s: Size,
+    /// How the datanode competes with others for CPU and disks.
+    #[serde(default)]
+    pub priority: Priority,
+    /// The primary tenant of the server.
+    #[serde(default)]
+    pub primary: PrimaryConfig,
     /// What the owner lets us use.
     #[serde(rename = "volume")]
     pub volumes: Vec<VolumeConfig>,
+}
+
+/// How the datanode competes with others for CPU and disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// It runs when nobody else wants to.
+    #[default]
+    Idle,
+    /// It yields, as `nice -n 19` does.
+    Low,
+    /// As any other process.
+    Normal,
+}
+
+/// `[primary]` in `datanode.toml`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(try_from = "RawPrimary", into = "RawPrimary")]
+pub struct PrimaryConfig {
+    /// Where its use is read.
+    pub source: PrimarySourceConfig,
+    /// How much is left to it.
+    pub gate: GateConfig,
+}
+
+/// Where the use of the primary tenant is read.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrimarySourceConfig {
+    /// Nowhere.
+    None,
+    /// The machine less HarvestFS's own processes, or the cgroup that they are in.
+    Machine { own_cgroup: Option<PathBuf> },
+    /// A cgroup.
+    Cgroup {
+        name: PathBuf,
+        own_cgroup: Option<PathBuf>,
+    },
+    /// A recorded series.
+    Trace(TraceConfig),
+}
+
+impl Default for PrimarySourceConfig {
+    fn default() -> Self {
+        Self::Machine { own_cgroup: None }
+    }
+}
+
+/// Which series is replayed, and how fast.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceConfig {
+    /// The file; relative to the configuration file.
+    pub file: PathBuf,
+    /// Name of the series, or its number from 1.
+    pub series: Option<String>,
+    /// Times as fast as it was recorded.
+    pub speed: f64,
+}
+
+/// How much of the server is left to the primary tenant on top of what it uses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GateConfig {
+    reserve_cpu_percent: Option<Percent>,
+    reserve_memory_percent: Option<Percent>,
+    stalled_max_percent: Option<Percent>,
+    settle_s: Option<Seconds>,
+}
+
+impl GateConfig {
+    /// Share of the cores that is left to it.
+    pub fn cpu_reserve_share(&self) -> Option<f64> {
+        self.reserve_cpu_percent.map(|percent| percent.0 / 100.0)
+    }
+
+    /// Share of the memory that is left to it.
+    pub fn memory_reserve_share(&self) -> Option<f64> {
+        self.reserve_memory_percent.map(|percent| percent.0 / 100.0)
+    }
+
+    /// Most time that its tasks may wait.
+    pub fn stalled_max_share(&self) -> Option<f64> {
+        self.stalled_max_percent.map(|percent| percent.0 / 100.0)
+    }
+
+    /// How long it must be quiet before its server is used again.
+    pub fn settle(&self) -> Option<Duration> {
+        self.settle_s
+            .map(|seconds| Duration::from_secs_f64(seconds.0))
+    }
+}
+
+/// From 0 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+struct Percent(f64);
+
+impl TryFrom<f64> for Percent {
+    type Error = String;
+
+    fn try_from(percent: f64) -> Result<Self, String> {
+        if (0.0..=100.0).contains(&percent) {
+            Ok(Self(percent))
+        } else {
+            Err(format!("`{percent}` is not a percentage from 0 to 100"))
+        }
+    }
+}
+
+impl From<Percent> for f64 {
+    fn from(percent: Percent) -> f64 {
+        percent.0
+    }
+}
+
+/// At most an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+struct Seconds(f64);
+
+impl TryFrom<f64> for Seconds {
+    type Error = String;
+
+    fn try_from(seconds: f64) -> Result<Self, String> {
+        if (0.0..=3600.0).contains(&seconds) {
+            Ok(Self(seconds))
+        } else {
+            Err(format!("`{seconds}` is not a time from 0 to 3600 seconds"))
+        }
+    }
+}
+
+impl From<Seconds> for f64 {
+    fn from(seconds: Seconds) -> f64 {
+        seconds.0
+    }
+}
+
+/// `[primary]` as it is written.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawPrimary {
+    source: SourceName,
+    cgroup: Option<PathBuf>,
+    own_cgroup: Option<PathBuf>,
+    trace: Option<PathBuf>,
+    series: Option<String>,
+    trace_speed: Option<f64>,
+    reserve_cpu_percent: Option<Percent>,
+    reserve_memory_percent: Option<Percent>,
+    stalled_max_percent: Option<Percent>,
+    settle_s: Option<Seconds>,
+}
+
+/// Where the use of the primary tenant is read, by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceName {
+    /// Nowhere: the server is never busy.
+    None,
+    /// The whole machine, less HarvestFS's own processes.
+    #[default]
+    Machine,
+    /// A control group.
+    Cgroup,
+    /// A recorded series.
+    Trace,
+}
+
+impl FromStr for SourceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "machine" => Ok(Self::Machine),
+            "cgroup" => Ok(Self::Cgroup),
+            "trace" => Ok(Self::Trace),
+            _ => Err(format!(
+                "`{text}` is no source; write `none`, `machine`, `cgroup` or `trace`"
+            )),
+        }
+    }
+}
+
+impl FromStr for Priority {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "idle" => Ok(Self::Idle),
+            "low" => Ok(Self::Low),
+            "normal" => Ok(Self::Normal),
+            _ => Err(format!(
+                "`{text}` is no priority; write `idle`, `low` or `normal`"
+            )),
+        }
+    }
+}
+
+impl TryFrom<RawPrimary> for PrimaryConfig {
+    type Error = String;
+
+    fn try_from(raw: RawPrimary) -> Result<Self, String> {
+        let source = raw.source;
+        let unused = |key: &str, is_set: bool, wanted: &[SourceName]| {
+            if is_set && !wanted.contains(&source) {
+                let name = format!("{source:?}").to_lowercase();
+                return Err(format!("`{key}` means nothing with source = \"{name}\""));
+            }
+            Ok(())
+        };
+        let machine = [SourceName::Machine, SourceName::Cgroup];
+        unused("cgroup", raw.cgroup.is_some(), &[SourceName::Cgroup])?;
+        unused("own_cgroup", raw.own_cgroup.is_some(), &machine)?;
+        for (key, is_set) in [
+            ("trace", raw.trace.is_some()),
+            ("series", raw.series.is_some()),
+            ("trace_speed", raw.trace_speed.is_some()),
+        ] {
+            unused(key, is_set, &[SourceName::Trace])?;
+        }
+        let missing = |key: &str, what: &str| format!("`{key}` is missing: {what}");
+        Ok(Self {
+            source: match source {
+                SourceName::None => PrimarySourceConfig::None,
+                SourceName::Machine => PrimarySourceConfig::Machine {
+                    own_cgroup: raw.own_cgroup,
+                },
+                SourceName::Cgroup => PrimarySourceConfig::Cgroup {
+                    name: raw
+                        .cgroup
+                        .ok_or_else(|| missing("cgroup", "the cgroup of the primary tenant"))?,
+                    own_cgroup: raw.own_cgroup,
+                },
+                SourceName::Trace => PrimarySourceConfig::Trace(TraceConfig {
+                    file: raw
+                        .trace
+                        .ok_or_else(|| missing("trace", "a file of series"))?,
+                    series: raw.series,
+                    speed: raw.trace_speed.unwrap_or(1.0),
+                }),
+            },
+            gate: GateConfig {
+                reserve_cpu_percent: raw.reserve_cpu_percent,
+                reserve_memory_percent: raw.reserve_memory_percent,
+                stalled_max_percent: raw.stalled_max_percent,
+                settle_s: raw.settle_s,
+            },
+        })
+    }
+}
+
+impl From<PrimaryConfig> for RawPrimary {
+    fn from(config: PrimaryConfig) -> Self {
+        let mut raw = Self {
+            reserve_cpu_percent: config.gate.reserve_cpu_percent,
+            reserve_memory_percent: config.gate.reserve_memory_percent,
+            stalled_max_percent: config.gate.stalled_max_percent,
+            settle_s: config.gate.settle_s,
+            ..Self::default()
+        };
+        match config.source {
+            PrimarySourceConfig::None => raw.source = SourceName::None,
+            PrimarySourceConfig::Machine { own_cgroup } => raw.own_cgroup = own_cgroup,
+            PrimarySourceConfig::Cgroup { name, own_cgroup } => {
+                raw.source = SourceName::Cgroup;
+                raw.cgroup = Some(name);
+                raw.own_cgroup = own_cgroup;
+            }
+            PrimarySourceConfig::Trace(trace) => {
+                raw.source = SourceName::Trace;
+                raw.trace = Some(trace.file);
+                raw.series = trace.series;
+                raw.trace_speed = Some(trace.speed);
+            }
+        }
+        raw
+    }
 }
 
 /// `[[volume]]` in `datanode.toml`
@@ -214,8 +545,67 @@ quota = "1GiB"
         let address = error_of(&GOOD.replace("127.0.0.1:0", "here"));
         assert!(address.starts_with("datanode.toml:5: "), "{address}");
 
+        let with = |section: &str| GOOD.replace("[[volume]]", &format!("{section}\n[[volume]]"));
+        for (section, line, said) in [
+            ("[primary]\nsource = \"oracle\"\n", 10, "`cgroup`"),
+            (
+                "[primary]\nreserve_cpu_percent = 101\n",
+                10,
+                "from 0 to 100",
+            ),
+            ("[primary]\nsettle_s = -1\n", 10, "from 0 to 3600"),
+            ("[primary]\nsource = \"cgroup\"\n", 9, "`cgroup` is missing"),
+            (
+                "[primary]\nseries = \"a\"\n",
+                9,
+                "means nothing with source = \"machine\"",
+            ),
+            ("[primary]\nreserve = 3\n", 10, "`reserve_cpu_percent`"),
+        ] {
+            let error = error_of(&with(section));
+            assert!(
+                error.starts_with(&format!("datanode.toml:{line}: ")),
+                "{error}"
+            );
+            assert!(error.contains(said), "{error}");
+        }
+        let priority = error_of(&format!("priority = \"high\"\n{GOOD}"));
+        assert!(priority.starts_with("datanode.toml:1: "), "{priority}");
+        assert!(priority.contains("`idle`"), "{priority}");
+
         let quota = error_of(&GOOD.replace("1GiB", "lots"));
         assert!(quota.contains("`lots` is not a size"), "{quota}");
+    }
+
+    #[test]
+    fn a_primary_is_read_as_it_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("datanode.toml");
+        std::fs::write(&path, GOOD).unwrap();
+        let mut config: DatanodeConfig = load(&path).unwrap();
+        assert_eq!(config.priority, Priority::Idle);
+        let machine = PrimarySourceConfig::Machine { own_cgroup: None };
+        assert_eq!(config.primary.source, machine);
+        assert_eq!(config.primary.gate, GateConfig::default());
+        for source in [
+            PrimarySourceConfig::None,
+            PrimarySourceConfig::Cgroup {
+                name: "search.slice".into(),
+                own_cgroup: Some("guests.slice".into()),
+            },
+            PrimarySourceConfig::Trace(TraceConfig {
+                file: "cpu.csv.gz".into(),
+                series: Some("bb001".into()),
+                speed: 300.0,
+            }),
+        ] {
+            config.primary.source = source.clone();
+            config.primary.gate.reserve_cpu_percent = Some(Percent(25.0));
+            store(&path, &config).unwrap();
+            let loaded: DatanodeConfig = load(&path).unwrap();
+            assert_eq!(loaded.primary.source, source);
+            assert_eq!(loaded.primary.gate.cpu_reserve_share(), Some(0.25));
+        }
     }
 
     #[test]
@@ -226,9 +616,30 @@ quota = "1GiB"
             listen: "127.0.0.1:1".parse().unwrap(),
             identity: "identity".into(),
             data: "data".into(),
+            policy: PolicyKind::Greedy,
+            locality: Locality::Off,
+            repair: RepairConfig {
+                per_hour: Some(3),
+                ..RepairConfig::default()
+            },
         };
         store(&path, &config).unwrap();
         let loaded: NamenodeConfig = load(&path).unwrap();
         assert_eq!(loaded.listen, config.listen);
+        assert_eq!(
+            (loaded.policy, loaded.locality),
+            (PolicyKind::Greedy, Locality::Off)
+        );
+        assert_eq!(loaded.repair.per_hour, Some(3));
+        std::fs::write(
+            &path,
+            "listen = \"127.0.0.1:1\"\nidentity = \"i\"\ndata = \"d\"\n",
+        )
+        .unwrap();
+        let usual: NamenodeConfig = load(&path).unwrap();
+        assert_eq!(usual.policy, PolicyKind::Harvest);
+        std::fs::write(&path, "policy = \"hdfs\"\n").unwrap();
+        let error = load::<NamenodeConfig>(&path).unwrap_err().to_string();
+        assert!(error.contains("`harvest`"), "{error}");
     }
 }

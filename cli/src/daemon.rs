@@ -2,7 +2,12 @@
 //!
 //! Each prints a line that starts with [`READY`] on standard output when others can use it.
 
-use std::{future::Future, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -10,12 +15,15 @@ use harvestfs_client::ClientOptions;
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
 use harvestfs_fuse_mount::{Mount, MountOptions};
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
+use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::identity::Identity;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig},
+    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig},
     init::NAMENODE_NAME,
+    primary::PrimaryArgs,
+    priority,
 };
 
 /// How the line starts that says that a part can be used.
@@ -33,6 +41,10 @@ pub struct NamenodeArgs {
     /// Address to listen on, instead of the file's.
     #[arg(long, env = "HARVESTFS_LISTEN")]
     listen: Option<SocketAddr>,
+    /// Which servers replicas go to: `stock`, `greedy`, `history` or `harvest`, instead of the
+    /// file's.
+    #[arg(long, env = "HARVESTFS_POLICY")]
+    policy: Option<PolicyKind>,
 }
 
 /// `harvestfs datanode`
@@ -47,6 +59,12 @@ pub struct DatanodeArgs {
     /// Addresses of the namenodes, instead of the file's.
     #[arg(long, env = "HARVESTFS_NAMENODES", value_delimiter = ',')]
     namenodes: Option<Vec<SocketAddr>>,
+    /// How it competes with others for CPU and disks: `idle`, `low` or `normal`, instead of the
+    /// file's.
+    #[arg(long, env = "HARVESTFS_PRIORITY")]
+    priority: Option<Priority>,
+    #[command(flatten)]
+    primary: PrimaryArgs,
 }
 
 /// `harvestfs mount`
@@ -75,11 +93,14 @@ pub struct MountArgs {
 /// When it cannot start, or stops by itself.
 pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     let config: NamenodeConfig = config::load(&args.config)?;
-    let options = NamenodeOptions::new(
+    let mut options = NamenodeOptions::new(
         config::beside(&args.config, &config.data),
         args.listen.unwrap_or(config.listen),
         Identity::load(&config::beside(&args.config, &config.identity))?,
     );
+    options.policy = args.policy.unwrap_or(config.policy);
+    options.placement.locality = config.locality;
+    config.repair.apply(&mut options.cluster);
     raise_open_files();
     // One thread for the connections; the engine and the journal have their own.
     current_thread(async {
@@ -120,17 +141,12 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     options.rack = config.rack;
     options.environment = config.environment;
     options.machine_function = config.machine_function;
+    options.primary = args.primary.options(&args.config, &config.primary)?;
     options.scrub_bytes_per_second = config.scrub_bytes_per_s.0;
-    options.volumes = config
-        .volumes
-        .iter()
-        .map(|volume| VolumeOptions {
-            path: config::beside(&args.config, &volume.path),
-            quota_bytes: volume.quota.0,
-            class: volume.class.into(),
-        })
-        .collect();
+    options.volumes = volumes(&args.config, &config.volumes);
     raise_open_files();
+    // Before there is any other thread: each inherits it from the one that starts it.
+    priority::apply(args.priority.unwrap_or(config.priority));
     // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
@@ -142,11 +158,34 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
                 return Ok(());
             }
         }
-        stop.received().await;
+        let mut reload = signal(SignalKind::hangup())?;
+        loop {
+            tokio::select! {
+                () = stop.received() => break,
+                _ = reload.recv() => reload_quotas(&args.config, &datanode).await,
+            }
+        }
         // Bounded by its own grace.
         datanode.shutdown().await;
         Ok(())
     })
+}
+
+fn volumes(config: &Path, volumes: &[VolumeConfig]) -> Vec<VolumeOptions> {
+    let options = volumes.iter().map(|volume| VolumeOptions {
+        path: config::beside(config, &volume.path),
+        quota_bytes: volume.quota.0,
+        class: volume.class.into(),
+    });
+    options.collect()
+}
+
+/// What SIGHUP is for. A file that cannot be read changes nothing.
+async fn reload_quotas(path: &Path, datanode: &Datanode) {
+    match config::load::<DatanodeConfig>(path) {
+        Ok(config) => datanode.reconfigure(&volumes(path, &config.volumes)).await,
+        Err(error) => tracing::error!("{error:#}"),
+    }
 }
 
 /// Mounts the file system.

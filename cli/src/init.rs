@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use harvestfs_namenode::server::FormatOptions;
+use harvestfs_placement::{Locality, PolicyKind};
 use harvestfs_protocol::{
     identity::{CertificateAuthority, Role},
     ids::ClusterId,
@@ -17,7 +18,10 @@ use harvestfs_protocol::{
 };
 
 use crate::{
-    config::{self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
+    config::{
+        self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig,
+        PrimarySourceConfig, Priority, RepairConfig, VolumeConfig,
+    },
     units::Size,
 };
 
@@ -80,6 +84,13 @@ enum What {
         /// Machine function of its primary tenant.
         #[arg(long)]
         machine_function: String,
+        /// Where the use of its primary tenant is read: `machine` or `none`; more can be said in the
+        /// configuration.
+        #[arg(long, default_value = "machine", value_name = "SOURCE", value_parser = primary_source)]
+        primary_source: PrimarySourceConfig,
+        /// How it competes with others for CPU and disks: `idle`, `low` or `normal`.
+        #[arg(long, default_value = "idle")]
+        priority: Priority,
         /// A directory and the most bytes to use there.
         #[arg(long = "volume", required = true, value_name = "DIR=SIZE", value_parser = volume)]
         volumes: Vec<(PathBuf, Size)>,
@@ -135,6 +146,14 @@ fn block_size(text: &str) -> Result<Size, String> {
     }
 }
 
+fn primary_source(text: &str) -> Result<PrimarySourceConfig, String> {
+    match text {
+        "machine" => Ok(PrimarySourceConfig::Machine { own_cgroup: None }),
+        "none" => Ok(PrimarySourceConfig::None),
+        _ => Err("write `machine` or `none`; a cgroup or a trace is named in the file".into()),
+    }
+}
+
 fn volume(text: &str) -> Result<(PathBuf, Size), String> {
     let (path, size) = text.rsplit_once('=').ok_or("write DIR=SIZE")?;
     Ok((path.into(), size.parse()?))
@@ -168,6 +187,8 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             rack,
             environment,
             machine_function,
+            primary_source,
+            priority,
             volumes,
         } => {
             refuse_existing(out)?;
@@ -180,6 +201,11 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 namenodes: namenode.clone(),
                 identity: "identity".into(),
                 scrub_bytes_per_s: Size(8 << 20),
+                priority: *priority,
+                primary: PrimaryConfig {
+                    source: primary_source.clone(),
+                    ..PrimaryConfig::default()
+                },
                 volumes: volumes
                     .iter()
                     .map(|(path, quota)| VolumeConfig {
@@ -242,6 +268,9 @@ pub fn cluster(data: &Path, listen: SocketAddr, layout: &LayoutArgs) -> anyhow::
             listen,
             identity: "identity".into(),
             data: "data".into(),
+            policy: PolicyKind::default(),
+            locality: Locality::default(),
+            repair: RepairConfig::default(),
         },
     )?;
     for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {

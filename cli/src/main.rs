@@ -1,12 +1,16 @@
 //! The `harvestfs` command: every part of the system in one binary.
 
 mod admin;
+mod chaos;
 mod cluster;
 mod config;
 mod daemon;
 mod fs;
 mod init;
 mod logging;
+mod primary;
+mod priority;
+mod simulate;
 mod units;
 mod up;
 
@@ -54,6 +58,10 @@ enum Command {
     Fs(fs::FsArgs),
     /// Look at the cluster and check it.
     Admin(admin::AdminArgs),
+    /// Simulate years of a datacentre with the production engine.
+    Simulate(simulate::SimulateArgs),
+    /// Inflict faults on a real cluster and compare every byte afterwards.
+    Chaos(chaos::ChaosArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -79,6 +87,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => daemon::mount(&args),
         Command::Fs(args) => fs::run(&args),
         Command::Admin(args) => admin::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Chaos(args) => chaos::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(
                 shell,
@@ -94,9 +104,13 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("harvestfs: {error:#}");
             // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
-            match error.downcast_ref::<config::ConfigError>() {
-                Some(_) => ExitCode::from(2),
-                None => ExitCode::FAILURE,
+            if error.is::<config::ConfigError>()
+                || error.is::<simulate::BadArgument>()
+                || error.is::<harvestfs_chaos::live::ScenarioError>()
+            {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
             }
         }
     }

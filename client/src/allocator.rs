@@ -23,7 +23,7 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// A fresh block, not on a datanode that failed lately if that can be avoided.
+    /// A fresh block, not on a datanode that failed lately or is busy if that can be avoided.
     pub(crate) async fn take(
         &self,
         core: &Arc<Core>,
@@ -41,7 +41,7 @@ impl Allocator {
         }
         let mut result = allocate(core, rules, avoided.clone()).await;
         if !avoided.is_empty() && matches!(result, Err(ClientError::Fs(_))) {
-            // Better one that failed lately than none.
+            // Better one that failed lately, or was busy a moment ago, than none.
             result = allocate(core, rules, Vec::new()).await;
         }
         let mut blocks = result?.into_iter();

@@ -37,6 +37,9 @@ const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Distance of the newest to the oldest mutation in flight, well below what the namenode remembers.
 const WINDOW: u64 = MUTATIONS_IN_FLIGHT_MAX as u64 / 2;
+/// The same for what makes others durable: they give their numbers back only after it, so it must
+/// not wait for them.
+const CONFIRMING_WINDOW: u64 = WINDOW + WINDOW / 2;
 
 /// Requests kept for repetition, before a durable mutation is made just to let go of them.
 const UNCONFIRMED_MAX: usize = 128;
@@ -79,14 +82,14 @@ impl Sequences {
         self.lock().generation
     }
 
-    async fn begin(session: &Arc<Session>) -> Numbered {
+    async fn begin(session: &Arc<Session>, window: u64) -> Numbered {
         let this = &session.sequences;
         loop {
             let answered = this.answered.notified();
             {
                 let mut numbers = this.lock();
                 let oldest = numbers.in_flight.first().copied();
-                if oldest.is_none_or(|oldest| numbers.next - oldest < WINDOW) {
+                if oldest.is_none_or(|oldest| numbers.next - oldest < window) {
                     let sequence = numbers.next;
                     numbers.next += 1;
                     numbers.in_flight.insert(sequence);
@@ -291,7 +294,11 @@ impl Session {
             op,
             MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. }
         );
-        let number = Sequences::begin(self).await;
+        let window = match &op {
+            MetaOp::Commit { files, .. } if files.is_empty() => CONFIRMING_WINDOW,
+            _ => WINDOW,
+        };
+        let number = Sequences::begin(self, window).await;
         let answered_before = self.unconfirmed.last();
         let ticket = self.cache.ticket();
         let call = MetaCall {
@@ -317,7 +324,7 @@ impl Session {
                     // Refused for sure: the next session may do it.
                     drop(pending.number.take());
                     self.link_of_next_session(generation).await?;
-                    let number = Sequences::begin(self).await;
+                    let number = Sequences::begin(self, window).await;
                     pending.renumber(number);
                 }
                 Ok(reply) => break meta(reply),
@@ -416,9 +423,10 @@ impl Session {
         Ok(())
     }
 
-    /// Another session starts or none: there is nothing to repeat any more.
+    /// Another session starts or none: there is nothing to repeat any more. What was answered in the
+    /// former one became durable long before the namenode gave that session up.
     pub(crate) fn forget_unconfirmed(&self) {
-        self.unconfirmed.confirm(u64::MAX);
+        self.unconfirmed.confirm(self.unconfirmed.last());
     }
 
     /// Sends a request until there is an answer or patience is over. A mutation belongs to the

@@ -7,6 +7,7 @@ use std::{
 };
 
 use harvestfs_protocol::{
+    error::DataError,
     identity::{Peer, Role},
     ids::{BlockId, NodeId},
     limits::BLOCKS_PER_REQUEST_MAX,
@@ -22,6 +23,9 @@ use crate::{error::ClientError, session::Session};
 const BLOCKS_MAX: usize = 65_536;
 /// How long a datanode that failed is asked last, and not written to.
 const AVOID: Duration = Duration::from_secs(15);
+/// Bounds of how long a busy datanode is left alone, whatever it says itself.
+const BUSY_MIN: Duration = Duration::from_secs(1);
+const BUSY_MAX: Duration = Duration::from_secs(10);
 /// A token that ends sooner is renewed before it is used.
 const TOKEN_MARGIN: Duration = Duration::from_secs(60);
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
@@ -49,6 +53,8 @@ struct Inner {
     old: HashMap<BlockId, Arc<Location>>,
     nodes: HashMap<NodeId, Arc<NodeInfo>>,
     failed: HashMap<NodeId, Instant>,
+    /// Until when a datanode is probably busy.
+    busy: HashMap<NodeId, Instant>,
 }
 
 impl Locations {
@@ -154,21 +160,34 @@ impl Locations {
         }
     }
 
-    /// A block's replicas, those first that answered lately.
+    /// A block's replicas, those first that answered lately, those last that failed.
     pub(crate) fn in_order(&self, location: &Location, now: Instant) -> Vec<Arc<NodeInfo>> {
         let inner = self.lock();
         let mut replicas = location.replicas.clone();
-        replicas.sort_by_key(|node| inner.is_avoided(node.node, now));
+        replicas.sort_by_key(|node| {
+            (
+                inner.has_failed(node.node, now),
+                inner.is_busy(node.node, now),
+            )
+        });
         replicas
     }
 
-    /// Datanodes that failed lately.
+    /// Datanodes that failed lately or are busy.
     pub(crate) fn avoided(&self, now: Instant) -> Vec<NodeId> {
         let mut inner = self.lock();
         inner
             .failed
             .retain(|_, failed| now.saturating_duration_since(*failed) < AVOID);
-        inner.failed.keys().copied().collect()
+        inner.busy.retain(|_, until| now < *until);
+        let mut avoided: Vec<NodeId> = inner.failed.keys().copied().collect();
+        avoided.extend(
+            inner
+                .busy
+                .keys()
+                .filter(|node| !inner.failed.contains_key(node)),
+        );
+        avoided
     }
 
     pub(crate) fn node(&self, node: NodeId) -> Option<Arc<NodeInfo>> {
@@ -189,10 +208,27 @@ impl Locations {
         }
     }
 
+    /// A datanode's owner needs it.
+    pub(crate) fn note_busy(&self, node: NodeId, retry_after_ms: u32, now: Instant) {
+        let wait = Duration::from_millis(retry_after_ms.into()).clamp(BUSY_MIN, BUSY_MAX);
+        self.lock().busy.insert(node, now + wait);
+    }
+
+    /// A datanode would not take or give what it was asked for.
+    pub(crate) fn note_refusal(&self, node: NodeId, error: &DataError, now: Instant) {
+        match error {
+            DataError::Busy { retry_after_ms } => self.note_busy(node, *retry_after_ms, now),
+            _ => self.note_failure(node, now),
+        }
+    }
+
     pub(crate) fn note_success(&self, node: NodeId) {
         let mut inner = self.lock();
         if !inner.failed.is_empty() {
             inner.failed.remove(&node);
+        }
+        if !inner.busy.is_empty() {
+            inner.busy.remove(&node);
         }
     }
 
@@ -233,7 +269,11 @@ impl Inner {
         self.young.insert(block, location);
     }
 
-    fn is_avoided(&self, node: NodeId, now: Instant) -> bool {
+    fn is_busy(&self, node: NodeId, now: Instant) -> bool {
+        self.busy.get(&node).is_some_and(|until| now < *until)
+    }
+
+    fn has_failed(&self, node: NodeId, now: Instant) -> bool {
         self.failed
             .get(&node)
             .is_some_and(|failed| now.saturating_duration_since(*failed) < AVOID)

@@ -6,7 +6,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::{AttrChanges, MetaOp, MetaReply, RenameMode, SetTime, SetXattrMode},
     name::Name,
-    types::{Attr, Credentials, FileKind},
+    types::{Attr, Credentials, FileKind, Timestamp},
 };
 
 use crate::{
@@ -56,6 +56,34 @@ impl Client {
             None => ticket.changed_attr(&attr),
         }
         Ok(self.with_memory(attr))
+    }
+
+    /// Sets the modification time, as [`Client::setattr`] does, unless it is that already or the
+    /// file has no name left. Whoever caches writes tells it after each of its own changes, far
+    /// more often than it differs.
+    ///
+    /// # Errors
+    /// As [`Client::setattr`].
+    pub async fn write_back_mtime(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        mtime: Timestamp,
+        opened_for_writing: bool,
+    ) -> Result<Attr, ClientError> {
+        let cached = self.core().session.valid_cache();
+        if let Some(attr) = cached.and_then(|cache| cache.attr(ino)) {
+            let attr = self.with_memory(attr);
+            if attr.mtime == mtime || attr.nlink == 0 {
+                return Ok(attr);
+            }
+        }
+        let changes = AttrChanges {
+            mtime: Some(SetTime::To(mtime)),
+            opened_for_writing,
+            ..AttrChanges::default()
+        };
+        self.setattr(credentials, ino, changes).await
     }
 
     /// A modification time alone goes with the commit that is due anyway: every file that is
@@ -219,7 +247,7 @@ impl Client {
         let attr = attr_of(reply, "Link")?;
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
-        ticket.changed_directory(parent, &attr, 0);
+        ticket.changed_directory(parent, &attr, 1, 0);
         Ok(self.with_memory(attr))
     }
 
@@ -244,7 +272,7 @@ impl Client {
         ticket.changed_entry(parent, name, None);
         match &removed {
             Some(attr) => {
-                ticket.changed_directory(parent, attr, 0);
+                ticket.changed_directory(parent, attr, -1, 0);
                 self.lost_name(&ticket, attr);
             }
             None => ticket.changed_times(parent),
@@ -273,7 +301,7 @@ impl Client {
         ticket.changed_entry(parent, name, None);
         match &removed {
             Some(attr) => {
-                ticket.changed_directory(parent, attr, -1);
+                ticket.changed_directory(parent, attr, -1, -1);
                 ticket.removed(attr.ino);
             }
             None => ticket.changed_times(parent),
@@ -294,12 +322,8 @@ impl Client {
         new_name: &Name,
         mode: RenameMode,
     ) -> Result<Option<Attr>, ClientError> {
-        // What is moved changes too, and the reply does not name it.
-        let moved = self.lookup(credentials, parent, name).await?;
-        let exchanged = match mode {
-            RenameMode::Exchange => Some(self.lookup(credentials, new_parent, new_name).await?),
-            RenameMode::Replace | RenameMode::NoReplace => None,
-        };
+        // Should the outcome remain unknown, what may have been moved must be forgotten.
+        let found = self.lookup(credentials, parent, name).await?;
         let op = MetaOp::Rename {
             parent,
             name: name.clone(),
@@ -308,31 +332,43 @@ impl Client {
             mode,
         };
         let touched = Touched {
-            inodes: &[moved.ino],
+            inodes: &[found.ino],
             entries: &[(parent, name), (new_parent, new_name)],
         };
         let (ticket, reply) = self.mutate(credentials, op, touched).await?;
-        let MetaReply::Removed(replaced) = reply else {
+        let MetaReply::Renamed { moved, other } = reply else {
             return Err(ClientError::UnexpectedReply("Rename"));
         };
-        if replaced.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {
+        ticket.moved(&moved, new_parent);
+        if other.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {
             // Two names of one file are both left alone.
             ticket.unknown_entry(parent, name);
             ticket.unknown_entry(new_parent, new_name);
-        } else if (parent, name) != (new_parent, new_name) {
-            ticket.changed_entry(parent, name, exchanged.as_ref().map(|attr| attr.ino));
+            return Ok(None);
+        }
+        let exchanged = other.as_ref().filter(|_| mode == RenameMode::Exchange);
+        let replaced = other.as_ref().filter(|_| mode != RenameMode::Exchange);
+        if (parent, name) != (new_parent, new_name) {
+            ticket.changed_entry(parent, name, exchanged.map(|attr| attr.ino));
             ticket.changed_entry(new_parent, new_name, Some(moved.ino));
         }
-        ticket.moved(moved.ino, new_parent);
-        if let Some(exchanged) = &exchanged {
-            ticket.moved(exchanged.ino, parent);
+        let directories =
+            |attr: Option<&Attr>| i32::from(attr.is_some_and(|a| a.kind == FileKind::Directory));
+        let mut arrived = (-i32::from(replaced.is_some()), -directories(replaced));
+        if parent != new_parent {
+            let entries = i32::from(exchanged.is_none());
+            let subdirectories = directories(Some(&moved)) - directories(exchanged);
+            ticket.changed_directory(parent, &moved, -entries, -subdirectories);
+            arrived = (arrived.0 + entries, arrived.1 + subdirectories);
         }
-        ticket.changed_times(parent);
-        ticket.changed_times(new_parent);
-        if let Some(attr) = &replaced {
+        ticket.changed_directory(new_parent, &moved, arrived.0, arrived.1);
+        if let Some(attr) = exchanged {
+            ticket.moved(attr, parent);
+        }
+        if let Some(attr) = replaced {
             self.lost_name(&ticket, attr);
         }
-        Ok(replaced)
+        Ok(replaced.cloned())
     }
 
     /// Sets an extended attribute.
@@ -408,12 +444,14 @@ impl Client {
             return;
         }
         self.core().session.holds.drop_idle(attr.ino);
-        if let Some(file) = self.core().file(attr.ino) {
-            // If it is open here, it lives on without a name.
-            ticket.changed_attr(attr);
-            file.discard_if_closed();
-        } else {
+        if attr.kind == FileKind::Directory {
             ticket.removed(attr.ino);
+            return;
+        }
+        // If it is open here, it lives on without a name.
+        ticket.changed_attr(attr);
+        if let Some(file) = self.core().file(attr.ino) {
+            file.discard_if_closed();
         }
     }
 }
@@ -430,7 +468,7 @@ fn added(ticket: &Ticket, parent: InodeId, name: &Name, attr: &Attr, target: Opt
     ticket.created(attr, target, parent);
     ticket.changed_entry(parent, name, Some(attr.ino));
     let subdirectories = i32::from(attr.kind == FileKind::Directory);
-    ticket.changed_directory(parent, attr, subdirectories);
+    ticket.changed_directory(parent, attr, 1, subdirectories);
 }
 
 fn attr_of(reply: MetaReply, what: &'static str) -> Result<Attr, ClientError> {

@@ -27,6 +27,9 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 const STALL_DEADLINE: Duration = Duration::from_secs(15);
 /// How often a pipeline that says nothing is looked at.
 const ACK_POLL: Duration = Duration::from_millis(500);
+/// How long a datanode that stopped taking packets has to say why. Its answer comes on the other
+/// direction of the stream, which nothing keeps in step with this one.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// A pipeline that owes an answer for this long is searched for a datanode that is gone. A killed
 /// process would show by itself only after the connection's idle timeout, and not which it is.
 const SUSPICIOUS: Duration = Duration::from_millis(1_500);
@@ -211,9 +214,14 @@ async fn open_pipeline(
             first.node,
             DataError::Protocol("acknowledged before it was ready".into()),
         )),
-        Ok(None) => Err(failed(first.node, DataError::Stopping)),
+        Ok(None) => Err(failed(first.node, ended_early())),
         Err(error) => Err(broken(error)),
     }
+}
+
+/// A datanode ended a stream that should go on.
+pub(crate) fn ended_early() -> DataError {
+    DataError::Protocol("the datanode ended the stream without a word".into())
 }
 
 /// The first of some datanodes that does not accept a new connection.
@@ -254,7 +262,7 @@ async fn take_acks(
             Ok(Some((WriteAck::Ready, _))) => DataError::Protocol("ready twice".into()),
             // The others may still be sealing.
             Ok(None) if stream.is_done_by(index) => return,
-            Ok(None) => DataError::Stopping,
+            Ok(None) => ended_early(),
             Err(TransportError::Deadline { .. }) => match stream.stalled(index) {
                 Stall::No => continue,
                 Stall::Over => return,
@@ -563,8 +571,8 @@ impl StreamSender {
                 () = self.stream.broken() => return,
             };
             if let Err(error) = result {
-                // The receiving side may know better why.
-                tokio::task::yield_now().await;
+                // Fails if it has said so meanwhile.
+                let _ = tokio::time::timeout(LAST_WORDS, self.stream.broken()).await;
                 self.stream.fail(NodeFailure {
                     node: *node,
                     error: DataError::Protocol(error.to_string()),

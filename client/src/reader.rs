@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -21,7 +21,7 @@ use harvestfs_protocol::{
     types::{Credentials, NodeInfo},
 };
 
-use crate::{core::Core, error::ClientError, locations::Location};
+use crate::{core::Core, error::ClientError, locations::Location, pipeline::ended_early};
 
 /// A replica that sends nothing for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(8);
@@ -37,11 +37,48 @@ const SMALL_BYTES: u64 = 64 << 10;
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How long reads take: of small and of large ranges.
+/// Reads that may be hedged at once, and how many reads earn one more. Slow replicas are the exception
+/// that hedging is for; when all are slow, asking twice makes everything slower.
+const HEDGES_MAX: u32 = 20;
+const READS_PER_HEDGE: u32 = 10;
+
+/// How long reads take: of small and of large ranges. How many may be hedged.
 #[derive(Default)]
 pub(crate) struct ReadTimes {
     small: Times,
     large: Times,
+    hedges: HedgeBudget,
+}
+
+/// Counts in reads: a hedge costs [`READS_PER_HEDGE`] of them.
+struct HedgeBudget {
+    earned_reads: AtomicU32,
+}
+
+impl Default for HedgeBudget {
+    fn default() -> Self {
+        Self {
+            earned_reads: AtomicU32::new(HEDGES_MAX * READS_PER_HEDGE),
+        }
+    }
+}
+
+impl HedgeBudget {
+    fn earn(&self) {
+        let add = |reads| (reads < HEDGES_MAX * READS_PER_HEDGE).then_some(reads + 1);
+        // Full already, if not.
+        let _ = self
+            .earned_reads
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
+    /// Whether one more may be hedged.
+    fn spend(&self) -> bool {
+        let take = |reads: u32| reads.checked_sub(READS_PER_HEDGE);
+        self.earned_reads
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+    }
 }
 
 /// Moving mean and deviation, as TCP estimates its round trip. Updates may get lost in a race, which
@@ -168,7 +205,10 @@ pub(crate) async fn read_block(
             if waited + retry_after > options.busy_timeout {
                 return Err(ClientError::AllReplicasBusy { block, waited });
             }
-            tokio::time::sleep(retry_after).await;
+            // The namenode may know by then of a replica that is not busy. Spread, so that not
+            // everybody who was denied comes back in the same moment.
+            core.locations.forget(block);
+            tokio::time::sleep(retry_after.mul_f64(rand::random_range(1.0..1.2))).await;
             continue;
         }
         // Something is wrong with all of them: perhaps they are elsewhere by now.
@@ -209,6 +249,7 @@ async fn read_round(
         .into_iter();
     let bytes = target.chunks.end - target.chunks.start;
     let times = core.read_times.of(bytes);
+    core.read_times.hedges.earn();
     let mut spare: Option<Arc<NodeInfo>> = None;
     while let Some(node) = spare.take().or_else(|| nodes.next()) {
         let began = Instant::now();
@@ -220,10 +261,15 @@ async fn read_round(
             ended = &mut first => Some(ended),
             () = hedge => None,
         };
+        let may_hedge = early.is_none() && nodes.len() > 0 && core.read_times.hedges.spend();
         let (ended, node) = match (early, nodes.next()) {
             (Some(ended), next) => {
                 spare = next;
                 (ended, node.clone())
+            }
+            (None, next) if !may_hedge => {
+                spare = next;
+                (first.await, node.clone())
             }
             (None, None) => (first.await, node.clone()),
             (None, Some(second_node)) => {
@@ -284,6 +330,8 @@ fn failed(
                 .retry_after
                 .map_or(retry_after, |r| r.min(retry_after));
             round.retry_after = Some(shortest);
+            core.locations
+                .note_busy(node.node, *retry_after_ms, Instant::now());
             return;
         }
         Failure::Data(DataError::TokenExpired | DataError::BadToken(_)) => {
@@ -365,7 +413,7 @@ async fn receive(
                 length,
             )) => (block_offset, checksums, length),
             Some((ReadPacket::Failed(error), _)) => return Err(error.into()),
-            None => return Err(DataError::Stopping.into()),
+            None => return Err(ended_early().into()),
         };
         let expected = target.chunks.start + data.len() as u64;
         let left = total - data.len();
@@ -420,6 +468,17 @@ fn offset_in(bytes: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hedges_are_rationed() {
+        let budget = HedgeBudget::default();
+        let mut hedged = 0;
+        for _ in 0..1000 {
+            budget.earn();
+            hedged += u32::from(budget.spend());
+        }
+        assert!((100..=120).contains(&hedged), "{hedged} of 1000");
+    }
 
     #[test]
     fn the_hedge_follows_what_reads_take() {

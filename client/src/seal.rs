@@ -19,7 +19,7 @@ use crate::{
     core::Core,
     error::ClientError,
     locations::Locations,
-    pipeline::{BlockStream, NewBlock},
+    pipeline::{BlockStream, NewBlock, ended_early},
 };
 
 /// Sealing a replica whose pipeline broke, all attempts together.
@@ -149,6 +149,6 @@ async fn try_seal(
     sender.finish()?;
     match receiver.recv::<SealReply>(SEAL_DEADLINE).await? {
         Some((reply, _)) => Ok(reply),
-        None => Ok(Err(DataError::Stopping)),
+        None => Ok(Err(ended_early())),
     }
 }

@@ -10,7 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use harvestfs_protocol::{
-    error::DataError, ids::BlockId, limits::PACKET_BYTES_MAX, types::PlacementRules,
+    error::{DataError, FsError},
+    ids::BlockId,
+    limits::PACKET_BYTES_MAX,
+    types::PlacementRules,
 };
 use tokio::{sync::Notify, time::timeout};
 
@@ -28,9 +31,14 @@ use crate::{
 const PACK_PACKETS_MAX: usize = 4;
 /// Bytes of a chain in flight: covers 10 Gbit/s at several milliseconds for all hops.
 const CHAIN_WINDOW_BYTES: u64 = 8 << 20;
-/// Attempts to set up a pipeline before pausing between them.
+/// Attempts to get anything onto datanodes before pausing between them.
 const QUICK_ATTEMPTS: u32 = 3;
-const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// Bounds of these pauses, which double.
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(250);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long a writer waits for room: long enough for the namenode to learn that a disk is full and to
+/// name another, or for deleted replicas to go.
+const NO_SPACE_PATIENCE: Duration = Duration::from_secs(10);
 /// A block that nothing was written to for this long is sealed: only sealed blocks are repaired and
 /// follow a change of their replication.
 const SEAL_IDLE: Duration = Duration::from_secs(20);
@@ -96,10 +104,18 @@ enum Step {
     Stop,
 }
 
-/// Failures to set up a pipeline, one after the other.
+/// Failures, one after the other, without a byte that was acknowledged in between. A pipeline that
+/// merely stands is no progress: the next packet may break it again.
 struct Trouble {
     since: Instant,
     attempts: u32,
+}
+
+impl Trouble {
+    fn pause(&self) -> Duration {
+        let doublings = self.attempts.saturating_sub(QUICK_ATTEMPTS + 1).min(8);
+        (RETRY_PAUSE_MIN * 2u32.pow(doublings)).min(RETRY_PAUSE_MAX)
+    }
 }
 
 impl DataWriter {
@@ -150,19 +166,30 @@ impl DataWriter {
                     let stream = sender.stream;
                     tokio::spawn(report_sealed(core.clone(), stream));
                 } else if is_broken(&core, &sender.stream) {
-                    self.give_up(&core, sender);
+                    self.give_up(&core, sender, &mut trouble).await;
                 } else {
                     finishing.push(sender);
                 }
             }
             if let Some(sender) = active.take_if(|sender| is_broken(&core, &sender.stream)) {
-                self.give_up(&core, sender);
+                self.give_up(&core, sender, &mut trouble).await;
+            }
+            if trouble.is_some()
+                && active
+                    .as_ref()
+                    .is_some_and(|it| it.stream.acked_bytes() > 0)
+            {
+                trouble = None;
             }
             match self.next_step(&core, active.as_ref(), finishing.is_empty()) {
                 Step::Wait => {
                     let idle = active
                         .as_ref()
                         .is_some_and(|sender| sender.stream.unacked().0 == 0);
+                    if idle || active.is_none() {
+                        // Nobody waits for anything.
+                        trouble = None;
+                    }
                     if !idle {
                         self.wake.notified().await;
                     } else if timeout(SEAL_IDLE, self.wake.notified()).await.is_err()
@@ -174,10 +201,7 @@ impl DataWriter {
                 }
                 Step::Stop => return,
                 Step::Open => match self.open(&core).await {
-                    Ok(sender) => {
-                        active = Some(sender);
-                        trouble = None;
-                    }
+                    Ok(sender) => active = Some(sender),
                     Err(error) => self.after_failure(&core, &mut trouble, error).await,
                 },
                 Step::Send(layout) => {
@@ -244,7 +268,8 @@ impl DataWriter {
             Ok(sender) => Ok(sender),
             Err(failure) => {
                 tracing::debug!(block = %new.block, node = %failure.node, error = %failure.error, "cannot set up a pipeline");
-                core.locations.note_failure(failure.node, Instant::now());
+                core.locations
+                    .note_refusal(failure.node, &failure.error, Instant::now());
                 core.locations.forget(new.block);
                 tokio::spawn(discard(core.clone(), new));
                 Err(ClientError::Write(failure.error))
@@ -265,12 +290,22 @@ impl DataWriter {
         });
         trouble_now.attempts += 1;
         let options = &core.session.options;
-        let (patience, pause) = match &error {
-            ClientError::Write(DataError::Busy { retry_after_ms }) => (
-                options.busy_timeout,
-                Duration::from_millis((*retry_after_ms).into()).min(RETRY_PAUSE * 4),
-            ),
-            _ => (options.unreachable_timeout, RETRY_PAUSE),
+        let busy = match &error {
+            ClientError::Write(DataError::Busy { retry_after_ms })
+            | ClientError::Fs(FsError::Busy { retry_after_ms }) => {
+                let retry_after = Duration::from_millis((*retry_after_ms).into());
+                Some(retry_after.clamp(RETRY_PAUSE_MIN, RETRY_PAUSE_MAX))
+            }
+            _ => None,
+        };
+        let is_full = matches!(
+            error,
+            ClientError::Write(DataError::NoSpace) | ClientError::Fs(FsError::NoSpace)
+        );
+        let patience = match busy {
+            Some(_) => options.busy_timeout,
+            None if is_full => options.unreachable_timeout.min(NO_SPACE_PATIENCE),
+            None => options.unreachable_timeout,
         };
         let waited = trouble_now.since.elapsed();
         let hopeless = !error.is_transient() || core.session.is_closed();
@@ -278,10 +313,11 @@ impl DataWriter {
             let error = match error {
                 // Whatever broke, it broke because of that.
                 _ if core.session.is_closed() => ClientError::Closed,
-                ClientError::Write(DataError::Busy { .. }) => ClientError::AllReplicasBusy {
+                _ if busy.is_some() => ClientError::AllReplicasBusy {
                     block: BlockId(0),
                     waited,
                 },
+                _ if is_full => FsError::NoSpace.into(),
                 other => other,
             };
             *trouble = None;
@@ -292,26 +328,38 @@ impl DataWriter {
             return;
         }
         if trouble_now.attempts > QUICK_ATTEMPTS || !matches!(error, ClientError::Write(_)) {
-            tokio::time::sleep(pause).await;
+            let left = patience.saturating_sub(waited);
+            let pause = busy.unwrap_or_else(|| trouble_now.pause());
+            tokio::time::sleep(pause.min(left)).await;
         }
     }
 
-    /// Puts back what was not acknowledged, to go into another block, and saves what was.
-    fn give_up(&self, core: &Arc<Core>, sender: StreamSender) {
+    /// Puts back what was not acknowledged, to go into another block, and saves what was. Patience
+    /// is counted as long as nothing is acknowledged.
+    async fn give_up(&self, core: &Arc<Core>, sender: StreamSender, trouble: &mut Option<Trouble>) {
         let stream = sender.stream.clone();
         // The datanodes learn from this that the stream is over.
         drop(sender);
-        if let Some(failure) = stream.failure() {
+        let failure = stream.failure();
+        if let Some(failure) = &failure {
             tracing::info!(block = %stream.new.block, node = %failure.node, error = %failure.error, "a pipeline broke");
-            core.locations.note_failure(failure.node, Instant::now());
+            core.locations
+                .note_refusal(failure.node, &failure.error, Instant::now());
         }
         let jobs = stream.take_unacked();
-        let mut queue = self.lock();
-        for job in jobs.into_iter().rev() {
-            queue.jobs.push_front(job);
+        {
+            let mut queue = self.lock();
+            for job in jobs.into_iter().rev() {
+                queue.jobs.push_front(job);
+            }
         }
-        drop(queue);
-        tokio::spawn(recover(core.clone(), stream));
+        tokio::spawn(recover(core.clone(), stream.clone()));
+        if stream.acked_bytes() > 0 {
+            *trouble = None;
+        } else if let Some(failure) = failure {
+            let error = ClientError::Write(failure.error);
+            self.after_failure(core, trouble, error).await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

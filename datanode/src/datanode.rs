@@ -8,15 +8,18 @@ use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
 use harvestfs_protocol::node::ServerDescription;
 use harvestfs_protocol::transport::{ConnectionPool, Endpoint, TransportOptions};
+use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
+use crate::busy::BusySignal;
 use crate::namenode_link::{Commands, NamenodeLink};
 use crate::node::Node;
 use crate::options::{DatanodeOptions, StartError};
 use crate::repair::Repairer;
 use crate::scrubber;
 use crate::service::{self, Alive};
-use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError};
+use crate::shrinker;
+use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
@@ -44,14 +47,21 @@ impl Datanode {
     /// # Errors
     /// [`StartError`]. A volume that cannot be used is an error only if there is no other.
     pub async fn start(options: DatanodeOptions) -> Result<Self, StartError> {
-        Self::start_on(options, Arc::new(RealDisk)).await
+        let sampler = options.primary.source.sampler()?;
+        Self::start_on(options, Arc::new(RealDisk), sampler).await
     }
 
     pub(crate) async fn start_on(
         options: DatanodeOptions,
         disk: Arc<dyn Disk>,
+        sampler: Option<Box<dyn Sampler>>,
     ) -> Result<Self, StartError> {
         check(&options)?;
+        let primary = &options.primary;
+        let monitor = sampler
+            .map(|sampler| Monitor::start(sampler, primary.gate, primary.interval))
+            .transpose()
+            .map_err(StartError::PrimaryThread)?;
         let namenode = Peer::new(Role::Namenode, options.namenode_name.clone())
             .map_err(StartError::NamenodeName)?;
         let (store, volume_errors) = open_volumes(&options, disk).await?;
@@ -60,7 +70,8 @@ impl Datanode {
         let local_addr = endpoint.local_addr()?;
         let connections =
             ConnectionPool::new(endpoint.clone(), DIAL_DEADLINE, CONNECTIONS_KEPT_MAX);
-        let node = Node::new(store, connections);
+        let node = Node::new(store, connections, BusySignal::new(monitor));
+        tokio::spawn(watch_busy(node.clone()));
 
         let (alive, all_ended) = mpsc::channel(1);
         tokio::spawn(service::serve(
@@ -88,6 +99,7 @@ impl Datanode {
             commands: Commands::start(&node, repairer, &alive),
         };
         tokio::spawn(link.run());
+        tokio::spawn(shrinker::run(node.clone()));
         tokio::spawn(scrubber::run(
             node.clone(),
             options.scrub_bytes_per_second,
@@ -119,6 +131,13 @@ impl Datanode {
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {
         &self.volume_errors
+    }
+
+    /// Takes over the quotas of volumes that are in use where they differ from what the configuration
+    /// said before: for new data at once, for what is there within an hour. Volumes are told apart
+    /// by their paths; everything else needs a restart.
+    pub async fn reconfigure(&self, volumes: &[VolumeOptions]) {
+        self.node.store.configure_quotas(volumes).await;
     }
 
     /// Stops: ends block streams (`Stopping`), waits for what is under way on the disks, puts open
@@ -170,6 +189,14 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// Keeps the node's knowledge of its primary fresh until it stops.
+async fn watch_busy(node: Arc<Node>) {
+    tokio::select! {
+        () = node.busy.keep_looking(&node.store) => {}
+        () = node.stopping() => {}
+    }
 }
 
 /// Opens all volumes at the same time, because each may have to verify open replicas.

@@ -3,7 +3,8 @@
 //! - `store`: volumes, quotas, replica files, checksums; knows no network;
 //! - `service`, `write_stream`, `read_stream`: block streams of clients and other datanodes;
 //! - `namenode_link`: registration, heartbeats, reports, commands;
-//! - `repair`, `scrubber`: background work, each within a budget.
+//! - `repair`, `scrubber`: background work, each within a budget;
+//! - `busy`: whether all of it is to stop, because the owner needs the server.
 //!
 //! ```no_run
 //! use harvestfs_datanode::{Datanode, DatanodeOptions, StorageClass, VolumeOptions};
@@ -26,6 +27,7 @@
 //! ```
 
 mod budget;
+mod busy;
 mod datanode;
 mod namenode_link;
 mod node;
@@ -34,6 +36,7 @@ mod read_stream;
 mod repair;
 mod scrubber;
 mod service;
+mod shrinker;
 mod store;
 #[cfg(test)]
 mod testing;
@@ -43,5 +46,5 @@ mod write_stream;
 
 pub use datanode::Datanode;
 pub use harvestfs_protocol::types::StorageClass;
-pub use options::{DatanodeOptions, StartError};
+pub use options::{DatanodeOptions, PrimaryOptions, PrimarySource, StartError};
 pub use store::{VolumeError, VolumeOptions};

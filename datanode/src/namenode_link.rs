@@ -137,11 +137,19 @@ impl NamenodeLink {
     ) -> LinkError {
         let mut clock = tokio::time::interval(HEARTBEAT_INTERVAL);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let busy = &self.node.busy;
+        let mut changes = busy.changes();
         loop {
-            clock.tick().await;
+            tokio::select! {
+                _ = clock.tick() => {}
+                // The sooner it is known, the fewer clients come in vain. The gate's settling time
+                // bounds how often.
+                Ok(()) = changes.changed() => clock.reset(),
+            }
             let request = NodeRequest::Heartbeat(Heartbeat {
                 volumes: self.node.store.status(),
-                busy: false,
+                busy: busy.denial().is_some(),
+                primary: busy.primary(),
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {

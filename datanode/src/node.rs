@@ -15,6 +15,7 @@ use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
 use harvestfs_protocol::types::NodeInfo;
 use tokio::sync::watch;
 
+use crate::busy::BusySignal;
 use crate::store::BlockStore;
 
 /// What stands for a datanode's number until the namenode has given it one.
@@ -28,6 +29,8 @@ pub struct Node {
     pub store: BlockStore,
     /// Connections to other datanodes.
     pub connections: ConnectionPool,
+    /// Whether the server is to be left to its owner.
+    pub busy: BusySignal,
     /// Block streams under way.
     pub active_streams: AtomicU32,
     tokens: RwLock<TokenVerifier>,
@@ -38,10 +41,11 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(store: BlockStore, connections: ConnectionPool) -> Arc<Self> {
+    pub fn new(store: BlockStore, connections: ConnectionPool, busy: BusySignal) -> Arc<Self> {
         Arc::new(Self {
             store,
             connections,
+            busy,
             active_streams: AtomicU32::new(0),
             tokens: RwLock::default(),
             node_id: AtomicU32::new(UNREGISTERED.0),

@@ -6,6 +6,13 @@ use std::time::Duration;
 use harvestfs_protocol::identity::{Identity, IdentityError};
 use harvestfs_protocol::transport::TransportError;
 
+use std::path::PathBuf;
+
+use harvestfs_telemetry::gate::GateOptions;
+use harvestfs_telemetry::primary::{
+    CGROUP_ROOT, Cgroup, DEFAULT_INTERVAL, Machine, Own, SampleError, Sampler, TraceReplay,
+};
+
 use crate::store::{VolumeError, VolumeOptions};
 
 /// Everything that a datanode needs to know. [`DatanodeOptions::new`] fills in what rarely changes.
@@ -29,6 +36,8 @@ pub struct DatanodeOptions {
     pub namenode_name: String,
     /// The volumes; one that cannot be used does not keep the others from serving.
     pub volumes: Vec<VolumeOptions>,
+    /// How the primary tenant is watched, and how much is its.
+    pub primary: PrimaryOptions,
     /// Threads for each volume that wait for its disk. Four keep a flash disk busy.
     pub disk_threads: usize,
     /// Memory for packets on their way between network and disk, in bytes.
@@ -48,6 +57,64 @@ pub struct DatanodeOptions {
     pub shutdown_grace: Duration,
 }
 
+/// How the primary tenant is watched, and how much of the server is left to it.
+#[derive(Clone, Debug)]
+pub struct PrimaryOptions {
+    /// Where its use is read.
+    pub source: PrimarySource,
+    /// When the server is busy.
+    pub gate: GateOptions,
+    /// Time between samples.
+    pub interval: Duration,
+}
+
+impl Default for PrimaryOptions {
+    /// Nobody is watched.
+    fn default() -> Self {
+        Self {
+            source: PrimarySource::None,
+            gate: GateOptions::default(),
+            interval: DEFAULT_INTERVAL,
+        }
+    }
+}
+
+/// Where the use of the primary tenant is read.
+#[derive(Clone, Debug)]
+pub enum PrimarySource {
+    /// Nowhere: the server is never busy.
+    None,
+    /// From the whole machine, less what is HarvestFS's own.
+    Machine {
+        /// What that is.
+        own: Own,
+    },
+    /// From a control group; from the machine as long as it does not exist.
+    Cgroup {
+        /// Its name, as in `/proc/PID/cgroup`.
+        name: PathBuf,
+        /// What is HarvestFS's own of the machine.
+        own: Own,
+    },
+    /// From a recorded series.
+    Trace(TraceReplay),
+}
+
+impl PrimarySource {
+    /// What takes the samples, if anything is to.
+    pub(crate) fn sampler(&self) -> Result<Option<Box<dyn Sampler>>, SampleError> {
+        Ok(match self {
+            Self::None => None,
+            Self::Machine { own } => Some(Box::new(Machine::open(own.clone())?)),
+            Self::Cgroup { name, own } => {
+                let machine = Machine::open(own.clone())?;
+                Some(Box::new(Cgroup::new(CGROUP_ROOT.as_ref(), name, machine)))
+            }
+            Self::Trace(replay) => Some(Box::new(replay.clone())),
+        })
+    }
+}
+
 impl DatanodeOptions {
     /// Options for a server with one primary tenant, everything else as is usual.
     #[must_use]
@@ -62,6 +129,7 @@ impl DatanodeOptions {
             namenodes,
             namenode_name,
             volumes: Vec::new(),
+            primary: PrimaryOptions::default(),
             disk_threads: 4,
             buffer_bytes: 64 << 20,
             table_cache_bytes: 16 << 20,
@@ -100,6 +168,12 @@ pub enum StartError {
     /// The network does not work.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// What the primary tenant uses cannot be read.
+    #[error("the primary tenant cannot be watched: {0}")]
+    Primary(#[from] SampleError),
+    /// There is no thread to watch the primary tenant.
+    #[error("the primary tenant cannot be watched: {0}")]
+    PrimaryThread(std::io::Error),
     /// Opening the volumes was cut short.
     #[error("opening the volumes failed: this is a bug")]
     OpeningFailed,

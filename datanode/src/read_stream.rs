@@ -64,6 +64,10 @@ async fn send_range(
         if node.is_stopping() {
             return Ok(Err(DataError::Stopping));
         }
+        // Packets end at chunk borders: the reader goes on elsewhere from there.
+        if let Some(denial) = node.busy.denial() {
+            return Ok(Err(denial));
+        }
         current = match ahead.next().await {
             Some(next) => next,
             None => return Ok(Ok(())),

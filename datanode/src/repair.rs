@@ -47,6 +47,8 @@ enum SourceError {
     Incomplete(u64),
     #[error("it sent something else than was asked for")]
     UnexpectedPacket,
+    #[error("the primary tenant needs this server")]
+    BusyHere,
     #[error(transparent)]
     Here(#[from] StoreError),
 }
@@ -73,7 +75,12 @@ impl Repairer {
             store.report_again(repair.block);
             return;
         }
-        if let Err(error) = self.fetch(&repair).await {
+        let fetched = match self.node.busy.denial() {
+            // The namenode finds another target.
+            Some(_) => Err(StoreError::Busy),
+            None => self.fetch(&repair).await,
+        };
+        if let Err(error) = fetched {
             tracing::warn!(block = %repair.block, %error, "a repair failed");
             if let Some(&storage) = store.healthy_storages().first() {
                 self.report_failure(storage, repair.block);
@@ -104,6 +111,10 @@ impl Repairer {
                         store.delete(repair.block).await?;
                     }
                     return sealed;
+                }
+                Err(SourceError::BusyHere) => {
+                    discard(writer).await;
+                    return Err(StoreError::Busy);
                 }
                 Err(SourceError::Here(error)) if !matches!(error, StoreError::Corrupt { .. }) => {
                     discard(writer).await;
@@ -155,6 +166,9 @@ impl Repairer {
             let packet = self.next_packet(&mut receiver, *offset, end).await?;
             let data_bytes = packet.data.len() as u64;
             self.budget.spend(data_bytes).await;
+            if self.node.busy.denial().is_some() {
+                return Err(SourceError::BusyHere);
+            }
             writer.write(vec![packet], false).await?;
             *offset += data_bytes;
         }

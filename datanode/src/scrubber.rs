@@ -65,6 +65,7 @@ async fn verify(node: &Node, block: BlockId, budget: &Budget) -> Result<(), Stor
     node.store.forget_checksums(block);
     while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
         budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
+        node.busy.free().await;
         node.store.read(block, (first_chunk, chunks), true).await?;
     }
     Ok(())

@@ -120,10 +120,12 @@ async fn serve_stream(
             return;
         }
     };
-    let denial = if node.is_stopping() {
-        Some(DataError::Stopping)
-    } else {
-        None
+    let denial = match request {
+        _ if node.is_stopping() => Some(DataError::Stopping),
+        DataRequest::Read(_) | DataRequest::Write(_) => node.busy.denial(),
+        // What was written is made safe also while the server is busy: it is little work, and the
+        // writer cannot go on elsewhere before.
+        DataRequest::Seal(_) => None,
     };
     let permit = streams.try_acquire();
     let denial = denial.or_else(|| {

@@ -169,7 +169,7 @@ impl Pipeline {
                 self.write(writer, disk_work),
                 self.forward(downstream_node, to_downstream, forwards),
                 self.take_acks(downstream_node, from_downstream),
-                self.watch_for_stop(),
+                self.watch_for_denial(),
             );
         };
         tokio::select! {
@@ -182,9 +182,14 @@ impl Pipeline {
         self.progress.fail(self.node.id(), error);
     }
 
-    async fn watch_for_stop(&self) {
-        self.node.stopping().await;
-        self.fail(DataError::Stopping);
+    /// Ends the stream when the datanode stops or its owner needs the server. Packets end at chunk
+    /// borders, and so does what is acknowledged.
+    async fn watch_for_denial(&self) {
+        let denial = tokio::select! {
+            () = self.node.stopping() => DataError::Stopping,
+            denial = self.node.busy.denied() => denial,
+        };
+        self.fail(denial);
     }
 
     /// Takes packets from upstream and hands them to disk and network.

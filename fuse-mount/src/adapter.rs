@@ -180,8 +180,7 @@ impl Filesystem for Adapter {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        // The change time is the namenode's to set.
-        _ctime: Option<SystemTime>,
+        ctime: Option<SystemTime>,
         handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -193,6 +192,23 @@ impl Filesystem for Adapter {
             Ok(ino) => ino,
             Err(error) => return reply.error(errno::of_fs(&error)),
         };
+        // The change time is the namenode's to set. The kernel tells its own idea of the times after
+        // each operation on a file whose writes it caches, and waits for the answer.
+        if let (Some(TimeOrNow::SpecificTime(mtime)), Some(_)) = (mtime, ctime)
+            && (mode, uid, gid, size, atime) == (None, None, None, None, None)
+        {
+            let (mtime, writes) = (convert::timestamp(mtime), handle.is_some());
+            let credentials = self.callers.credentials(request);
+            let inner = self.inner.clone();
+            self.runtime.spawn(async move {
+                let written_back = inner
+                    .client
+                    .write_back_mtime(&credentials, ino, mtime, writes);
+                let result = written_back.await;
+                inner.answer_attr(reply, node_id, result);
+            });
+            return;
+        }
         let changes = AttrChanges {
             mode: mode.map(|mode| convert::permissions(mode, 0)),
             uid,

@@ -8,6 +8,7 @@
 mod data;
 mod directory;
 mod frames;
+mod history;
 mod identities;
 mod journal;
 mod namespace;
@@ -29,6 +30,7 @@ mod units;
 pub use data::data_messages;
 pub use directory::namenode_directory;
 pub use frames::{frames, rpc_replies, rpc_requests};
+pub use history::{history_files, trace_files};
 pub use identities::{identity_files, peer_names};
 pub use journal::{journal_files, journal_recovery, journal_snapshot};
 pub use namespace::{namespace_commands, namespace_snapshot};
@@ -43,6 +45,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("config_files", config_files),
     ("data_messages", data_messages),
     ("frames", frames),
+    ("history_files", history_files),
     ("identity_files", identity_files),
     ("journal_files", journal_files),
     ("journal_recovery", journal_recovery),
@@ -54,6 +57,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("replica_files", replica_files),
     ("rpc_replies", rpc_replies),
     ("rpc_requests", rpc_requests),
+    ("trace_files", trace_files),
     ("version_file", version_file),
 ];
 

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::Command;
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
     DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::{DataError, FsError};
+use harvestfs_protocol::history::{HistoryRecord, HistoryReply, HistoryRequest, TenantName};
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId};
 use harvestfs_protocol::meta::{
@@ -36,6 +38,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "config_files" => config_files(),
         "data_messages" => data_messages(),
         "frames" => frames(),
+        "history_files" => vec![history_files()],
         "identity_files" => identity_files(),
         "journal_files" => journal_files(),
         "namenode_directory" => namenode_directory(),
@@ -44,10 +47,43 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "peer_names" => peer_names(),
         "rpc_replies" => replies().iter().map(postcard_of).collect(),
         "rpc_requests" => requests().iter().map(postcard_of).collect(),
+        "trace_files" => trace_files(),
         "version_file" => version_file(),
         // These take their input for a plan of what to build, so any bytes will do.
         _ => (1..=64).map(noise).collect(),
     }
+}
+
+/// Owners, reimages and a few slots, as the namenode writes them.
+fn history_files() -> Vec<u8> {
+    use harvestfs_telemetry::history::{History, SLOTS_PER_DAY, ServerId};
+    use harvestfs_telemetry::profile::TenantKey;
+    let mut history = History::default();
+    for number in 0..3 {
+        let tenant = TenantKey {
+            environment: "prod".into(),
+            machine_function: format!("f{number}"),
+        };
+        let server = format!("s{number}");
+        history.owns(&server, &tenant, 5).expect("there is room");
+        history.reimaged(&server, 100).expect("it is known");
+        let slot = 20_000 * SLOTS_PER_DAY as u32 + number;
+        history.record_slot(slot, [(ServerId(number), 0.5)]);
+    }
+    let servers: Vec<u8> = history.server_records().flatten().collect();
+    let day: Vec<u8> = history.day_records(20_000).flatten().collect();
+    flagged(None, &[&servers, &day])
+}
+
+fn trace_files() -> Vec<Vec<u8>> {
+    let files = [
+        "series,values\na,1234,,18200\n",
+        "series,period_s,start_unix_s,unit,values\na,60,1000,pct_x100,1,2\nb,1,,cores,1.5,3\n",
+        "date,node,slice,values\n20110303,n,s,24,,100\n",
+        "server,rack,from_s,tenant\n1,2,3,4\n",
+        "t_s,server,tenant,kind,burst\n5,1,2,rolling,3\n",
+    ];
+    files.map(|text| text.as_bytes().to_vec()).to_vec()
 }
 
 /// As many bytes as they are different: 16 for each number, the same every time.
@@ -135,6 +171,7 @@ fn volume() -> VolumeStatus {
         quota_bytes: 1 << 30,
         used_bytes: 1 << 20,
         healthy: true,
+        shrinks_in_ms: None,
     }
 }
 
@@ -236,6 +273,13 @@ fn commands() -> Vec<Vec<u8>> {
     encoded.map(|bytes| bytes.expect("memory")).collect()
 }
 
+fn tenant() -> TenantName {
+    TenantName {
+        environment: "prod".into(),
+        machine_function: "index".into(),
+    }
+}
+
 fn requests() -> Vec<RequestFrame<Request>> {
     let mut requests = vec![
         Request::OpenSession(OpenSession {
@@ -244,6 +288,19 @@ fn requests() -> Vec<RequestFrame<Request>> {
         }),
         Request::KeepAlive,
         Request::AckInvalidation { id: 1 },
+        Request::Admin(AdminRequest::History(HistoryRequest::Import(vec![
+            HistoryRecord::Owner {
+                server: "s".into(),
+                tenant: tenant(),
+                from_s: 5,
+            },
+            HistoryRecord::Utilisation {
+                tenant: tenant(),
+                start_s: 5,
+                period_s: 300,
+                samples: vec![1, 2, 3],
+            },
+        ]))),
         Request::Node(NodeRequest::Register(RegisterNode {
             server: server(),
             volumes: vec![volume()],
@@ -252,6 +309,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
         Request::Node(NodeRequest::Heartbeat(Heartbeat {
             volumes: vec![volume()],
             busy: false,
+            primary: None,
             active_streams: 1,
         })),
         Request::Node(NodeRequest::BlockReport(BlockReport {
@@ -284,6 +342,12 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
     let reply = |body| ServerFrame::Response { id: 1, body };
     vec![
         reply(Ok(Reply::Done)),
+        reply(Ok(Reply::Admin(AdminReply::History(
+            HistoryReply::Refused {
+                record: 3,
+                reason: "why".into(),
+            },
+        )))),
         reply(Err(FsError::InvalidArgument("why".into()))),
         reply(Ok(Reply::Meta(MetaReply::Removed(None)))),
         reply(Ok(Reply::Node(NodeReply::Heartbeat(

@@ -35,6 +35,7 @@ fn volume(node: u32, reimages: u32) -> VolumeStatus {
         quota_bytes: 1_000_000 * BLOCK_BYTES_MAX,
         used_bytes: 0,
         healthy: true,
+        shrinks_in_ms: None,
     }
 }
 
@@ -103,6 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let heartbeat = Heartbeat {
                 volumes,
                 busy: false,
+                primary: None,
                 active_streams: 0,
             };
             let heard = cluster.heartbeat(now_ms, NodeId(node), &heartbeat);

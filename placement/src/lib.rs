@@ -5,15 +5,31 @@
 //! choosing the servers of a block costs the same in a cluster of nine servers and of ten
 //! thousand.
 //!
-//! - [`view`]: servers with rack, tenant, host and room, and which of them may be chosen now;
+//! - [`view`]: servers and tenants, and which servers may be chosen now;
+//! - [`grid`]: tenants in nine cells, by how often they are reimaged and how busy they get;
+//! - [`diversity`]: the constraints between replicas;
 //! - [`policy`]: the interface;
-//! - [`stock`]: the placement of HDFS.
+//! - [`stock`]: the placement of HDFS;
+//! - [`greedy`]: the best tenants first;
+//! - [`spread`]: Algorithm 2 of OSDI'16, and `harvest`, the default.
 
-mod index;
+pub mod diversity;
+pub mod greedy;
+pub mod grid;
+mod groups;
 pub mod policy;
+mod search;
+pub mod spread;
 pub mod stock;
+mod tree;
 pub mod view;
 
-pub use policy::{Nodes, Policy, Request, TooFew};
+pub use diversity::Constraints;
+pub use greedy::Greedy;
+pub use grid::{CELLS, Cell, Grid, LeastReimaged, SIDE, Scope};
+pub use policy::{Locality, Nodes, Policy, PolicyKind, PolicyOptions, Request, TooFew};
+pub use spread::{Harvest, History};
 pub use stock::Stock;
-pub use view::{Area, Lane, Lanes, Location, RackId, Room, ServerView, TenantId, View};
+pub use view::{
+    Area, CellSpace, Lane, Lanes, Location, RackId, Room, ServerView, TenantId, TenantView, View,
+};

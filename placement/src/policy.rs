@@ -1,12 +1,23 @@
 //! The interface of all placement policies.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr, str::FromStr};
 
-use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use harvestfs_protocol::{
+    ids::NodeId,
+    types::{Durability, StorageClass},
+};
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::view::{Lane, View};
+use crate::{
+    diversity::{Constraints, conflicts},
+    greedy::Greedy,
+    grid::{CALM_POINTS, LeastReimaged, Scope},
+    spread::{Harvest, History},
+    stock::Stock,
+    view::{Lane, ServerView, View},
+};
 
 /// Servers, best first; three fit without a heap allocation.
 pub type Nodes = SmallVec<[NodeId; 4]>;
@@ -27,6 +38,10 @@ pub struct Request<'a> {
     pub class: Option<StorageClass>,
     /// What the replicas are for.
     pub lane: Lane,
+    /// Strict: the policy's constraints hold among all replicas, or nothing is chosen. Space: they
+    /// are given up one at a time, in the order of [`Constraints::RELAXED_IN_ORDER`], for each
+    /// replica that finds no place with them.
+    pub durability: Durability,
 }
 
 /// Fewer servers than wanted can take a replica.
@@ -42,8 +57,14 @@ pub struct TooFew {
 /// Decides where replicas go. A pure function of its arguments: the same view, request and state
 /// of the random generator give the same servers.
 pub trait Policy: Send {
-    /// The name by which configuration chooses it.
-    fn name(&self) -> &'static str;
+    /// Which one it is.
+    fn kind(&self) -> PolicyKind;
+
+    /// What it promises of the replicas of a block with `durability=strict`.
+    fn constraints(&self) -> Constraints;
+
+    /// Which tenants it wants in the grid.
+    fn scope(&self) -> Scope;
 
     /// Chooses `request.wanted` different servers, in the order of the write pipeline.
     ///
@@ -58,5 +79,160 @@ pub trait Policy: Send {
 
     /// Which of the servers that hold a block should give up its replica, so that what remains is
     /// spread best: an index into `replicas`. `None` when `replicas` is empty.
-    fn surplus(&self, view: &View, replicas: &[NodeId]) -> Option<usize>;
+    ///
+    /// By default: so that the fewest conflicts with the policy's constraints are left; then, with
+    /// all constraints; then, so that the fewest calm points are missing; then, from the tenant that is reimaged most; then, from the fullest server.
+    fn surplus(&self, view: &View, replicas: &[NodeId]) -> Option<usize> {
+        let servers: SmallVec<[Option<&ServerView>; 8]> =
+            replicas.iter().map(|&node| view.server(node)).collect();
+        let cost = |left_out: usize| {
+            let rest = |constraints| {
+                let others = servers.iter().enumerate();
+                let rest = others.filter_map(|(i, it)| if i == left_out { None } else { *it });
+                conflicts(view, rest, constraints)
+            };
+            let others = servers.iter().enumerate().filter(|(i, _)| *i != left_out);
+            let points = others.filter_map(|(_, it)| Some(u32::from(view.calm_points((*it)?))));
+            let missing = u32::from(CALM_POINTS).saturating_sub(points.sum());
+            (rest(self.constraints()), rest(Constraints::ALL), missing)
+        };
+        let rate = |i: usize| servers[i].map_or(f64::INFINITY, |it| view.reimage_rate(it));
+        let room = |i: usize| servers[i].map_or(0, |it| it.room.blocks(None));
+        (0..replicas.len()).min_by(|&a, &b| {
+            (cost(a).cmp(&cost(b)))
+                .then(rate(b).total_cmp(&rate(a)))
+                .then(room(a).cmp(&room(b)))
+        })
+    }
+}
+
+/// The policies there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyKind {
+    /// [`Stock`]: as HDFS.
+    Stock,
+    /// [`Greedy`]: the best tenants first.
+    Greedy,
+    /// [`History`]: Algorithm 2 of OSDI'16.
+    History,
+    /// [`Harvest`]: Algorithm 2 and what this project adds.
+    #[default]
+    Harvest,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Stock, Self::Greedy, Self::History, Self::Harvest];
+
+    /// The name by which configuration chooses it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Greedy => "greedy",
+            Self::History => "history",
+            Self::Harvest => "harvest",
+        }
+    }
+
+    /// The policy.
+    #[must_use]
+    pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
+        match self {
+            Self::Stock => Box::new(Stock),
+            Self::Greedy => Box::new(Greedy),
+            Self::History => Box::new(History),
+            Self::Harvest => Box::new(Harvest {
+                locality: options.locality,
+                scope: Scope::LeastReimaged(options.grid),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is none of the accepted ones.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} `{name}`; accepted: {accepted}")]
+pub struct UnknownName {
+    what: &'static str,
+    name: String,
+    accepted: String,
+}
+
+impl UnknownName {
+    fn new(what: &'static str, name: &str, accepted: &[&str]) -> Self {
+        Self {
+            what,
+            name: name.into(),
+            accepted: accepted.join(", "),
+        }
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        known.ok_or_else(|| UnknownName::new("policy", name, &Self::ALL.map(Self::name)))
+    }
+}
+
+/// What can be said about a policy beside its name; `harvest` alone heeds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PolicyOptions {
+    /// Whether the first replica goes to the writer's server.
+    pub locality: Locality,
+    /// How many tenants are in the grid.
+    pub grid: LeastReimaged,
+}
+
+/// Whether the first replica of a block goes to a server on the writer's host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Locality {
+    /// When one there is in the grid and can take it.
+    #[default]
+    Prefer,
+    /// When one there can take it, in the grid or not.
+    Require,
+    /// Not on purpose.
+    Off,
+}
+
+impl Locality {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Prefer, Self::Require, Self::Off];
+
+    /// The name by which configuration chooses it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefer => "prefer",
+            Self::Require => "require",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for Locality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Locality {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let known = Self::ALL.into_iter().find(|it| it.name() == name);
+        known.ok_or_else(|| UnknownName::new("locality", name, &Self::ALL.map(Self::name)))
+    }
 }

@@ -5,7 +5,9 @@ use rand::Rng;
 use smallvec::SmallVec;
 
 use crate::{
-    policy::{Nodes, Policy, Request, TooFew},
+    diversity::Constraints,
+    grid::Scope,
+    policy::{Nodes, Policy, PolicyKind, Request, TooFew},
     view::{Area, RackId, View},
 };
 
@@ -27,8 +29,16 @@ use crate::{
 pub struct Stock;
 
 impl Policy for Stock {
-    fn name(&self) -> &'static str {
-        "stock"
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Stock
+    }
+
+    fn constraints(&self) -> Constraints {
+        Constraints::NONE
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Everything
     }
 
     fn choose(

@@ -6,7 +6,10 @@ use std::{
 };
 
 use harvestfs_placement::{Lane, Lanes, Location, Nodes, Policy, Request, Room, Stock, View};
-use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use harvestfs_protocol::{
+    ids::NodeId,
+    types::{Durability, StorageClass},
+};
 use proptest::prelude::*;
 use rand::{SeedableRng, rngs::SmallRng};
 
@@ -124,6 +127,7 @@ proptest! {
             writer: writer.map(address),
             class,
             lane,
+            durability: Durability::Strict,
         };
         let choose = || Stock.choose(&view, &request, &mut SmallRng::seed_from_u64(seed));
         let result = choose();
@@ -235,6 +239,7 @@ fn replicas_spread_uniformly() {
             writer: Some(address(200)),
             class: None,
             lane: Lane::Write,
+            durability: Durability::Strict,
         };
         for _ in 0..blocks {
             for node in Stock
@@ -282,6 +287,7 @@ fn the_last_acceptable_servers_are_found() {
         writer: None,
         class: None,
         lane: Lane::Write,
+        durability: Durability::Strict,
     };
     let mut rng = SmallRng::seed_from_u64(1);
     let mut counts = BTreeMap::new();

@@ -4,8 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    history::{HistoryReply, HistoryRequest},
     ids::{BlockId, ClusterId, InodeId, NodeId},
     node::ServerDescription,
+    placement::{PlacementReply, PlacementRequest},
     types::VolumeStatus,
 };
 
@@ -20,6 +22,10 @@ pub enum AdminRequest {
     Fsck,
     /// Write a snapshot of the journal now. Reply: [`AdminReply::Done`].
     Snapshot,
+    /// About the history of the primary tenants. Reply: [`AdminReply::History`].
+    History(HistoryRequest),
+    /// About placement and repair. Reply: [`AdminReply::Placement`].
+    Placement(PlacementRequest),
 }
 
 /// Replies to [`AdminRequest`].
@@ -33,6 +39,10 @@ pub enum AdminReply {
     Nodes(Vec<NodeStatus>),
     /// The result of a check.
     Fsck(FsckReport),
+    /// About the history of the primary tenants.
+    History(HistoryReply),
+    /// About placement and repair.
+    Placement(PlacementReply),
 }
 
 /// The cluster at a glance.

@@ -2,7 +2,7 @@
 //! tokens, and the one transport that carries them (QUIC with mutual TLS).
 //!
 //! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
-//!   operators ([`admin`]);
+//!   operators ([`admin`], [`history`]);
 //! - [`data`]: block streams to datanodes;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts.
@@ -14,12 +14,14 @@ pub mod admin;
 pub mod codec;
 pub mod data;
 pub mod error;
+pub mod history;
 pub mod identity;
 pub mod ids;
 pub mod limits;
 pub mod meta;
 pub mod name;
 pub mod node;
+pub mod placement;
 pub mod rpc;
 pub mod token;
 pub mod transport;

@@ -46,6 +46,16 @@ pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 pub const BLOCKS_PER_REQUEST_MAX: usize = 1_024;
 /// Most replicas in one part of a block report: a part stays below a frame's header limit.
 pub const REPLICAS_PER_REPORT_MAX: usize = 16_384;
+/// Most pieces of history in one import request: with the longest names they stay below a frame's header
+/// limit, together with [`HISTORY_SAMPLES_PER_REQUEST_MAX`].
+pub const HISTORY_RECORDS_PER_REQUEST_MAX: usize = 1_024;
+/// Most samples of utilisation in one import request: a month of seven tenants every five minutes, of one
+/// tenant every minute.
+pub const HISTORY_SAMPLES_PER_REQUEST_MAX: usize = 65_536;
+/// Most blocks that one report on placement explains, and that it lists as lost.
+pub const BLOCKS_PER_REPORT_MAX: usize = 1_024;
+/// Most tenants in one reply.
+pub const TENANTS_PER_REPLY_MAX: usize = 1_024;
 /// Most commands that one heartbeat's reply carries; the rest waits for the next.
 pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
 /// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; nobody has

@@ -204,7 +204,7 @@ pub enum MetaOp {
         /// Name.
         name: Name,
     },
-    /// Renames, replacing what `new_name` was. Reply: [`MetaReply::Removed`] (what was replaced).
+    /// Renames, replacing what `new_name` was. Reply: [`MetaReply::Renamed`].
     Rename {
         /// Directory.
         parent: InodeId,
@@ -473,8 +473,15 @@ pub enum MetaReply {
     Located(Located),
     /// Per file, in the order of the request.
     Committed(Vec<Result<FileCommitted, FsError>>),
-    /// What a removal or a rename took a name from, if anything: its attributes afterwards.
+    /// What a removal took a name from, if anything: its attributes afterwards.
     Removed(Option<Attr>),
+    /// The attributes after a rename.
+    Renamed {
+        /// What was moved.
+        moved: Attr,
+        /// What was replaced, or exchanged with it.
+        other: Option<Attr>,
+    },
     /// Totals.
     StatFs(StatFs),
 }

@@ -55,10 +55,28 @@ pub struct NodeRegistered {
 pub struct Heartbeat {
     /// Its volumes.
     pub volumes: Vec<VolumeStatus>,
-    /// Whether the primary tenant needs the server now.
+    /// Whether the server is to be left alone now: its primary tenant needs it, or its disks do not
+    /// answer. What it holds is not lost.
     pub busy: bool,
+    /// What the primary tenant uses; `None` when that is not known (no source is configured, or it
+    /// has told nothing lately).
+    pub primary: Option<PrimaryLoad>,
     /// Block streams under way.
     pub active_streams: u32,
+}
+
+/// What the primary tenant of a server uses of it, on average over the second before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrimaryLoad {
+    /// CPU, in thousandths of all cores: 0 to 1000.
+    pub cpu_permille: u16,
+    /// Memory, in thousandths of what the server has: 0 to 1000; `None` where the source does not
+    /// tell.
+    pub memory_permille: Option<u16>,
+    /// Time in which some of its tasks waited for CPU, memory or a disk (pressure stall
+    /// information, the worst of the three), in thousandths: 0 to 1000; `None` where the kernel
+    /// does not tell.
+    pub stalled_permille: Option<u16>,
 }
 
 /// The namenode's answer to a heartbeat.
@@ -95,6 +113,18 @@ pub enum NodeCommand {
         block: BlockId,
         /// Committed length in bytes.
         length_bytes: u64,
+    },
+    /// The owner changes what a volume may use. The datanode writes it down, stores nothing beyond
+    /// it from then on, and says in its heartbeats when it will get below it by itself
+    /// ([`crate::types::VolumeStatus::shrinks_in_ms`]).
+    SetQuota {
+        /// Volume.
+        storage: StorageId,
+        /// The new quota in bytes.
+        quota_bytes: u64,
+        /// Milliseconds from now until it must hold; what the namenode has not told to delete by
+        /// then, the datanode chooses itself.
+        deadline_ms: u64,
     },
     /// Send a full report of a volume.
     ReportBlocks {

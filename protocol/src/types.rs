@@ -193,4 +193,7 @@ pub struct VolumeStatus {
     pub used_bytes: u64,
     /// False: the volume cannot be used; its replicas count as lost.
     pub healthy: bool,
+    /// While more is used than the quota allows: milliseconds until the datanode gives up replicas
+    /// of its own choice to get below it. 0 from then on until it is.
+    pub shrinks_in_ms: Option<u64>,
 }

@@ -1,7 +1,21 @@
-//! What is known of the primary tenants, seen from outside: how busy they are and when their
-//! servers are reimaged.
+//! The primary tenants, seen from outside: how busy they are, and when their servers are reimaged.
 //!
-//! Placement by history needs it, and so does the busy gate of the datanode. With the `stock`
-//! policy nothing of it is needed: it looks at racks and free space only, which heartbeats carry.
-//! So this crate has no item yet; samplers, utilisation history and reimage history are added
-//! together with the policies that use them.
+//! - [`analysis`]: what is made of history once a day;
+//! - [`classes`]: tenants whose CPU use is alike;
+//! - [`gate`]: whether a server is to be left to its owner now;
+//! - [`primary`]: samples of what a primary uses;
+//! - [`profile`]: what history says of a tenant, the input of placement.
+//! - [`history`]: a month of CPU use, and years of reimages, in memory and on disk.
+//! - [`reimages`]: reimage rates, and tenants that are reimaged together.
+//! - [`spectrum`]: the pattern, average and peak of a series.
+//! - [`traces`]: readers of recorded utilisation and reimages.
+
+pub mod analysis;
+pub mod classes;
+pub mod gate;
+pub mod history;
+pub mod primary;
+pub mod profile;
+pub mod reimages;
+pub mod spectrum;
+pub mod traces;

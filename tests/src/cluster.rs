@@ -25,6 +25,8 @@ pub struct ClusterOptions {
     pub block_size: &'static str,
     /// What each datanode may use.
     pub quota: &'static str,
+    /// Which servers replicas go to.
+    pub policy: &'static str,
 }
 
 impl Default for ClusterOptions {
@@ -35,6 +37,9 @@ impl Default for ClusterOptions {
             replication: 3,
             block_size: "16MiB",
             quota: "8GiB",
+            // Most tests are about something else, and have too few servers to lose one and keep
+            // replicas as far apart as `harvest` does.
+            policy: "stock",
         }
     }
 }
@@ -43,6 +48,7 @@ impl Default for ClusterOptions {
 #[derive(Debug)]
 pub struct Cluster {
     processes: BTreeMap<String, Process>,
+    policy: &'static str,
     mounts: Vec<PathBuf>,
     namenode: SocketAddr,
     directory: TempDir,
@@ -59,6 +65,7 @@ impl Cluster {
         let namenode = free_address();
         let mut cluster = Self {
             processes: BTreeMap::new(),
+            policy: options.policy,
             mounts: Vec::new(),
             namenode,
             directory,
@@ -97,11 +104,16 @@ impl Cluster {
                 "--listen",
                 "127.0.0.1:0",
                 "--rack",
-                &format!("rack-{}", number % 3),
+                &format!("rack-{number}"),
                 "--environment",
                 &format!("environment-{number}"),
                 "--machine-function",
                 &format!("function-{number}"),
+                // Other tests may keep this machine busy.
+                "--primary-source",
+                "none",
+                "--priority",
+                "normal",
                 "--volume",
                 &format!("volume={}", options.quota),
             ]);
@@ -145,7 +157,13 @@ impl Cluster {
         let config = self.path("namenode/namenode.toml");
         self.start_part(
             "namenode",
-            &["namenode".as_ref(), "--config".as_ref(), &config],
+            &[
+                "namenode".as_ref(),
+                "--policy".as_ref(),
+                self.policy.as_ref(),
+                "--config".as_ref(),
+                &config,
+            ],
         );
     }
 

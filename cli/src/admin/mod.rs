@@ -1,6 +1,8 @@
 //! `harvestfs admin`: for the operator.
 
+mod history;
 mod link;
+mod placement;
 
 use std::time::Duration;
 
@@ -47,6 +49,11 @@ enum AdminCommand {
     },
     /// Have the namenode write a snapshot of its journal now.
     Snapshot,
+    /// What is known of the primary tenants: CPU use and reimages.
+    #[command(subcommand)]
+    History(history::HistoryCommand),
+    #[command(flatten)]
+    Placement(placement::PlacementCommand),
 }
 
 /// Runs `harvestfs admin`.
@@ -111,6 +118,8 @@ async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()>
             link.ask(AdminRequest::Snapshot, FSCK_DEADLINE).await?;
             Ok(())
         }
+        AdminCommand::History(command) => history::execute(link, command).await,
+        AdminCommand::Placement(command) => placement::execute(link, command).await,
     }
 }
 

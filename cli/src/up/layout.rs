@@ -10,15 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use super::UpArgs;
 use crate::{
-    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
+    config::{
+        self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
+        Priority, VolumeConfig,
+    },
     init::{self, LayoutArgs},
+    primary::Cast,
     units::{self, Size},
 };
 
 /// Nine, so that each cell of the grid has a tenant.
 const DATANODES: u16 = 9;
-/// As many racks as replicas; each rack holds tenants of all kinds.
-const RACKS: u16 = 3;
 /// What a datanode may use at most unless told otherwise.
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
 /// Less than this cannot hold the blocks being written.
@@ -44,6 +46,8 @@ pub struct Layout {
     /// Where the namenode listens.
     pub namenode: SocketAddr,
     made: Made,
+    /// What the datanodes replay as their primary tenants, if anything.
+    pub cast: Option<Cast>,
 }
 
 impl Layout {
@@ -81,7 +85,9 @@ impl Layout {
             data,
             mount,
             made,
+            cast: args.cast()?,
         };
+        layout.configure_namenode(args)?;
         layout.make_datanodes()?;
         layout.make_mount_point()?;
         Ok(layout)
@@ -153,6 +159,16 @@ impl Layout {
         Ok(config.listen)
     }
 
+    fn configure_namenode(&self, args: &UpArgs) -> anyhow::Result<()> {
+        let Some(policy) = args.policy else {
+            return Ok(());
+        };
+        let path = self.data.join("namenode/namenode.toml");
+        let mut config: NamenodeConfig = config::load(&path)?;
+        config.policy = policy;
+        config::store(&path, &config)
+    }
+
     fn make_datanodes(&mut self) -> anyhow::Result<()> {
         for number in 1..=self.made.datanodes {
             let name = datanode_name(number);
@@ -160,20 +176,27 @@ impl Layout {
             if directory.join("datanode.toml").exists() {
                 continue;
             }
-            // Each datanode plays a server of another owner: an environment and a machine
-            // function of its own, so that any three of different racks may hold a block.
+            // Each datanode plays a server of another owner: an environment, a machine function
+            // and a rack of its own. Rows and columns of the grid leave few enough choices among
+            // nine servers, some of which are busy.
             init::datanode(
                 &self.data,
                 &directory,
                 &DatanodeConfig {
                     name,
-                    rack: format!("rack-{}", (number - 1) % RACKS + 1),
+                    rack: format!("rack-{number}"),
                     environment: format!("environment-{number}"),
                     machine_function: format!("function-{number}"),
                     listen: SocketAddr::from(([127, 0, 0, 1], 0)),
                     namenodes: vec![self.namenode],
                     identity: "identity".into(),
                     scrub_bytes_per_s: Size(8 << 20),
+                    // The cluster is its user's own, and so is the machine.
+                    priority: Priority::Normal,
+                    primary: PrimaryConfig {
+                        source: PrimarySourceConfig::None,
+                        ..PrimaryConfig::default()
+                    },
                     volumes: vec![VolumeConfig {
                         path: "volume".into(),
                         quota: self.made.quota,

@@ -15,9 +15,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
+use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{init::LayoutArgs, units::Size};
+use crate::{init::LayoutArgs, primary::Cast, units::Size};
 use layout::Layout;
 
 /// Longest start of the whole cluster.
@@ -43,9 +44,33 @@ pub struct UpArgs {
     quota: Option<Size>,
     #[command(flatten)]
     layout: LayoutArgs,
+    /// Which servers replicas go to, from now on: `stock`, `greedy`, `history` or `harvest`
+    /// [default: `harvest`].
+    #[arg(long, env = "HARVESTFS_POLICY")]
+    policy: Option<PolicyKind>,
+    /// Have the primary tenant of each server act out recorded CPU use: a file of series, of which
+    /// each datanode gets one, or a directory of such files.
+    #[arg(long, env = "HARVESTFS_PRIMARY_TRACE", value_name = "PATH")]
+    primary_trace: Option<PathBuf>,
+    /// How many times as fast as it was recorded.
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "N",
+        requires = "primary_trace"
+    )]
+    trace_speed: f64,
     /// Return when the mount is ready; `harvestfs down` ends it.
     #[arg(long)]
     detach: bool,
+}
+
+impl UpArgs {
+    fn cast(&self) -> anyhow::Result<Option<Cast>> {
+        let path = self.primary_trace.as_ref();
+        path.map(|path| Cast::open(path, self.trace_speed))
+            .transpose()
+    }
 }
 
 /// `harvestfs down`
@@ -130,6 +155,14 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     command.arg("up").arg("--data").arg(&layout.data);
     if let Some(mount) = &args.mount {
         command.arg("--mount").arg(mount);
+    }
+    if let Some(trace) = &args.primary_trace {
+        command
+            .arg("--primary-trace")
+            .arg(std::path::absolute(trace)?);
+        command
+            .arg("--trace-speed")
+            .arg(args.trace_speed.to_string());
     }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command

@@ -100,13 +100,18 @@ fn parts(layout: &Layout) -> Vec<Part> {
         ],
         &logs,
     )];
-    parts.extend(layout.datanodes().map(|(name, config)| {
-        Part::new(
-            &name,
-            vec!["datanode".into(), "--config".into(), config.into()],
-            &logs,
-        )
-    }));
+    parts.extend(
+        layout
+            .datanodes()
+            .enumerate()
+            .map(|(index, (name, config))| {
+                let mut arguments = vec!["datanode".into(), "--config".into(), config.into()];
+                if let Some(cast) = &layout.cast {
+                    arguments.extend(cast.flags(index + 1));
+                }
+                Part::new(&name, arguments, &logs)
+            }),
+    );
     let mut mount = vec![
         "mount".into(),
         layout.mount.clone().into(),

@@ -134,10 +134,10 @@ impl Ticket {
     }
 
     /// An inode was moved to another directory.
-    pub(crate) fn moved(&self, ino: InodeId, to: InodeId) {
-        self.changed_times(ino);
+    pub(crate) fn moved(&self, attr: &Attr, to: InodeId) {
+        self.changed_attr(attr);
         let mut inner = self.lock();
-        if let Some(directory) = inner.dirs.get_mut(&ino) {
+        if let Some(directory) = inner.dirs.get_mut(&attr.ino) {
             directory.parent = Some(to);
         }
     }
@@ -183,9 +183,15 @@ impl Ticket {
         inner.forget_inode(parent);
     }
 
-    /// A name was added to or removed from a directory at the time that `child.ctime` tells;
-    /// `subdirectories` is the change of their number.
-    pub(crate) fn changed_directory(&self, dir: InodeId, child: &Attr, subdirectories: i32) {
+    /// Names were added to or removed from a directory at the time that `child.ctime` tells;
+    /// `entries` and `subdirectories` are the changes of their numbers.
+    pub(crate) fn changed_directory(
+        &self,
+        dir: InodeId,
+        child: &Attr,
+        entries: i32,
+        subdirectories: i32,
+    ) {
         let mut inner = self.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(dir));
         inner.happened(Subject::Inode(dir));
@@ -197,6 +203,7 @@ impl Ticket {
                 attr.mtime = attr.mtime.max(child.ctime);
                 attr.ctime = attr.ctime.max(child.ctime);
                 attr.nlink = attr.nlink.saturating_add_signed(subdirectories);
+                attr.size_bytes = attr.size_bytes.saturating_add_signed(entries.into());
             }
             attr => *attr = None,
         }

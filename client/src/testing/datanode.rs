@@ -43,6 +43,8 @@ pub(crate) enum Mood {
     Slow(Duration),
     /// Fails each write at the packet with this number, from 1, and cannot seal.
     FailsAtPacket(u64),
+    /// Its disk is full: a pipeline stands, and its first packet fails.
+    Full,
     /// Accepts streams and says nothing.
     Silent,
 }
@@ -206,6 +208,7 @@ impl Datanode {
                         .send(&failed(DataError::Busy { retry_after_ms: 20 }))
                         .await;
                 }
+                Mood::Full => return sender.send(&failed(DataError::NoSpace)).await,
                 _ => {}
             }
             if let Some((node, (next, acks))) = &mut downstream {

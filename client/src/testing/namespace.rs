@@ -270,9 +270,10 @@ impl Namespace {
                 let ino = self.child(*parent, name)?;
                 let other = self.child(*new_parent, new_name).ok();
                 if other == Some(ino) {
-                    return Ok(MetaReply::Removed(None));
+                    let moved = self.get(ino)?.attr.clone();
+                    return Ok(MetaReply::Renamed { moved, other: None });
                 }
-                let removed = match (mode, other) {
+                let mut removed = match (mode, other) {
                     (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
                     (RenameMode::Replace, Some(_)) => {
                         Some(self.remove(*new_parent, new_name, now, effects)?)
@@ -283,6 +284,9 @@ impl Namespace {
                 if let (RenameMode::Exchange, Some(other)) = (mode, other) {
                     self.get_mut(*parent)?.entries.insert(name.clone(), other);
                     effects.inodes.push(other);
+                    let exchanged = self.get_mut(other)?;
+                    exchanged.attr.ctime = now;
+                    removed = Some(exchanged.attr.clone());
                 }
                 self.get_mut(*new_parent)?
                     .entries
@@ -291,7 +295,10 @@ impl Namespace {
                 effects.inodes.extend([ino, *parent, *new_parent]);
                 effects.entries.push((*parent, name.clone()));
                 effects.entries.push((*new_parent, new_name.clone()));
-                MetaReply::Removed(removed)
+                MetaReply::Renamed {
+                    moved: self.get(ino)?.attr.clone(),
+                    other: removed,
+                }
             }
             MetaOp::SetXattr {
                 ino, name, value, ..

@@ -232,6 +232,82 @@ async fn a_busy_datanode_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_datanode_that_becomes_busy_is_written_and_read_around() {
+    let cluster = Cluster::start(5, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "file").await;
+    let content = pattern(24 << 20, 9);
+    let mut held = None;
+    for (index, piece) in content.chunks(1 << 20).enumerate() {
+        if index == 10 {
+            cluster.datanode(2).set_mood(Mood::Busy);
+            held = Some(cluster.datanode(2).replicas().len());
+        }
+        let offset = (index as u64) << 20;
+        file.write(offset, Bytes::copy_from_slice(piece))
+            .await
+            .unwrap();
+    }
+    file.sync().await.unwrap();
+    // At most what was asked of it while nobody knew.
+    let held_after = cluster.datanode(2).replicas().len();
+    assert!(held_after <= held.unwrap() + 2, "{held:?}, {held_after}");
+    assert!(read_elsewhere(&cluster, "/file").await == content);
+    assert_eq!(cluster.namenode.bad_replicas(), []);
+    // A reader goes on where the busy one cut it.
+    cluster.datanode(2).set_mood(Mood::Well);
+    let other = cluster.client("b").await;
+    let file = other
+        .open_path(&root(), b"/file", OpenFlags::READ, None)
+        .await
+        .unwrap();
+    let mut read = Vec::new();
+    while read.len() < content.len() {
+        for number in 1..=5 {
+            let busy = read.len() >> 20 != 0 && (read.len() >> 20) % 5 + 1 == number as usize;
+            let mood = if busy { Mood::Busy } else { Mood::Well };
+            cluster.datanode(number).set_mood(mood);
+        }
+        let piece = file.read(read.len() as u64, 1 << 20).await.unwrap();
+        read.extend_from_slice(&piece);
+    }
+    assert!(read == content);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
+    for len in [100_000, 6 << 20] {
+        let cluster = Cluster::start(2, 2).await;
+        let mut options = cluster.options("a");
+        options.unreachable_timeout = Duration::from_secs(2);
+        let client = Client::connect(options).await.unwrap();
+        let (_, file) = create(&client, "file").await;
+        cluster.datanode(2).set_mood(Mood::Full);
+        let content = pattern(len, 5);
+        write_all(&file, &content).await;
+        let began = Instant::now();
+        let refused = file.sync().await;
+        let waited = began.elapsed();
+        assert_eq!(refused, Err(FsError::NoSpace.into()));
+        assert!(waited < Duration::from_secs(5), "{waited:?}");
+        let asked = cluster.namenode.calls("AllocateBlocks");
+        assert!(
+            asked < 20,
+            "the namenode was asked {asked} times for blocks"
+        );
+        // Nothing is lost: once there is room, it is written. What attempts under way met before is
+        // still to be told.
+        cluster.datanode(2).set_mood(Mood::Well);
+        let began = Instant::now();
+        while let Err(error) = file.sync().await {
+            assert_eq!(error, FsError::NoSpace.into());
+            assert!(began.elapsed() < Duration::from_secs(5));
+        }
+        assert!(read_elsewhere(&cluster, "/file").await == content);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn corrupt_missing_and_slow_replicas_are_passed_over() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
@@ -330,7 +406,8 @@ async fn a_cancelled_mutation_does_not_leave_a_wrong_cache() {
         // Polled once: sent or not, nobody waits for it any more.
         tokio::select! {
             biased;
-            _ = client.unlink(&me, InodeId::ROOT, &file_name) => panic!("answered at once"),
+            // On a busy machine the answer may be there before the poll is over.
+            _ = client.unlink(&me, InodeId::ROOT, &file_name) => {}
             () = std::future::ready(()) => {}
         }
         let began = Instant::now();

@@ -36,6 +36,8 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
         assert_eq!(datanode.syncs.load(Ordering::Relaxed), 0);
     }
     file.sync().await.unwrap();
+    // The commit was answered before it was durable; another one, empty, says when it is.
+    assert_eq!(cluster.namenode.calls("Commit"), 2);
     for datanode in &cluster.datanodes {
         assert_eq!(datanode.syncs.load(Ordering::Relaxed), 1);
     }
@@ -50,6 +52,22 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
     let late = file.write(0, Bytes::from_static(b"x")).await;
     late.unwrap();
     assert_eq!(file.flush().await, Err(ClientError::Closed));
+}
+
+/// More of them than a session may have unconfirmed: they have to be confirmed on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn relaxed_commits_do_not_use_up_the_session() {
+    let cluster = Cluster::start(1, 1).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "file").await;
+    for index in 0..2_000u64 {
+        file.write(index * 10, Bytes::from_static(b"0123456789"))
+            .await
+            .unwrap();
+        let flushed = tokio::time::timeout(Duration::from_secs(30), file.flush()).await;
+        flushed.expect("a flush comes to its end").unwrap();
+    }
+    assert!(cluster.namenode.calls("Commit") > 2_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,10 +218,56 @@ async fn the_cache_saves_trips() {
     ] {
         assert_eq!(calls(op), 0, "{op}");
     }
+    // A rename tells what became of everything that it touched.
+    client.getattr(&root(), InodeId::ROOT).await.unwrap();
+    client
+        .rename(
+            &root(),
+            directory.ino,
+            &name("x"),
+            InodeId::ROOT,
+            &name("y"),
+            RenameMode::NoReplace,
+        )
+        .await
+        .unwrap();
+    let moved = client.try_lookup(&root(), InodeId::ROOT, &name("y"));
+    let moved = moved.unwrap().unwrap();
+    let emptied = client.try_getattr(directory.ino).unwrap();
+    assert_eq!((emptied.size_bytes, emptied.mtime), (0, moved.ctime));
+    // The kernel tells the times that it has from us after each change.
+    let told = client
+        .write_back_mtime(&root(), moved.ino, moved.mtime, false)
+        .await;
+    assert_eq!(told.unwrap(), moved);
+    for (op, expected) in [("Lookup", 0), ("GetAttr", 1), ("SetAttr", 0)] {
+        assert_eq!(calls(op), expected, "{op}");
+    }
+    let later = Timestamp(moved.mtime.0 + 1);
+    let told = client
+        .write_back_mtime(&root(), moved.ino, later, false)
+        .await;
+    assert_eq!((told.unwrap().mtime, calls("SetAttr")), (later, 1));
+    client
+        .rename(
+            &root(),
+            InodeId::ROOT,
+            &name("y"),
+            directory.ino,
+            &name("x"),
+            RenameMode::NoReplace,
+        )
+        .await
+        .unwrap();
     client
         .unlink(&root(), directory.ino, &name("x"))
         .await
         .unwrap();
+    client
+        .write_back_mtime(&root(), moved.ino, moved.mtime, false)
+        .await
+        .unwrap();
+    assert_eq!(calls("SetAttr"), 1);
     assert_eq!(
         client.try_lookup(&root(), directory.ino, &name("x")),
         Some(Err(FsError::NotFound))

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
@@ -26,6 +27,7 @@ pub struct Commands {
     repairs: mpsc::Sender<Repair>,
     deletions: mpsc::Sender<Vec<BlockId>>,
     seals: mpsc::Sender<(BlockId, u64)>,
+    quotas: mpsc::Sender<(StorageId, u64, Duration)>,
 }
 
 impl Commands {
@@ -51,10 +53,16 @@ impl Commands {
             alive,
             move |(block, length_bytes)| seal(sealing.clone(), block, length_bytes),
         );
+        let (quotas, queue) = mpsc::channel(QUEUED_MAX);
+        let changing = node.clone();
+        work_off(queue, 1, node, alive, move |(storage, bytes, time)| {
+            set_quota(changing.clone(), storage, bytes, time)
+        });
         Self {
             repairs,
             deletions,
             seals,
+            quotas,
         }
     }
 
@@ -80,6 +88,14 @@ impl Commands {
                 block,
                 length_bytes,
             } => self.seals.try_send((block, length_bytes)).is_ok(),
+            NodeCommand::SetQuota {
+                storage,
+                quota_bytes,
+                deadline_ms,
+            } => {
+                let time = Duration::from_millis(deadline_ms);
+                self.quotas.try_send((storage, quota_bytes, time)).is_ok()
+            }
             NodeCommand::ReportBlocks { storage } => ask_for_report.try_send(storage).is_ok(),
         };
         if !queued {
@@ -126,6 +142,12 @@ async fn delete(node: Arc<Node>, blocks: Vec<BlockId>) {
         if let Err(error) = node.store.delete(block).await {
             tracing::warn!(%block, %error, "cannot delete a replica");
         }
+    }
+}
+
+async fn set_quota(node: Arc<Node>, storage: StorageId, bytes: u64, time: Duration) {
+    if let Err(error) = node.store.set_quota(storage, bytes, time).await {
+        tracing::warn!(%storage, %error, "the quota is not written down");
     }
 }
 

@@ -6,10 +6,12 @@
 use std::collections::hash_map;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
+use tokio::time::Instant;
 
 use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
@@ -20,7 +22,7 @@ use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
 use super::quota::Charge;
 use super::replica::ReplicaWriter;
-use super::volume::{Found, Volume};
+use super::volume::{Found, SHRINK_DEADLINE, Volume, VolumeOptions};
 
 /// All replicas of a datanode. Cheap to clone.
 #[derive(Clone)]
@@ -59,6 +61,71 @@ impl BlockStore {
     pub fn healthy_storages(&self) -> Vec<StorageId> {
         let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
         healthy.map(|v| v.storage()).collect()
+    }
+
+    /// Changes what a volume may use; see [`Volume::set_quota`].
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub async fn set_quota(
+        &self,
+        storage: StorageId,
+        quota_bytes: u64,
+        time: Duration,
+    ) -> Result<(), StoreError> {
+        match self.inventory.volume_index(storage) {
+            Some(index) => {
+                let volume = &self.inventory.volumes[index];
+                volume.set_quota(quota_bytes, time, None).await
+            }
+            // It was reimaged since; the new volume has the configured quota.
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over the quotas of a configuration where they differ from what it said before.
+    pub async fn configure_quotas(&self, configured: &[VolumeOptions]) {
+        for volume in &self.inventory.volumes {
+            let options = configured.iter().find(|it| it.path == volume.path());
+            let Some(options) = options else {
+                continue;
+            };
+            let quota_bytes = options.quota_bytes;
+            if quota_bytes == volume.configured_quota_bytes() {
+                continue;
+            }
+            let changed = volume.set_quota(quota_bytes, SHRINK_DEADLINE, Some(quota_bytes));
+            if let Err(error) = changed.await {
+                tracing::warn!(%error, "the quota is not written down");
+            }
+        }
+    }
+
+    /// Volumes that should be below their quota by now, and how many bytes they are above it.
+    pub fn overdue(&self, now: Instant) -> Vec<(StorageId, u64)> {
+        let usable = self
+            .inventory
+            .volumes
+            .iter()
+            .filter(|v| v.check_usable().is_ok());
+        let overdue = usable.filter(|volume| volume.time_to_shrink(now) == Some(0));
+        overdue
+            .map(|volume| (volume.storage(), volume.quota.excess_bytes()))
+            .collect()
+    }
+
+    /// What is given up to free so many bytes of a volume, in order.
+    pub fn victims(&self, storage: StorageId, excess_bytes: u64) -> Vec<BlockId> {
+        let index = self.inventory.volume_index(storage);
+        index.map_or_else(Vec::new, |index| {
+            self.inventory.victims(index, excess_bytes)
+        })
+    }
+
+    /// Whether no volume that can be used answers now.
+    pub fn is_silent(&self) -> bool {
+        let mut healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
+        healthy.next().is_some_and(|first| first.is_silent()) && healthy.all(|it| it.is_silent())
     }
 
     /// The cluster that the volumes belong to, once that is known.
@@ -137,7 +204,8 @@ impl BlockStore {
     /// Creates a replica on the volume that has most room, if possible of the class asked for.
     ///
     /// # Errors
-    /// [`StoreError::ReplicaExists`], [`StoreError::NoSpace`], or what the disk says.
+    /// [`StoreError::ReplicaExists`], [`StoreError::NoSpace`], [`StoreError::Silent`], or what the disk
+    /// says.
     pub async fn create(
         &self,
         block: BlockId,
@@ -148,10 +216,7 @@ impl BlockStore {
         let chunks_max = layout::chunks_for(block_bytes).unwrap_or(u32::MAX);
         let mut refused = Vec::new();
         loop {
-            let (index, charge) = self
-                .inventory
-                .reserve(class, &refused)
-                .ok_or(StoreError::NoSpace)?;
+            let (index, charge) = self.inventory.reserve(class, &refused)?;
             let result = self
                 .create_on(index, block, origin, chunks_max, charge)
                 .await;
@@ -206,7 +271,7 @@ impl BlockStore {
         let lease = match volume.run(job).await {
             Ok(lease) => lease,
             Err(error) => {
-                // The job may never have run, if the volume is down.
+                // The job never ran if the volume is down. That of a silent disk may still run.
                 if matches!(error, StoreError::VolumeDown { .. }) {
                     self.inventory.lock().remove(&block);
                     replica.end();

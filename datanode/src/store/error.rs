@@ -7,6 +7,9 @@ use std::sync::Arc;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::ClusterId;
 
+/// When to ask again for what a silent disk has.
+const BUSY_RETRY_MS: u32 = 2_000;
+
 /// Why a volume cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -125,6 +128,15 @@ pub enum StoreError {
         /// What the system says.
         source: Arc<io::Error>,
     },
+    /// The volume's disk does not answer now. What was handed to it may still be done.
+    #[error("the disk of the volume {} does not answer", path.display())]
+    Silent {
+        /// The volume.
+        path: PathBuf,
+    },
+    /// The primary tenant needs the server.
+    #[error("the primary tenant needs this server")]
+    Busy,
     /// The volume cannot be used.
     #[error("the volume {} is down: {reason}", path.display())]
     VolumeDown {
@@ -167,6 +179,9 @@ impl From<StoreError> for DataError {
             StoreError::NoSpace => Self::NoSpace,
             StoreError::OutOfOrder(reason) => Self::OutOfOrder(reason),
             StoreError::NoSource => Self::NoSuchReplica,
+            StoreError::Silent { .. } | StoreError::Busy => Self::Busy {
+                retry_after_ms: BUSY_RETRY_MS,
+            },
             StoreError::Disk { .. } | StoreError::VolumeDown { .. } => {
                 Self::Disk(error.to_string())
             }

@@ -148,14 +148,18 @@ impl Inventory {
 
     /// Chooses a volume for a new replica and reserves what it takes at first: the class asked for
     /// before others, then the most room for each writer.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`], or [`StoreError::Silent`] if a disk does not answer that may have
+    /// room.
     pub(super) fn reserve(
         &self,
         class: Option<StorageClass>,
         refused: &[usize],
-    ) -> Option<(usize, Charge)> {
+    ) -> Result<(usize, Charge), StoreError> {
         let mut candidates: Vec<(bool, u64, usize)> = Vec::new();
         for (index, volume) in self.volumes.iter().enumerate() {
-            if volume.health.is_good() && !refused.contains(&index) {
+            if volume.check_usable().is_ok() && !refused.contains(&index) {
                 let is_other_class = class.is_some_and(|class| class != volume.class());
                 let writers = u64::from(volume.writers.load(Ordering::Relaxed));
                 let room = volume.quota.available_bytes() / (1 + writers);
@@ -163,10 +167,40 @@ impl Inventory {
             }
         }
         candidates.sort_unstable();
-        candidates.into_iter().find_map(|(_, _, index)| {
+        let reserved = candidates.into_iter().find_map(|(_, _, index)| {
             let charge = self.volumes[index].quota.reserve(REPLICA_OVERHEAD_BYTES)?;
             Some((index, charge))
+        });
+        reserved.ok_or_else(|| {
+            let silent = self.volumes.iter().filter(|volume| volume.health.is_good());
+            let mut silent = silent.filter_map(|volume| volume.check_usable().err());
+            // There may be room where nobody answers.
+            silent.next().unwrap_or(StoreError::NoSpace)
         })
+    }
+
+    /// Replicas of a volume that together take at least so much, in the order in which they are given
+    /// up: corrupt ones, then sealed ones by their size.
+    pub(super) fn victims(&self, volume: usize, excess_bytes: u64) -> Vec<BlockId> {
+        let mut candidates: Vec<(bool, u64, BlockId)> = {
+            let replicas = self.lock();
+            let of_volume = replicas.iter().filter(|(_, entry)| entry.volume == volume);
+            of_volume
+                .filter_map(|(&block, entry)| match &entry.state {
+                    State::Corrupt(charge) => Some((false, u64::MAX - charge.bytes(), block)),
+                    State::Sealed { charge, .. } => Some((true, u64::MAX - charge.bytes(), block)),
+                    State::Open(_) | State::Deleting => None,
+                })
+                .collect()
+        };
+        candidates.sort_unstable();
+        let mut left = excess_bytes;
+        let enough = candidates.into_iter().take_while(|(_, inverse, _)| {
+            let is_needed = left > 0;
+            left = left.saturating_sub(u64::MAX - inverse);
+            is_needed
+        });
+        enough.map(|(_, _, block)| block).collect()
     }
 
     /// Puts what is known about a replica on the list of changes.

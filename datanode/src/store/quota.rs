@@ -13,7 +13,7 @@ pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
 /// A limit and what is used of it, in bytes.
 #[derive(Debug)]
 pub struct Quota {
-    limit_bytes: u64,
+    limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
 }
 
@@ -21,14 +21,24 @@ impl Quota {
     /// Nothing but the volume's overhead is used yet.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
-            limit_bytes,
+            limit_bytes: AtomicU64::new(limit_bytes),
             used_bytes: AtomicU64::new(VOLUME_OVERHEAD_BYTES.min(limit_bytes)),
         })
     }
 
     /// The limit.
     pub fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit. What is reserved or used above a lower one stays until it is released.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What is used above the limit.
+    pub fn excess_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.limit_bytes())
     }
 
     /// What is reserved or used. More than the limit only if the limit was lowered below what is
@@ -39,7 +49,7 @@ impl Quota {
 
     /// What may still be reserved.
     pub fn available_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.used_bytes())
+        self.limit_bytes().saturating_sub(self.used_bytes())
     }
 
     /// Reserves bytes; `None` if that would exceed the limit.
@@ -72,7 +82,7 @@ impl Charge {
     /// Reserves more; false, and nothing changes, if that would exceed the limit.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
-        let limit = self.quota.limit_bytes;
+        let limit = self.quota.limit_bytes();
         let grown =
             self.quota
                 .used_bytes
@@ -83,6 +93,11 @@ impl Charge {
             self.bytes += bytes;
         }
         grown.is_ok()
+    }
+
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Releases what is above `bytes`.

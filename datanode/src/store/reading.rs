@@ -62,7 +62,7 @@ impl BlockStore {
     /// Why it cannot be read.
     pub fn check_readable(&self, block: BlockId, range: ChunkRange) -> Result<(), StoreError> {
         let readable = self.inventory.readable(block)?;
-        readable.volume.check_health()?;
+        readable.volume.check_usable()?;
         readable.check_end(range.end)
     }
 
@@ -80,6 +80,7 @@ impl BlockStore {
     ) -> Result<Piece, StoreError> {
         let readable = self.inventory.readable(block)?;
         readable.check_end(first_chunk.saturating_add(chunks))?;
+        readable.volume.check_usable()?;
         let bytes = chunks as usize * PAGE_BYTES;
         let buffer = self.inventory.buffers.take(bytes, holds_none).await;
         let inventory = self.inventory.clone();

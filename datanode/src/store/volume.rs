@@ -12,18 +12,21 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use rustix::fs::FlockOperation;
+use tokio::time::Instant;
 
 use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::layout;
+use super::pulse::{Pulse, SILENT_AFTER};
 use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
+use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
 use super::version_file::{NEW_VERSION_FILE, VersionFile};
 use super::workers::Workers;
@@ -32,8 +35,14 @@ use super::workers::Workers;
 /// system finds fast.
 const SEALED_DIRS: u64 = 64;
 
-/// A disk that is silent for this long is given up, and its volume with it.
+/// Who waits for a disk is told after this long that it is silent.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
+/// A disk that is silent for this long is given up, and its volume with it: everything on it counts
+/// as lost then. Owners keep disks busy for minutes; hung drivers do not come back.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(15 * 60);
+
+/// How long a quota that the configuration lowers has to hold.
+pub const SHRINK_DEADLINE: Duration = Duration::from_secs(3600);
 
 const LOCK_FILE: &str = "LOCK";
 const OPEN_DIR: &str = "open";
@@ -63,11 +72,20 @@ pub struct Volume {
     pub health: Health,
     /// Replicas being written.
     pub writers: AtomicU32,
+    pulse: Arc<Pulse>,
+    shrinking: Mutex<Shrinking>,
     disk: Arc<dyn Disk>,
     workers: Workers,
     version: Mutex<VersionFile>,
     /// Holds the lock.
     _lock: File,
+}
+
+/// How the quota came about, and when it must hold.
+#[derive(Clone, Copy, Debug)]
+struct Shrinking {
+    configured_bytes: u64,
+    deadline: Instant,
 }
 
 /// A replica that was found at start.
@@ -131,13 +149,24 @@ impl Volume {
         }
         make_dirs(path)?;
         let workers = Workers::start("disk", threads).map_err(VolumeError::io(path))?;
+        let changed =
+            QuotaFile::read(path).filter(|changed| changed.configured_bytes == options.quota_bytes);
+        let quota_bytes = changed.map_or(options.quota_bytes, |changed| changed.quota_bytes);
+        let left = changed.map_or(SHRINK_DEADLINE, |changed| {
+            Duration::from_millis(changed.deadline_unix_ms.saturating_sub(unix_ms_now()))
+        });
         let volume = Arc::new(Self {
             path: path.clone(),
             storage: version.storage,
             class: options.class,
-            quota: Quota::new(options.quota_bytes),
+            quota: Quota::new(quota_bytes),
+            shrinking: Mutex::new(Shrinking {
+                configured_bytes: options.quota_bytes,
+                deadline: later(left),
+            }),
             health: Health::default(),
             writers: AtomicU32::new(0),
+            pulse: Arc::default(),
             disk,
             workers,
             version: Mutex::new(version),
@@ -202,15 +231,97 @@ impl Volume {
         &self.path
     }
 
+    /// Whether its disk owes an answer for so long that it is to be left alone.
+    pub fn is_silent(&self) -> bool {
+        self.pulse.silence(Instant::now()) >= SILENT_AFTER
+    }
+
+    /// That it can be used now.
+    ///
+    /// # Errors
+    /// [`StoreError::VolumeDown`] or [`StoreError::Silent`].
+    pub fn check_usable(&self) -> Result<(), StoreError> {
+        self.check_health()?;
+        if self.is_silent() {
+            return Err(self.silent());
+        }
+        Ok(())
+    }
+
+    fn silent(&self) -> StoreError {
+        StoreError::Silent {
+            path: self.path.clone(),
+        }
+    }
+
     /// What a heartbeat says about it. Touches no disk.
     pub fn status(&self) -> VolumeStatus {
+        if self.pulse.silence(Instant::now()) >= GIVE_UP_AFTER {
+            let minutes = GIVE_UP_AFTER.as_secs() / 60;
+            let reason = format!("the disk did not answer for {minutes} minutes");
+            self.health.fail(&reason, &self.path);
+        }
         VolumeStatus {
             storage: self.storage,
             class: self.class,
             quota_bytes: self.quota.limit_bytes(),
             used_bytes: self.quota.used_bytes(),
             healthy: self.health.is_good(),
+            shrinks_in_ms: self.time_to_shrink(Instant::now()),
         }
+    }
+
+    /// Changes what the owner lets us use, from now on for new data, and within `time` for what is
+    /// there. It holds until the configuration says something else than it does now;
+    /// `configured_bytes` is what that says, if it changed.
+    ///
+    /// # Errors
+    /// What the disk says: the quota then holds until the next start only.
+    pub async fn set_quota(
+        self: &Arc<Self>,
+        quota_bytes: u64,
+        time: Duration,
+        configured_bytes: Option<u64>,
+    ) -> Result<(), StoreError> {
+        self.quota.set_limit(quota_bytes);
+        let configured_bytes = {
+            let mut shrinking = self.shrinking();
+            shrinking.deadline = later(time);
+            shrinking.configured_bytes = configured_bytes.unwrap_or(shrinking.configured_bytes);
+            shrinking.configured_bytes
+        };
+        tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let file = QuotaFile {
+            configured_bytes,
+            quota_bytes,
+            deadline_unix_ms: unix_ms_now().saturating_add(time_ms),
+        };
+        let path = self.path.clone();
+        let write = move || {
+            file.write(&path)
+                .map_err(StoreError::disk("writing the quota of", &path))
+        };
+        self.run(write).await
+    }
+
+    /// What the configuration lets us use, in bytes, whatever holds instead.
+    pub fn configured_quota_bytes(&self) -> u64 {
+        self.shrinking().configured_bytes
+    }
+
+    /// While more is used than the quota allows: milliseconds until that must change.
+    pub fn time_to_shrink(&self, now: Instant) -> Option<u64> {
+        let left = self.shrinking().deadline.saturating_duration_since(now);
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        (self.quota.excess_bytes() > 0).then_some(left_ms)
+    }
+
+    fn shrinking(&self) -> MutexGuard<'_, Shrinking> {
+        // Two assignments that cannot panic.
+        self.shrinking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where an open replica's file is.
@@ -239,12 +350,19 @@ impl Volume {
     /// Runs a job that accesses the disk, and judges the disk by its result.
     ///
     /// # Errors
-    /// What the job says; [`StoreError::VolumeDown`] if the volume is, or if the disk is silent.
+    /// What the job says; [`StoreError::VolumeDown`] if the volume is; [`StoreError::Silent`] if the
+    /// disk does not answer, in which case the job may still run.
     pub async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.check_health()?;
+        let beat = self.pulse.begin();
+        let job = move || {
+            let result = job();
+            drop(beat);
+            result
+        };
         match tokio::time::timeout(DISK_DEADLINE, self.workers.run(job)).await {
             Ok(Ok(result)) => {
                 if let Err(StoreError::Disk { source, .. }) = &result {
@@ -254,10 +372,8 @@ impl Volume {
             }
             Ok(Err(_)) => Err(self.down("a disk job panicked")),
             Err(_) => {
-                let seconds = DISK_DEADLINE.as_secs();
-                let reason = format!("the disk did not answer for {seconds} s");
-                self.health.fail(&reason, &self.path);
-                Err(self.down(&reason))
+                tracing::warn!(volume = %self.path.display(), "the disk does not answer");
+                Err(self.silent())
             }
         }
     }
@@ -354,6 +470,18 @@ impl Drop for WriterCount {
     fn drop(&mut self) {
         self.0.writers.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// So much later, or in a year at the latest.
+fn later(time: Duration) -> Instant {
+    Instant::now() + time.min(Duration::from_secs(366 * 24 * 3600))
+}
+
+fn unix_ms_now() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_1970.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
 }
 
 fn sealed_dir(block: u64) -> String {

@@ -12,6 +12,7 @@ use rand::{Rng, SeedableRng};
 
 use super::data_client::DataClient;
 use super::fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
+use super::primary::TestPrimary;
 use crate::store::{Disk, RealDisk};
 use crate::{Datanode, DatanodeOptions, VolumeOptions};
 
@@ -22,6 +23,7 @@ pub struct TestCluster {
     pub client: DataClient,
     pub datanodes: Vec<Option<Datanode>>,
     pub nodes: Vec<NodeInfo>,
+    pub primaries: Vec<TestPrimary>,
     pub dir: tempfile::TempDir,
 }
 
@@ -39,11 +41,15 @@ impl TestCluster {
             namenode,
             datanodes: Vec::new(),
             nodes: Vec::new(),
+            primaries: Vec::new(),
             dir: tempfile::tempdir().unwrap(),
         };
         for (index, disk) in disks.into_iter().enumerate() {
             let options = cluster.options(index);
-            let datanode = Datanode::start_on(options, disk).await.unwrap();
+            let primary = TestPrimary::idle();
+            cluster.primaries.push(primary.clone());
+            let sampler = Some(Box::new(primary) as _);
+            let datanode = Datanode::start_on(options, disk, sampler).await.unwrap();
             cluster.datanodes.push(Some(datanode));
             let node = cluster.namenode.node(&name(index)).await;
             cluster.nodes.push(node);
@@ -69,6 +75,8 @@ impl TestCluster {
             class: StorageClass::Disk,
         });
         options.scrub_bytes_per_second = 0;
+        options.primary.interval = std::time::Duration::from_millis(5);
+        options.primary.gate.settle = std::time::Duration::from_millis(50);
         options
     }
 
@@ -83,7 +91,9 @@ impl TestCluster {
         self.namenode.lock().full_reports.clear();
         let mut attempts = 0;
         let datanode = loop {
-            match Datanode::start(options.clone()).await {
+            let sampler = Some(Box::new(self.primaries[index].clone()) as _);
+            let disk = Arc::new(RealDisk);
+            match Datanode::start_on(options.clone(), disk, sampler).await {
                 Ok(datanode) => break datanode,
                 Err(error) if attempts == 100 => panic!("{error}"),
                 Err(_) => attempts += 1,

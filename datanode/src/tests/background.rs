@@ -138,3 +138,34 @@ async fn the_scrubber_finds_what_nobody_reads() {
         .await;
     assert!(!cluster.volume(0).join("corrupt/0000000000000002").exists());
 }
+
+#[tokio::test]
+async fn a_quota_shrinks_while_the_datanode_runs() {
+    let cluster = TestCluster::start(1).await;
+    let node = cluster.nodes[0].node;
+    for block in 1..5 {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
+            .await;
+    }
+    let storage = cluster.namenode.lock().registered[0].volumes[0].storage;
+    let command = NodeCommand::SetQuota {
+        storage,
+        quota_bytes: 3_000_000,
+        deadline_ms: 300,
+    };
+    cluster.namenode.command_now(node, command);
+    // Nobody tells what to delete, so it chooses itself, and says so.
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let volume = state.heartbeats.last()?.2.volumes[0];
+            let is_small = volume.quota_bytes == 3_000_000 && volume.used_bytes <= 3_000_000;
+            (is_small && volume.shrinks_in_ms.is_none()).then_some(())
+        })
+        .await;
+    let state = cluster.namenode.lock();
+    let deleted = state.changes.iter();
+    let deleted = deleted.filter(|(_, change)| matches!(change, ReplicaChange::Deleted(_)));
+    assert_eq!(deleted.count(), 2);
+}

@@ -1,6 +1,7 @@
 //! Datanodes on loopback with a fake namenode.
 
 mod background;
+mod busy;
 mod link;
 mod pipeline;
 mod reading;

@@ -37,3 +37,8 @@ pub(crate) fn wall_now() -> Timestamp {
 pub(crate) fn unix_now_ms() -> u64 {
     u64::try_from(wall_now().0 / 1_000_000).unwrap_or(0)
 }
+
+/// The wall clock in seconds since 1970, as history counts: until 2106.
+pub(crate) fn unix_now_s() -> u32 {
+    u32::try_from(unix_now_ms() / 1_000).unwrap_or(u32::MAX)
+}

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `journal/` | segments and snapshots; its existence means that the directory is formatted |
 //! | `cluster-id` | the cluster's id, 32 hexadecimal digits |
+//! | `history/` | utilisation and reimages of the primary tenants (see `history/store.rs`) |
 //! | `token-keys` | the keys that sign block tokens |
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
 
@@ -23,6 +24,7 @@ use crate::journal::{Journal, JournalOptions};
 
 const CLUSTER_ID_FILE: &str = "cluster-id";
 const JOURNAL_DIR: &str = "journal";
+const HISTORY_DIR: &str = "history";
 const FORMATTING_DIR: &str = "formatting";
 const TOKEN_KEYS_FILE: &str = "token-keys";
 
@@ -148,6 +150,11 @@ pub(crate) fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
 /// Where the journal is.
 pub(crate) fn journal_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(JOURNAL_DIR)
+}
+
+/// Where the history of the primary tenants is.
+pub(crate) fn history_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join(HISTORY_DIR)
 }
 
 /// Where the keys of block tokens are.

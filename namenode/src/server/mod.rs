@@ -18,6 +18,7 @@ mod connection;
 mod data_dir;
 mod error;
 mod gate;
+mod history;
 mod leases;
 mod log;
 mod options;
@@ -32,7 +33,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use harvestfs_placement::Stock;
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::transport::Endpoint;
 use rand::SeedableRng;
@@ -45,6 +45,7 @@ pub use options::{NamenodeOptions, SnapshotTrigger};
 pub use token_keys::TokenKeyError;
 
 use self::clock::Clock;
+use self::history::Historian;
 use self::log::Log;
 use self::owner::{Owner, Parts, Stop};
 use self::recovery::Restored;
@@ -181,8 +182,17 @@ fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
         ..options.cluster.clone()
     };
     let clock = Clock::start();
-    let cluster = Cluster::new(cluster_options, Box::new(Stock), clock.now_ms());
+    let cluster = Cluster::new(
+        cluster_options,
+        options.policy.build(&options.placement),
+        clock.now_ms(),
+    );
     let writer = JournalWriter::start(journal, options.journal.clone())?;
+    let historian = Historian::start(
+        data_dir::history_dir(&options.data_dir),
+        options.analysis_interval,
+    )
+    .map_err(NamenodeError::Thread)?;
     Ok(Owner::new(Parts {
         options: options.clone(),
         namespace,
@@ -191,6 +201,7 @@ fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
         log: Log::new(writer, last_lsn),
         records_since_snapshot,
         tokens,
+        historian,
         rng: match options.rng_seed {
             Some(seed) => StdRng::seed_from_u64(seed),
             None => rand::make_rng(),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_protocol::identity::Identity;
 use harvestfs_protocol::limits::{LEASE, SESSION_TIMEOUT, TOKEN_LIFETIME};
 use harvestfs_protocol::transport::TransportOptions;
@@ -27,6 +28,10 @@ pub struct NamenodeOptions {
     pub identity: Identity,
     /// Liveness, repair and placement.
     pub cluster: ClusterOptions,
+    /// Which servers replicas go to; can be changed while the namenode runs.
+    pub policy: PolicyKind,
+    /// What can be said about the policy beside its name.
+    pub placement: PolicyOptions,
     /// The network.
     pub transport: TransportOptions,
     /// Group commit.
@@ -53,6 +58,8 @@ pub struct NamenodeOptions {
     /// everybody meanwhile: about 70 ms for the default. A larger one is checked beside the running
     /// engine, from the journal, which takes longer and needs the memory twice.
     pub fsck_in_place_max: u64,
+    /// How often the history of the primary tenants is analysed, beside when an operator asks for it.
+    pub analysis_interval: Duration,
     /// Seed of what is chosen at random, so that a run can be repeated; random when absent. Keys of
     /// block tokens are never made from it.
     pub rng_seed: Option<u64>,
@@ -87,6 +94,8 @@ impl NamenodeOptions {
             listen,
             identity,
             cluster: ClusterOptions::default(),
+            policy: PolicyKind::default(),
+            placement: PolicyOptions::default(),
             transport: TransportOptions::default(),
             journal: JournalWriterOptions::default(),
             segment_bytes: journal.segment_bytes,
@@ -98,6 +107,7 @@ impl NamenodeOptions {
             grants_max: 1 << 18,
             holds_per_session_max: 1 << 18,
             fsck_in_place_max: 200_000,
+            analysis_interval: Duration::from_secs(24 * 3600),
             rng_seed: None,
         }
     }

@@ -390,6 +390,7 @@ impl Datanode {
         let heartbeat = Heartbeat {
             volumes: self.volumes.clone(),
             busy: false,
+            primary: None,
             active_streams: 0,
         };
         match self.link.node(NodeRequest::Heartbeat(heartbeat)).await {
@@ -425,6 +426,7 @@ pub fn volume(storage: u128) -> VolumeStatus {
         quota_bytes: 1 << 30,
         used_bytes: 0,
         healthy: true,
+        shrinks_in_ms: None,
     }
 }
 

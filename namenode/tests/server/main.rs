@@ -4,6 +4,7 @@
 
 mod access;
 mod harness;
+mod history;
 mod leases;
 mod nodes;
 mod operations;

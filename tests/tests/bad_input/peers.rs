@@ -56,6 +56,7 @@ fn a_certificate_allows_its_role_only() {
     let heartbeat = Request::Node(NodeRequest::Heartbeat(Heartbeat {
         volumes: Vec::new(),
         busy: false,
+        primary: None,
         active_streams: 0,
     }));
     let register = |name: String| {

@@ -184,7 +184,7 @@ async fn creation_goes_to_the_next_volume_when_one_fails() {
 }
 
 #[tokio::test]
-async fn a_silent_disk_is_given_up() {
+async fn a_silent_disk_is_left_alone_and_given_up_late() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
     let store = store_at(dir.path(), 1 << 30, disk.clone());
@@ -194,7 +194,29 @@ async fn a_silent_disk_is_given_up() {
     tokio::time::pause();
     let wait = tokio::time::timeout(Duration::from_secs(120), read(&store, 1, 0, 1));
     let error = wait.await.unwrap().unwrap_err();
-    assert!(matches!(error, StoreError::VolumeDown { .. }), "{error}");
+    assert!(matches!(error, StoreError::Silent { .. }), "{error}");
+    assert!(store.is_silent());
+    // It is not asked for more, and nothing on it counts as lost.
+    for _ in 0..10 {
+        let asked = tokio::time::Instant::now();
+        let error = read(&store, 1, 0, 1).await.unwrap_err();
+        assert!(matches!(error, StoreError::Silent { .. }), "{error}");
+        let error = create(&store, 2).await.err().unwrap();
+        assert!(matches!(error, StoreError::Silent { .. }), "{error}");
+        assert_eq!(asked.elapsed(), Duration::ZERO);
+        assert!(store.status()[0].healthy);
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
+    tokio::time::resume();
+    disk.heal();
+    while store.is_silent() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    read(&store, 1, 0, 1).await.unwrap();
+    disk.hang();
+    tokio::time::pause();
+    let _ = read(&store, 1, 0, 1).await;
+    tokio::time::advance(Duration::from_secs(15 * 60)).await;
     assert!(!store.status()[0].healthy);
     disk.heal();
 }

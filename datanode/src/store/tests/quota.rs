@@ -1,6 +1,7 @@
 //! The quota is never exceeded, as the file system counts it.
 
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -111,4 +112,78 @@ async fn run(quota_bytes: u64, steps: Vec<Step>) {
             "{allocated}, {status:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_lowered_quota_holds_for_new_data_at_once_and_for_the_rest_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    for block in 0..6 {
+        let size = 500_000 + block as usize * 100_000;
+        write_sealed(&store, block, &data(block, size))
+            .await
+            .unwrap();
+    }
+    let storage = store.healthy_storages()[0];
+    let before = store.status()[0];
+    assert_eq!(before.shrinks_in_ms, None);
+    let quota = before.used_bytes - 1_200_000;
+    let hour = Duration::from_secs(3600);
+    store.set_quota(storage, quota, hour).await.unwrap();
+    let status = store.status()[0];
+    assert_eq!(status.quota_bytes, quota);
+    let left = status.shrinks_in_ms.unwrap();
+    assert!((3_590_000..=3_600_000).contains(&left), "{left}");
+    assert!(matches!(
+        create(&store, 100).await.err().unwrap(),
+        StoreError::NoSpace
+    ));
+    let now = tokio::time::Instant::now();
+    assert_eq!(store.overdue(now), []);
+    // The namenode has one deleted, the rest is chosen here: the largest first.
+    store.delete(BlockId(1)).await.unwrap();
+    let overdue = store.overdue(now + hour);
+    assert_eq!(overdue, [(storage, store.status()[0].used_bytes - quota)]);
+    let victims = store.victims(storage, overdue[0].1);
+    assert_eq!(victims, [BlockId(5)]);
+    for block in victims {
+        store.delete(block).await.unwrap();
+    }
+    let status = store.status()[0];
+    assert!(status.used_bytes <= quota);
+    assert_eq!(status.shrinks_in_ms, None);
+    assert_eq!(store.overdue(now + hour), []);
+    for block in [0, 2, 3, 4] {
+        read(&store, block, 0, 500_000).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_changed_quota_outlives_a_restart_until_the_configuration_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    write_sealed(&store, 1, &data(1, 3_000_000)).await.unwrap();
+    let storage = store.healthy_storages()[0];
+    let soon = Duration::from_secs(100);
+    store.set_quota(storage, 2_000_000, soon).await.unwrap();
+    drop(store);
+    let store = real_store(dir.path());
+    let status = store.status()[0];
+    assert_eq!(status.quota_bytes, 2_000_000);
+    assert!(status.shrinks_in_ms.unwrap() <= 100_000);
+    drop(store);
+    let store = store_at(dir.path(), 1 << 29, Arc::new(RealDisk));
+    assert_eq!(store.status()[0].quota_bytes, 1 << 29);
+    // As SIGHUP does: what the configuration says now counts, and is remembered as such.
+    let configured = |bytes| [options(dir.path(), bytes)];
+    store.configure_quotas(&configured(1 << 29)).await;
+    assert_eq!(store.status()[0].quota_bytes, 1 << 29);
+    store.configure_quotas(&configured(1_000_000)).await;
+    let status = store.status()[0];
+    assert_eq!(status.quota_bytes, 1_000_000);
+    assert!(status.shrinks_in_ms.is_some());
+    drop(store);
+    let store = store_at(dir.path(), 1_000_000, Arc::new(RealDisk));
+    assert_eq!(store.status()[0].quota_bytes, 1_000_000);
+    assert!(store.status()[0].shrinks_in_ms.unwrap() < 3_600_000);
 }

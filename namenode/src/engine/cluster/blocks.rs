@@ -131,6 +131,7 @@ impl Cluster {
         rng: &mut dyn Rng,
     ) -> Result<Vec<Vec<NodeId>>, FsError> {
         self.advance(now_ms);
+        self.place_new_tenants();
         let mut pipelines = Vec::with_capacity(count as usize);
         let mut result = Ok(());
         for _ in 0..count {
@@ -141,6 +142,7 @@ impl Cluster {
                 writer,
                 class: rules.class,
                 lane: Lane::Write,
+                durability: rules.durability,
             };
             let nodes = match self.policy.choose(&self.view, &request, rng) {
                 Ok(nodes) => nodes,
@@ -148,22 +150,27 @@ impl Cluster {
                     few.placeable
                 }
                 Err(few) => {
+                    self.note_refusal();
                     result = Err(self.refusal(rules, few.placeable.len()));
                     break;
                 }
             };
             // The blocks of one request must not count on the same room.
-            for &node in &nodes {
-                if let Some(server) = self.view.server(node) {
-                    let room = server.room.less(1);
-                    self.view.set_room(node, room);
+            if count > 1 {
+                for &node in &nodes {
+                    if let Some(server) = self.view.server(node) {
+                        let room = server.room.less(1);
+                        self.view.set_room(node, room);
+                    }
                 }
             }
             pipelines.push(nodes.into_vec());
         }
-        for node in pipelines.iter().flatten() {
-            if let Some(index) = self.node_index(*node) {
-                self.refresh_node(index);
+        if count > 1 {
+            for node in pipelines.iter().flatten() {
+                if let Some(index) = self.node_index(*node) {
+                    self.refresh_node(index);
+                }
             }
         }
         result.map(|()| pipelines)
@@ -323,7 +330,7 @@ impl Cluster {
     }
 
     /// O(blocks being written); only for events as rare as a registration.
-    fn pipelines_with(&self, node: NodeIx) -> Vec<Slot> {
+    pub(super) fn pipelines_with(&self, node: NodeIx) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .writing
             .iter()

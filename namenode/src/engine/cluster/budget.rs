@@ -3,6 +3,8 @@
 /// Slots of the window. The slot under way comes on top, so that what is counted covers at least
 /// a whole window at any time.
 const SLOTS: u64 = 60;
+/// The slots of the window and the one under way.
+const SLOTS_KEPT: u64 = SLOTS + 1;
 
 /// Counts events in a sliding window. What was charged stays counted for at least the window's
 /// length and at most a sixtieth longer, so no interval of that length ever has more than the
@@ -12,7 +14,8 @@ pub(super) struct Budget {
     slot_ms: u64,
     /// Number of the slot under way, counted from time 0.
     slot: u64,
-    counts: [u32; SLOTS as usize + 1],
+    /// Small, because there are two of these per node; saturates far above any limit of a slot.
+    counts: [u16; SLOTS_KEPT as usize],
     sum: u32,
 }
 
@@ -21,7 +24,7 @@ impl Budget {
         Self {
             slot_ms: window_ms.div_ceil(SLOTS).max(1),
             slot: 0,
-            counts: [0; SLOTS as usize + 1],
+            counts: [0; SLOTS_KEPT as usize],
             sum: 0,
         }
     }
@@ -29,19 +32,43 @@ impl Budget {
     /// Events within the window up to now. Time that runs backwards counts as standing still.
     pub(super) fn used(&mut self, now_ms: u64) -> u32 {
         let slot = (now_ms / self.slot_ms).max(self.slot);
-        let passed = (slot - self.slot).min(self.counts.len() as u64);
-        for step in 1..=passed {
-            let index = ((self.slot + step) % self.counts.len() as u64) as usize;
-            self.sum -= std::mem::take(&mut self.counts[index]);
+        let passed = slot - self.slot;
+        if self.sum > 0 && passed >= SLOTS_KEPT {
+            self.counts.fill(0);
+            self.sum = 0;
+        }
+        if self.sum > 0 {
+            for step in 1..=passed {
+                let index = ((self.slot + step) % SLOTS_KEPT) as usize;
+                self.sum -= u32::from(std::mem::take(&mut self.counts[index]));
+            }
         }
         self.slot = slot;
         self.sum
     }
 
+    /// Events within the window up to the last [`Budget::used`].
+    pub(super) fn counted(&self) -> u32 {
+        self.sum
+    }
+
+    /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
+    /// [`Budget::used`].
+    pub(super) fn falls_at_ms(&self) -> Option<u64> {
+        let slots = SLOTS_KEPT;
+        let oldest = self.slot.saturating_sub(slots - 1);
+        (oldest..=self.slot)
+            .find(|slot| self.counts[(slot % slots) as usize] > 0)
+            .map(|slot| (slot + slots) * self.slot_ms)
+    }
+
     pub(super) fn charge(&mut self, now_ms: u64) {
         self.used(now_ms);
-        self.counts[(self.slot % self.counts.len() as u64) as usize] += 1;
-        self.sum += 1;
+        let count = &mut self.counts[(self.slot % SLOTS_KEPT) as usize];
+        if *count < u16::MAX {
+            *count += 1;
+            self.sum += 1;
+        }
     }
 }
 
@@ -67,6 +94,12 @@ mod tests {
                 let within = |length: u64| events.iter().filter(|&&at| at + length > now).count();
                 prop_assert!(used >= within(window_ms));
                 prop_assert!(used <= within(61 * window_ms.div_ceil(60) + 1));
+                if let Some(falls_ms) = budget.falls_at_ms() {
+                    prop_assert_eq!(budget.clone().used(falls_ms - 1) as usize, used);
+                    prop_assert!((budget.clone().used(falls_ms) as usize) < used);
+                } else {
+                    prop_assert_eq!(used, 0);
+                }
                 budget.charge(now);
                 events.push(now);
             }

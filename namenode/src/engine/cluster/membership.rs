@@ -1,5 +1,7 @@
 //! Which nodes there are: registration, heartbeats, liveness, safe mode, storms.
 
+use std::cmp::Reverse;
+
 use harvestfs_placement::{Lanes, Location, Room};
 use harvestfs_protocol::{
     ids::NodeId,
@@ -63,6 +65,12 @@ impl Cluster {
         volumes: &[VolumeStatus],
     ) {
         self.advance(now_ms);
+        let moved = self.node_index(node).is_some_and(|index| {
+            let before = &self.nodes[index as usize].server;
+            before.rack != server.rack
+                || before.environment != server.environment
+                || before.machine_function != server.machine_function
+        });
         let index = self.add_node(node, server);
         // What it was told before may not have reached it.
         self.cancel_repairs_to(index);
@@ -81,6 +89,13 @@ impl Cluster {
         for &storage in &before {
             let id = self.table.storages[storage as usize].id;
             if !volumes.iter().any(|volume| volume.storage == id) {
+                // It was reimaged: that was what it was drained for.
+                self.nodes[index as usize].draining = false;
+                self.nodes[index as usize]
+                    .quotas
+                    .retain(|it| it.is_not_of(storage));
+            }
+            if !volumes.iter().any(|volume| volume.storage == id) {
                 self.storage_indexes.remove(&id);
                 self.lose(storage);
             }
@@ -93,6 +108,12 @@ impl Cluster {
             }
         }
         self.refresh_node(index);
+        if moved && self.options.watch_diversity {
+            // What it still holds may be in the wrong place now.
+            for slot in self.slots_on(index) {
+                self.settle(slot);
+            }
+        }
     }
 
     fn register_volume(&mut self, node: NodeIx, volume: &VolumeStatus) -> StorageIx {
@@ -108,7 +129,11 @@ impl Cluster {
                     self.refresh_node(former);
                 }
                 let storage = self.table.storages.len() as StorageIx;
-                self.table.storages.push(Storage::new(node, *volume));
+                self.table.storages.push(Storage::new(
+                    node,
+                    *volume,
+                    self.options.repair_window_ms,
+                ));
                 self.storage_indexes.insert(volume.storage, storage);
                 storage
             }
@@ -168,6 +193,7 @@ impl Cluster {
             let id = self.table.storages[storage as usize].id;
             let status = heartbeat.volumes.iter().find(|v| v.storage == id);
             self.update_volume(index, storage, status);
+            self.mind_quota(index, storage);
         }
         for volume in &heartbeat.volumes {
             let known = self.storage_indexes.get(&volume.storage);
@@ -224,6 +250,7 @@ impl Cluster {
     pub(super) fn refresh_node(&mut self, index: NodeIx) {
         let node = &mut self.nodes[index as usize];
         let mut room = Room::default();
+        let mut capacity: u32 = 0;
         let mut inventoried = true;
         for &storage in &node.storages {
             let it = &self.table.storages[storage as usize];
@@ -232,10 +259,13 @@ impl Cluster {
             }
             inventoried &= it.inventoried;
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
-            let blocks = free_bytes / self.options.block_bytes.max(1);
-            room.add(it.class(), u32::try_from(blocks).unwrap_or(u32::MAX));
+            let blocks = |bytes: u64| {
+                u32::try_from(bytes / self.options.block_bytes.max(1)).unwrap_or(u32::MAX)
+            };
+            room.add(it.class(), blocks(free_bytes));
+            capacity = capacity.saturating_add(blocks(it.status.quota_bytes));
         }
-        let open = node.is_available();
+        let open = node.is_available() && !node.draining;
         // A node that has not reported yet may hold the very block that is to be repaired.
         let may_receive = open
             && inventoried
@@ -245,6 +275,12 @@ impl Cluster {
         } else {
             0
         };
+        if received >= self.options.repairs_per_window && node.reopens_ms.is_none() {
+            node.reopens_ms = node.as_target.falls_at_ms();
+            if let Some(at_ms) = node.reopens_ms {
+                self.reopening.push(Reverse((at_ms, index)));
+            }
+        }
         let lanes = Lanes {
             write: open,
             repair: may_receive && received < self.options.repairs_per_window,
@@ -252,8 +288,18 @@ impl Cluster {
         };
         let coming = node.awaited + node.incoming.len() as u32;
         let id = node.id;
-        self.view.set_room(id, room.less(coming));
-        self.view.set_lanes(id, lanes);
+        self.view.set_server(id, capacity, room.less(coming), lanes);
+    }
+
+    /// Lets nodes take part in repair again whose budget has room again.
+    pub(super) fn reopen_nodes(&mut self) {
+        while let Some(&Reverse((at_ms, index))) = self.reopening.peek()
+            && at_ms <= self.now_ms
+        {
+            self.reopening.pop();
+            self.nodes[index as usize].reopens_ms = None;
+            self.refresh_node(index);
+        }
     }
 
     /// Finds out who fell silent. Runs a few times per staleness time, O(nodes).
@@ -379,6 +425,8 @@ impl Cluster {
         });
         if timed_out || (reported >= enough && all_heard) {
             self.safe_mode = false;
+            // Now the space of the servers is known.
+            self.rebuild_grid(self.now_ms);
             self.settle_from = Some(0);
             self.update_storm();
         }

@@ -6,9 +6,13 @@
 //! has to be done goes out as commands for heartbeat replies. The same calls give the same state.
 //!
 //! - `membership`: registration, heartbeats, liveness, safe mode, storms;
+//! - `grid`: the policy and when its grid is rebuilt;
 //! - `blocks`: blocks as the namespace tells of them, placement, locations for readers;
 //! - `reports`: what datanodes say of their replicas;
 //! - `settle`: what follows from it for a block;
+//! - `owners`: data leaves servers that their owners reimage or want space back on;
+//! - `places`: where blocks are and why, for operators;
+//! - `moves`: diversity, replicas that have to leave their server or are misplaced;
 //! - `repair`: re-creating lost replicas within the budgets;
 //! - `removal`: removing what is too much, bad or unknown; commands.
 //!
@@ -21,7 +25,10 @@
 //! - Once a datanode was told to remove a replica, the replica never counts again, even if it is
 //!   reported; but it is read from and copied when nothing better is left.
 
-use std::collections::VecDeque;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
 
 use harvestfs_placement::{Policy, View};
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
@@ -30,9 +37,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 mod blocks;
 mod budget;
+mod grid;
 mod membership;
+mod moves;
 mod node;
 mod options;
+mod owners;
+mod places;
 mod queue;
 mod removal;
 mod repair;
@@ -44,9 +55,11 @@ mod table;
 mod tests;
 
 pub use options::ClusterOptions;
+pub use repair::Repair;
 pub use status::{ClusterSummary, FsckCounts};
 
 use blocks::Writing;
+use grid::GridState;
 use membership::Storm;
 use node::Node;
 use queue::RepairQueue;
@@ -79,6 +92,7 @@ pub struct Cluster {
     options: ClusterOptions,
     policy: Box<dyn Policy>,
     view: View,
+    grid: GridState,
     /// The latest time that any call told.
     now_ms: u64,
     started_ms: u64,
@@ -98,9 +112,17 @@ pub struct Cluster {
     queue: RepairQueue,
     in_flight: FxHashMap<Slot, InFlight>,
     /// When repairs under way time out, in order: (when, block, target).
-    deadlines: VecDeque<(u64, BlockId, NodeIx)>,
+    deadlines: VecDeque<(u64, Slot, NodeIx)>,
     repairs_done: u64,
     repairs_failed: u64,
+    moves_done: u64,
+
+    /// Nodes for which there are new commands.
+    commanded: Vec<NodeIx>,
+    /// Replicas that were chosen to leave their volume because its owner wants the space back.
+    victims: FxHashSet<(Slot, NodeIx)>,
+    /// When nodes whose budget for repairs is used up can take part again: (when, node).
+    reopening: BinaryHeap<Reverse<(u64, NodeIx)>>,
 
     /// Blocks with too many replicas: (when to look, block).
     excess: VecDeque<(u64, BlockId)>,
@@ -122,6 +144,7 @@ impl Cluster {
             options,
             policy,
             view: View::new(),
+            grid: GridState::default(),
             now_ms,
             started_ms: now_ms,
             nodes: Vec::new(),
@@ -137,6 +160,10 @@ impl Cluster {
             deadlines: VecDeque::new(),
             repairs_done: 0,
             repairs_failed: 0,
+            moves_done: 0,
+            commanded: Vec::new(),
+            victims: FxHashSet::default(),
+            reopening: BinaryHeap::new(),
             excess: VecDeque::new(),
             gone: VecDeque::new(),
             safe_mode: true,
@@ -151,11 +178,14 @@ impl Cluster {
     pub fn tick(&mut self, now_ms: u64, rng: &mut dyn Rng) {
         self.advance(now_ms);
         self.scan_nodes();
+        self.place_new_tenants();
+        self.check_grid();
         self.work_off_gone_storages();
         self.update_safe_mode();
         self.settle_after_safe_mode();
         self.check_seals();
         self.expire_repairs();
+        self.reopen_nodes();
         if !self.safe_mode && !self.is_storm() {
             self.choose_excess();
             self.schedule_repairs(rng);

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::{
     budget::Budget,
+    owners::QuotaOrder,
     table::{Slot, StorageIx},
 };
 
@@ -45,6 +46,8 @@ pub(super) struct Node {
     /// Silent for a while, disconnected, or reported by a client not to answer.
     pub(super) stale: bool,
     pub(super) busy: bool,
+    /// Its replicas are to be copied elsewhere, and it gets no new ones.
+    pub(super) draining: bool,
     pub(super) active_streams: u32,
     /// Blocks that it is to hold and that it has not reported yet.
     pub(super) awaited: u32,
@@ -61,6 +64,12 @@ pub(super) struct Node {
     pub(super) seal: VecDeque<BlockId>,
     pub(super) report: SmallVec<[StorageIx; 2]>,
     pub(super) deletes: Deletes,
+    /// Quotas that its owner has set and that it has not confirmed.
+    pub(super) quotas: SmallVec<[QuotaOrder; 1]>,
+    /// Waits in the list of nodes with commands.
+    pub(super) commanded: bool,
+    /// When its budget for repairs, which is used up, has room again.
+    pub(super) reopens_ms: Option<u64>,
 }
 
 impl Node {
@@ -79,6 +88,7 @@ impl Node {
             heard: false,
             stale: true,
             busy: false,
+            draining: false,
             active_streams: 0,
             awaited: 0,
             as_source: Budget::new(repair_window_ms),
@@ -89,6 +99,9 @@ impl Node {
             seal: VecDeque::new(),
             report: SmallVec::new(),
             deletes: Deletes::default(),
+            quotas: SmallVec::new(),
+            commanded: false,
+            reopens_ms: None,
         }
     }
 

@@ -28,6 +28,11 @@ pub struct ClusterOptions {
     pub repairs_per_window: u32,
     /// The same for blocks with one surviving replica. All repairs count against both budgets.
     pub urgent_repairs_per_window: u32,
+    /// The same for replicas that are moved because they are misplaced. All repairs count against
+    /// this budget, too, so that nothing is moved on a node that is busy with repairs.
+    pub moves_per_window: u32,
+    /// The same for all repairs that one volume serves.
+    pub repairs_per_volume_per_window: u32,
     /// Length of the window that budgets are counted in.
     pub repair_window_ms: u64,
     /// Repairs at a time per node, as source and as target each.
@@ -36,6 +41,18 @@ pub struct ClusterOptions {
     pub repair_timeout_ms: u64,
     /// Wait before the next attempt after a repair failed or no target was found.
     pub repair_retry_ms: u64,
+    /// Whether diversity is watched: blocks below what they were promised are counted, and their
+    /// replicas moved within the budget.
+    pub watch_diversity: bool,
+    /// Wait before the next attempt after no place was found for a misplaced replica; doubles with
+    /// each attempt.
+    pub move_retry_ms: u64,
+    /// How long a strict block with two replicas or more waits for a server that keeps all
+    /// constraints before it takes any: being one replica short for long is worse.
+    pub strict_repair_wait_ms: u64,
+    /// When a quota shrinks, how long before its deadline replicas are removed that could not be
+    /// copied first. Several heartbeats, so that the datanode gets to delete them.
+    pub shrink_margin_ms: u64,
     /// Wait before a block that lost a replica is repaired. The loss is certain by then; a wait
     /// only saves work when reimaged servers are expected to be refilled by other means.
     pub repair_delay_ms: u64,
@@ -54,6 +71,10 @@ pub struct ClusterOptions {
     pub excess_grace_ms: u64,
     /// A command that was not confirmed for this long is sent again.
     pub command_retry_ms: u64,
+    /// How often is checked whether the grid has to be rebuilt.
+    pub grid_interval_ms: u64,
+    /// The same after a strict block found no place.
+    pub grid_retry_ms: u64,
     /// Most blocks in one command to delete.
     pub deletes_per_command_max: usize,
     /// Replicas that one call of `tick` looks at in each of its tasks: bounds its time.
@@ -76,10 +97,16 @@ impl Default for ClusterOptions {
             storm_hold_ms: 600_000,
             repairs_per_window: 30,
             urgent_repairs_per_window: 300,
+            moves_per_window: 10,
+            repairs_per_volume_per_window: 30,
             repair_window_ms: 3_600_000,
             repairs_in_flight_per_node: 2,
             repair_timeout_ms: 300_000,
             repair_retry_ms: 10_000,
+            watch_diversity: true,
+            move_retry_ms: 600_000,
+            strict_repair_wait_ms: 600_000,
+            shrink_margin_ms: 15_000,
             repair_delay_ms: 0,
             report_timeout_ms: 30_000,
             full_report_interval_ms: 6 * 3_600_000,
@@ -87,6 +114,8 @@ impl Default for ClusterOptions {
             seal_grace_ms: 5_000,
             excess_grace_ms: 60_000,
             command_retry_ms: 30_000,
+            grid_interval_ms: 24 * 3_600_000,
+            grid_retry_ms: 60_000,
             deletes_per_command_max: 1_000,
             work_per_tick: 10_000,
             repairs_tried_per_tick: 1_000,

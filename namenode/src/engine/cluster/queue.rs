@@ -4,8 +4,18 @@ use rustc_hash::FxHashMap;
 
 use super::table::{NodeIx, Slot};
 
-/// Ranks: one per number of survivors; blocks with more than this many rank with it.
-pub(super) const RANKS: usize = 10;
+/// Numbers of survivors that are told apart; blocks with more than this many rank with it.
+const SURVIVORS: usize = 10;
+/// Classes of risk within a number of survivors; 0 is the highest.
+pub(super) const RISKS: usize = 4;
+/// Ranks of blocks whose last replica is left.
+pub(super) const URGENT_RANKS: usize = RISKS;
+/// The rank of blocks that have enough replicas, but one has to leave its server.
+pub(super) const LEAVING: usize = SURVIVORS * RISKS;
+/// The rank of blocks that have enough replicas, but in the wrong places.
+pub(super) const MISPLACED: usize = LEAVING + 1;
+/// All ranks.
+pub(super) const RANKS: usize = MISPLACED + 1;
 
 /// One block that waits.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +27,13 @@ pub(super) struct Entry {
     pub(super) attempts: u8,
     /// The target of the last attempt that failed.
     pub(super) avoid: Option<NodeIx>,
+    /// Since when no server is found that keeps all constraints.
+    pub(super) unplaced_since_ms: Option<u64>,
 }
 
 /// A set of entries, each in one rank. Adding, moving and removing one costs O(1); a rank is gone
 /// through in turns, from where the last turn stopped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RepairQueue {
     ranks: [Rank; RANKS],
     /// Rank and position of each entry.
@@ -34,14 +46,31 @@ struct Rank {
     cursor: usize,
 }
 
-/// The rank of a block with this many survivors; 0 comes first.
-fn rank_of(survivors: usize) -> usize {
-    survivors.clamp(1, RANKS) - 1
+/// The rank of a block with this many survivors and this class of risk; 0 comes first.
+pub(super) fn rank_of(survivors: usize, risk: usize) -> usize {
+    (survivors.clamp(1, SURVIVORS) - 1) * RISKS + risk.min(RISKS - 1)
+}
+
+impl Default for RepairQueue {
+    fn default() -> Self {
+        Self {
+            ranks: std::array::from_fn(|_| Rank::default()),
+            places: FxHashMap::default(),
+        }
+    }
 }
 
 impl RepairQueue {
     pub(super) fn len(&self) -> usize {
         self.places.len()
+    }
+
+    /// Entries of blocks that have too few replicas.
+    pub(super) fn repairs(&self) -> usize {
+        self.ranks[..LEAVING]
+            .iter()
+            .map(|rank| rank.entries.len())
+            .sum()
     }
 
     pub(super) fn rank_len(&self, rank: usize) -> usize {
@@ -53,24 +82,26 @@ impl RepairQueue {
     }
 
     /// Adds an entry.
-    pub(super) fn add(&mut self, survivors: usize, entry: Entry) {
+    pub(super) fn add(&mut self, rank: usize, entry: Entry) {
         self.remove(entry.slot);
-        let rank = rank_of(survivors);
         let entries = &mut self.ranks[rank].entries;
         self.places
             .insert(entry.slot, (rank as u8, entries.len() as u32));
         entries.push(entry);
     }
 
-    /// Moves an entry to the rank for another number of survivors.
-    pub(super) fn rank(&mut self, slot: Slot, survivors: usize) {
-        if self
-            .places
-            .get(&slot)
-            .is_some_and(|&(rank, _)| usize::from(rank) != rank_of(survivors))
-            && let Some(entry) = self.remove(slot)
+    /// Moves an entry to another rank. It is due at once when its last replica is left, or when it
+    /// is repair where it was none before.
+    pub(super) fn rank(&mut self, now_ms: u64, slot: Slot, rank: usize) {
+        if let Some(&(before, _)) = self.places.get(&slot)
+            && usize::from(before) != rank
+            && let Some(mut entry) = self.remove(slot)
         {
-            self.add(survivors, entry);
+            if rank < URGENT_RANKS || (rank < LEAVING && usize::from(before) >= LEAVING) {
+                // The wait may have been for the normal budget.
+                entry.not_before_ms = entry.not_before_ms.min(now_ms);
+            }
+            self.add(rank, entry);
         }
     }
 
@@ -93,6 +124,14 @@ impl RepairQueue {
         let entry = rank.entries.get(rank.cursor).copied();
         rank.cursor += 1;
         entry
+    }
+
+    /// No entry has to wait longer.
+    pub(super) fn all_due(&mut self, now_ms: u64) {
+        let entries = self.ranks.iter_mut().flat_map(|rank| &mut rank.entries);
+        for entry in entries {
+            entry.not_before_ms = entry.not_before_ms.min(now_ms);
+        }
     }
 
     /// The entry of a block, to change when and how it is tried next.
@@ -124,6 +163,7 @@ mod tests {
             not_before_ms: 0,
             attempts: 0,
             avoid: None,
+            unplaced_since_ms: None,
         }
     }
 
@@ -131,19 +171,19 @@ mod tests {
         /// Against a map from slot to rank; and a turn sees every entry of a rank once.
         #[test]
         fn behaves_as_a_map(
-            steps in prop::collection::vec((0u8..3, 0u32..40, 0usize..14), 0..300),
+            steps in prop::collection::vec((0u8..3, 0u32..40, 0usize..RANKS), 0..300),
         ) {
             let mut queue = RepairQueue::default();
             let mut model = BTreeMap::new();
-            for (step, slot, survivors) in steps {
+            for (step, slot, rank) in steps {
                 match step {
                     0 => {
-                        queue.add(survivors, entry(slot));
-                        model.insert(slot, rank_of(survivors));
+                        queue.add(rank, entry(slot));
+                        model.insert(slot, rank);
                     }
                     1 => {
-                        queue.rank(slot, survivors);
-                        model.entry(slot).and_modify(|rank| *rank = rank_of(survivors));
+                        queue.rank(0, slot, rank);
+                        model.entry(slot).and_modify(|it| *it = rank);
                     }
                     _ => prop_assert_eq!(queue.remove(slot).is_some(), model.remove(&slot).is_some()),
                 }

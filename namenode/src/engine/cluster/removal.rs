@@ -50,7 +50,11 @@ impl Cluster {
                 .iter()
                 .map(|&index| self.nodes[index as usize].id)
                 .collect();
-            let Some(surplus) = self.policy.surplus(&self.view, &nodes) else {
+            // What is to leave its server goes first.
+            let leaving = confirmed
+                .iter()
+                .position(|&node| self.is_leaving(slot, node));
+            let Some(surplus) = leaving.or_else(|| self.policy.surplus(&self.view, &nodes)) else {
                 break;
             };
             let node = confirmed.remove(surplus);
@@ -109,7 +113,29 @@ impl Cluster {
         }
     }
 
-    /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, repairs,
+    /// There is a repair for a node to be told of.
+    pub(super) fn command(&mut self, node: NodeIx) {
+        let it = &mut self.nodes[node as usize];
+        if !it.commanded {
+            it.commanded = true;
+            self.commanded.push(node);
+        }
+    }
+
+    /// Nodes for which repairs were started since the last call: who can reach them at once need
+    /// not wait for their heartbeats to ask for [`Cluster::next_commands`].
+    pub fn take_commanded(&mut self) -> Vec<NodeId> {
+        let nodes = std::mem::take(&mut self.commanded);
+        let mut ids = Vec::with_capacity(nodes.len());
+        for index in nodes {
+            let node = &mut self.nodes[index as usize];
+            node.commanded = false;
+            ids.push(node.id);
+        }
+        ids
+    }
+
+    /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, quotas, repairs,
     /// seals, then deletions, all in one command. `token` signs the right to read a block.
     pub fn next_commands(
         &mut self,
@@ -126,6 +152,7 @@ impl Cluster {
         while commands.len() < max {
             let command = self
                 .next_report(index)
+                .or_else(|| self.next_quota(index))
                 .or_else(|| self.next_replicate(index, token))
                 .or_else(|| self.next_seal(index));
             match command {
@@ -212,6 +239,7 @@ impl Cluster {
         let confirmed = self.confirmed(slot).len();
         let enough = match it.replicas[index].state {
             ReplicaState::Sealed | ReplicaState::Open => return Verdict::Keep,
+            ReplicaState::Excess if confirmed > 0 && self.is_given_up(slot, node) => true,
             ReplicaState::Excess if confirmed < wanted => {
                 self.keep_excess(slot);
                 self.settle(slot);

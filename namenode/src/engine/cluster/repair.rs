@@ -5,19 +5,21 @@ use harvestfs_protocol::{
     ids::{BlockId, NodeId},
     node::NodeCommand,
     token::BlockToken,
-    types::NodeInfo,
+    types::Durability,
 };
 use rand::Rng;
 use smallvec::SmallVec;
 
 use super::{
     Cluster,
-    queue::{Entry, RANKS},
-    table::{NodeIx, ReplicaState, Slot},
+    queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS},
+    table::{NodeIx, ReplicaState, Slot, Storage},
 };
 
 /// After a failure the wait doubles, up to this many times.
 const BACKOFF_DOUBLINGS_MAX: u8 = 6;
+/// The same for a misplaced replica that finds no better place.
+const MOVE_DOUBLINGS_MAX: u8 = 3;
 /// Sources that a target is told: the one that the repair is charged to, and some to turn to when
 /// that one fails.
 const SOURCES_MAX: usize = 3;
@@ -29,14 +31,30 @@ pub(super) struct InFlight {
     target: NodeIx,
     deadline_ms: u64,
     attempts: u8,
+    /// The block had enough replicas, but not in the right places.
+    is_move: bool,
+}
+
+/// A repair that a datanode is to carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The block.
+    pub block: BlockId,
+    /// Its committed length in bytes.
+    pub length_bytes: u64,
+    /// Where to copy it from, best first.
+    pub sources: SmallVec<[NodeId; SOURCES_MAX]>,
 }
 
 impl Cluster {
-    /// Starts repairs, blocks with the fewest survivors first. Within a rank blocks take turns, so
+    /// Starts repairs: blocks with the fewest survivors first, of those the ones whose survivors are
+    /// most at risk; then replicas that have to leave their server; then those that are misplaced.
+    /// Within a rank blocks take turns, so
     /// that one whose sources are exhausted does not stop the others.
     pub(super) fn schedule_repairs(&mut self, rng: &mut dyn Rng) {
-        for rank in 0..RANKS {
-            let lane = if rank == 0 {
+        let without_moves = self.options.moves_per_window == 0;
+        for rank in 0..if without_moves { MISPLACED } else { RANKS } {
+            let lane = if rank < URGENT_RANKS {
                 Lane::Urgent
             } else {
                 Lane::Repair
@@ -53,49 +71,76 @@ impl Cluster {
                     break;
                 };
                 if entry.not_before_ms <= self.now_ms {
-                    self.try_repair(&entry, lane, rng);
+                    self.try_repair(&entry, rank, lane, rng);
                 }
             }
         }
     }
 
-    fn try_repair(&mut self, entry: &Entry, lane: Lane, rng: &mut dyn Rng) {
+    fn try_repair(&mut self, entry: &Entry, rank: usize, lane: Lane, rng: &mut dyn Rng) {
         let slot = entry.slot;
+        let misfit = if rank == MISPLACED {
+            let Some(misfit) = self.misfit(slot) else {
+                self.settle(slot);
+                return;
+            };
+            Some(misfit)
+        } else {
+            None
+        };
         let limit = match lane {
             Lane::Urgent => self.options.urgent_repairs_per_window,
+            _ if rank == MISPLACED => self.options.moves_per_window,
             Lane::Write | Lane::Repair => self.options.repairs_per_window,
         };
-        let Some(source) = self.choose_source(slot, limit) else {
-            return;
-        };
-        let Some(target) = self.choose_target(entry, lane, rng) else {
-            self.make_way(slot);
-            let retry_ms = self.now_ms + self.options.repair_retry_ms;
-            if let Some(entry) = self.queue.get_mut(slot) {
-                entry.not_before_ms = retry_ms;
+        // Urgent repairs may take as many times more of a volume as of a node.
+        let volume_limit = match lane {
+            Lane::Urgent => {
+                let times = limit / self.options.repairs_per_window.max(1);
+                let per_volume = self.options.repairs_per_volume_per_window;
+                per_volume.saturating_mul(times.max(1))
             }
+            Lane::Write | Lane::Repair => self.options.repairs_per_volume_per_window,
+        };
+        let Some(source) = self.choose_source(slot, limit, volume_limit) else {
+            self.wait_for_sources(slot, limit);
             return;
         };
-        let Some(block) = self.table.get(slot) else {
+        let Some(target) = self.find_target(entry, rank, misfit, lane, rng) else {
+            // Servers that only have enough repairs under way will be open again soon.
+            let hopeless = rank == MISPLACED
+                && self
+                    .find_target(entry, rank, misfit, Lane::Write, rng)
+                    .is_none();
+            self.note_no_target(slot, rank, hopeless);
             return;
         };
+        if rank == MISPLACED && self.waits_for_target(slot, target) {
+            return;
+        }
         let in_flight = InFlight {
             source,
             target,
             deadline_ms: self.now_ms + self.options.repair_timeout_ms,
             attempts: entry.attempts,
+            is_move: rank >= LEAVING,
         };
         self.deadlines
-            .push_back((in_flight.deadline_ms, block.id, target));
+            .push_back((in_flight.deadline_ms, slot, target));
         self.in_flight.insert(slot, in_flight);
         self.queue.remove(slot);
         let from = &mut self.nodes[source as usize];
         from.outgoing += 1;
         from.as_source.charge(self.now_ms);
+        let now_ms = self.now_ms;
+        if let Some(volume) = self.source_volume(slot, source) {
+            volume.as_source.charge(now_ms);
+        }
         let to = &mut self.nodes[target as usize];
         to.incoming.push(slot);
         to.replicate.push_back(slot);
         to.as_target.charge(self.now_ms);
+        self.command(target);
         self.refresh_node(target);
     }
 
@@ -105,32 +150,39 @@ impl Cluster {
         let Some(block) = self.table.get(slot) else {
             return SmallVec::new();
         };
-        let with = |wanted: &dyn Fn(ReplicaState) -> bool| -> SmallVec<[NodeIx; 8]> {
-            let usable = block
-                .replicas
-                .iter()
-                .filter(|replica| wanted(replica.state));
-            usable
-                .map(|replica| &self.table.storages[replica.storage as usize])
-                .filter(|storage| storage.usable)
-                .map(|storage| storage.node)
-                .collect()
-        };
-        let good = with(&|state| state.is_good() || state == ReplicaState::Excess);
-        if good.is_empty() {
-            with(&|state| matches!(state, ReplicaState::Corrupt | ReplicaState::Deleting))
-        } else {
-            good
+        let (mut good, mut last_resort) = (SmallVec::new(), SmallVec::new());
+        for replica in &block.replicas {
+            let storage = &self.table.storages[replica.storage as usize];
+            match replica.state {
+                _ if !storage.usable => {}
+                ReplicaState::Sealed | ReplicaState::Open | ReplicaState::Excess => {
+                    good.push(storage.node);
+                }
+                ReplicaState::Corrupt | ReplicaState::Deleting => last_resort.push(storage.node),
+                ReplicaState::Short => {}
+            }
         }
+        if good.is_empty() { last_resort } else { good }
     }
 
-    fn choose_source(&mut self, slot: Slot, limit: u32) -> Option<NodeIx> {
+    /// The volume of a node that a block is copied from.
+    fn source_volume(&mut self, slot: Slot, node: NodeIx) -> Option<&mut Storage> {
+        let replica = self.table.replica_on(slot, node)?;
+        let storage = self.table.get(slot)?.replicas[replica].storage;
+        self.table.storages.get_mut(storage as usize)
+    }
+
+    fn choose_source(&mut self, slot: Slot, limit: u32, volume_limit: u32) -> Option<NodeIx> {
         let now_ms = self.now_ms;
         let at_once = self.options.repairs_in_flight_per_node;
         let candidates = self.sources(slot);
         candidates
             .into_iter()
             .filter_map(|index| {
+                let volume = self.source_volume(slot, index)?;
+                if volume.as_source.used(now_ms) >= volume_limit {
+                    return None;
+                }
                 let node = &mut self.nodes[index as usize];
                 let used = node.as_source.used(now_ms);
                 let open = node.is_available() && node.outgoing < at_once && used < limit;
@@ -140,17 +192,113 @@ impl Cluster {
             .map(|(_, _, index)| index)
     }
 
-    fn choose_target(&self, entry: &Entry, lane: Lane, rng: &mut dyn Rng) -> Option<NodeIx> {
+    /// No source of a block is free. When all that could be have used up their budgets, the block
+    /// need not be tried before one of them has room again.
+    fn wait_for_sources(&mut self, slot: Slot, limit: u32) {
+        let mut first_ms = u64::MAX;
+        for index in self.sources(slot) {
+            let node = &self.nodes[index as usize];
+            if !node.is_available() {
+                continue;
+            }
+            if node.as_source.counted() < limit {
+                return;
+            }
+            first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(0));
+        }
+        if let Some(entry) = self.queue.get_mut(slot)
+            && first_ms < u64::MAX
+        {
+            entry.not_before_ms = first_ms;
+        }
+    }
+
+    /// A server for another replica. Constraints are given up only when a block has a single
+    /// replica left, or has waited for too long; a misplaced replica is not moved to where it would
+    /// be misplaced again.
+    fn find_target(
+        &mut self,
+        entry: &Entry,
+        rank: usize,
+        misfit: Option<NodeIx>,
+        lane: Lane,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeIx> {
+        let rules = self.table.get(entry.slot)?.rules;
+        let found = self.choose_target(entry, misfit, lane, rules.durability, rng);
+        if rank == MISPLACED {
+            return found;
+        }
+        let since_ms = entry.unplaced_since_ms.unwrap_or(self.now_ms);
+        let waited_ms = self.now_ms - since_ms;
+        if found.is_some()
+            || rules.durability == Durability::Space
+            || (lane != Lane::Urgent && waited_ms < self.options.strict_repair_wait_ms)
+        {
+            return found;
+        }
+        self.choose_target(entry, misfit, lane, Durability::Space, rng)
+    }
+
+    /// Whether the target of a move has used up what it may receive by moves; then the block waits
+    /// until it may receive again.
+    fn waits_for_target(&mut self, slot: Slot, target: NodeIx) -> bool {
+        let budget = &mut self.nodes[target as usize].as_target;
+        if budget.used(self.now_ms) < self.options.moves_per_window {
+            return false;
+        }
+        let retry_ms = self.now_ms + self.options.repair_retry_ms;
+        let free_ms = budget.falls_at_ms().unwrap_or(retry_ms);
+        if let Some(entry) = self.queue.get_mut(slot) {
+            entry.not_before_ms = free_ms;
+        }
+        true
+    }
+
+    fn note_no_target(&mut self, slot: Slot, rank: usize, hopeless: bool) {
+        if rank < LEAVING {
+            self.make_way(slot);
+        }
+        let now_ms = self.now_ms;
+        let retry_ms = self.options.repair_retry_ms;
+        let move_retry_ms = self.options.move_retry_ms;
+        let Some(entry) = self.queue.get_mut(slot) else {
+            return;
+        };
+        entry.unplaced_since_ms.get_or_insert(now_ms);
+        entry.not_before_ms = if hopeless {
+            let doublings = entry.attempts.min(MOVE_DOUBLINGS_MAX);
+            entry.attempts = entry.attempts.saturating_add(1);
+            now_ms + (move_retry_ms << doublings)
+        } else {
+            now_ms + retry_ms
+        };
+    }
+
+    fn choose_target(
+        &self,
+        entry: &Entry,
+        misfit: Option<NodeIx>,
+        lane: Lane,
+        durability: Durability,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeIx> {
         let block = self.table.get(entry.slot)?;
         let mut existing: SmallVec<[NodeId; 8]> = SmallVec::new();
         let mut exclude: SmallVec<[NodeId; 8]> = SmallVec::new();
         exclude.extend(entry.avoid.map(|node| self.nodes[node as usize].id));
         for replica in &block.replicas {
             let storage = &self.table.storages[replica.storage as usize];
+            if !storage.usable {
+                continue;
+            }
+            let stays = replica.state.is_good()
+                && misfit != Some(storage.node)
+                && !self.is_leaving(entry.slot, storage.node);
             let node = self.nodes[storage.node as usize].id;
-            if storage.usable && replica.state.is_good() {
+            if stays {
                 existing.push(node);
-            } else if storage.usable {
+            } else {
                 exclude.push(node);
             }
         }
@@ -164,6 +312,7 @@ impl Cluster {
             writer: None,
             class: block.rules.class,
             lane,
+            durability,
         };
         // A replica on another class of volume is better than none.
         let any_class = Request {
@@ -187,8 +336,11 @@ impl Cluster {
 
     /// A node reported a good replica of a block that it was to receive.
     pub(super) fn complete_repair(&mut self, slot: Slot, target: NodeIx) {
-        if self.is_in_flight(slot, target) && self.end_repair(slot).is_some() {
-            self.repairs_done += 1;
+        if self.is_in_flight(slot, target)
+            && let Some(ended) = self.end_repair(slot)
+        {
+            self.repairs_done += u64::from(!ended.is_move);
+            self.moves_done += u64::from(ended.is_move);
         }
     }
 
@@ -228,6 +380,11 @@ impl Cluster {
         Some(ended)
     }
 
+    /// The budgets changed: what waits for one of them is tried again at once.
+    pub(super) fn retry_repairs(&mut self) {
+        self.queue.all_due(self.now_ms);
+    }
+
     /// A block is freed.
     pub(super) fn cancel_repair_of(&mut self, slot: Slot) {
         self.end_repair(slot);
@@ -245,30 +402,33 @@ impl Cluster {
     /// Repairs that took too long failed.
     pub(super) fn expire_repairs(&mut self) {
         for _ in 0..self.options.work_per_tick {
-            let Some(&(deadline_ms, block, target)) = self.deadlines.front() else {
+            let Some(&(deadline_ms, slot, target)) = self.deadlines.front() else {
                 break;
             };
             if deadline_ms > self.now_ms {
                 break;
             }
             self.deadlines.pop_front();
-            if let Some(slot) = self.table.slot(block)
-                && self
-                    .in_flight
-                    .get(&slot)
-                    .is_some_and(|it| it.deadline_ms == deadline_ms)
+            // The slot may be another block's by now; then that one has a deadline of its own.
+            if self
+                .in_flight
+                .get(&slot)
+                .is_some_and(|it| it.deadline_ms == deadline_ms)
             {
                 self.fail_repair(slot, target);
             }
         }
     }
 
-    /// The command for the next repair that a node has to be told of.
-    pub(super) fn next_replicate(
-        &mut self,
-        node: NodeIx,
-        token: &mut dyn FnMut(BlockId) -> BlockToken,
-    ) -> Option<NodeCommand> {
+    /// The next repair that a node has to be told of; what [`Cluster::next_commands`] makes a message
+    /// of.
+    pub fn next_repair(&mut self, now_ms: u64, node: NodeId) -> Option<Repair> {
+        self.advance(now_ms);
+        let index = self.live_node(node).ok()?;
+        self.next_repair_of(index)
+    }
+
+    fn next_repair_of(&mut self, node: NodeIx) -> Option<Repair> {
         while let Some(slot) = self.nodes[node as usize].replicate.pop_front() {
             let Some(&in_flight) = self.in_flight.get(&slot) else {
                 continue;
@@ -279,11 +439,10 @@ impl Cluster {
             let sources = self.sources_to_tell(slot, in_flight.source);
             match self.table.get(slot) {
                 Some(block) if !sources.is_empty() => {
-                    return Some(NodeCommand::Replicate {
+                    return Some(Repair {
                         block: block.id,
                         length_bytes: u64::from(block.required_bytes),
                         sources,
-                        token: token(block.id),
                     });
                 }
                 _ => self.fail_repair(slot, node),
@@ -292,14 +451,30 @@ impl Cluster {
         None
     }
 
-    fn sources_to_tell(&self, slot: Slot, charged: NodeIx) -> Vec<NodeInfo> {
+    /// The command for the next repair that a node has to be told of.
+    pub(super) fn next_replicate(
+        &mut self,
+        node: NodeIx,
+        token: &mut dyn FnMut(BlockId) -> BlockToken,
+    ) -> Option<NodeCommand> {
+        let repair = self.next_repair_of(node)?;
+        let sources = repair.sources.iter();
+        Some(NodeCommand::Replicate {
+            block: repair.block,
+            length_bytes: repair.length_bytes,
+            sources: sources.filter_map(|&node| self.node_info(node)).collect(),
+            token: token(repair.block),
+        })
+    }
+
+    fn sources_to_tell(&self, slot: Slot, charged: NodeIx) -> SmallVec<[NodeId; SOURCES_MAX]> {
         let mut sources = self.sources(slot);
         sources.retain(|index| self.nodes[*index as usize].is_available());
         sources.sort_by_key(|&index| index != charged);
         sources.truncate(SOURCES_MAX);
         sources
             .iter()
-            .filter_map(|&index| self.node_info(self.nodes[index as usize].id))
+            .map(|&index| self.nodes[index as usize].id)
             .collect()
     }
 }

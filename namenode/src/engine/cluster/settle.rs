@@ -3,7 +3,7 @@
 
 use super::{
     Cluster,
-    queue::Entry,
+    queue::{Entry, LEAVING, MISPLACED},
     table::{Block, Health, ReplicaState, Slot},
 };
 
@@ -18,6 +18,8 @@ pub(super) struct Tally {
     pub(super) excess: usize,
     /// Of some use when no good one is left: corrupt, or being removed.
     pub(super) last_resort: usize,
+    /// Good ones that are to leave their server.
+    pub(super) leaving: usize,
 }
 
 /// Counters over all blocks.
@@ -26,19 +28,36 @@ pub(super) struct Totals {
     pub(super) relevant: u64,
     pub(super) under_replicated: u64,
     pub(super) lost: u64,
+    pub(super) exposed: u64,
+    pub(super) misplaced: u64,
+    /// Sealed blocks by the number of constraints that hold.
+    pub(super) scores: [u64; SCORES],
 }
+
+/// No constraint holds, one does, and so on up to all five.
+pub(super) const SCORES: usize = 6;
 
 impl Totals {
     fn add(&mut self, health: Health) {
         self.relevant += u64::from(health.relevant);
         self.under_replicated += u64::from(health.under_replicated);
         self.lost += u64::from(health.lost);
+        self.misplaced += u64::from(health.misplaced);
+        if let Some(score) = health.score {
+            self.scores[usize::from(score)] += 1;
+        }
+        self.exposed += u64::from(health.exposed);
     }
 
     fn subtract(&mut self, health: Health) {
         self.relevant -= u64::from(health.relevant);
         self.under_replicated -= u64::from(health.under_replicated);
         self.lost -= u64::from(health.lost);
+        self.misplaced -= u64::from(health.misplaced);
+        if let Some(score) = health.score {
+            self.scores[usize::from(score)] -= 1;
+        }
+        self.exposed -= u64::from(health.exposed);
     }
 }
 
@@ -51,7 +70,10 @@ impl Cluster {
                 continue;
             }
             match replica.state {
-                ReplicaState::Sealed | ReplicaState::Open => tally.good += 1,
+                ReplicaState::Sealed | ReplicaState::Open => {
+                    tally.good += 1;
+                    tally.leaving += usize::from(self.is_leaving(slot, storage.node));
+                }
                 ReplicaState::Short => tally.bad += 1,
                 ReplicaState::Corrupt => {
                     tally.bad += 1;
@@ -75,6 +97,7 @@ impl Cluster {
             return;
         };
         let mut tally = self.tally(slot, block);
+        let (score, misplaced) = self.diversity(slot, block);
         let Some(block) = self.table.get_mut(slot) else {
             return;
         };
@@ -82,11 +105,15 @@ impl Cluster {
         // still too much.
         tally.good += tally.excess;
         let relevant = block.required_bytes > 0;
-        let under_replicated = relevant && block.sealed && tally.good < block.wanted();
+        let wanted = block.wanted();
+        let under_replicated = relevant && block.sealed && tally.good < wanted;
         let health = Health {
             relevant,
             under_replicated,
             lost: relevant && tally.good + tally.last_resort == 0,
+            exposed: under_replicated && tally.good == 1,
+            misplaced,
+            score,
         };
         self.totals
             .subtract(std::mem::replace(&mut block.health, health));
@@ -95,30 +122,47 @@ impl Cluster {
             return;
         }
         let enough = relevant && block.sealed && !under_replicated;
-        if enough && tally.good - tally.excess > block.wanted() && !block.excess_queued {
+        if enough && tally.good - tally.excess > wanted && !block.excess_queued {
             block.excess_queued = true;
-            let due_ms = self.now_ms + self.options.excess_grace_ms;
-            self.excess.push_back((due_ms, block.id));
+            if tally.leaving > 0 {
+                // Not too much by chance, and its owner waits for it.
+                self.excess.push_front((self.now_ms, block.id));
+            } else {
+                let due_ms = self.now_ms + self.options.excess_grace_ms;
+                self.excess.push_back((due_ms, block.id));
+            }
         }
         if enough && tally.bad > 0 {
             self.remove_bad(slot);
         }
-        self.queue_repair(slot, under_replicated && !health.lost, tally.good);
+        let rank = if under_replicated {
+            (!health.lost).then(|| self.repair_rank(slot, tally.good))
+        } else if enough && tally.good - tally.leaving < wanted {
+            Some(LEAVING)
+        } else if enough && misplaced && tally.good == wanted {
+            Some(MISPLACED)
+        } else {
+            None
+        };
+        self.queue_repair(slot, rank);
     }
 
-    fn queue_repair(&mut self, slot: Slot, needed: bool, survivors: usize) {
-        if !needed || self.in_flight.contains_key(&slot) {
+    fn queue_repair(&mut self, slot: Slot, rank: Option<usize>) {
+        let Some(rank) = rank.filter(|_| !self.in_flight.contains_key(&slot)) else {
             self.queue.remove(slot);
-        } else if self.queue.contains(slot) {
-            self.queue.rank(slot, survivors);
+            return;
+        };
+        if self.queue.contains(slot) {
+            self.queue.rank(self.now_ms, slot, rank);
         } else {
             let entry = Entry {
                 slot,
                 not_before_ms: self.now_ms + self.options.repair_delay_ms,
                 attempts: 0,
                 avoid: None,
+                unplaced_since_ms: None,
             };
-            self.queue.add(survivors, entry);
+            self.queue.add(rank, entry);
         }
     }
 
@@ -128,5 +172,8 @@ impl Cluster {
             self.totals.subtract(std::mem::take(&mut block.health));
         }
         self.queue.remove(slot);
+        if !self.victims.is_empty() {
+            self.victims.retain(|&(victim, _)| victim != slot);
+        }
     }
 }

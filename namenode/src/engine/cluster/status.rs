@@ -6,7 +6,7 @@ use harvestfs_protocol::{
     types::NodeInfo,
 };
 
-use super::{Cluster, table::ReplicaState};
+use super::{Cluster, settle::SCORES, table::ReplicaState};
 
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
 /// worked off, a few thousand per tick.
@@ -22,13 +22,23 @@ pub struct ClusterSummary {
     pub under_replicated_blocks: u64,
     /// Committed blocks without any replica.
     pub lost_blocks: u64,
+    /// Sealed blocks that should have more than the one replica that is left.
+    pub exposed_blocks: u64,
+    /// Sealed blocks that break a constraint that they were promised.
+    pub misplaced_blocks: u64,
+    /// Sealed blocks by the number of constraints, of five, that hold among their replicas.
+    pub blocks_by_score: [u64; SCORES],
     /// Blocks that wait for repair.
     pub repairs_waiting: u64,
+    /// Blocks that wait for the move of a replica.
+    pub moves_waiting: u64,
     /// Repairs under way.
     pub repairs_under_way: u64,
     /// Repairs finished since the start.
     pub repairs_done: u64,
-    /// Repairs that failed or timed out since the start.
+    /// Replicas moved since the start, because they were misplaced or had to leave their server.
+    pub moves_done: u64,
+    /// Repairs or moves that failed or timed out since the start.
     pub repairs_failed: u64,
     /// Nodes that are alive.
     pub nodes_alive: u64,
@@ -71,6 +81,18 @@ impl Cluster {
         })
     }
 
+    /// Blocks that wait for repair or are being repaired.
+    #[must_use]
+    pub fn under_repair(&self) -> u64 {
+        (self.queue.len() + self.in_flight.len()) as u64
+    }
+
+    /// [`ClusterSummary::exposed_blocks`], at once.
+    #[must_use]
+    pub fn exposed_blocks(&self) -> u64 {
+        self.totals.exposed
+    }
+
     /// The cluster at a glance; O(nodes).
     #[must_use]
     pub fn summary(&self, now_ms: u64) -> ClusterSummary {
@@ -88,9 +110,14 @@ impl Cluster {
             blocks: self.table.len() as u64,
             under_replicated_blocks: self.totals.under_replicated,
             lost_blocks: self.totals.lost,
-            repairs_waiting: self.queue.len() as u64,
+            exposed_blocks: self.totals.exposed,
+            misplaced_blocks: self.totals.misplaced,
+            blocks_by_score: self.totals.scores,
+            repairs_waiting: self.queue.repairs() as u64,
+            moves_waiting: (self.queue.len() - self.queue.repairs()) as u64,
             repairs_under_way: self.in_flight.len() as u64,
             repairs_done: self.repairs_done,
+            moves_done: self.moves_done,
             repairs_failed: self.repairs_failed,
             nodes_alive: alive.count() as u64,
             nodes_known: self.nodes.len() as u64,

@@ -11,6 +11,8 @@ use harvestfs_protocol::{
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::budget::Budget;
+
 /// Index of a block in the table; reused after the block is freed.
 pub(super) type Slot = u32;
 /// Index of a node.
@@ -47,8 +49,9 @@ impl ReplicaState {
     }
 }
 
-/// A replica as its block sees it.
+/// A replica as its block sees it; without padding, so that three fit into a block's cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, packed(2))]
 pub(super) struct Replica {
     pub(super) storage: StorageIx,
     /// Where its block stands in the volume's list.
@@ -58,8 +61,10 @@ pub(super) struct Replica {
     pub(super) epoch: u8,
 }
 
-/// A block.
+/// A block, in one cache line: repair goes from one to another all over the memory, and waits for
+/// each.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct Block {
     pub(super) id: BlockId,
     /// Bytes that a replica must have: the committed ones; once sealed, all. Blocks are shorter
@@ -113,6 +118,12 @@ pub(super) struct Health {
     pub(super) under_replicated: bool,
     /// No replica of any use.
     pub(super) lost: bool,
+    /// One good replica left of several wanted.
+    pub(super) exposed: bool,
+    /// Sealed, and breaks a constraint that it was promised.
+    pub(super) misplaced: bool,
+    /// How many constraints hold among its good replicas, if it is sealed and has any.
+    pub(super) score: Option<u8>,
 }
 
 /// A volume.
@@ -131,12 +142,14 @@ pub(super) struct Storage {
     pub(super) epoch: u8,
     /// The part of it that is due next.
     pub(super) next_part: u32,
+    /// Repairs that it served.
+    pub(super) as_source: Budget,
     /// Its blocks.
     blocks: Vec<Slot>,
 }
 
 impl Storage {
-    pub(super) fn new(node: NodeIx, status: VolumeStatus) -> Self {
+    pub(super) fn new(node: NodeIx, status: VolumeStatus, repair_window_ms: u64) -> Self {
         Self {
             id: status.storage,
             node,
@@ -146,6 +159,7 @@ impl Storage {
             report_ms: 0,
             epoch: 0,
             next_part: 0,
+            as_source: Budget::new(repair_window_ms),
             blocks: Vec::new(),
         }
     }
@@ -342,6 +356,6 @@ mod tests {
     /// stay below half a GiB.
     #[test]
     fn a_block_is_small() {
-        assert!(size_of::<Option<Block>>() <= 72);
+        assert_eq!(size_of::<Option<Block>>(), 64);
     }
 }

@@ -6,6 +6,7 @@ use harvestfs_protocol::{
     limits::DIRECTORY_DEPTH_MAX,
     meta::{MetaReply, RenameMode},
     name::Name,
+    types::Attr,
 };
 
 use super::{
@@ -50,16 +51,23 @@ impl Namespace {
         }
         if target == Some(source) {
             // Two names of one file: both stay.
-            return Ok(MetaReply::Removed(None));
+            return Ok(MetaReply::Renamed {
+                moved: self.inodes.get(source)?.attr(source),
+                other: None,
+            });
         }
         self.check_rename(call, (source, old), (target, new), mode)?;
-        match target {
+        let other = match target {
             Some(target) if mode == RenameMode::Exchange => {
                 self.exchange(call, (source, old), (target, new), effects)?;
-                Ok(MetaReply::Removed(None))
+                Some(self.inodes.get(target)?.attr(target))
             }
-            _ => self.replace(call, (source, old), (target, new), effects),
-        }
+            _ => self.replace(call, (source, old), (target, new), effects)?,
+        };
+        Ok(MetaReply::Renamed {
+            moved: self.inodes.get(source)?.attr(source),
+            other,
+        })
     }
 
     /// Checks that a directory does not get into itself, and not too deep.
@@ -124,7 +132,7 @@ impl Namespace {
         (source, old): (InodeId, Place),
         (target, new): (Option<InodeId>, Place),
         effects: &mut Effects,
-    ) -> Result<MetaReply, FsError> {
+    ) -> Result<Option<Attr>, FsError> {
         let is_directory = self.inodes.get(source)?.is_directory();
         // A directory replaces a directory only: the links to the new parent stay as many.
         let replaces_directory = is_directory && target.is_some();
@@ -138,11 +146,9 @@ impl Namespace {
             effects,
         );
         self.moved(call, source, new.parent, effects)?;
-        let removed = match target {
-            Some(target) => Some(self.lose_name(call, target, effects)?),
-            None => None,
-        };
-        Ok(MetaReply::Removed(removed))
+        target
+            .map(|target| self.lose_name(call, target, effects))
+            .transpose()
     }
 
     fn exchange(

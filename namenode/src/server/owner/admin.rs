@@ -103,6 +103,15 @@ impl Owner {
                 }
             }
             AdminRequest::Snapshot => self.want_checkpoint(Purpose::Snapshot, responder),
+            AdminRequest::Placement(request) => {
+                let reply = self.placement(request);
+                responder.send(&reply.map(|reply| Reply::Admin(AdminReply::Placement(reply))));
+            }
+            AdminRequest::History(request) => {
+                // It answers with what has happened until now.
+                self.historian.tick(clock::unix_now_s());
+                self.historian.request(request, responder);
+            }
         }
     }
 

@@ -526,6 +526,12 @@ fn each_told_by_mutation(op: &MetaOp, reply: &MetaReply, told: &mut impl FnMut(C
     }
     match reply {
         MetaReply::Attr(attr) | MetaReply::Removed(Some(attr)) => told(Cached::Inode(attr.ino)),
+        MetaReply::Renamed { moved, other } => {
+            told(Cached::Inode(moved.ino));
+            if let Some(other) = other {
+                told(Cached::Inode(other.ino));
+            }
+        }
         MetaReply::Committed(files) => {
             for committed in files.iter().flatten() {
                 told(Cached::Inode(committed.attr.ino));

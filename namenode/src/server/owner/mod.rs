@@ -7,9 +7,11 @@
 //! engine.
 
 mod admin;
+mod history;
 mod locate;
 mod meta;
 mod node;
+mod placement;
 mod session;
 
 use std::collections::{HashMap, VecDeque};
@@ -30,6 +32,7 @@ use self::admin::Checkpoints;
 use super::clock::{self, Clock};
 use super::connection::Event;
 use super::gate::{Gate, Undurable};
+use super::history::Historian;
 use super::leases::{Announcement, Leases, WaitId};
 use super::log::Log;
 use super::sessions::{ConnectionId, Sessions};
@@ -84,6 +87,7 @@ pub(crate) struct Owner {
     /// Only what helps to answer earlier requests is still taken.
     stopping: bool,
     checkpoints: Checkpoints,
+    historian: Historian,
 }
 
 /// Somebody who is connected.
@@ -114,6 +118,7 @@ pub(crate) struct Parts {
     pub log: Log,
     pub records_since_snapshot: u64,
     pub tokens: TokenKeys,
+    pub historian: Historian,
     pub rng: StdRng,
     pub clock: Clock,
 }
@@ -128,6 +133,7 @@ impl Owner {
             log,
             records_since_snapshot,
             tokens,
+            historian,
             rng,
             clock,
         } = parts;
@@ -153,6 +159,7 @@ impl Owner {
             destructive: VecDeque::new(),
             sweep_due: true,
             stopping: false,
+            historian,
         };
         owner.restore_soft_state();
         owner
@@ -163,6 +170,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         for server in self.namespace.servers() {
             self.cluster.add_server(server.node, server.server);
+            self.historian.server(server.node, history::known(&server));
         }
         for view in self.namespace.blocks() {
             for change in locate::changes_of(&view) {
@@ -194,6 +202,7 @@ impl Owner {
                 () = progress.notified() => self.on_progress(),
                 _ = tick.tick() => self.on_tick(),
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
+                Some(finished) = self.historian.finished() => self.on_history(finished),
                 taken = events.recv_many(&mut round, ROUND_EVENTS_MAX) => {
                     if taken == 0 {
                         break Stop::Gracefully;
@@ -208,6 +217,7 @@ impl Owner {
             if let Some(failure) = self.log.failure() {
                 tracing::error!(error = %failure, "the namenode stops: its journal failed");
                 self.checkpoints.cancel();
+                self.historian.stop(clock::unix_now_s());
                 return Err(NamenodeError::Journal(failure));
             }
         };
@@ -215,6 +225,7 @@ impl Owner {
         if how == Stop::Gracefully {
             self.answer_what_is_in_flight(events).await;
         }
+        self.historian.stop(clock::unix_now_s());
         // Replies that are still held are given up: their mutations may be repeated.
         self.log.close().map_err(NamenodeError::Journal)
     }
@@ -351,6 +362,7 @@ impl Owner {
         self.on_progress();
         self.cluster.tick(now_ms, &mut self.rng);
         self.end_silent_sessions(now_ms);
+        self.historian.tick(clock::unix_now_s());
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
             if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {

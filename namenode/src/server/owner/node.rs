@@ -107,6 +107,7 @@ impl Owner {
         self.cluster
             .register(now_ms, node, server, &register.volumes);
         self.node_connections.insert(node, connection);
+        self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
             connected.keys_version = self.tokens.version();
@@ -158,6 +159,9 @@ impl Owner {
         self.cluster
             .heartbeat(now_ms, node, heartbeat)
             .map_err(|error| FsError::Protocol(error.to_string()))?;
+        if let Some(primary) = &heartbeat.primary {
+            self.historian.observe(node, primary.cpu_permille);
+        }
         let now_unix_ms = clock::unix_now_ms();
         let tokens = &self.tokens;
         let commands =

@@ -46,6 +46,7 @@ fn a_silent_node_is_first_stale_then_dead() {
     let heartbeat = Heartbeat {
         volumes: world.volumes(node.0 as usize),
         busy: false,
+        primary: None,
         active_streams: 0,
     };
     assert_eq!(

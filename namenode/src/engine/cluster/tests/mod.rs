@@ -5,6 +5,7 @@
 
 mod liveness;
 mod model;
+mod places;
 mod removal;
 mod repair;
 mod replicas;

@@ -2,6 +2,7 @@
 //! or repeated, blocks come and go. Nothing is ever lost by what the engine commands, and when the
 //! faults stop every block gets the replicas it wants and nothing else is left.
 
+use harvestfs_placement::{PolicyKind, PolicyOptions};
 use rand::{RngExt, seq::IndexedRandom};
 
 use super::world::{BLOCK_BYTES, CHUNK, World, options, rules};
@@ -71,6 +72,8 @@ fn new_world(seed: u64) -> World {
         urgent_repairs_per_window: if small { 12 } else { 300 },
         deletes_per_command_max: if small { 2 } else { 1_000 },
         repair_delay_ms: if seed.is_multiple_of(2) { 0 } else { 400 },
+        strict_repair_wait_ms: 20_000,
+        move_retry_ms: 5_000,
         // A short grace tempts to remove what is needed soon.
         excess_grace_ms: if seed % 4 < 2 { 200 } else { 2_000 },
         ..options()
@@ -168,7 +171,14 @@ fn step(world: &mut World) {
                 world.cluster.report_bad_replica(now_ms, block, id, corrupt);
             }
         }
-        196..198 => world.nodes[node].busy ^= true,
+        196 => world.nodes[node].busy ^= true,
+        197 => {
+            let kind = *PolicyKind::ALL
+                .choose(&mut world.rng)
+                .expect("there are policies");
+            let policy = kind.build(&PolicyOptions::default());
+            world.cluster.set_policy(world.now_ms, policy);
+        }
         198 => toggle_disk(world, node),
         _ => {
             if world.rng.random_bool(0.2) {
@@ -371,10 +381,31 @@ fn check_tables(world: &World) {
     let cluster = &world.cluster;
     cluster.table.check();
     let mut totals = Totals::default();
-    for (_, block) in cluster.table.iter() {
+    let all_settled =
+        !cluster.safe_mode && cluster.settle_from.is_none() && cluster.gone.is_empty();
+    for (slot, block) in cluster.table.iter() {
+        // What a volume has that is back and has not reported yet is counted with its report; so
+        // is what a writer claimed of a node that has not registered yet.
+        let reported = block.replicas.iter().all(|replica| {
+            let storage = &cluster.table.storages[replica.storage as usize];
+            !storage.usable || storage.inventoried
+        });
+        if all_settled && reported && cluster.pipeline(slot).is_empty() {
+            // Kept up to date one event at a time, as if counted anew.
+            let (score, misplaced) = cluster.diversity(slot, block);
+            assert_eq!(
+                (block.health.score, block.health.misplaced),
+                (score, misplaced)
+            );
+        }
+        totals.misplaced += u64::from(block.health.misplaced);
+        if let Some(score) = block.health.score {
+            totals.scores[usize::from(score)] += 1;
+        }
         totals.relevant += u64::from(block.health.relevant);
         totals.under_replicated += u64::from(block.health.under_replicated);
         totals.lost += u64::from(block.health.lost);
+        totals.exposed += u64::from(block.health.exposed);
     }
     assert_eq!(totals, cluster.totals);
     for (index, node) in cluster.nodes.iter().enumerate() {

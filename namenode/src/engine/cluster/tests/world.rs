@@ -76,6 +76,8 @@ pub(super) struct Datanode {
     pub(super) parts: VecDeque<BlockReport>,
     /// Commands that are not executed yet.
     pub(super) commands: VecDeque<NodeCommand>,
+    /// Quotas that were set: bytes, and when they must hold.
+    pub(super) quotas: BTreeMap<StorageId, (u64, u64)>,
 }
 
 impl Datanode {
@@ -125,6 +127,7 @@ pub(super) struct World {
     pub(super) next_block: u64,
     next_storage: u128,
     pub(super) racks: u32,
+    pub(super) environments: u32,
     /// Repairs that nodes were told of: when, and how often as source and as target.
     pub(super) told: Vec<(u64, NodeId, NodeId)>,
 }
@@ -141,6 +144,7 @@ impl World {
             next_block: 1,
             next_storage: 1,
             racks,
+            environments: if racks == nodes { nodes } else { 4 },
             told: Vec::new(),
         };
         for id in 0..nodes {
@@ -155,6 +159,7 @@ impl World {
                 changes: VecDeque::new(),
                 parts: VecDeque::new(),
                 commands: VecDeque::new(),
+                quotas: BTreeMap::new(),
             };
             for _ in 0..1 + id % 2 {
                 node.disks
@@ -177,8 +182,8 @@ impl World {
         ServerDescription {
             name: format!("server-{id}"),
             rack: format!("rack-{}", id % self.racks),
-            environment: format!("environment-{}", id % 4),
-            machine_function: "search".into(),
+            environment: format!("environment-{}", id % self.environments),
+            machine_function: format!("function-{}", id % (self.environments + 1)),
             data_addr: ([10, 0, 0, id as u8 + 1], 7000).into(),
         }
     }
@@ -186,12 +191,20 @@ impl World {
     pub(super) fn volumes(&self, node: usize) -> Vec<VolumeStatus> {
         let disks = self.nodes[node].disks.iter();
         disks
-            .map(|(storage, disk)| VolumeStatus {
-                storage: *storage,
-                class: StorageClass::Disk,
-                quota_bytes: 1_000 * BLOCK_BYTES,
-                used_bytes: disk.len() as u64 * BLOCK_BYTES,
-                healthy: !self.nodes[node].sick.contains(storage),
+            .map(|(storage, disk)| {
+                let usual = (1_000 * BLOCK_BYTES, 0);
+                let quota = self.nodes[node].quotas.get(storage);
+                let (quota_bytes, deadline_ms) = *quota.unwrap_or(&usual);
+                let used_bytes = disk.len() as u64 * BLOCK_BYTES;
+                let is_over = used_bytes > quota_bytes;
+                VolumeStatus {
+                    storage: *storage,
+                    class: StorageClass::Disk,
+                    quota_bytes,
+                    used_bytes,
+                    healthy: !self.nodes[node].sick.contains(storage),
+                    shrinks_in_ms: is_over.then(|| deadline_ms.saturating_sub(self.now_ms)),
+                }
             })
             .collect()
     }
@@ -279,6 +292,7 @@ impl World {
         let heartbeat = Heartbeat {
             volumes: self.volumes(node),
             busy: self.nodes[node].busy,
+            primary: None,
             active_streams: 0,
         };
         let id = self.nodes[node].id;
@@ -413,6 +427,14 @@ impl World {
                 }
             }
             NodeCommand::ReportBlocks { storage } => self.prepare_report(node, storage),
+            NodeCommand::SetQuota {
+                storage,
+                quota_bytes,
+                deadline_ms,
+            } => {
+                let quota = (quota_bytes, self.now_ms + deadline_ms);
+                self.nodes[node].quotas.insert(storage, quota);
+            }
         }
     }
 
@@ -529,7 +551,7 @@ impl World {
             NodeCommand::Seal { block, .. } => {
                 assert!(self.blocks.get(block).is_none_or(|it| it.sealed));
             }
-            NodeCommand::ReportBlocks { .. } => {}
+            NodeCommand::ReportBlocks { .. } | NodeCommand::SetQuota { .. } => {}
         }
     }
 
@@ -548,7 +570,7 @@ impl World {
     }
 }
 
-fn token(block: BlockId) -> BlockToken {
+pub(super) fn token(block: BlockId) -> BlockToken {
     let key = TokenKey {
         key_id: 1,
         secret: [1; 32],

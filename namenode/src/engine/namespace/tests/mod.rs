@@ -144,7 +144,9 @@ impl Fixture {
     /// Runs a removal or a rename.
     pub fn remove(&mut self, op: MetaOp) -> Result<Option<Attr>, FsError> {
         match self.run(op)? {
-            Outcome::Meta(MetaReply::Removed(attr)) => Ok(attr),
+            Outcome::Meta(MetaReply::Removed(attr) | MetaReply::Renamed { other: attr, .. }) => {
+                Ok(attr)
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -45,8 +45,12 @@ impl Model {
         if self.is_below(new.0, source) || swallowed {
             return Err(invalid());
         }
+        let renamed = |model: &Self, other| MetaReply::Renamed {
+            moved: model.attr(source),
+            other,
+        };
         if target == Some(source) {
-            return Ok(MetaReply::Removed(None));
+            return Ok(renamed(self, None));
         }
         self.may_take(who, old.0, source)?;
         let moved_dir = |ino: InodeId| self.inodes[&ino].is_dir() && old.0 != new.0;
@@ -81,13 +85,14 @@ impl Model {
         self.touch_dir(old.0, context.now);
         self.touch_dir(new.0, context.now);
         let Some(target) = target else {
-            return Ok(MetaReply::Removed(None));
+            return Ok(renamed(self, None));
         };
         if exchange {
             self.node_mut(old.0).entries.insert(old.1.clone(), target);
             self.node_mut(target).ctime = context.now;
-            return Ok(MetaReply::Removed(None));
+            return Ok(renamed(self, Some(self.attr(target))));
         }
-        Ok(MetaReply::Removed(Some(self.dropped(context, target))))
+        let dropped = self.dropped(context, target);
+        Ok(renamed(self, Some(dropped)))
     }
 }

@@ -48,6 +48,10 @@ fn without_versions(reply: MetaReply) -> MetaReply {
     match reply {
         MetaReply::Attr(attr) => MetaReply::Attr(plain_attr(attr)),
         MetaReply::Removed(attr) => MetaReply::Removed(attr.map(plain_attr)),
+        MetaReply::Renamed { moved, other } => MetaReply::Renamed {
+            moved: plain_attr(moved),
+            other: other.map(plain_attr),
+        },
         MetaReply::Committed(files) => {
             let plain_file = |mut file: harvestfs_protocol::meta::FileCommitted| {
                 file.attr = plain_attr(file.attr);

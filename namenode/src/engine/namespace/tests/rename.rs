@@ -173,7 +173,11 @@ fn an_exchange_swaps_anything() {
     let mut fixture = two_directories();
     fixture.file("/a/d/inside");
     let (directory, file) = (fixture.ino("/a/d"), fixture.ino("/b/g"));
-    assert_eq!(fixture.rename("/a/d", "/b/g", EXCHANGE), Ok(None));
+    let other = fixture.rename("/a/d", "/b/g", EXCHANGE);
+    assert_eq!(
+        other.map(|other| other.map(|attr| attr.ino)),
+        Ok(Some(file))
+    );
     let now = Timestamp(fixture.now);
     assert_eq!(fixture.ino("/b/g"), directory);
     assert_eq!(fixture.ino("/a/d"), file);

@@ -3,11 +3,18 @@
 use std::net::IpAddr;
 
 use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
 use rand::{Rng, RngExt};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::index::RackIndex;
+use crate::groups::Groups;
+use index::{Entry, Index, OUTSIDE, PLACES, Place, coarse};
+
+pub(crate) mod index;
+mod tenants;
+
+pub use tenants::{CellSpace, TenantView};
 
 /// Draws that are refused before all candidates are looked at one by one. As long as half of them
 /// are acceptable, that is once in 65,536 times.
@@ -97,6 +104,12 @@ impl Room {
         self
     }
 
+    /// What the indexes know of it: blocks on volumes of each class, and of any, about.
+    fn coarse(&self) -> [u32; CLASSES.len() + 1] {
+        let [disk, ssd, memory] = self.blocks.map(coarse);
+        [disk, ssd, memory, coarse(self.blocks(None))]
+    }
+
     /// Blocks that fit on volumes of a class, or of any.
     #[must_use]
     pub fn blocks(&self, class: Option<StorageClass>) -> u32 {
@@ -131,6 +144,40 @@ pub struct RackId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(u32);
 
+/// An environment, as the view numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EnvironmentId(u32);
+
+/// A machine function, as the view numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FunctionId(u32);
+
+impl RackId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl EnvironmentId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl FunctionId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl TenantId {
+    /// Its index in [`View::tenants`].
+    #[must_use]
+    pub fn number(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// One server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerView {
@@ -140,8 +187,14 @@ pub struct ServerView {
     pub rack: RackId,
     /// Its primary tenant.
     pub tenant: TenantId,
+    /// The environment of its tenant.
+    pub environment: EnvironmentId,
+    /// The machine function of its tenant.
+    pub function: FunctionId,
     /// Its address.
     pub host: IpAddr,
+    /// What its healthy volumes can hold in all, used or free, in blocks.
+    pub capacity_blocks: u32,
     /// What fits on it.
     pub room: Room,
     /// What it is open to.
@@ -159,20 +212,44 @@ pub enum Area<'a> {
     Outside(&'a [RackId]),
 }
 
-/// All servers, with indexes of those that can take a replica now.
+/// All servers and tenants, with indexes of the servers that can take a replica now.
 #[derive(Debug, Default)]
 pub struct View {
     slots: FxHashMap<NodeId, u32>,
     servers: Vec<ServerView>,
+    /// The position of each server in its place.
+    positions: Vec<u32>,
     racks: FxHashMap<Box<str>, RackId>,
-    tenants: FxHashMap<(Box<str>, Box<str>), TenantId>,
+    environments: FxHashMap<Box<str>, EnvironmentId>,
+    functions: FxHashMap<Box<str>, FunctionId>,
+    tenants: Vec<TenantView>,
+    tenant_ids: FxHashMap<TenantKey, TenantId>,
+    populated_tenants: u32,
+    /// Tenants that are reimaged together, the lower number first.
+    together: FxHashSet<(TenantId, TenantId)>,
+    /// Reimages per server and month, as the grid was built with.
+    mean_reimages: f64,
+    /// Tenants from the best to the worst, as `greedy` sees them.
+    best_first: Vec<TenantId>,
+    /// The servers of each place. One that moved stays in its former place, too, with weight 0,
+    /// until the grid is rebuilt.
+    places: [Vec<u32>; PLACES],
     hosts: FxHashMap<IpAddr, SmallVec<[u32; 2]>>,
     /// One per lane and class (the last one: any class): servers open to the lane with room.
-    indexes: [RackIndex; Lane::ALL.len() * (CLASSES.len() + 1)],
+    indexes: [Index; Lane::ALL.len() * (CLASSES.len() + 1)],
 }
 
 fn index_number(lane: Lane, class: Option<StorageClass>) -> usize {
     lane as usize * (CLASSES.len() + 1) + class.map_or(CLASSES.len(), class_number)
+}
+
+fn number_of<Id: Copy>(map: &mut FxHashMap<Box<str>, Id>, name: &str, id: fn(u32) -> Id) -> Id {
+    if let Some(&known) = map.get(name) {
+        return known;
+    }
+    let next = id(map.len() as u32);
+    map.insert(name.into(), next);
+    next
 }
 
 impl View {
@@ -182,23 +259,18 @@ impl View {
         Self::default()
     }
 
-    /// Adds a server without room and open to nothing, or takes note that a known one moved.
+    /// Adds a server without room and open to nothing, or takes note that a known one moved. A
+    /// tenant that is new is outside the grid until [`View::rebuild_grid`].
     pub fn insert(&mut self, node: NodeId, location: &Location<'_>) {
-        let next_rack = RackId(self.racks.len() as u32);
-        let rack = *self.racks.entry(location.rack.into()).or_insert(next_rack);
-        let next_tenant = TenantId(self.tenants.len() as u32);
-        let tenant = *self
-            .tenants
-            .entry((
-                location.environment.into(),
-                location.machine_function.into(),
-            ))
-            .or_insert(next_tenant);
+        let tenant = self.tenant_for(location.environment, location.machine_function);
         let server = ServerView {
             node,
-            rack,
+            rack: number_of(&mut self.racks, location.rack, RackId),
             tenant,
+            environment: self.tenants[tenant.number()].environment,
+            function: self.tenants[tenant.number()].function,
             host: location.host,
+            capacity_blocks: 0,
             room: Room::default(),
             lanes: Lanes::NONE,
         };
@@ -208,15 +280,44 @@ impl View {
             if let Some(slots) = self.hosts.get_mut(&before.host) {
                 slots.retain(|other| *other != slot);
             }
-            self.servers[slot as usize] = server;
+            self.servers[slot as usize] = ServerView {
+                capacity_blocks: before.capacity_blocks,
+                ..server
+            };
             self.hosts.entry(location.host).or_default().push(slot);
+            if before.tenant != tenant {
+                let servers = &mut self.tenants[before.tenant.number()].servers;
+                *servers = servers.saturating_sub(1);
+                self.populate(tenant);
+                self.positions[slot as usize] = self.join(slot);
+            }
             self.update(slot, before.room, before.lanes);
         } else {
             let slot = self.servers.len() as u32;
             self.slots.insert(node, slot);
             self.servers.push(server);
+            self.populate(tenant);
+            let position = self.join(slot);
+            self.positions.push(position);
             self.hosts.entry(location.host).or_default().push(slot);
         }
+    }
+
+    fn populate(&mut self, tenant: TenantId) {
+        let servers = &mut self.tenants[tenant.number()].servers;
+        self.populated_tenants += u32::from(*servers == 0);
+        *servers += 1;
+    }
+
+    /// Gives a server a position in the place of its tenant.
+    fn join(&mut self, slot: u32) -> u32 {
+        let place = self.tenants[self.servers[slot as usize].tenant.number()].place;
+        let members = &mut self.places[usize::from(place)];
+        members.push(slot);
+        for index in &mut self.indexes {
+            index.push(place);
+        }
+        members.len() as u32 - 1
     }
 
     /// Notes what fits on a server. Unknown servers are ignored.
@@ -233,22 +334,51 @@ impl View {
         }
     }
 
+    /// Notes what a server's healthy volumes can hold in all, used or free, in blocks. Matters
+    /// when the grid is rebuilt. Unknown servers are ignored.
+    pub fn set_capacity(&mut self, node: NodeId, blocks: u32) {
+        if let Some(&slot) = self.slots.get(&node) {
+            self.servers[slot as usize].capacity_blocks = blocks;
+        }
+    }
+
+    /// [`View::set_capacity`], [`View::set_room`] and [`View::set_lanes`] at once.
+    pub fn set_server(&mut self, node: NodeId, capacity_blocks: u32, room: Room, lanes: Lanes) {
+        if let Some(&slot) = self.slots.get(&node) {
+            self.servers[slot as usize].capacity_blocks = capacity_blocks;
+            self.update(slot, room, lanes);
+        }
+    }
+
     fn update(&mut self, slot: u32, room: Room, lanes: Lanes) {
         let server = &mut self.servers[slot as usize];
-        if (server.room, server.lanes) == (room, lanes) {
-            return;
-        }
+        // Most changes of a server's room change nothing in the indexes.
+        let same = server.lanes == lanes && server.room.coarse() == room.coarse();
         server.room = room;
         server.lanes = lanes;
-        let rack = server.rack.0;
+        if !same {
+            self.refresh(slot);
+        }
+    }
+
+    /// Brings the indexes in line with a server.
+    fn refresh(&mut self, slot: u32) {
+        let server = &self.servers[slot as usize];
+        let tenant = &self.tenants[server.tenant.number()];
+        let entry = Entry {
+            slot,
+            rack: server.rack.0,
+            tenant: server.tenant.0,
+            place: tenant.place,
+            position: self.positions[slot as usize],
+            factor: tenant.factor,
+            calm: tenant.calm > 0,
+        };
         for lane in Lane::ALL {
+            let open = server.lanes.contains(lane);
             for class in CLASSES.into_iter().map(Some).chain([None]) {
-                let index = &mut self.indexes[index_number(lane, class)];
-                if lanes.contains(lane) && room.blocks(class) > 0 {
-                    index.insert(slot, rack);
-                } else {
-                    index.remove(slot, rack);
-                }
+                let blocks = if open { server.room.blocks(class) } else { 0 };
+                self.indexes[index_number(lane, class)].set(&entry, blocks);
             }
         }
     }
@@ -259,7 +389,13 @@ impl View {
         Some(&self.servers[*self.slots.get(&node)? as usize])
     }
 
-    /// All servers.
+    /// One server by its index in [`View::servers`].
+    #[must_use]
+    pub fn server_at(&self, index: usize) -> Option<&ServerView> {
+        self.servers.get(index)
+    }
+
+    /// All servers, in the order in which they were inserted.
     #[must_use]
     pub fn servers(&self) -> &[ServerView] {
         &self.servers
@@ -272,10 +408,16 @@ impl View {
         Some(self.servers[slot as usize].rack)
     }
 
+    /// Whether a server is open to a lane and has room for a block on a volume of the class.
+    #[must_use]
+    pub fn is_open(&self, server: &ServerView, lane: Lane, class: Option<StorageClass>) -> bool {
+        server.lanes.contains(lane) && server.room.blocks(class) > 0
+    }
+
     /// How many servers are open to a lane and have room for a block on a volume of the class.
     #[must_use]
     pub fn open_servers(&self, lane: Lane, class: Option<StorageClass>) -> u32 {
-        self.indexes[index_number(lane, class)].len()
+        self.indexes[index_number(lane, class)].racks.len()
     }
 
     /// Draws a server that is open to the lane, has room for a block on a volume of the class, and
@@ -291,10 +433,10 @@ impl View {
         rng: &mut dyn Rng,
         accept: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
-        let index = &self.indexes[index_number(lane, class)];
+        let index = &self.indexes[index_number(lane, class)].racks;
         let accept = |slot: &u32| accept(self.servers[*slot as usize].node);
         let slot = match area {
-            Area::Inside(rack) => draw_from(index.in_rack(rack.0), rng, accept),
+            Area::Inside(rack) => draw_from(index.in_group(rack.0), rng, accept),
             Area::Anywhere => draw_outside(index, &[], rng, accept),
             Area::Outside(racks) => {
                 let mut numbers: SmallVec<[u32; 8]> = racks.iter().map(|rack| rack.0).collect();
@@ -316,7 +458,7 @@ impl View {
         rng: &mut dyn Rng,
         accept: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
-        let index = &self.indexes[index_number(lane, class)];
+        let index = &self.indexes[index_number(lane, class)].racks;
         let slots = self.hosts.get(&host)?;
         let slot = draw_from(slots, rng, |slot| {
             index.contains(*slot) && accept(self.servers[*slot as usize].node)
@@ -326,7 +468,7 @@ impl View {
 }
 
 fn draw_outside(
-    index: &RackIndex,
+    index: &Groups,
     outside: &[u32],
     rng: &mut dyn Rng,
     accept: impl Fn(&u32) -> bool,
@@ -341,7 +483,11 @@ fn draw_outside(
     pick(&accepted, rng)
 }
 
-fn draw_from(slots: &[u32], rng: &mut dyn Rng, accept: impl Fn(&u32) -> bool) -> Option<u32> {
+pub(crate) fn draw_from(
+    slots: &[u32],
+    rng: &mut dyn Rng,
+    accept: impl Fn(&u32) -> bool,
+) -> Option<u32> {
     for _ in 0..DRAWS_MAX {
         let slot = pick(slots, rng)?;
         if accept(&slot) {

@@ -1,0 +1,85 @@
+//! What the harness asks the namenode.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
+
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport},
+    identity::{Identity, Peer, Role},
+    meta::Notice,
+    rpc::{Reply, Request, Response},
+    transport::{Endpoint, RpcClient, TransportOptions},
+};
+use tokio::sync::mpsc;
+
+use super::LiveError;
+
+/// The name in the namenode's certificate.
+pub(crate) const NAMENODE_NAME: &str = "namenode";
+const DIAL_DEADLINE: Duration = Duration::from_secs(3);
+const STATUS_DEADLINE: Duration = Duration::from_secs(3);
+const FSCK_DEADLINE: Duration = Duration::from_secs(60);
+
+/// An operator; connects again whenever needed.
+pub(crate) struct Admin {
+    endpoint: Endpoint,
+    namenode: SocketAddr,
+    rpc: Option<RpcClient<Request, Response, Notice>>,
+}
+
+impl Admin {
+    /// With the certificate that `init cluster` made below `data`.
+    pub fn new(data: &Path, namenode: SocketAddr) -> Result<Self, LiveError> {
+        let fail = |error: &dyn std::fmt::Display| LiveError::Cluster(error.to_string());
+        let identity = Identity::load(&data.join("admin/identity")).map_err(|e| fail(&e))?;
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let endpoint = Endpoint::bind(any, &identity, TransportOptions::default());
+        Ok(Self {
+            endpoint: endpoint.map_err(|e| fail(&e))?,
+            namenode,
+            rpc: None,
+        })
+    }
+
+    /// The cluster at a glance; none while the namenode does not answer.
+    pub async fn status(&mut self) -> Option<ClusterStatus> {
+        match self.ask(AdminRequest::Status, STATUS_DEADLINE).await? {
+            AdminReply::Status(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The check of everything; none while the namenode does not answer.
+    pub async fn fsck(&mut self) -> Option<FsckReport> {
+        match self.ask(AdminRequest::Fsck, FSCK_DEADLINE).await? {
+            AdminReply::Fsck(report) => Some(report),
+            _ => None,
+        }
+    }
+
+    async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {
+        if self.rpc.is_none() {
+            let namenode = Peer::new(Role::Namenode, NAMENODE_NAME).ok()?;
+            let connection = self
+                .endpoint
+                .connect(self.namenode, &namenode, DIAL_DEADLINE)
+                .await
+                .ok()?;
+            // Notices are for clients that cache; an operator gets none.
+            let (notices, _) = mpsc::channel(1);
+            self.rpc = RpcClient::start(connection, notices).await.ok();
+        }
+        let rpc = self.rpc.as_ref()?;
+        match rpc.call(&Request::Admin(request), deadline).await {
+            Ok(Ok(Reply::Admin(reply))) => Some(reply),
+            Ok(_) => None,
+            Err(_) => {
+                self.rpc = None;
+                None
+            }
+        }
+    }
+}

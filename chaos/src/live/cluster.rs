@@ -1,0 +1,405 @@
+//! A cluster of processes in one directory.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    net::{SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use super::{
+    LiveError,
+    ledger::{self, Contents},
+    network::{self, Home, Network},
+    plan::{Part, Plan},
+    primary::Loads,
+    process::Process,
+    scenario::{Kind, Scenario, Variant},
+};
+
+/// What is wrong with a server just now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Its process does not run.
+    pub down: bool,
+    /// Its process is stopped.
+    pub hung: bool,
+    /// Its primary is made busy.
+    pub busy: bool,
+    /// It is cut off.
+    pub cut: bool,
+    /// Its disk is full.
+    pub full: bool,
+}
+
+/// The processes and their directory.
+pub(crate) struct Cluster<'a> {
+    scenario: &'a Scenario,
+    variant: &'a Variant,
+    binary: &'a Path,
+    data: PathBuf,
+    /// Where the namenode listens.
+    pub namenode: SocketAddr,
+    network: Option<&'a Network>,
+    parts: BTreeMap<Part, Process>,
+    /// Disks of memory.
+    mounted: Vec<PathBuf>,
+    /// Of each server.
+    pub conditions: Vec<Condition>,
+    /// When the primaries began, in milliseconds since 1970; none when nobody looks at them.
+    primaries_began: Option<u64>,
+}
+
+const FILLER: &str = "of-the-owner";
+const START_DEADLINE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(20);
+
+impl<'a> Cluster<'a> {
+    /// Makes certificates, configuration and disks below `data`. Starts nothing.
+    pub fn make(
+        scenario: &'a Scenario,
+        variant: &'a Variant,
+        binary: &'a Path,
+        data: &Path,
+        network: Option<&'a Network>,
+        plan: &Plan,
+    ) -> Result<Self, LiveError> {
+        let namenode = match network {
+            Some(_) => SocketAddr::from((network::address(0), 9_310)),
+            None => UdpSocket::bind("127.0.0.1:0")
+                .and_then(|socket| socket.local_addr())
+                .map_err(LiveError::io("find a free port"))?,
+        };
+        let mut cluster = Self {
+            scenario,
+            variant,
+            binary,
+            data: data.to_owned(),
+            namenode,
+            network,
+            parts: BTreeMap::new(),
+            mounted: Vec::new(),
+            conditions: vec![Condition::default(); scenario.cluster.servers.len()],
+            primaries_began: None,
+        };
+        let spec = &scenario.cluster;
+        let listen = namenode.to_string();
+        let replication = spec.replication.to_string();
+        let block_size = format!("{}MiB", spec.block_mib);
+        cluster.run(&[
+            "init",
+            "cluster",
+            "--listen",
+            &listen,
+            "--replication",
+            &replication,
+            "--block-size",
+            &block_size,
+        ])?;
+        cluster.allow_repairs(spec.repairs_per_hour)?;
+        for (number, server) in spec.servers.iter().enumerate() {
+            let address = match network {
+                Some(_) => SocketAddr::from((network::address(number + 1), 9_311)),
+                None => SocketAddr::from(([127, 0, 0, 1], 0)),
+            };
+            cluster.run(&[
+                "init",
+                "datanode",
+                &server.name,
+                "--out",
+                &data.join(&server.name).to_string_lossy(),
+                "--namenode",
+                &listen,
+                "--listen",
+                &address.to_string(),
+                "--rack",
+                &server.rack,
+                "--environment",
+                &server.environment,
+                "--machine-function",
+                &server.machine_function,
+                "--primary-source",
+                "none",
+                "--priority",
+                "normal",
+                "--volume",
+                &format!("volume={}MiB", spec.quota_mib),
+            ])?;
+            let fills = |event: &super::plan::Event| {
+                event.kind == Kind::FullDisk && event.part == Part::Server(number)
+            };
+            if plan.events.iter().any(fills) {
+                let volume = cluster.volume(number);
+                fs::create_dir_all(&volume)
+                    .map_err(LiveError::io(format!("make {}", volume.display())))?;
+                network::mount_disk(&volume, spec.quota_mib)?;
+                cluster.mounted.push(volume);
+            }
+        }
+        Ok(cluster)
+    }
+
+    /// Runs a command of the binary against this cluster.
+    pub fn run(&self, arguments: &[&str]) -> Result<String, LiveError> {
+        let what = arguments.join(" ");
+        let output = Command::new(self.binary)
+            .args(arguments)
+            .env("HARVESTFS_DATA", &self.data)
+            .output()
+            .map_err(LiveError::io(format!("run {}", self.binary.display())))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(LiveError::Cluster(format!("{what}: {}", said.trim())))
+    }
+
+    /// A path below the cluster's directory.
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.data.join(below)
+    }
+
+    /// The directory of a server's disk.
+    pub fn volume(&self, server: usize) -> PathBuf {
+        self.data
+            .join(&self.scenario.cluster.servers[server].name)
+            .join("volume")
+    }
+
+    /// With the usual budgets a run of minutes would see no repair end.
+    fn allow_repairs(&self, per_hour: u32) -> Result<(), LiveError> {
+        let path = self.path("namenode/namenode.toml");
+        let wrong = |error: &dyn std::fmt::Display| {
+            LiveError::Cluster(format!("{}: {error}", path.display()))
+        };
+        let text = fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+        let mut config: toml::Table = text.parse().map_err(|error| wrong(&error))?;
+        let mut repair = toml::Table::new();
+        for key in [
+            "per_hour",
+            "urgent_per_hour",
+            "moves_per_hour",
+            "per_volume_per_hour",
+        ] {
+            repair.insert(key.into(), toml::Value::Integer(per_hour.into()));
+        }
+        repair.insert("at_once".into(), toml::Value::Integer(4));
+        config.insert("repair".into(), toml::Value::Table(repair));
+        fs::write(&path, config.to_string()).map_err(|error| wrong(&error))
+    }
+
+    /// Lays out what the primaries do; datanodes that are started from now on watch them.
+    pub fn begin_primaries(&mut self, loads: &Loads, plan: &Plan) -> Result<(), LiveError> {
+        if !self.variant.denial || !(loads.any() || plan.has(Kind::Busy)) {
+            return Ok(());
+        }
+        let path = self.path("primaries.csv");
+        fs::write(&path, loads.trace(self.scenario, plan))
+            .map_err(LiveError::io(format!("write {}", path.display())))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default().as_millis();
+        self.primaries_began = Some(u64::try_from(now).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    /// Starts a part; it is not ready yet.
+    pub fn start(&mut self, part: Part) -> Result<(), LiveError> {
+        let (name, arguments, home) = match part {
+            Part::Namenode => {
+                let arguments: Vec<OsString> = vec![
+                    "namenode".into(),
+                    "--policy".into(),
+                    self.variant.policy.to_string().into(),
+                    "--config".into(),
+                    self.path("namenode/namenode.toml").into(),
+                ];
+                ("namenode", arguments, Home::Here)
+            }
+            Part::Server(number) => {
+                let name = self.scenario.cluster.servers[number].name.as_str();
+                let mut arguments: Vec<OsString> = vec![
+                    "datanode".into(),
+                    "--config".into(),
+                    self.path(name).join("datanode.toml").into(),
+                ];
+                if let Some(began) = self.primaries_began {
+                    arguments.extend([
+                        "--primary-trace".into(),
+                        self.path("primaries.csv").into(),
+                        "--primary-series".into(),
+                        name.into(),
+                        "--trace-speed".into(),
+                        "1".into(),
+                        "--trace-began".into(),
+                        began.to_string().into(),
+                    ]);
+                }
+                self.conditions[number].down = false;
+                self.conditions[number].hung = false;
+                let home = self.network.map_or(Home::Here, |it| it.home(number));
+                (name, arguments, home)
+            }
+        };
+        let log = self.path(&format!("{name}.log"));
+        let process = Process::start(self.binary, &arguments, &log, &home)
+            .map_err(LiveError::io(format!("start {name}")))?;
+        self.parts.insert(part, process);
+        Ok(())
+    }
+
+    /// Starts everything and waits until it is ready.
+    pub async fn start_all(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+        self.start(Part::Namenode)?;
+        self.wait_ready(go_on).await?;
+        for server in 0..self.scenario.cluster.servers.len() {
+            self.start(Part::Server(server))?;
+        }
+        self.wait_ready(go_on).await
+    }
+
+    /// Waits until all that was started is ready.
+    pub async fn wait_ready(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+        let end = tokio::time::Instant::now() + START_DEADLINE;
+        loop {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            if let Some(ended) = self.ended_by_itself() {
+                return Err(LiveError::Cluster(ended));
+            }
+            if self.parts.values().all(Process::is_ready) {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() > end {
+                let seconds = START_DEADLINE.as_secs();
+                let message = format!("the cluster was not ready within {seconds} s");
+                return Err(LiveError::Cluster(message));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// A part that was not told to end, and how it ended. It is forgotten then.
+    pub fn ended_by_itself(&mut self) -> Option<String> {
+        let parts = self.parts.iter_mut();
+        let (part, status) = parts
+            .filter_map(|(part, process)| Some((*part, process.ended()?)))
+            .next()?;
+        self.parts.remove(&part);
+        let name = self.name(part);
+        if let Part::Server(server) = part {
+            self.conditions[server].down = true;
+        }
+        let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+        let last = log.lines().next_back().unwrap_or("it logged nothing");
+        Some(format!("{name} ended by itself ({status}): {last}"))
+    }
+
+    /// The name of a part.
+    pub fn name(&self, part: Part) -> String {
+        match part {
+            Part::Namenode => "namenode".into(),
+            Part::Server(server) => self.scenario.cluster.servers[server].name.clone(),
+        }
+    }
+
+    /// Whether it runs.
+    pub fn runs(&self, part: Part) -> bool {
+        self.parts.contains_key(&part)
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, part: Part) {
+        self.parts.remove(&part);
+        if let Part::Server(server) = part {
+            self.conditions[server].down = true;
+            self.conditions[server].hung = false;
+        }
+    }
+
+    /// SIGSTOP, or SIGCONT.
+    pub fn set_hung(&mut self, part: Part, hung: bool) {
+        if let Some(process) = self.parts.get(&part) {
+            if hung {
+                process.pause();
+            } else {
+                process.resume();
+            }
+            if let Part::Server(server) = part {
+                self.conditions[server].hung = hung;
+            }
+        }
+    }
+
+    /// Cuts a server off, or ends that.
+    pub fn set_cut(&mut self, server: usize, cut: bool) {
+        if let Some(network) = self.network {
+            network.set_cut(server, cut);
+            self.conditions[server].cut = cut;
+        }
+    }
+
+    /// What is on a disk.
+    pub fn contents(&self, server: usize) -> Result<Contents, LiveError> {
+        let volume = self.volume(server);
+        ledger::scan(&volume).map_err(LiveError::io(format!("look at {}", volume.display())))
+    }
+
+    /// Empties a disk. The datanode must not run.
+    pub fn wipe(&self, server: usize) -> Result<(), LiveError> {
+        let volume = self.volume(server);
+        let empty = || -> std::io::Result<()> {
+            let entries = match fs::read_dir(&volume) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                entries => entries?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                // What fills the disk is the owner's.
+                if entry.file_name() == FILLER {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(entry.path())?;
+                } else {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+            Ok(())
+        };
+        empty().map_err(LiveError::io(format!("empty {}", volume.display())))
+    }
+
+    /// Fills a disk, or frees it again.
+    pub fn set_full(&mut self, server: usize, full: bool) -> Result<(), LiveError> {
+        let path = self.volume(server).join(FILLER);
+        if full {
+            let file = fs::File::create(&path);
+            let mut file = file.map_err(LiveError::io(format!("make {}", path.display())))?;
+            let piece = vec![0; 1 << 16];
+            // Until nothing is left.
+            while std::io::Write::write_all(&mut file, &piece).is_ok() {}
+        } else if path.exists() {
+            fs::remove_file(&path).map_err(LiveError::io(format!("remove {}", path.display())))?;
+        }
+        self.conditions[server].full = full;
+        Ok(())
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        // What runs there keeps a disk in use.
+        self.parts.clear();
+        for disk in &self.mounted {
+            let flags = rustix::mount::UnmountFlags::DETACH;
+            if let Err(error) = rustix::mount::unmount(disk, flags) {
+                // It goes with the mount table of this process.
+                eprintln!("harvestfs: cannot unmount {}: {error}", disk.display());
+            }
+        }
+    }
+}

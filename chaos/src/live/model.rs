@@ -1,0 +1,125 @@
+//! What a client was promised: the names and bytes that were acknowledged.
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+/// The content of a file, made from a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    /// Decides the bytes.
+    pub seed: u64,
+    /// How many, in bytes.
+    pub len: usize,
+}
+
+impl Content {
+    /// The bytes.
+    pub fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        SmallRng::seed_from_u64(self.seed).fill(&mut bytes[..]);
+        bytes
+    }
+}
+
+/// A name whose last change was acknowledged, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    /// It holds this.
+    Holds(Content),
+    /// An unlink was not answered: it holds this, or is gone.
+    HoldsOrGone(Content),
+    /// A write was not answered: nothing is promised.
+    Anything,
+}
+
+/// A content and the two names, of which one holds it.
+pub(crate) type Either = (String, String, Content);
+
+/// All names of one client's directory.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    names: BTreeMap<String, Promise>,
+    /// Renames that were not answered: exactly one of the two names holds the content.
+    either: Vec<Either>,
+}
+
+impl Model {
+    /// A write was acknowledged, or not.
+    pub fn wrote(&mut self, name: &str, content: Content, acknowledged: bool) {
+        let promise = if acknowledged {
+            Promise::Holds(content)
+        } else {
+            Promise::Anything
+        };
+        self.names.insert(name.to_owned(), promise);
+    }
+
+    /// An unlink of what [`Model::files`] lists was acknowledged, or not.
+    pub fn unlinked(&mut self, name: &str, acknowledged: bool) {
+        if acknowledged {
+            self.names.remove(name);
+        } else if let Some(Promise::Holds(content)) = self.names.get(name).copied() {
+            self.names
+                .insert(name.to_owned(), Promise::HoldsOrGone(content));
+        }
+    }
+
+    /// A rename, of what [`Model::files`] lists to a name not used before, was acknowledged, or not.
+    pub fn renamed(&mut self, from: &str, to: &str, acknowledged: bool) {
+        if let Some(Promise::Holds(content)) = self.names.remove(from) {
+            if acknowledged {
+                self.names.insert(to.to_owned(), Promise::Holds(content));
+            } else {
+                self.either.push((from.to_owned(), to.to_owned(), content));
+            }
+        }
+    }
+
+    /// The names that are known to hold something.
+    pub fn files(&self) -> Vec<(String, Content)> {
+        let holds = |(name, promise): (&String, &Promise)| match promise {
+            Promise::Holds(content) => Some((name.clone(), *content)),
+            _ => None,
+        };
+        self.names.iter().filter_map(holds).collect()
+    }
+
+    /// Names, and contents that must be under one of two names.
+    pub fn promises(&self) -> (&BTreeMap<String, Promise>, &[Either]) {
+        (&self.names, &self.either)
+    }
+
+    /// Whether this name may be there.
+    pub fn may_exist(&self, name: &str) -> bool {
+        let either = self.either.iter();
+        self.names.contains_key(name) || either.clone().any(|(a, b, _)| a == name || b == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_acknowledged_is_promised() {
+        let content = Content { seed: 1, len: 10 };
+        assert_eq!(content.bytes(), content.bytes());
+        assert_ne!(content.bytes(), Content { seed: 2, len: 10 }.bytes());
+        let mut model = Model::default();
+        model.wrote("a", content, true);
+        model.wrote("b", content, false);
+        assert_eq!(model.files(), [("a".to_owned(), content)]);
+        model.renamed("a", "c", true);
+        assert!(!model.may_exist("a") && model.may_exist("b"));
+        model.renamed("c", "d", false);
+        assert!(model.may_exist("c") && model.may_exist("d") && model.files().is_empty());
+        assert_eq!(model.promises().1.len(), 1);
+        model.wrote("e", content, true);
+        model.unlinked("e", false);
+        assert_eq!(model.promises().0["e"], Promise::HoldsOrGone(content));
+        model.wrote("f", content, true);
+        model.unlinked("f", true);
+        assert!(!model.may_exist("f"));
+    }
+}

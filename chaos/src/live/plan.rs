@@ -1,0 +1,213 @@
+//! What happens when: a pure function of the scenario and the seed.
+
+use std::fmt;
+
+use rand::RngExt;
+
+use super::scenario::{Fault, Kind, Scenario, Targets};
+use crate::random;
+
+/// A part of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The namenode.
+    Namenode,
+    /// A server, by its number from 0.
+    Server(usize),
+}
+
+/// One thing that begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When, in milliseconds from the start.
+    pub at_ms: u64,
+    /// What.
+    pub kind: Kind,
+    /// Whether it begins or ends.
+    pub begins: bool,
+    /// To whom.
+    pub part: Part,
+    /// Blocks that rot.
+    pub blocks: usize,
+    /// Decides what is left to chance, such as which bits flip.
+    pub seed: u64,
+}
+
+/// All events of a run in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The seed that decided it.
+    pub seed: u64,
+    /// The events, ordered by time.
+    pub events: Vec<Event>,
+}
+
+impl Plan {
+    /// The plan of a scenario.
+    #[must_use]
+    pub fn new(scenario: &Scenario, seed: u64) -> Self {
+        let mut events = Vec::new();
+        let count = scenario.cluster.servers.len();
+        for (number, fault) in scenario.faults.iter().enumerate() {
+            // A fault more in the scenario must not change what the others do.
+            let mut rng = random::stream(seed, &format!("fault {number}"));
+            for repetition in 0..fault.repeat {
+                let mut at_ms = fault.at_ms + u64::from(repetition) * fault.every_ms;
+                if fault.jitter_ms > 0 {
+                    at_ms += rng.random_range(0..=fault.jitter_ms);
+                }
+                let parts: Vec<Part> = match &fault.targets {
+                    Targets::Namenode => vec![Part::Namenode],
+                    Targets::Servers(servers) => {
+                        servers.iter().copied().map(Part::Server).collect()
+                    }
+                    Targets::Random(wanted) => {
+                        let all: Vec<usize> = (0..count).collect();
+                        let chosen = random::sample(&mut rng, &all, *wanted);
+                        chosen.into_iter().map(Part::Server).collect()
+                    }
+                };
+                for part in parts {
+                    push(&mut events, fault, part, at_ms, rng.random());
+                    at_ms += fault.rolling_ms;
+                }
+            }
+        }
+        // Stable: of what happens at the same time, the order of the scenario counts.
+        events.sort_by_key(|event| event.at_ms);
+        // Whatever lasts longer is ended by the healing.
+        events.retain(|event| event.begins || event.at_ms < scenario.duration_ms);
+        Self { seed, events }
+    }
+
+    /// Whether something of this kind happens.
+    #[must_use]
+    pub fn has(&self, kind: Kind) -> bool {
+        self.events.iter().any(|event| event.kind == kind)
+    }
+
+    /// From when to when (milliseconds) a server's primary is made busy.
+    #[must_use]
+    pub fn busy_windows(&self, server: usize, duration_ms: u64) -> Vec<(u64, u64)> {
+        let mut windows: Vec<(u64, u64)> = Vec::new();
+        let mut open: Vec<u64> = Vec::new();
+        for event in &self.events {
+            if event.kind == Kind::Busy && event.part == Part::Server(server) {
+                if event.begins {
+                    open.push(event.at_ms);
+                } else if !open.is_empty() {
+                    windows.push((open.remove(0), event.at_ms));
+                }
+            }
+        }
+        windows.extend(open.into_iter().map(|from| (from, duration_ms)));
+        windows
+    }
+
+    /// One line for each event.
+    #[must_use]
+    pub fn describe(&self, scenario: &Scenario) -> String {
+        let mut text = String::new();
+        for event in &self.events {
+            let seconds = event.at_ms as f64 / 1e3;
+            text += &format!("{seconds:>8.1} s  {}\n", event.describe(scenario));
+        }
+        text
+    }
+}
+
+impl Event {
+    /// What happens to whom.
+    #[must_use]
+    pub fn describe(&self, scenario: &Scenario) -> String {
+        let what = match (self.kind, self.begins) {
+            (kind, true) => kind.name().to_owned(),
+            (Kind::Reimage | Kind::Kill, false) => "start".into(),
+            (kind, false) => format!("end of {}", kind.name()),
+        };
+        match self.part {
+            Part::Namenode => format!("{what:<20} namenode"),
+            Part::Server(server) => {
+                let server = &scenario.cluster.servers[server];
+                format!(
+                    "{what:<20} {} ({}/{})",
+                    server.name, server.environment, server.machine_function
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+fn push(events: &mut Vec<Event>, fault: &Fault, part: Part, at_ms: u64, seed: u64) {
+    let event = Event {
+        at_ms,
+        kind: fault.kind,
+        begins: true,
+        part,
+        blocks: fault.blocks,
+        seed,
+    };
+    events.push(event);
+    if fault.kind != Kind::BitRot {
+        events.push(Event {
+            at_ms: at_ms + fault.for_ms,
+            begins: false,
+            ..event
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn scenario() -> Scenario {
+        let text = "name = \"t\"\nduration_s = 60\n[cluster]\nservers = 9\n\
+                    [[fault]]\nkind = \"reimage\"\nat_s = 1\njitter_s = 9\nrandom = 3\n\
+                    rolling_s = 5\nfor_s = 2\n\
+                    [[fault]]\nkind = \"busy\"\nat_s = 20\nfor_s = 10\nservers = [\"datanode-4\"]\n\
+                    [[fault]]\nkind = \"kill\"\nat_s = 50\nfor_s = 60\npart = \"namenode\"\n";
+        Scenario::parse(Path::new("s.toml"), text).unwrap()
+    }
+
+    #[test]
+    fn the_seed_decides_everything() {
+        let scenario = scenario();
+        assert_eq!(Plan::new(&scenario, 7), Plan::new(&scenario, 7));
+        let others = (0..20).filter(|&seed| {
+            let (a, b) = (Plan::new(&scenario, seed), Plan::new(&scenario, seed + 1));
+            a.events != b.events
+        });
+        assert_eq!(others.count(), 20);
+    }
+
+    #[test]
+    fn events_are_ordered_and_what_outlasts_the_run_is_left_to_the_healing() {
+        let plan = Plan::new(&scenario(), 3);
+        assert!(plan.events.is_sorted_by_key(|event| event.at_ms));
+        let kills: Vec<bool> = plan
+            .events
+            .iter()
+            .filter(|event| event.kind == Kind::Kill)
+            .map(|event| event.begins)
+            .collect();
+        assert_eq!(kills, [true]);
+        assert_eq!(plan.busy_windows(3, 60_000), [(20_000, 30_000)]);
+        assert_eq!(plan.busy_windows(0, 60_000), []);
+        let reimages: Vec<&Event> = plan
+            .events
+            .iter()
+            .filter(|event| event.kind == Kind::Reimage && event.begins)
+            .collect();
+        assert_eq!(reimages.len(), 3);
+        assert_eq!(reimages[1].at_ms - reimages[0].at_ms, 5_000);
+    }
+}

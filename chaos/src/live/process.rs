@@ -1,0 +1,97 @@
+//! One process of the cluster.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::network::Home;
+
+/// A running part. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    ready: Arc<AtomicBool>,
+}
+
+impl Process {
+    /// Starts `binary` with arguments at `home`; returns before it is ready. It ends with this
+    /// process, whatever becomes of that: the kernel sees to it.
+    pub fn start(
+        binary: &Path,
+        arguments: &[std::ffi::OsString],
+        log: &Path,
+        home: &Home,
+    ) -> io::Result<Self> {
+        let log = File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new(binary);
+        command
+            .arg("--supervised-by")
+            .arg(std::process::id().to_string())
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        // Ctrl-C is for the harness alone. And a group of its own is orphaned when the harness is
+        // killed: the kernel then continues it if it is stopped, so that it can end.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = home.spawn(command)?;
+        let ready = Arc::new(AtomicBool::new(false));
+        if let Some(stdout) = child.stdout.take() {
+            let ready = Arc::clone(&ready);
+            // Ends with the process, whose pipe it reads.
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if line.starts_with("ready") {
+                        ready.store(true, Ordering::Release);
+                    }
+                }
+            });
+        }
+        Ok(Self { child, ready })
+    }
+
+    /// Whether it said that it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// SIGSTOP.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SIGKILL also ends what is stopped. It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

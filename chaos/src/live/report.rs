@@ -1,0 +1,333 @@
+//! What came of a scenario: a table, JSON and one HTML page that needs nothing else.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::{ledger::Change, verify::Comparison, workload::Accesses};
+use crate::report::{Axis, Lines, Series, Table};
+
+/// All runs of a scenario.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Name of the scenario.
+    pub scenario: String,
+    /// The seed that decided everything.
+    pub seed: u64,
+    /// Number of servers.
+    pub servers: usize,
+    /// Replicas of each block.
+    pub replication: u8,
+    /// How long clients worked and faults happened, in milliseconds.
+    pub duration_ms: u64,
+    /// What was to happen, a line for each event.
+    pub plan: Vec<String>,
+    /// The runs.
+    pub runs: Vec<RunReport>,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunReport {
+    /// Its name.
+    pub variant: String,
+    /// Which servers replicas went to.
+    pub policy: String,
+    /// Whether busy servers denied accesses.
+    pub denial: bool,
+    /// Whether everything acknowledged was there, and the cluster whole, in time.
+    pub passed: bool,
+    /// Blocks at the end.
+    pub blocks: usize,
+    /// Blocks in use of which `fsck` found no replica at the end.
+    pub lost_blocks: u64,
+    /// Which replica of each lost block went when.
+    pub lost: Vec<Lost>,
+    /// Blocks times seconds during which all servers with a replica were down, hung, busy or cut
+    /// off.
+    pub unavailable_block_s: f64,
+    /// Repairs that the namenode counted.
+    pub repairs: u64,
+    /// Replicas that were seen to come later than the first ones of their block.
+    pub repaired_replicas_seen: u64,
+    /// Bytes of these.
+    pub repaired_bytes: u64,
+    /// From the end of all faults until `fsck` found nothing; none if it never did.
+    pub time_to_whole_ms: Option<u64>,
+    /// What clients saw.
+    pub accesses: Accesses,
+    /// Every acknowledged byte and name, against the model.
+    pub comparison: Comparison,
+    /// What happened when.
+    pub events: Vec<String>,
+    /// A look at the cluster about every second (of large clusters, every five).
+    pub samples: Vec<Sample>,
+}
+
+/// A lost block.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lost {
+    /// The block.
+    pub block: Block,
+    /// A file that it belongs to.
+    pub path: Option<String>,
+    /// What `fsck` said.
+    pub finding: String,
+    /// What happened to its replicas.
+    pub replicas: Vec<Change>,
+}
+
+/// The id of a block, written as 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block(pub u64);
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for Block {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// One look at the cluster.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// When, in milliseconds from the start.
+    pub at_ms: u64,
+    /// Blocks all of whose replicas were on servers that could not be used.
+    pub unavailable: usize,
+    /// Blocks below their replication, as last heard from the namenode.
+    pub under_replicated: u64,
+    /// Lost blocks, as last heard from the namenode.
+    pub lost: u64,
+    /// Whether the namenode answered.
+    pub namenode_answers: bool,
+    /// Datanodes that it held for alive; 0 when it did not answer.
+    pub alive: u64,
+    /// Reads so far.
+    pub reads: u64,
+    /// Failed reads so far.
+    pub failed_reads: u64,
+    /// Failed writes, renames and removals so far.
+    pub failed_changes: u64,
+    /// Repairs so far.
+    pub repairs: u64,
+    /// Bytes repaired so far.
+    pub repaired_bytes: u64,
+}
+
+impl Report {
+    /// Whether all runs passed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.runs.iter().all(|run| run.passed)
+    }
+
+    /// The table for the terminal.
+    #[must_use]
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            "run",
+            "policy",
+            "denial",
+            "blocks",
+            "lost",
+            "unavailable block s",
+            "reads",
+            "failed reads",
+            "changes",
+            "failed changes",
+            "read p99 ms",
+            "repairs",
+            "repaired MiB",
+            "whole after s",
+            "compared MiB",
+            "wrong",
+            "",
+        ]);
+        for run in &self.runs {
+            let whole = run.time_to_whole_ms;
+            let missing = run.comparison.lost.len() + run.comparison.wrong.len();
+            table.row(&[
+                run.variant.clone(),
+                run.policy.clone(),
+                if run.denial { "yes" } else { "no" }.to_owned(),
+                run.blocks.to_string(),
+                run.lost_blocks.to_string(),
+                format!("{:.1}", run.unavailable_block_s),
+                run.accesses.reads.to_string(),
+                run.accesses.failed_reads.to_string(),
+                run.accesses.changes.to_string(),
+                run.accesses.failed_changes.to_string(),
+                format!("{:.0}", run.accesses.read_p99_ms),
+                run.repairs.to_string(),
+                mib(run.repaired_bytes),
+                whole.map_or("never".into(), |ms| format!("{:.1}", ms as f64 / 1e3)),
+                mib(run.comparison.bytes),
+                (missing + run.comparison.unexpected.len()).to_string(),
+                if run.passed { "passed" } else { "FAILED" }.to_owned(),
+            ]);
+        }
+        table
+    }
+
+    /// What the table does not tell: why blocks were lost, what was wrong, which errors came.
+    #[must_use]
+    pub fn details(&self) -> String {
+        let mut text = String::new();
+        for run in &self.runs {
+            for lost in run.lost.iter().take(LOST_NAMED_MAX) {
+                text += &format!(
+                    "{}: block {} is lost: {}\n",
+                    run.variant,
+                    lost.block,
+                    why(lost)
+                );
+            }
+            let more = run.lost.len().saturating_sub(LOST_NAMED_MAX);
+            if more > 0 {
+                text += &format!("{}: and {more} more lost blocks\n", run.variant);
+            }
+            let comparison = &run.comparison;
+            for (what, list) in [
+                ("lost", &comparison.lost),
+                ("wrong", &comparison.wrong),
+                ("unexpected", &comparison.unexpected),
+            ] {
+                for path in list.iter().take(LOST_NAMED_MAX) {
+                    text += &format!("{}: {what}: {path}\n", run.variant);
+                }
+            }
+            for (error, count) in &run.accesses.errors {
+                text += &format!("{}: {count} times {error}\n", run.variant);
+            }
+        }
+        text
+    }
+
+    /// As JSON.
+    ///
+    /// # Errors
+    /// Never for what is in it.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// As a page with plots.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let mut page = format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+             <title>{name}</title>\n<style>body{{font-family:sans-serif;max-width:60em;margin:auto}}\
+             pre{{overflow:auto;background:#f4f4f4;padding:1em}}svg{{width:100%}}</style></head>\n\
+             <body><h1>{name}</h1>\n<p>Seed {}, {} servers, {} replicas. Run it again with \
+             <code>--seed {}</code>.</p>\n<pre>{}</pre>\n",
+            self.seed,
+            self.servers,
+            self.replication,
+            self.seed,
+            escaped(&self.table().to_string()),
+            name = escaped(&self.scenario),
+        );
+        for (title, label, value) in PLOTS {
+            page += &self.plot(title, label, *value).to_svg();
+        }
+        page += &format!(
+            "<h2>Plan</h2>\n<pre>{}</pre>\n",
+            escaped(&self.plan.join("\n"))
+        );
+        let details = self.details();
+        if !details.is_empty() {
+            page += &format!(
+                "<h2>Losses and errors</h2>\n<pre>{}</pre>\n",
+                escaped(&details)
+            );
+        }
+        for run in &self.runs {
+            page += &format!(
+                "<h2>What happened: {}</h2>\n<pre>{}</pre>\n",
+                escaped(&run.variant),
+                escaped(&run.events.join("\n"))
+            );
+        }
+        page + "</body></html>\n"
+    }
+
+    fn plot(&self, title: &str, label: &str, value: fn(&Sample) -> f64) -> Lines {
+        let series: Vec<Series> = self
+            .runs
+            .iter()
+            .map(|run| Series {
+                name: run.variant.clone(),
+                points: run
+                    .samples
+                    .iter()
+                    .map(|sample| (sample.at_ms as f64 / 1e3, value(sample)))
+                    .collect(),
+                ranges: Vec::new(),
+            })
+            .collect();
+        let points = || series.iter().flat_map(|it| &it.points);
+        let highest = points().fold(0.0, |top: f64, point| top.max(point.1));
+        let latest = points().fold(0.0, |top: f64, point| top.max(point.0));
+        let axis = |label: &str, to: f64| Axis {
+            label: label.to_owned(),
+            logarithmic: false,
+            from: 0.0,
+            to: to.max(1.0),
+        };
+        Lines {
+            title: title.to_owned(),
+            x: axis("seconds from the start", latest),
+            y: axis(label, highest),
+            series,
+        }
+    }
+}
+
+/// Most lost blocks that are explained on the terminal.
+const LOST_NAMED_MAX: usize = 20;
+
+type Plot = (&'static str, &'static str, fn(&Sample) -> f64);
+
+const PLOTS: &[Plot] = &[
+    ("Blocks unavailable", "blocks", |it| it.unavailable as f64),
+    ("Blocks lost", "blocks", |it| it.lost as f64),
+    ("Blocks below their replication", "blocks", |it| {
+        it.under_replicated as f64
+    }),
+    ("Failed reads", "reads so far", |it| it.failed_reads as f64),
+    ("Repair traffic", "MiB so far", |it| {
+        it.repaired_bytes as f64 / f64::from(1 << 20)
+    }),
+    ("Datanodes held for alive", "datanodes", |it| {
+        it.alive as f64
+    }),
+];
+
+fn why(lost: &Lost) -> String {
+    if lost.replicas.is_empty() {
+        return format!("no replica was ever seen ({})", lost.finding);
+    }
+    let change = |it: &Change| {
+        let seconds = it.at_ms as f64 / 1e3;
+        let fate = format!("{:?}", it.fate).to_lowercase();
+        format!("datanode-{} {fate} at {seconds:.1} s", it.server + 1)
+    };
+    let changes: Vec<String> = lost.replicas.iter().map(change).collect();
+    changes.join(", ")
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}

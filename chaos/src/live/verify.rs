@@ -1,0 +1,130 @@
+//! The comparison of every acknowledged byte and name with the model, by a client that has
+//! nothing in its caches.
+
+use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::{error::FsError, types::Credentials};
+use serde::Serialize;
+
+use super::{
+    model::{Content, Model, Promise},
+    workload::directory,
+};
+
+/// What the comparison found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Comparison {
+    /// Files whose every byte was compared.
+    pub files: u64,
+    /// Bytes compared.
+    pub bytes: u64,
+    /// Names that were looked for.
+    pub names: u64,
+    /// Files whose last change was not acknowledged: nothing is promised of them.
+    pub not_promised: u64,
+    /// Acknowledged files that cannot be read, or are not there.
+    pub lost: Vec<String>,
+    /// Files that hold other bytes than acknowledged.
+    pub wrong: Vec<String>,
+    /// Names that are there though their removal was acknowledged.
+    pub unexpected: Vec<String>,
+}
+
+impl Comparison {
+    /// Whether everything is as it was promised.
+    #[must_use]
+    pub fn intact(&self) -> bool {
+        self.lost.is_empty() && self.wrong.is_empty() && self.unexpected.is_empty()
+    }
+}
+
+/// Most of each kind that are named.
+const NAMED_MAX: usize = 1_000;
+const ENTRIES_PER_PAGE: usize = 1_000;
+
+fn name(list: &mut Vec<String>, text: String) {
+    if list.len() < NAMED_MAX {
+        list.push(text);
+    }
+}
+
+/// Compares the directory of one client.
+pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mut Comparison) {
+    let me = Credentials::root();
+    let path = |name: &str| format!("/{}/{name}", directory(number));
+    let (names, either) = model.promises();
+    for (file, promise) in names {
+        to.names += 1;
+        match *promise {
+            Promise::Anything => to.not_promised += 1,
+            Promise::Holds(content) => {
+                check(client, &path(file), content, to).await;
+            }
+            Promise::HoldsOrGone(content) => {
+                let there = client.resolve(&me, path(file).as_bytes()).await;
+                if !matches!(there, Err(ClientError::Fs(FsError::NotFound))) {
+                    check(client, &path(file), content, to).await;
+                }
+            }
+        }
+    }
+    for (from, renamed, content) in either {
+        to.names += 1;
+        let there = client.resolve(&me, path(from).as_bytes()).await;
+        let gone = matches!(there, Err(ClientError::Fs(FsError::NotFound)));
+        let at = if gone { renamed } else { from };
+        check(client, &path(at), *content, to).await;
+    }
+    if let Err(error) = list(client, number, model, to).await {
+        let text = format!("/{}: {error}", directory(number));
+        if !names.is_empty() {
+            name(&mut to.lost, text);
+        }
+    }
+}
+
+async fn check(client: &Client, path: &str, content: Content, to: &mut Comparison) {
+    match client
+        .read_file(&Credentials::root(), path.as_bytes())
+        .await
+    {
+        Ok(bytes) if bytes == content.bytes() => {
+            to.files += 1;
+            to.bytes += content.len as u64;
+        }
+        Ok(bytes) => {
+            let text = format!(
+                "{path}: {} bytes, {} were written",
+                bytes.len(),
+                content.len
+            );
+            name(&mut to.wrong, text);
+        }
+        Err(error) => name(&mut to.lost, format!("{path}: {error}")),
+    }
+}
+
+async fn list(
+    client: &Client,
+    number: u16,
+    model: &Model,
+    to: &mut Comparison,
+) -> Result<(), ClientError> {
+    let me = Credentials::root();
+    let top = client.resolve(&me, directory(number).as_bytes()).await?;
+    let mut after = None;
+    loop {
+        let page = client
+            .readdir(&me, top.ino, after.as_ref(), ENTRIES_PER_PAGE, false)
+            .await?;
+        for entry in &page.entries {
+            let text = String::from_utf8_lossy(entry.name.as_bytes()).into_owned();
+            if !model.may_exist(&text) {
+                name(&mut to.unexpected, format!("/{}/{text}", directory(number)));
+            }
+        }
+        after = page.entries.last().map(|entry| entry.name.clone());
+        if page.end || page.entries.is_empty() {
+            return Ok(());
+        }
+    }
+}

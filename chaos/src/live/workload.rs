@@ -1,0 +1,339 @@
+//! A client that writes, reads, renames and removes files, and remembers what it was promised.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use harvestfs_client::{Client, ClientError, ClientOptions};
+use harvestfs_protocol::{
+    error::FsError, identity::Identity, meta::RenameMode, types::Credentials,
+};
+use rand::{RngExt, rngs::SmallRng};
+use serde::Serialize;
+
+use super::{
+    admin::NAMENODE_NAME,
+    model::{Content, Model},
+    scenario::ClientSpec,
+};
+use crate::random;
+
+/// How a client gets to the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    /// Directory of the certificate.
+    pub identity: PathBuf,
+    /// The namenode.
+    pub namenode: SocketAddr,
+    /// How patient it is.
+    pub spec: ClientSpec,
+}
+
+impl Access {
+    /// Opens a session.
+    pub async fn connect(&self) -> Result<Client, String> {
+        let identity = Identity::load(&self.identity).map_err(|error| error.to_string())?;
+        let mut options = ClientOptions::new(vec![self.namenode], NAMENODE_NAME, identity);
+        options.busy_timeout = Duration::from_millis(self.spec.busy_timeout_ms);
+        options.unreachable_timeout = Duration::from_millis(self.spec.unreachable_timeout_ms);
+        // A thousand clients share this process; the bytes are to come from datanodes.
+        options.dirty_bytes_max = 16 << 20;
+        options.read_ahead_total_bytes = 8 << 20;
+        let connected = Client::connect(options).await;
+        connected.map_err(|error| error.to_string())
+    }
+}
+
+/// What all clients together have done so far; read while they work.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Reads that gave the right bytes.
+    pub reads: AtomicU64,
+    /// Reads that failed.
+    pub failed_reads: AtomicU64,
+    /// Writes, renames and removals that were acknowledged.
+    pub changes: AtomicU64,
+    /// Those that were not.
+    pub failed_changes: AtomicU64,
+}
+
+/// What came of one client's work.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// What it was promised.
+    pub model: Model,
+    /// How often each error came, by its text.
+    pub errors: BTreeMap<String, u64>,
+    /// Reads that gave other bytes than were written.
+    pub wrong: Vec<String>,
+    /// How long reads took, in microseconds.
+    pub read_us: Vec<u32>,
+}
+
+/// A result for the report: accesses.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Accesses {
+    /// Reads that gave the right bytes.
+    pub reads: u64,
+    /// Reads that failed.
+    pub failed_reads: u64,
+    /// Of these: every replica was on a busy server.
+    pub failed_reads_busy: u64,
+    /// Writes, renames and removals that were acknowledged.
+    pub changes: u64,
+    /// Those that were not.
+    pub failed_changes: u64,
+    /// Of these: no server took the data because of busy primaries.
+    pub failed_changes_busy: u64,
+    /// Median duration of a read, in milliseconds.
+    pub read_p50_ms: f64,
+    /// 99th percentile of the duration of a read, in milliseconds.
+    pub read_p99_ms: f64,
+    /// How often each error came.
+    pub errors: BTreeMap<String, u64>,
+}
+
+/// Name of the directory of a client.
+pub(crate) fn directory(number: u16) -> String {
+    format!("client-{number}")
+}
+
+/// One client.
+pub(crate) struct Worker {
+    access: Access,
+    number: u16,
+    rng: SmallRng,
+    client: Option<Client>,
+    counters: Arc<Counters>,
+    outcome: Outcome,
+    next_name: u64,
+}
+
+impl Worker {
+    /// A client with a number from 1; the seed decides what it does.
+    pub fn new(access: Access, number: u16, seed: u64, counters: Arc<Counters>) -> Self {
+        Self {
+            access,
+            number,
+            rng: random::stream(seed, &format!("client {number}")),
+            client: None,
+            counters,
+            outcome: Outcome::default(),
+            next_name: 0,
+        }
+    }
+
+    /// Works until `stop` is set.
+    pub async fn run(mut self, stop: Arc<AtomicBool>) -> Outcome {
+        let pause = Duration::from_millis(self.access.spec.pause_ms);
+        while !stop.load(Ordering::Relaxed) {
+            if self.client.is_none() {
+                match self.start_session().await {
+                    Ok(client) => self.client = Some(client),
+                    Err(error) => {
+                        self.note("connect", &error);
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        continue;
+                    }
+                }
+            }
+            if let Some(client) = self.client.clone() {
+                self.step(&client).await;
+            }
+            tokio::time::sleep(pause).await;
+        }
+        self.outcome
+    }
+
+    async fn start_session(&self) -> Result<Client, String> {
+        let client = self.access.connect().await?;
+        let me = Credentials::root();
+        let path = directory(self.number);
+        let made = async {
+            let (parent, name) = client.resolve_parent(&me, path.as_bytes()).await?;
+            match client.mkdir(&me, parent.ino, &name, 0o755).await {
+                Err(ClientError::Fs(FsError::Exists)) | Ok(_) => Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        made.await.map_err(|error: ClientError| error.to_string())?;
+        Ok(client)
+    }
+
+    async fn step(&mut self, client: &Client) {
+        let files = self.outcome.model.files();
+        let dice = self.rng.random_range(0..100);
+        let chosen = if files.is_empty() {
+            None
+        } else {
+            Some(files[self.rng.random_range(0..files.len())].clone())
+        };
+        let full = files.len() >= self.access.spec.files_max;
+        match chosen {
+            Some((name, content)) if dice < self.access.spec.read_percent => {
+                self.read(client, &name, content).await;
+            }
+            // Of the changes, a tenth each are renames and removals.
+            Some((name, _)) if dice % 10 == 0 && !full => self.rename(client, &name).await,
+            Some((name, _)) if dice % 10 == 1 || full => self.unlink(client, &name).await,
+            Some((name, _)) if dice % 10 == 2 => self.write(client, name).await,
+            _ => {
+                let name = self.new_name();
+                self.write(client, name).await;
+            }
+        }
+    }
+
+    fn new_name(&mut self) -> String {
+        self.next_name += 1;
+        format!("file-{}", self.next_name)
+    }
+
+    fn path(&self, name: &str) -> Vec<u8> {
+        format!("/{}/{name}", directory(self.number)).into_bytes()
+    }
+
+    async fn write(&mut self, client: &Client, name: String) {
+        let max = self.access.spec.file_kib_max as usize * 1_024;
+        // Small and large ones alike.
+        let magnitude = self.rng.random_range(0..=max.ilog2());
+        let len = self.rng.random_range(0..=(1_usize << magnitude).min(max));
+        let content = Content {
+            seed: self.rng.random(),
+            len,
+        };
+        let path = self.path(&name);
+        let written = client
+            .write_file(&Credentials::root(), &path, &content.bytes())
+            .await;
+        self.outcome.model.wrote(&name, content, written.is_ok());
+        self.changed("write", written);
+    }
+
+    async fn rename(&mut self, client: &Client, name: &str) {
+        let to = self.new_name();
+        let (from_path, to_path) = (self.path(name), self.path(&to));
+        let me = Credentials::root();
+        let renamed = async {
+            let (parent, from) = client.resolve_parent(&me, &from_path).await?;
+            let (_, to) = client.resolve_parent(&me, &to_path).await?;
+            let mode = RenameMode::Replace;
+            client
+                .rename(&me, parent.ino, &from, parent.ino, &to, mode)
+                .await
+        };
+        let renamed = renamed.await;
+        self.outcome.model.renamed(name, &to, renamed.is_ok());
+        self.changed("rename", renamed.map(|_| ()));
+    }
+
+    async fn unlink(&mut self, client: &Client, name: &str) {
+        let path = self.path(name);
+        let me = Credentials::root();
+        let unlinked = async {
+            let (parent, name) = client.resolve_parent(&me, &path).await?;
+            client.unlink(&me, parent.ino, &name).await
+        };
+        let unlinked = unlinked.await;
+        self.outcome.model.unlinked(name, unlinked.is_ok());
+        self.changed("unlink", unlinked.map(|_| ()));
+    }
+
+    async fn read(&mut self, client: &Client, name: &str, content: Content) {
+        let path = self.path(name);
+        let started = Instant::now();
+        match client.read_file(&Credentials::root(), &path).await {
+            Ok(bytes) => {
+                let took_us = u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX);
+                self.outcome.read_us.push(took_us);
+                self.counters.reads.fetch_add(1, Ordering::Relaxed);
+                if bytes != content.bytes() {
+                    let path = String::from_utf8_lossy(&path);
+                    self.outcome.wrong.push(format!("{path} during the run"));
+                }
+            }
+            Err(error) => {
+                self.counters.failed_reads.fetch_add(1, Ordering::Relaxed);
+                self.failed("read", &error);
+            }
+        }
+    }
+
+    fn changed(&mut self, what: &str, result: Result<(), ClientError>) {
+        match result {
+            Ok(()) => {
+                self.counters.changes.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                self.counters.failed_changes.fetch_add(1, Ordering::Relaxed);
+                self.failed(what, &error);
+            }
+        }
+    }
+
+    fn failed(&mut self, what: &str, error: &ClientError) {
+        let ended = matches!(
+            error,
+            ClientError::Closed
+                | ClientError::Connect(_)
+                | ClientError::Fs(FsError::SessionExpired)
+        );
+        if ended {
+            self.client = None;
+        }
+        let text = match error {
+            ClientError::AllReplicasBusy { .. } => "all replicas are busy".to_owned(),
+            ClientError::NoReplica { reason, .. } => format!("no replica can be read: {reason}"),
+            error => error.to_string(),
+        };
+        self.note(what, &text);
+    }
+
+    fn note(&mut self, what: &str, text: &str) {
+        // Ids would make every text another one.
+        let text: String = format!("{what}: {text}")
+            .chars()
+            .map(|c| if c.is_ascii_digit() { '#' } else { c })
+            .take(160)
+            .collect();
+        *self.outcome.errors.entry(text).or_default() += 1;
+    }
+}
+
+/// Puts together what all clients saw.
+pub(crate) fn accesses(counters: &Counters, outcomes: &[Outcome]) -> Accesses {
+    let mut all = Accesses {
+        reads: counters.reads.load(Ordering::Relaxed),
+        failed_reads: counters.failed_reads.load(Ordering::Relaxed),
+        changes: counters.changes.load(Ordering::Relaxed),
+        failed_changes: counters.failed_changes.load(Ordering::Relaxed),
+        ..Accesses::default()
+    };
+    for outcome in outcomes {
+        for (text, count) in &outcome.errors {
+            let busy = text.to_lowercase().contains("busy");
+            if busy && text.starts_with("read:") {
+                all.failed_reads_busy += count;
+            } else if busy {
+                all.failed_changes_busy += count;
+            }
+            *all.errors.entry(text.clone()).or_default() += count;
+        }
+    }
+    let mut read_us: Vec<u32> = outcomes.iter().flat_map(|it| it.read_us.clone()).collect();
+    read_us.sort_unstable();
+    let quantile = |share: f64| {
+        let index = (read_us.len() as f64 * share) as usize;
+        let index = index.min(read_us.len().saturating_sub(1));
+        read_us.get(index).map_or(0.0, |&us| f64::from(us) / 1e3)
+    };
+    (all.read_p50_ms, all.read_p99_ms) = (quantile(0.5), quantile(0.99));
+    all
+}

@@ -1,0 +1,109 @@
+//! What policies know of tenants: only what happened before, as the namenode's own analysis
+//! (`harvestfs_telemetry`) would have it.
+
+use harvestfs_telemetry::{
+    profile::{Pattern, TenantProfile},
+    reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates},
+    spectrum::{Shape, Spectra},
+};
+
+use crate::datacentre::{Datacentre, SLOT_S, facts::Monthly};
+
+/// The history of a datacentre.
+pub struct History<'a> {
+    datacentre: &'a Datacentre,
+    monthly: Monthly,
+    /// The CPU use of each tenant in the month before the simulated time.
+    loads: Vec<TenantLoad>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct TenantLoad {
+    average: f64,
+    peak: f64,
+    busy_share: f64,
+    pattern: Pattern,
+}
+
+impl TenantLoad {
+    fn of(shape: Option<Shape>) -> Self {
+        let average = shape.as_ref().map_or(0.0, |it| it.average);
+        Self {
+            average,
+            peak: shape.as_ref().map_or(0.0, |it| it.peak),
+            busy_share: shape.as_ref().map_or(0.0, |it| it.busy_share),
+            pattern: shape
+                .and_then(|it| it.pattern)
+                .unwrap_or(Pattern::Unpredictable),
+        }
+    }
+}
+
+impl<'a> History<'a> {
+    /// Of a datacentre whose simulated time starts with the given month: CPU use is known of the
+    /// month before.
+    #[must_use]
+    pub fn new(datacentre: &'a Datacentre, first_month: u32) -> Self {
+        let month = first_month.saturating_sub(1);
+        let tenants = datacentre.tenants.iter();
+        let loads = tenants.map(|tenant| tenant.load.month(month)).collect();
+        Self::with_loads(datacentre, loads)
+    }
+
+    /// The same with other CPU use: a series of samples per tenant.
+    #[must_use]
+    pub fn with_loads(datacentre: &'a Datacentre, loads: Vec<Vec<f32>>) -> Self {
+        let mut spectra = Spectra::default();
+        let loads = loads
+            .into_iter()
+            .map(|samples| {
+                let samples = samples.into_iter().map(Some);
+                TenantLoad::of(spectra.shape(SLOT_S as u32, samples))
+            })
+            .collect();
+        Self {
+            datacentre,
+            monthly: Monthly::count(datacentre),
+            loads,
+        }
+    }
+
+    /// The datacentre.
+    #[must_use]
+    pub fn datacentre(&self) -> &'a Datacentre {
+        self.datacentre
+    }
+
+    /// What is known of each tenant when a month starts; `None` of those that had no server before.
+    #[must_use]
+    pub fn profiles(&self, month: u32) -> Vec<Option<TenantProfile>> {
+        let known: Vec<Months> = (0..self.loads.len())
+            .map(|tenant| self.months(tenant, month))
+            .collect();
+        let rates = rates(&known, &Estimator::default());
+        let tenants = self.loads.iter().zip(rates).enumerate();
+        tenants
+            .map(|(tenant, (load, rate))| {
+                self.monthly.rate(tenant, month)?;
+                Some(TenantProfile {
+                    reimages_per_server_month: rate,
+                    peak_cpu_share: load.peak,
+                    average_cpu_share: load.average,
+                    busy_share: load.busy_share,
+                    pattern: load.pattern,
+                })
+            })
+            .collect()
+    }
+
+    /// Reimages and servers of a tenant before a month, the newest first.
+    fn months(&self, tenant: usize, end: u32) -> Months {
+        let mut months = Months::default();
+        for back in 0..(end as usize).min(MONTHS_KEPT) {
+            let month = end as usize - 1 - back;
+            months.reimages[back] = self.monthly.reimages[tenant][month];
+            months.server_months[back] = self.monthly.servers[tenant][month];
+        }
+        months
+    }
+}

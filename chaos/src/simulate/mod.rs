@@ -1,0 +1,12 @@
+//! The production engine in virtual time.
+//!
+//! - [`history`]: what policies know;
+//! - [`durability`]: blocks lost to a year of reimages;
+//! - [`availability`]: accesses that fail because primaries are busy;
+//! - [`characterise`]: what a datacentre is like.
+
+pub mod availability;
+pub mod characterise;
+pub mod durability;
+mod fleet;
+pub mod history;

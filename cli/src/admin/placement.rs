@@ -1,0 +1,460 @@
+//! `harvestfs admin placement | policy | repair | safe-to-reimage | quota`
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use harvestfs_placement::PolicyKind;
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, NodeStatus},
+    ids::{BlockId, StorageId},
+    placement::{
+        BlockPlace, CellReport, GridCell, PlacementReply, PlacementReport, PlacementRequest,
+        ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
+    },
+};
+
+use super::{
+    DEADLINE,
+    link::{self, AdminLink},
+};
+use crate::units::{self, Size};
+
+/// How often the cluster is asked whether it has got there.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a datanode may take to confirm a quota: some heartbeats.
+const QUOTA_CONFIRM_DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Subcommand)]
+pub enum PlacementCommand {
+    /// Show the grid, its tenants, how diverse blocks are, and why a block sits where it does.
+    Placement {
+        /// A block to explain, 16 hexadecimal digits; may be repeated.
+        #[arg(long = "block", value_name = "ID", value_parser = block)]
+        blocks: Vec<BlockId>,
+        /// A file whose blocks to explain, as an absolute path in the file system.
+        #[arg(long, value_name = "PATH")]
+        file: Option<String>,
+        /// Show the tenants.
+        #[arg(long)]
+        tenants: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the policy, or replace it until the namenode restarts.
+    Policy {
+        /// `stock`, `greedy`, `history` or `harvest`.
+        name: Option<PolicyKind>,
+    },
+    /// Show the budgets of repair, or change them until the namenode restarts.
+    Repair(RepairArgs),
+    /// Tell whether servers may be reimaged; exit status 1 when data would be lost, or left with
+    /// its last replica.
+    SafeToReimage {
+        /// Names of servers.
+        #[arg(required = true)]
+        servers: Vec<String>,
+        /// Copy elsewhere what they have, give them nothing new, and wait until it is safe.
+        #[arg(long, conflicts_with = "release")]
+        hold: bool,
+        /// With --hold: give up waiting after this time, such as `30m` (the copying goes on).
+        #[arg(long, value_parser = duration, requires = "hold")]
+        timeout: Option<Duration>,
+        /// End an earlier --hold: the servers are used again.
+        #[arg(long)]
+        release: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change how much of a server's space may be used.
+    Quota {
+        /// Name of the server.
+        server: String,
+        /// The new quota; of all volumes together unless --volume is given.
+        size: Size,
+        /// One volume, by the id that `admin nodes --json` shows.
+        #[arg(long, value_name = "ID", value_parser = storage)]
+        volume: Option<StorageId>,
+        /// When the space must be free at the latest, such as `90s`, `30m` or `2h`.
+        #[arg(long, value_parser = duration, default_value = "1h")]
+        deadline: Duration,
+    },
+}
+
+/// `harvestfs admin repair`
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    /// Repairs per hour and server, as source and as target each.
+    #[arg(long)]
+    per_hour: Option<u32>,
+    /// The same for blocks whose last replica is left.
+    #[arg(long)]
+    urgent_per_hour: Option<u32>,
+    /// The same for replicas that are moved because they are misplaced.
+    #[arg(long)]
+    moves_per_hour: Option<u32>,
+    /// Repairs per hour that one volume serves.
+    #[arg(long)]
+    per_volume_per_hour: Option<u32>,
+    /// Repairs at a time per server, as source and as target each.
+    #[arg(long)]
+    at_once: Option<u32>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn block(text: &str) -> Result<BlockId, String> {
+    u64::from_str_radix(text, 16)
+        .map(BlockId)
+        .map_err(|_| format!("`{text}` is not a block: 16 hexadecimal digits"))
+}
+
+fn storage(text: &str) -> Result<StorageId, String> {
+    text.parse()
+        .map(StorageId)
+        .map_err(|_| format!("`{text}` is not a volume: a number"))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text
+        .find(|letter: char| !letter.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let seconds_per_unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => 0,
+    };
+    let seconds = number.parse::<u64>().ok();
+    seconds
+        .and_then(|number| number.checked_mul(seconds_per_unit))
+        .filter(|_| seconds_per_unit > 0)
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("`{text}` is not a time such as 90s, 30m, 2h or 1d"))
+}
+
+/// Runs one of the commands.
+///
+/// # Errors
+/// When the cluster cannot be reached, refuses, or the answer is no.
+pub async fn execute(link: &AdminLink, command: &PlacementCommand) -> anyhow::Result<()> {
+    match command {
+        PlacementCommand::Placement {
+            blocks,
+            file,
+            tenants,
+            json,
+        } => {
+            let report = report(link, blocks.clone(), file.clone()).await?;
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&report)?);
+            } else {
+                print_report(&report, *tenants);
+            }
+            Ok(())
+        }
+        PlacementCommand::Policy { name: None } => {
+            println!("{}", report(link, Vec::new(), None).await?.policy);
+            Ok(())
+        }
+        PlacementCommand::Policy { name: Some(kind) } => {
+            let name = kind.name().to_owned();
+            ask(link, PlacementRequest::SetPolicy(name)).await?;
+            Ok(())
+        }
+        PlacementCommand::Repair(args) => {
+            let change = RepairChange {
+                per_node: args.per_hour,
+                urgent_per_node: args.urgent_per_hour,
+                moves_per_node: args.moves_per_hour,
+                per_volume: args.per_volume_per_hour,
+                at_once: args.at_once,
+            };
+            let reply = ask(link, PlacementRequest::Repair(change)).await?;
+            let PlacementReply::Repair(limits) = reply else {
+                return Err(link::unexpected());
+            };
+            if args.json {
+                println!("{}", serde_json::to_string_pretty(&limits)?);
+            } else {
+                print_limits(&limits);
+            }
+            Ok(())
+        }
+        PlacementCommand::SafeToReimage {
+            servers,
+            release: true,
+            ..
+        } => {
+            let servers = servers.clone();
+            ask(link, PlacementRequest::Release { servers }).await?;
+            Ok(())
+        }
+        PlacementCommand::SafeToReimage {
+            servers,
+            hold,
+            timeout,
+            json,
+            ..
+        } => {
+            let impact = wait_until_safe(link, servers, *hold, *timeout).await?;
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&impact)?);
+            } else {
+                print_impact(&impact);
+            }
+            if !impact.is_safe() {
+                bail!("not safe to reimage");
+            }
+            Ok(())
+        }
+        PlacementCommand::Quota {
+            server,
+            size,
+            volume,
+            deadline,
+        } => set_quota(link, server, *size, *volume, *deadline).await,
+    }
+}
+
+async fn ask(link: &AdminLink, request: PlacementRequest) -> anyhow::Result<PlacementReply> {
+    match link.ask(AdminRequest::Placement(request), DEADLINE).await? {
+        AdminReply::Placement(reply) => Ok(reply),
+        _ => Err(link::unexpected()),
+    }
+}
+
+async fn report(
+    link: &AdminLink,
+    blocks: Vec<BlockId>,
+    file: Option<String>,
+) -> anyhow::Result<PlacementReport> {
+    match ask(link, PlacementRequest::Report { blocks, file }).await? {
+        PlacementReply::Report(report) => Ok(report),
+        _ => Err(link::unexpected()),
+    }
+}
+
+async fn wait_until_safe(
+    link: &AdminLink,
+    servers: &[String],
+    hold: bool,
+    timeout: Option<Duration>,
+) -> anyhow::Result<ReimageImpact> {
+    let start = Instant::now();
+    loop {
+        let request = PlacementRequest::Impact {
+            servers: servers.to_vec(),
+            hold,
+        };
+        let PlacementReply::Impact(impact) = ask(link, request).await? else {
+            return Err(link::unexpected());
+        };
+        let timed_out = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
+        // Whoever holds wants every block complete elsewhere, not only out of danger.
+        if !hold || timed_out || (impact.is_safe() && impact.waiting == 0) {
+            return Ok(impact);
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn set_quota(
+    link: &AdminLink,
+    server: &str,
+    size: Size,
+    volume: Option<StorageId>,
+    deadline: Duration,
+) -> anyhow::Result<()> {
+    let request = PlacementRequest::SetQuota {
+        server: server.to_owned(),
+        storage: volume,
+        quota_bytes: size.0,
+        deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
+    };
+    ask(link, request).await?;
+    let start = Instant::now();
+    loop {
+        let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
+            return Err(link::unexpected());
+        };
+        let node = nodes.iter().find(|node| node.server.name == server);
+        if let Some((quota_bytes, used_bytes)) = node.map(|node| space_of(node, volume)) {
+            // Shares of the volumes are rounded down.
+            if quota_bytes <= size.0 && size.0 - quota_bytes < 16 {
+                let over_bytes = used_bytes.saturating_sub(quota_bytes);
+                println!(
+                    "{server}: {} of {} used, {} to be freed",
+                    units::human(used_bytes),
+                    units::human(quota_bytes),
+                    units::human(over_bytes)
+                );
+                return Ok(());
+            }
+        }
+        if start.elapsed() > QUOTA_CONFIRM_DEADLINE {
+            bail!("{server} has not confirmed the quota yet; it is told again until it does");
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Quota and use of one volume, or of all.
+fn space_of(node: &NodeStatus, volume: Option<StorageId>) -> (u64, u64) {
+    let volumes = node.volumes.iter();
+    volumes
+        .filter(|it| volume.is_none_or(|volume| it.storage == volume))
+        .fold((0, 0), |(quota, used), it| {
+            (quota + it.quota_bytes, used + it.used_bytes)
+        })
+}
+
+fn print_report(report: &PlacementReport, tenants: bool) {
+    println!("policy {}", report.policy);
+    println!("grid (columns: reimaged least to most; rows: lowest to highest peak CPU use)");
+    for row in report.cells.chunks(3).take(3) {
+        let cells: Vec<String> = row.iter().map(cell_text).collect();
+        println!("  {}", cells.join(" | "));
+    }
+    if let Some(outside) = report.cells.get(9).filter(|it| it.servers > 0) {
+        println!("  outside the grid: {}", cell_text(outside).trim());
+    }
+    let scores = report.blocks_by_score.iter().enumerate();
+    let scores: Vec<String> = scores
+        .map(|(score, blocks)| format!("{score}: {blocks}"))
+        .collect();
+    println!(
+        "sealed blocks by number of constraints that hold: {}",
+        scores.join(", ")
+    );
+    println!(
+        "{} misplaced, {} waiting for a move",
+        report.misplaced_blocks, report.moves_waiting
+    );
+    if tenants {
+        for it in &report.tenants {
+            println!(
+                "tenant {}/{}: {}, {} servers, {} reimages per server and month, peak {} % CPU, {} free{}",
+                it.tenant.environment,
+                it.tenant.machine_function,
+                grid_text(it.cell),
+                it.servers,
+                f64::from(it.reimages_per_1000) / 1_000.0,
+                f64::from(it.peak_cpu_permille) / 10.0,
+                units::human(it.free_bytes),
+                if it.has_history { "" } else { " (no history)" },
+            );
+        }
+    }
+    for block in &report.blocks {
+        print_block(block);
+    }
+}
+
+fn cell_text(cell: &CellReport) -> String {
+    format!(
+        "{:>4} tenants {:>5} servers {:>9} free of {:>9}",
+        cell.tenants,
+        cell.servers,
+        units::human(cell.free_bytes),
+        units::human(cell.capacity_bytes)
+    )
+}
+
+fn grid_text(cell: Option<GridCell>) -> String {
+    match cell {
+        Some(cell) => format!("row {} column {}", cell.row, cell.column),
+        None => "outside the grid".into(),
+    }
+}
+
+fn print_block(block: &BlockPlace) {
+    println!(
+        "{}: {} replicas wanted, {}; {}",
+        block.block,
+        block.replication,
+        if block.strict { "strict" } else { "space" },
+        if block.broken.is_empty() {
+            format!("holds: no shared {}", block.held.join(", "))
+        } else {
+            format!("misplaced: replicas share {}", block.broken.join(", "))
+        }
+    );
+    for replica in &block.replicas {
+        println!("  {}", replica_text(replica));
+    }
+}
+
+fn replica_text(replica: &ReplicaPlace) -> String {
+    let shares: Vec<String> = replica
+        .shares
+        .iter()
+        .map(|(constraint, other)| format!("{constraint} with {other}"))
+        .collect();
+    format!(
+        "{} ({}{}): {}, tenant {}/{}, {}, reimaged {} times per server and month; {}",
+        replica.server,
+        replica.state,
+        if replica.leaving { ", leaving" } else { "" },
+        replica.rack,
+        replica.tenant.environment,
+        replica.tenant.machine_function,
+        grid_text(replica.cell),
+        f64::from(replica.reimages_per_1000) / 1_000.0,
+        if shares.is_empty() {
+            "shares nothing with the others".into()
+        } else {
+            format!("shares {}", shares.join(", "))
+        }
+    )
+}
+
+fn print_limits(limits: &RepairLimits) {
+    println!(
+        "per server and {} s: {} repairs, {} for last replicas, {} moves; {} per volume; {} at once",
+        limits.window_ms / 1_000,
+        limits.per_node,
+        limits.urgent_per_node,
+        limits.moves_per_node,
+        limits.per_volume,
+        limits.at_once
+    );
+}
+
+fn print_impact(impact: &ReimageImpact) {
+    println!(
+        "{} replicas on the servers; without them {} blocks would be lost, {} left with their last \
+         replica, {} below their replication",
+        impact.replicas, impact.lost, impact.exposed, impact.waiting
+    );
+    for block in &impact.lost_blocks {
+        println!("lost: {block}");
+    }
+    for block in &impact.exposed_blocks {
+        println!("last replica: {block}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_ids_are_read() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7_200)));
+        for bad in ["", "h", "10", "5x", "-1s", "99999999999999999999d"] {
+            let error = duration(bad).expect_err("not a time");
+            assert!(error.contains("such as 90s"), "{error}");
+        }
+        assert_eq!(block(&BlockId(17).to_string()), Ok(BlockId(17)));
+        assert!(block("x").is_err());
+        assert_eq!(storage("2748"), Ok(StorageId(0xabc)));
+        assert!(storage("nothing").is_err());
+    }
+}

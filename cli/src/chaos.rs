@@ -1,0 +1,139 @@
+//! `harvestfs chaos`: faults on a real cluster.
+
+use std::{path::PathBuf, sync::atomic::AtomicBool};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use harvestfs_chaos::live::{self, LiveError, Options, Plan, Progress, Scenario};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::simulate::{interrupts, write_file};
+
+/// Arguments of `harvestfs chaos`.
+#[derive(Debug, Args)]
+pub struct ChaosArgs {
+    #[command(subcommand)]
+    command: ChaosCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ChaosCommand {
+    /// Start a cluster, let clients work, inflict faults, heal, and compare every byte.
+    Run(RunArgs),
+    /// Show what a scenario would do, and do nothing.
+    Plan {
+        /// The scenario.
+        #[arg(value_name = "SCENARIO.toml")]
+        scenario: PathBuf,
+        /// Decides everything that is left to chance [default: the scenario's].
+        #[arg(long, value_name = "N")]
+        seed: Option<u64>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// The scenario.
+    #[arg(value_name = "SCENARIO.toml")]
+    scenario: PathBuf,
+    /// Decides everything that is left to chance [default: the scenario's].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Write everything that was seen to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with plots to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Keep the cluster's directories and logs here instead of removing them; must not exist.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// Runs `harvestfs chaos`.
+///
+/// # Errors
+/// When the scenario is wrong, the cluster cannot be run, or something acknowledged is not there.
+pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
+    match &args.command {
+        ChaosCommand::Run(args) => run_scenario(args),
+        ChaosCommand::Plan { scenario, seed } => {
+            let scenario = Scenario::load(scenario)?;
+            let plan = Plan::new(&scenario, seed.unwrap_or(scenario.seed));
+            println!("seed {}", plan.seed);
+            print!("{}", plan.describe(&scenario));
+            Ok(())
+        }
+    }
+}
+
+fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
+    let scenario = Scenario::load(&args.scenario)?;
+    let plan = Plan::new(&scenario, args.seed.unwrap_or(scenario.seed));
+    println!("{}, seed {}", scenario.name, plan.seed);
+    print!("{}", plan.describe(&scenario));
+    let interrupted = interrupts()?;
+    let binary = std::env::current_exe().context("where is this program?")?;
+    let mut temporary = None;
+    let directory = match &args.keep {
+        Some(directory) => {
+            std::fs::create_dir(directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
+            std::path::absolute(directory)?
+        }
+        None => {
+            let made = tempfile::Builder::new()
+                .prefix("harvestfs-chaos-")
+                .tempdir()
+                .context("no temporary directory")?;
+            let path = made.path().to_owned();
+            temporary = Some(made);
+            path
+        }
+    };
+    let bar = progress_bar(&scenario)?;
+    let mut progress = |at: &Progress<'_>| {
+        bar.set_position(at.done_ms);
+        if !at.doing.is_empty() {
+            bar.set_message(format!("{}: {}", at.variant, at.doing));
+        }
+    };
+    let options = Options {
+        binary: &binary,
+        directory: &directory,
+        interrupted: AsRef::<AtomicBool>::as_ref(&interrupted),
+    };
+    let result = live::run(&scenario, &plan, &options, &mut progress);
+    bar.finish_and_clear();
+    let report = result.inspect_err(|error| {
+        if !matches!(error, LiveError::Interrupted)
+            && let Some(directory) = temporary.take()
+        {
+            // For whoever has to find out why.
+            eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+        }
+    })?;
+    println!("\n{}", report.table());
+    print!("{}", report.details());
+    if let Some(file) = &args.json {
+        write_file(file, &report.to_json()?)?;
+    }
+    if let Some(file) = &args.html {
+        write_file(file, &report.to_html())?;
+    }
+    if report.passed() {
+        return Ok(());
+    }
+    if let Some(directory) = temporary {
+        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+    }
+    anyhow::bail!("not everything is as it was promised; seed {}", report.seed)
+}
+
+/// The bar that shows how far all runs are; hidden when nobody looks.
+fn progress_bar(scenario: &Scenario) -> anyhow::Result<ProgressBar> {
+    let bar = ProgressBar::new(scenario.duration_ms * scenario.variants.len() as u64);
+    let style = "{elapsed_precise} {bar:30} {percent:>3} % {msg}";
+    bar.set_style(ProgressStyle::with_template(style)?);
+    Ok(bar)
+}

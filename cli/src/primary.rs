@@ -1,0 +1,278 @@
+//! The primary tenant of a datanode's server, from configuration and flags to what watches it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use harvestfs_datanode::{PrimaryOptions, PrimarySource};
+use harvestfs_telemetry::{
+    primary::{Own, TraceReplay},
+    traces::{Series, SeriesReader},
+};
+
+use crate::config::{self, PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
+
+/// Flags of `harvestfs datanode` that stand in for `[primary]` in its configuration.
+#[derive(Debug, Args)]
+pub struct PrimaryArgs {
+    /// Where the use of the primary tenant is read: `none`, `machine`, `cgroup` or `trace`.
+    #[arg(long, env = "HARVESTFS_PRIMARY_SOURCE", value_name = "SOURCE")]
+    primary_source: Option<SourceName>,
+    /// The primary tenant's cgroup, as in /proc/PID/cgroup.
+    #[arg(long, env = "HARVESTFS_PRIMARY_CGROUP", value_name = "CGROUP")]
+    primary_cgroup: Option<PathBuf>,
+    /// A file of recorded series that is replayed as the primary tenant.
+    #[arg(long, env = "HARVESTFS_PRIMARY_TRACE", value_name = "FILE")]
+    primary_trace: Option<PathBuf>,
+    /// Name of the series, or its number from 1 [default: 1].
+    #[arg(long, env = "HARVESTFS_PRIMARY_SERIES", value_name = "SERIES")]
+    primary_series: Option<String>,
+    /// How many times as fast as it was recorded the trace is replayed [default: 1].
+    #[arg(long, env = "HARVESTFS_TRACE_SPEED", value_name = "N")]
+    trace_speed: Option<f64>,
+    /// When the replay began, in milliseconds since 1970; it goes on as if it had run since.
+    #[arg(long, hide = true, value_name = "UNIX_MS")]
+    trace_began: Option<u64>,
+}
+
+impl PrimaryArgs {
+    /// What the datanode is to watch: the flags before the configuration file `path`.
+    ///
+    /// # Errors
+    /// When they contradict each other, or the trace cannot be read.
+    pub fn options(&self, path: &Path, config: &PrimaryConfig) -> anyhow::Result<PrimaryOptions> {
+        let configured = |file: &Path| config::beside(path, file);
+        let source = match self.source(&config.source, configured)? {
+            PrimarySourceConfig::None => PrimarySource::None,
+            PrimarySourceConfig::Machine { own_cgroup } => PrimarySource::Machine {
+                own: own(own_cgroup),
+            },
+            PrimarySourceConfig::Cgroup { name, own_cgroup } => PrimarySource::Cgroup {
+                name,
+                own: own(own_cgroup),
+            },
+            PrimarySourceConfig::Trace(trace) => {
+                let series = find_series(&trace.file, trace.series.as_deref())?;
+                let replay = TraceReplay::new(&series, trace.speed, Instant::now(), self.skipped());
+                let replay = replay.with_context(|| trace.file.display().to_string())?;
+                PrimarySource::Trace(replay)
+            }
+        };
+        let mut options = PrimaryOptions {
+            source,
+            ..PrimaryOptions::default()
+        };
+        let gate = &mut options.gate;
+        let own = &config.gate;
+        gate.cpu_reserve_share = own.cpu_reserve_share().unwrap_or(gate.cpu_reserve_share);
+        gate.memory_reserve_share = own
+            .memory_reserve_share()
+            .unwrap_or(gate.memory_reserve_share);
+        gate.stalled_max_share = own.stalled_max_share();
+        gate.settle = own.settle().unwrap_or(gate.settle);
+        Ok(options)
+    }
+
+    fn source(
+        &self,
+        configured: &PrimarySourceConfig,
+        beside: impl Fn(&Path) -> PathBuf,
+    ) -> anyhow::Result<PrimarySourceConfig> {
+        let own_cgroup = match configured {
+            PrimarySourceConfig::Machine { own_cgroup }
+            | PrimarySourceConfig::Cgroup { own_cgroup, .. } => own_cgroup.clone(),
+            PrimarySourceConfig::None | PrimarySourceConfig::Trace(_) => None,
+        };
+        // Naming a trace or a cgroup says as well that it is the source.
+        let source = match (
+            self.primary_source,
+            &self.primary_trace,
+            &self.primary_cgroup,
+        ) {
+            (Some(source), _, _) => Some(source),
+            (None, Some(_), None) => Some(SourceName::Trace),
+            (None, None, Some(_)) => Some(SourceName::Cgroup),
+            (None, None, None) => None,
+            (None, Some(_), Some(_)) => {
+                bail!("the primary tenant is a trace or a cgroup: say which with --primary-source")
+            }
+        };
+        Ok(match (source, configured) {
+            (None, PrimarySourceConfig::Trace(trace)) => {
+                PrimarySourceConfig::Trace(self.trace(Some(trace), beside)?)
+            }
+            (None, configured) => configured.clone(),
+            (Some(SourceName::None), _) => PrimarySourceConfig::None,
+            (Some(SourceName::Machine), _) => PrimarySourceConfig::Machine { own_cgroup },
+            (Some(SourceName::Cgroup), configured) => {
+                let name = match (&self.primary_cgroup, configured) {
+                    (Some(name), _) => name,
+                    (None, PrimarySourceConfig::Cgroup { name, .. }) => name,
+                    _ => {
+                        bail!("which cgroup is the primary tenant's? Say so with --primary-cgroup")
+                    }
+                };
+                PrimarySourceConfig::Cgroup {
+                    name: name.clone(),
+                    own_cgroup,
+                }
+            }
+            (Some(SourceName::Trace), PrimarySourceConfig::Trace(trace)) => {
+                PrimarySourceConfig::Trace(self.trace(Some(trace), beside)?)
+            }
+            (Some(SourceName::Trace), _) => PrimarySourceConfig::Trace(self.trace(None, beside)?),
+        })
+    }
+
+    fn trace(
+        &self,
+        configured: Option<&TraceConfig>,
+        beside: impl Fn(&Path) -> PathBuf,
+    ) -> anyhow::Result<TraceConfig> {
+        let file = match (&self.primary_trace, configured) {
+            (Some(file), _) => file.clone(),
+            (None, Some(configured)) => beside(&configured.file),
+            (None, None) => bail!("which trace is the primary tenant? Say so with --primary-trace"),
+        };
+        let series = self.primary_series.clone();
+        Ok(TraceConfig {
+            file,
+            series: series.or_else(|| configured?.series.clone()),
+            speed: self
+                .trace_speed
+                .or(configured.map(|configured| configured.speed))
+                .unwrap_or(1.0),
+        })
+    }
+
+    /// How long the replay has run before; nothing if the clock went back since.
+    fn skipped(&self) -> Duration {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        self.trace_began.map_or(Duration::ZERO, |began| {
+            now.saturating_sub(Duration::from_millis(began))
+        })
+    }
+}
+
+fn own(cgroup: Option<PathBuf>) -> Own {
+    cgroup.map_or(Own::SameExecutable, Own::Cgroup)
+}
+
+/// The series of a name, or of a number from 1; by default the first.
+fn find_series(file: &Path, wanted: Option<&str>) -> anyhow::Result<Series> {
+    let wanted = wanted.unwrap_or("1");
+    let mut reader = SeriesReader::open(file)?;
+    let found = match wanted.parse::<usize>() {
+        Ok(0) => None,
+        Ok(number) => reader.nth(number - 1).transpose()?,
+        Err(_) => reader.find(wanted)?,
+    };
+    found.with_context(|| format!("{} has no series `{wanted}`", file.display()))
+}
+
+/// Which file and series each datanode of `up` replays.
+#[derive(Clone, Debug)]
+pub struct Cast {
+    files: Vec<PathBuf>,
+    /// Series of the only file.
+    series: usize,
+    speed: f64,
+    began_unix_ms: u64,
+}
+
+impl Cast {
+    /// Of a file, each datanode gets a series; of a directory, the first series of a file.
+    ///
+    /// # Errors
+    /// When there is no trace, or one cannot be read.
+    pub fn open(path: &Path, speed: f64) -> anyhow::Result<Self> {
+        let path = std::path::absolute(path)?;
+        let mut files = vec![path.clone()];
+        let mut series = 1;
+        if path.is_dir() {
+            files = trace_files(&path)?;
+            for file in &files {
+                find_series(file, None)?;
+            }
+        } else {
+            series = 0;
+            for next in SeriesReader::open(&path)? {
+                next?;
+                series += 1;
+            }
+        }
+        if files.is_empty() || series == 0 {
+            bail!("{} holds no trace (*.csv or *.csv.gz)", path.display());
+        }
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Ok(Self {
+            files,
+            series,
+            speed,
+            began_unix_ms: now.as_millis().try_into().unwrap_or(u64::MAX),
+        })
+    }
+
+    /// The flags of the datanode with a number from 1. When there are more datanodes than series, they
+    /// share them.
+    pub fn flags(&self, number: usize) -> Vec<std::ffi::OsString> {
+        let index = number.saturating_sub(1);
+        vec![
+            "--primary-trace".into(),
+            self.files[index % self.files.len()].clone().into(),
+            "--primary-series".into(),
+            (index % self.series + 1).to_string().into(),
+            "--trace-speed".into(),
+            self.speed.to_string().into(),
+            "--trace-began".into(),
+            self.began_unix_ms.to_string().into(),
+        ]
+    }
+}
+
+fn trace_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.to_string_lossy();
+        if name.ends_with(".csv") || name.ends_with(".csv.gz") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_datanode_plays_a_series() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("cpu.csv");
+        std::fs::write(&file, "series,values\na,100,200\nb,300,400\n").unwrap();
+        let cast = Cast::open(&file, 60.0).unwrap();
+        let series = |number| cast.flags(number)[3].clone();
+        assert_eq!([series(1), series(2), series(3)], ["1", "2", "1"]);
+        let of_directory = Cast::open(directory.path(), 60.0).unwrap();
+        assert_eq!(of_directory.flags(2)[1], file.as_os_str());
+        assert_eq!(find_series(&file, Some("b")).unwrap().name, "b");
+        for wrong in ["0", "3", "c"] {
+            let error = find_series(&file, Some(wrong)).unwrap_err().to_string();
+            assert!(error.contains(&format!("no series `{wrong}`")), "{error}");
+        }
+        std::fs::write(&file, "series,values\n").unwrap();
+        assert!(Cast::open(&file, 1.0).is_err());
+        std::fs::write(&file, "series,values\na,lots\n").unwrap();
+        let error = Cast::open(&file, 1.0).unwrap_err().to_string();
+        assert!(error.contains("cpu.csv:2"), "{error}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Whether a disk answers. A disk may be silent for minutes because its owner keeps it busy, and come
+//! back with everything on it: nothing on a silent disk is lost.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A disk that has jobs and finished none for this long is silent: it is not asked for more.
+pub const SILENT_AFTER: Duration = Duration::from_secs(5);
+
+/// Counts the jobs of a disk.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: u32,
+    /// When a job ended last, or the first one began to wait.
+    since: Option<Instant>,
+}
+
+/// A job, until it has ended.
+#[derive(Debug)]
+pub struct Beat(Arc<Pulse>);
+
+impl Pulse {
+    /// A job is handed to the disk.
+    pub fn begin(self: &Arc<Self>) -> Beat {
+        let mut state = self.lock();
+        if state.pending == 0 {
+            state.since = Some(Instant::now());
+        }
+        state.pending += 1;
+        drop(state);
+        Beat(self.clone())
+    }
+
+    /// For how long the disk has owed an answer.
+    pub fn silence(&self, now: Instant) -> Duration {
+        let state = self.lock();
+        match state.since {
+            Some(since) if state.pending > 0 => now.saturating_duration_since(since),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Two assignments that cannot panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.pending = state.pending.saturating_sub(1);
+        state.since = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_disk_that_owes_an_answer_is_silent() {
+        let pulse = Arc::new(Pulse::default());
+        tokio::time::advance(Duration::from_secs(100)).await;
+        assert_eq!(pulse.silence(Instant::now()), Duration::ZERO);
+        let (first, second) = (pulse.begin(), pulse.begin());
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(pulse.silence(Instant::now()), Duration::from_secs(4));
+        drop(first);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(pulse.silence(Instant::now()), Duration::from_secs(3));
+        drop(second);
+        assert_eq!(pulse.silence(Instant::now()), Duration::ZERO);
+    }
+}

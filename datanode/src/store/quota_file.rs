@@ -1,0 +1,107 @@
+//! The file that remembers a quota that was changed while the datanode ran.
+//!
+//! ```text
+//! harvestfs-quota 1
+//! configured 1099511627776     (bytes, as the configuration said then: a newer one is believed)
+//! quota 549755813888           (bytes)
+//! deadline 1767225600000       (when it must hold, in milliseconds since 1970)
+//! crc32 01234567               (of everything above)
+//! ```
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+const QUOTA_FILE: &str = "QUOTA";
+const NEW_QUOTA_FILE: &str = "QUOTA.new";
+const MAGIC: &str = "harvestfs-quota 1";
+/// More than any such file has.
+const FILE_BYTES_MAX: u64 = 1024;
+
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaFile {
+    /// What the configuration said, in bytes.
+    pub configured_bytes: u64,
+    /// What holds instead, in bytes.
+    pub quota_bytes: u64,
+    /// When it must hold.
+    pub deadline_unix_ms: u64,
+}
+
+impl QuotaFile {
+    /// Reads the file of a volume; `None` when there is none that can be trusted: the configuration
+    /// holds then.
+    pub fn read(dir: &Path) -> Option<Self> {
+        let path = dir.join(QUOTA_FILE);
+        if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
+            return None;
+        }
+        let found = Self::parse(&fs::read_to_string(&path).ok()?);
+        if found.is_none() {
+            tracing::warn!(file = %path.display(), "this quota is damaged; the configured one holds");
+        }
+        found
+    }
+
+    /// Writes it durably.
+    pub fn write(&self, dir: &Path) -> std::io::Result<()> {
+        let new_path = dir.join(NEW_QUOTA_FILE);
+        let mut file = File::create(&new_path)?;
+        file.write_all(self.format().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new_path, dir.join(QUOTA_FILE))?;
+        File::open(dir)?.sync_all()
+    }
+
+    fn format(&self) -> String {
+        let body = format!(
+            "{MAGIC}\nconfigured {}\nquota {}\ndeadline {}\n",
+            self.configured_bytes, self.quota_bytes, self.deadline_unix_ms
+        );
+        let crc = crc32fast::hash(body.as_bytes());
+        format!("{body}crc32 {crc:08x}\n")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (body, crc) = text.split_once("crc32 ")?;
+        if crc != format!("{:08x}\n", crc32fast::hash(body.as_bytes())) {
+            return None;
+        }
+        let mut lines = body.lines();
+        if lines.next()? != MAGIC {
+            return None;
+        }
+        let mut number = |name: &str| lines.next()?.strip_prefix(name)?.trim().parse().ok();
+        Some(Self {
+            configured_bytes: number("configured ")?,
+            quota_bytes: number("quota ")?,
+            deadline_unix_ms: number("deadline ")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_damage_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(QuotaFile::read(dir.path()), None);
+        let file = QuotaFile {
+            configured_bytes: 1 << 40,
+            quota_bytes: 5,
+            deadline_unix_ms: 7,
+        };
+        file.write(dir.path()).unwrap();
+        assert_eq!(QuotaFile::read(dir.path()), Some(file));
+        let good = file.format().into_bytes();
+        for index in 0..good.len() {
+            let mut bad = good.clone();
+            bad[index] ^= 0x01;
+            fs::write(dir.path().join(QUOTA_FILE), &bad).unwrap();
+            assert_eq!(QuotaFile::read(dir.path()), None, "byte {index}");
+        }
+    }
+}

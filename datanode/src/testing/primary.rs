@@ -1,0 +1,52 @@
+//! A primary tenant that uses what a test says, or whose kernel files hang.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
+
+use harvestfs_telemetry::gate::Load;
+use harvestfs_telemetry::primary::{SampleError, Sampler};
+
+/// Cheap to clone; all clones are one primary.
+#[derive(Clone, Default)]
+pub struct TestPrimary {
+    inner: Arc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The use, or that reading it hangs.
+    cpu_share: Mutex<Option<f64>>,
+    changed: Condvar,
+}
+
+impl TestPrimary {
+    pub fn idle() -> Self {
+        let primary = Self::default();
+        primary.uses(0.0);
+        primary
+    }
+
+    pub fn uses(&self, cpu_share: f64) {
+        *self.inner.cpu_share.lock().unwrap() = Some(cpu_share);
+        self.inner.changed.notify_all();
+    }
+
+    /// Reading what it uses does not return from now on.
+    pub fn hang(&self) {
+        *self.inner.cpu_share.lock().unwrap() = None;
+    }
+}
+
+impl Sampler for TestPrimary {
+    fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
+        let mut cpu_share = self.inner.cpu_share.lock().unwrap();
+        while cpu_share.is_none() {
+            cpu_share = self.inner.changed.wait(cpu_share).unwrap();
+        }
+        Ok(Load {
+            cpu_share: *cpu_share,
+            memory_share: Some(0.25),
+            ..Load::default()
+        })
+    }
+}

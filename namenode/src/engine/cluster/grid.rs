@@ -1,0 +1,145 @@
+//! The policy and its grid: when the grid is rebuilt, and what history tells it.
+
+use harvestfs_placement::{Policy, PolicyKind, View};
+use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
+
+use super::Cluster;
+
+/// The grid is left as it is while rebuilding it would move less than this share of the space to
+/// another cell: what moves breaks the constraints of blocks that are already written.
+const MOVED_SHARE_MIN: f64 = 0.05;
+/// The same after a strict block was refused: another grid may have room where this one has none.
+const MOVED_SHARE_AFTER_REFUSAL_MIN: f64 = 0.01;
+
+/// When the grid has to be looked at.
+#[derive(Debug, Default)]
+pub(super) struct GridState {
+    /// [`View::populated_tenants`] when it was built; 0 before the first time.
+    tenants: u32,
+    /// When it was built or checked last.
+    checked_ms: u64,
+    /// A strict block was refused: perhaps a cell is full.
+    refused: bool,
+    /// How often it was built.
+    builds: u64,
+}
+
+impl Cluster {
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> PolicyKind {
+        self.policy.kind()
+    }
+
+    /// What placement knows: servers, tenants, grid.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Replaces the policy, at any time. New blocks and repairs follow it from now on, and the
+    /// grid is rebuilt for it; replicas that break its constraints are moved within the repair
+    /// budgets.
+    pub fn set_policy(&mut self, now_ms: u64, policy: Box<dyn Policy>) {
+        self.advance(now_ms);
+        self.policy = policy;
+        self.rebuild_grid(now_ms);
+    }
+
+    /// Takes note of what history says of tenants. The grid follows when it is rebuilt.
+    pub fn set_profiles<'a>(
+        &mut self,
+        profiles: impl IntoIterator<Item = (&'a TenantKey, TenantProfile)>,
+    ) {
+        for (key, profile) in profiles {
+            self.view.set_tenant_profile(key, profile);
+        }
+    }
+
+    /// Takes note of which tenants history shows reimaged together.
+    pub fn set_together<'a>(
+        &mut self,
+        pairs: impl IntoIterator<Item = (&'a TenantKey, &'a TenantKey)>,
+    ) {
+        self.view.set_together(pairs);
+    }
+
+    /// Rebuilds the grid from the tenants' history and space as they are now. O(servers), and
+    /// afterwards, bounded per tick, O(blocks).
+    pub fn rebuild_grid(&mut self, now_ms: u64) {
+        self.advance(now_ms);
+        self.view.rebuild_grid(self.policy.scope());
+        self.look_at_all_blocks();
+        self.grid = GridState {
+            tenants: self.view.populated_tenants(),
+            checked_ms: self.now_ms,
+            refused: false,
+            builds: self.grid.builds + 1,
+        };
+    }
+
+    /// History has changed: rebuilds the grid if that moves enough space to other cells, or else
+    /// only takes note of the new rates.
+    pub fn update_grid(&mut self, now_ms: u64) {
+        self.advance(now_ms);
+        self.grid.refused = false;
+        self.grid.checked_ms = self.now_ms;
+        let plan = self.view.plan_grid(self.policy.scope());
+        if self.view.moved_share(&plan) >= MOVED_SHARE_MIN {
+            self.rebuild_grid(self.now_ms);
+        } else {
+            self.view.refresh_rates();
+        }
+    }
+
+    /// The diversity of every block may have changed.
+    pub(super) fn look_at_all_blocks(&mut self) {
+        if !self.safe_mode && self.options.watch_diversity {
+            self.settle_from = Some(0);
+        }
+    }
+
+    /// Rebuilds the grid if tenants are new and hold enough space to be worth it. Nothing is known
+    /// of them yet, and they can wait outside the grid.
+    pub(super) fn place_new_tenants(&mut self) {
+        let tenants = self.view.populated_tenants();
+        if self.grid.tenants == tenants {
+            return;
+        }
+        let plan = self.view.plan_grid(self.policy.scope());
+        if self.view.moved_share(&plan) >= MOVED_SHARE_MIN {
+            self.rebuild_grid(self.now_ms);
+        }
+        self.grid.tenants = tenants;
+    }
+
+    /// A strict block found no place.
+    pub(super) fn note_refusal(&mut self) {
+        self.grid.refused = true;
+    }
+
+    /// Rebuilds the grid when it has changed enough: looked at once per
+    /// [`ClusterOptions::grid_interval_ms`](super::ClusterOptions), and soon after a refusal.
+    pub(super) fn check_grid(&mut self) {
+        let interval_ms = if self.grid.refused {
+            self.options.grid_retry_ms
+        } else {
+            self.options.grid_interval_ms
+        };
+        if self.now_ms - self.grid.checked_ms < interval_ms {
+            return;
+        }
+        let refused = std::mem::take(&mut self.grid.refused);
+        self.grid.checked_ms = self.now_ms;
+        let plan = self.view.plan_grid(self.policy.scope());
+        let moved = self.view.moved_share(&plan);
+        let enough = if refused {
+            MOVED_SHARE_AFTER_REFUSAL_MIN
+        } else {
+            MOVED_SHARE_MIN
+        };
+        if moved >= enough {
+            self.rebuild_grid(self.now_ms);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Replicas that are in the wrong place: diversity, and what leaves a server.
+
+use harvestfs_placement::{
+    Constraints, ServerView,
+    diversity::{conflicts, held},
+};
+use harvestfs_protocol::{ids::NodeId, types::Durability};
+use smallvec::SmallVec;
+
+use super::{
+    Cluster,
+    queue::{RISKS, rank_of},
+    table::{Block, NodeIx, Slot},
+};
+
+impl Cluster {
+    /// Whether the replica on a node is to leave it as soon as another one is made: its server is
+    /// drained, or its owner wants the space back.
+    pub(super) fn is_leaving(&self, slot: Slot, node: NodeIx) -> bool {
+        self.nodes[node as usize].draining
+            || (!self.victims.is_empty() && self.victims.contains(&(slot, node)))
+    }
+
+    /// Nodes with good replicas of a block, those that its writer vouches for included.
+    pub(super) fn holders(&self, slot: Slot, block: &Block) -> SmallVec<[NodeIx; 8]> {
+        let mut nodes: SmallVec<[NodeIx; 8]> = block
+            .replicas
+            .iter()
+            .filter(|replica| replica.state.is_good())
+            .map(|replica| &self.table.storages[replica.storage as usize])
+            .filter(|storage| storage.usable)
+            .map(|storage| storage.node)
+            .collect();
+        for &node in self.pipeline(slot) {
+            if self.nodes[node as usize].is_alive() && self.table.replica_on(slot, node).is_none() {
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+
+    /// Nodes and the servers of the view have the same indexes.
+    fn server(&self, node: NodeIx) -> Option<&ServerView> {
+        self.view.server_at(node as usize)
+    }
+
+    /// What a block was promised: everything that the policy keeps, if it is strict.
+    pub(super) fn promised(&self, block: &Block) -> Constraints {
+        match block.rules.durability {
+            Durability::Strict => self.policy.constraints(),
+            Durability::Space => Constraints::NONE,
+        }
+    }
+
+    /// The constraints that hold among the replicas of a block.
+    pub(super) fn held(&self, nodes: &[NodeIx]) -> Constraints {
+        held(
+            &self.view,
+            nodes.iter().filter_map(|&node| self.server(node)),
+        )
+    }
+
+    /// How many constraints hold, and whether one does not that was promised. Counts sealed blocks
+    /// with replicas only: others are still being placed, or lost.
+    pub(super) fn diversity(&self, slot: Slot, block: &Block) -> (Option<u8>, bool) {
+        let watched = self.options.watch_diversity && !self.safe_mode;
+        if !watched || !block.sealed || block.required_bytes == 0 {
+            return (None, false);
+        }
+        let holders = self.holders(slot, block);
+        if holders.is_empty() {
+            return (None, false);
+        }
+        let held = self.held(&holders);
+        (
+            Some(held.count() as u8),
+            !held.contains(self.promised(block)),
+        )
+    }
+
+    /// The replica whose move mends most: without it, the fewest conflicts with what was promised
+    /// are left. `None` when there are none.
+    pub(super) fn misfit(&self, slot: Slot) -> Option<NodeIx> {
+        let block = self.table.get(slot)?;
+        let holders = self.holders(slot, block);
+        let promised = self.promised(block);
+        let without = |left_out: Option<NodeIx>| {
+            let rest = holders.iter().filter(|&&node| Some(node) != left_out);
+            let servers = rest.filter_map(|&node| self.server(node));
+            conflicts(&self.view, servers, promised)
+        };
+        if without(None) == 0 {
+            return None;
+        }
+        let ids: SmallVec<[NodeId; 8]> = holders
+            .iter()
+            .map(|&node| self.nodes[node as usize].id)
+            .collect();
+        let surplus = self.policy.surplus(&self.view, &ids)?;
+        holders.get(surplus).copied()
+    }
+
+    /// The rank of a block that has to be repaired: the fewer survivors and the more often their
+    /// tenants are reimaged, the sooner.
+    pub(super) fn repair_rank(&self, slot: Slot, survivors: usize) -> usize {
+        let Some(block) = self.table.get(slot) else {
+            return rank_of(survivors, RISKS);
+        };
+        let mean = self.view.mean_reimage_rate();
+        // That all survivors are reimaged at about the same time, over that of average ones.
+        let risk: f64 = self
+            .holders(slot, block)
+            .iter()
+            .filter_map(|&node| self.server(node))
+            .map(|server| self.view.reimage_rate(server) / mean)
+            .product();
+        let class = match risk {
+            risk if risk > 4.0 => 0,
+            risk if risk > 1.0 => 1,
+            risk if risk > 0.25 => 2,
+            _ => 3,
+        };
+        rank_of(survivors, class)
+    }
+}

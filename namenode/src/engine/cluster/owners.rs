@@ -1,0 +1,323 @@
+//! What owners do to their servers, with notice: reimages that wait until data is safe, and quotas
+//! that shrink by a deadline.
+
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId, StorageId},
+    limits::BLOCKS_PER_REPORT_MAX,
+    node::NodeCommand,
+    placement::{ReimageImpact, RepairChange, RepairLimits},
+};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::{
+    Cluster,
+    table::{NodeIx, ReplicaState, Slot, StorageIx},
+};
+
+/// A quota that a node has to be told of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuotaOrder {
+    storage: StorageIx,
+    quota_bytes: u64,
+    /// When it must hold.
+    deadline_ms: u64,
+    /// When the node is to be told, or told again.
+    tell_ms: u64,
+}
+
+impl QuotaOrder {
+    pub(super) fn is_not_of(&self, storage: StorageIx) -> bool {
+        self.storage != storage
+    }
+}
+
+impl Cluster {
+    /// What would become of data if these nodes were reimaged now. O(blocks on them).
+    #[must_use]
+    pub fn reimage_impact(&self, nodes: &[NodeId]) -> ReimageImpact {
+        let nodes: FxHashSet<NodeIx> = nodes
+            .iter()
+            .filter_map(|&node| self.node_index(node))
+            .collect();
+        let mut impact = ReimageImpact::default();
+        let mut seen: FxHashSet<Slot> = FxHashSet::default();
+        for &node in &nodes {
+            let slots = self.slots_on(node);
+            impact.replicas += slots.len() as u64;
+            seen.extend(slots);
+        }
+        let mut slots: Vec<Slot> = seen.into_iter().collect();
+        slots.sort_unstable();
+        for slot in slots {
+            self.add_impact(slot, &nodes, &mut impact);
+        }
+        impact
+    }
+
+    fn add_impact(&self, slot: Slot, nodes: &FxHashSet<NodeIx>, impact: &mut ReimageImpact) {
+        let Some(block) = self.table.get(slot).filter(|it| it.required_bytes > 0) else {
+            return;
+        };
+        let holders = self.holders(slot, block);
+        let survivors = holders.iter().filter(|node| !nodes.contains(node)).count();
+        let list = |blocks: &mut Vec<BlockId>| {
+            if blocks.len() < BLOCKS_PER_REPORT_MAX {
+                blocks.push(block.id);
+            }
+        };
+        impact.waiting += u64::from(survivors < block.wanted());
+        if survivors == 0 {
+            impact.lost += 1;
+            list(&mut impact.lost_blocks);
+        } else if survivors == 1 && block.wanted() > 1 {
+            impact.exposed += 1;
+            list(&mut impact.exposed_blocks);
+        }
+    }
+
+    /// Blocks that have a replica on a node, or are being written there.
+    pub(super) fn slots_on(&self, node: NodeIx) -> Vec<Slot> {
+        let storages = self.nodes[node as usize].storages.iter();
+        let mut slots: Vec<Slot> = storages
+            .map(|&storage| &self.table.storages[storage as usize])
+            .filter(|storage| storage.usable)
+            .flat_map(|storage| storage.blocks().iter().copied())
+            .chain(self.pipelines_with(node))
+            .collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// Has everything that a node holds copied elsewhere within the repair budgets, and gives it
+    /// nothing new; or ends that. It ends by itself when the node is reimaged.
+    pub fn set_draining(&mut self, now_ms: u64, node: NodeId, draining: bool) {
+        self.advance(now_ms);
+        let Some(index) = self.node_index(node) else {
+            return;
+        };
+        if self.nodes[index as usize].draining == draining {
+            return;
+        }
+        self.nodes[index as usize].draining = draining;
+        self.refresh_node(index);
+        for slot in self.slots_on(index) {
+            self.settle(slot);
+        }
+    }
+
+    /// Has a node's volumes use no more than `quota_bytes` by a deadline, `deadline_ms` from now:
+    /// one of them, or all together, which share it as they share the present quota. Returns
+    /// whether there is such a volume.
+    pub fn set_quota(
+        &mut self,
+        now_ms: u64,
+        node: NodeId,
+        storage: Option<StorageId>,
+        quota_bytes: u64,
+        deadline_ms: u64,
+    ) -> bool {
+        self.advance(now_ms);
+        let Some(index) = self.node_index(node) else {
+            return false;
+        };
+        let volumes: SmallVec<[StorageIx; 2]> = self.nodes[index as usize]
+            .storages
+            .iter()
+            .copied()
+            .filter(|&it| {
+                let volume = &self.table.storages[it as usize];
+                storage.is_none_or(|wanted| volume.id == wanted)
+            })
+            .collect();
+        let quota_of =
+            |it: StorageIx| u128::from(self.table.storages[it as usize].status.quota_bytes);
+        let all = volumes.iter().map(|&it| quota_of(it)).sum::<u128>();
+        let orders: SmallVec<[QuotaOrder; 2]> = volumes
+            .iter()
+            .map(|&it| {
+                let equal = u128::from(quota_bytes) / volumes.len() as u128;
+                let share = (u128::from(quota_bytes) * quota_of(it))
+                    .checked_div(all)
+                    .unwrap_or(equal);
+                QuotaOrder {
+                    storage: it,
+                    quota_bytes: u64::try_from(share).unwrap_or(quota_bytes),
+                    deadline_ms: self.now_ms.saturating_add(deadline_ms),
+                    tell_ms: self.now_ms,
+                }
+            })
+            .collect();
+        let waiting = &mut self.nodes[index as usize].quotas;
+        waiting.retain(|it| !volumes.contains(&it.storage));
+        waiting.extend(orders);
+        !volumes.is_empty()
+    }
+
+    /// The command for the next quota that a node has to be told of. Repeated until a heartbeat
+    /// shows the quota.
+    pub(super) fn next_quota(&mut self, node: NodeIx) -> Option<NodeCommand> {
+        let now_ms = self.now_ms;
+        let storages = &self.table.storages;
+        let quotas = &mut self.nodes[node as usize].quotas;
+        quotas.retain(|it| storages[it.storage as usize].status.quota_bytes != it.quota_bytes);
+        let order = quotas.iter_mut().find(|it| it.tell_ms <= now_ms)?;
+        order.tell_ms = now_ms + self.options.command_retry_ms;
+        Some(NodeCommand::SetQuota {
+            storage: self.table.storages[order.storage as usize].id,
+            quota_bytes: order.quota_bytes,
+            deadline_ms: order.deadline_ms.saturating_sub(now_ms),
+        })
+    }
+
+    /// A heartbeat says how full a volume is: chooses what leaves it when its owner wants space
+    /// back, and lets the rest stay when there is space again.
+    pub(super) fn mind_quota(&mut self, node: NodeIx, storage: StorageIx) {
+        let it = &self.table.storages[storage as usize];
+        let status = it.status;
+        let over_bytes = status.used_bytes.saturating_sub(status.quota_bytes);
+        let Some(remaining_ms) = status.shrinks_in_ms.filter(|_| over_bytes > 0 && it.usable)
+        else {
+            if !self.victims.is_empty() {
+                self.spare_victims(node, storage);
+            }
+            return;
+        };
+        self.choose_victims(node, storage, over_bytes);
+        if remaining_ms <= self.options.shrink_margin_ms {
+            self.give_up_victims(node, storage);
+        }
+    }
+
+    fn victims_on(&self, node: NodeIx, storage: StorageIx) -> Vec<Slot> {
+        let blocks = self.table.storages[storage as usize]
+            .blocks()
+            .iter()
+            .copied();
+        let mut slots: Vec<Slot> = blocks
+            .filter(|&slot| self.victims.contains(&(slot, node)))
+            .collect();
+        slots.sort_unstable();
+        slots
+    }
+
+    /// There is space again: what was to leave the volume and is still there stays.
+    fn spare_victims(&mut self, node: NodeIx, storage: StorageIx) {
+        let mut slots = Vec::new();
+        for &(slot, victim_of) in &self.victims {
+            let elsewhere = self.table.replica_on(slot, node).is_some()
+                && self.table.replica_in(slot, storage).is_none();
+            if victim_of == node && !elsewhere {
+                slots.push(slot);
+            }
+        }
+        slots.sort_unstable();
+        for slot in slots {
+            self.victims.remove(&(slot, node));
+            self.settle(slot);
+        }
+    }
+
+    /// Chooses replicas of as many bytes as have to go: those with the most copies elsewhere first.
+    fn choose_victims(&mut self, node: NodeIx, storage: StorageIx, over_bytes: u64) {
+        let mut candidates: Vec<(usize, Slot, u64)> = Vec::new();
+        let mut chosen_bytes = 0;
+        for &slot in self.table.storages[storage as usize].blocks() {
+            let Some(block) = self.table.get(slot).filter(|it| it.sealed) else {
+                continue;
+            };
+            let bytes = u64::from(block.required_bytes);
+            if self.victims.contains(&(slot, node)) {
+                chosen_bytes += bytes;
+            } else {
+                let holders = self.holders(slot, block);
+                let elsewhere = holders.iter().filter(|&&it| it != node).count();
+                candidates.push((elsewhere, slot, bytes));
+            }
+        }
+        if chosen_bytes >= over_bytes {
+            return;
+        }
+        candidates.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (_, slot, bytes) in candidates {
+            if chosen_bytes >= over_bytes {
+                break;
+            }
+            chosen_bytes += bytes;
+            self.victims.insert((slot, node));
+            self.settle(slot);
+        }
+    }
+
+    /// The deadline is near: what has a confirmed copy elsewhere is removed, although another one
+    /// would have been wanted. The last copies are left to the datanode, which must obey its owner.
+    fn give_up_victims(&mut self, node: NodeIx, storage: StorageIx) {
+        for slot in self.victims_on(node, storage) {
+            let elsewhere = self.confirmed(slot).iter().any(|&it| it != node);
+            if let Some(index) = self.table.replica_in(slot, storage)
+                && let Some(block) = self.table.get(slot)
+                && block.replicas[index].state == ReplicaState::Sealed
+                && elsewhere
+            {
+                self.nodes[node as usize].deletes.add(block.id);
+                self.table.set_state(slot, index, ReplicaState::Excess);
+                self.settle(slot);
+            }
+        }
+    }
+
+    /// Whether a replica may be removed although fewer than wanted are left.
+    pub(super) fn is_given_up(&self, slot: Slot, node: NodeIx) -> bool {
+        let Some(index) = self.table.replica_on(slot, node) else {
+            return false;
+        };
+        let Some(block) = self.table.get(slot) else {
+            return false;
+        };
+        let storage = &self.table.storages[block.replicas[index].storage as usize];
+        let shrinks_in_ms = storage.status.shrinks_in_ms;
+        self.victims.contains(&(slot, node))
+            && shrinks_in_ms.is_some_and(|it| it <= self.options.shrink_margin_ms)
+    }
+
+    /// The budgets of repair.
+    #[must_use]
+    pub fn repair_limits(&self) -> RepairLimits {
+        let options = &self.options;
+        RepairLimits {
+            window_ms: options.repair_window_ms,
+            per_node: options.repairs_per_window,
+            urgent_per_node: options.urgent_repairs_per_window,
+            moves_per_node: options.moves_per_window,
+            per_volume: options.repairs_per_volume_per_window,
+            at_once: options.repairs_in_flight_per_node,
+        }
+    }
+
+    /// Changes the budgets of repair. What was used of them within the window still counts.
+    pub fn set_repair_limits(&mut self, now_ms: u64, change: &RepairChange) {
+        self.advance(now_ms);
+        let options = &mut self.options;
+        let changes = [
+            (&mut options.repairs_per_window, change.per_node),
+            (
+                &mut options.urgent_repairs_per_window,
+                change.urgent_per_node,
+            ),
+            (&mut options.moves_per_window, change.moves_per_node),
+            (
+                &mut options.repairs_per_volume_per_window,
+                change.per_volume,
+            ),
+            (&mut options.repairs_in_flight_per_node, change.at_once),
+        ];
+        for (limit, new) in changes {
+            *limit = new.unwrap_or(*limit);
+        }
+        for index in 0..self.nodes.len() {
+            self.refresh_node(index as NodeIx);
+        }
+        self.retry_repairs();
+    }
+}

@@ -1,0 +1,176 @@
+//! Where blocks are, and why: what operators see of placement.
+
+use harvestfs_placement::{CELLS, Cell, Constraints, ServerView};
+use harvestfs_protocol::{
+    history::TenantName,
+    ids::BlockId,
+    limits::{BLOCKS_PER_REPORT_MAX, TENANTS_PER_REPLY_MAX},
+    placement::{BlockPlace, CellReport, GridCell, PlacementReport, ReplicaPlace, TenantReport},
+    types::Durability,
+};
+
+use super::{
+    Cluster,
+    table::{Block, NodeIx, ReplicaState, Slot},
+};
+
+impl Cluster {
+    /// The policy, its grid, diversity, and where these blocks are; unknown ones are left out.
+    /// O(servers).
+    #[must_use]
+    pub fn placement_report(&self, blocks: &[BlockId]) -> PlacementReport {
+        let bytes = |blocks: u64| blocks.saturating_mul(self.options.block_bytes);
+        let cells = self.view.cell_spaces().into_iter().enumerate();
+        let cells = cells.map(|(number, space)| CellReport {
+            cell: (number < CELLS)
+                .then(|| Cell::all().nth(number).map(grid_cell))
+                .flatten(),
+            tenants: space.tenants,
+            servers: space.servers,
+            capacity_bytes: bytes(space.capacity_blocks),
+            free_bytes: bytes(space.free_blocks),
+        });
+        let details = self.view.grid_tenants();
+        let tenants = self.view.tenants().iter().zip(&details);
+        let tenants = tenants
+            .filter(|(tenant, _)| tenant.servers > 0)
+            .take(TENANTS_PER_REPLY_MAX)
+            .map(|(tenant, it)| TenantReport {
+                tenant: TenantName {
+                    environment: tenant.key.environment.clone(),
+                    machine_function: tenant.key.machine_function.clone(),
+                },
+                cell: tenant.cell().map(grid_cell),
+                servers: tenant.servers,
+                has_history: tenant.profile.is_some(),
+                reimages_per_1000: per_1000(it.reimages),
+                peak_cpu_permille: (it.peak * 1_000.0) as u16,
+                free_bytes: bytes(it.free_blocks),
+            });
+        let blocks = blocks.iter().take(BLOCKS_PER_REPORT_MAX);
+        PlacementReport {
+            policy: self.policy.kind().name().into(),
+            cells: cells.collect(),
+            tenants: tenants.collect(),
+            blocks_by_score: self.totals.scores.to_vec(),
+            misplaced_blocks: self.totals.misplaced,
+            moves_waiting: (self.queue.len() - self.queue.repairs()) as u64,
+            blocks: blocks
+                .filter_map(|&block| self.block_place(block))
+                .collect(),
+        }
+    }
+
+    fn block_place(&self, id: BlockId) -> Option<BlockPlace> {
+        let slot = self.table.slot(id)?;
+        let block = self.table.get(slot)?;
+        let holders = self.holders(slot, block);
+        let held = self.held(&holders);
+        let broken = self.promised(block).without(held);
+        let names = |constraints: Constraints| constraints.names().map(String::from).collect();
+        let replicas = block.replicas.iter().filter_map(|replica| {
+            let storage = &self.table.storages[replica.storage as usize];
+            let state = if storage.usable {
+                state_name(replica.state)
+            } else {
+                "gone"
+            };
+            self.replica_place(slot, storage.node, state, &holders)
+        });
+        let awaited = holders
+            .iter()
+            .filter(|&&node| self.table.replica_on(slot, node).is_none())
+            .filter_map(|&node| self.replica_place(slot, node, "awaited", &holders));
+        Some(BlockPlace {
+            block: id,
+            replication: block.rules.replication,
+            strict: is_strict(block),
+            held: names(held),
+            broken: names(broken),
+            replicas: replicas.chain(awaited).collect(),
+        })
+    }
+
+    fn replica_place(
+        &self,
+        slot: Slot,
+        node: NodeIx,
+        state: &str,
+        holders: &[NodeIx],
+    ) -> Option<ReplicaPlace> {
+        let server = self.view.server_at(node as usize)?;
+        let it = &self.nodes[node as usize].server;
+        let shares = holders
+            .iter()
+            .filter(|&&other| other != node && holders.contains(&node))
+            .filter_map(|&other| Some((other, self.view.server_at(other as usize)?)))
+            .flat_map(|(other, view)| {
+                let name = &self.nodes[other as usize].server.name;
+                let shared = self.shared(server, view);
+                shared
+                    .names()
+                    .map(|it| (it.into(), name.clone()))
+                    .collect::<Vec<_>>()
+            });
+        Some(ReplicaPlace {
+            server: it.name.clone(),
+            rack: it.rack.clone(),
+            tenant: TenantName {
+                environment: it.environment.clone(),
+                machine_function: it.machine_function.clone(),
+            },
+            cell: self.view.cell_of(server).map(grid_cell),
+            reimages_per_1000: per_1000(self.view.reimage_rate(server)),
+            state: state.into(),
+            leaving: self.is_leaving(slot, node),
+            shares: shares.collect(),
+        })
+    }
+
+    /// What two servers have in common.
+    fn shared(&self, a: &ServerView, b: &ServerView) -> Constraints {
+        let cells = (self.view.cell_of(a), self.view.cell_of(b));
+        let same = |key: fn(Cell) -> usize| match cells {
+            (Some(a), Some(b)) => key(a) == key(b),
+            _ => false,
+        };
+        [
+            (Constraints::ENVIRONMENT, a.environment == b.environment),
+            (Constraints::MACHINE_FUNCTION, a.function == b.function),
+            (Constraints::RACK, a.rack == b.rack),
+            (Constraints::COLUMN, same(Cell::column)),
+            (Constraints::ROW, same(Cell::row)),
+        ]
+        .into_iter()
+        .filter(|(_, shared)| *shared)
+        .fold(Constraints::NONE, |all, (constraint, _)| {
+            all.union(constraint)
+        })
+    }
+}
+
+fn is_strict(block: &Block) -> bool {
+    block.rules.durability == Durability::Strict
+}
+
+fn grid_cell(cell: Cell) -> GridCell {
+    GridCell {
+        row: cell.row() as u8,
+        column: cell.column() as u8,
+    }
+}
+
+fn per_1000(reimages_per_server_month: f64) -> u32 {
+    (reimages_per_server_month * 1_000.0).round() as u32
+}
+
+fn state_name(state: ReplicaState) -> &'static str {
+    match state {
+        ReplicaState::Sealed => "sealed",
+        ReplicaState::Open => "open",
+        ReplicaState::Short => "short",
+        ReplicaState::Corrupt => "corrupt",
+        ReplicaState::Excess => "excess",
+        ReplicaState::Deleting => "deleting",
+    }
+}

@@ -1,0 +1,59 @@
+//! What the owner tells the historian, and what it is told.
+
+use harvestfs_protocol::admin::AdminReply;
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::types::Timestamp;
+use harvestfs_telemetry::profile::TenantKey;
+
+use super::Owner;
+use crate::engine::namespace::ServerView;
+use crate::server::history::{Finished, KnownServer};
+
+/// Pairs of tenants that placement heeds, those most at risk first.
+const PAIRS_MAX: usize = 10_000;
+
+impl Owner {
+    /// Something that the historian had to do is done.
+    pub(super) fn on_history(&mut self, finished: Finished) {
+        match finished {
+            Finished::Answer(reply, responder) => {
+                let reply = reply.map(|reply| Reply::Admin(AdminReply::History(reply)));
+                responder.send(&reply);
+            }
+            Finished::Analysis(analysis) => {
+                let tenants = analysis.tenants.iter();
+                let profiles = tenants.map(|(key, tenant)| (key, tenant.profile));
+                self.cluster.set_profiles(profiles);
+                let pairs = analysis.pairs.iter().take(PAIRS_MAX);
+                let pairs = pairs.map(|(first, second, _)| (first, second));
+                self.cluster.set_together(pairs);
+                self.cluster.update_grid(self.clock.now_ms());
+            }
+        }
+    }
+
+    /// A datanode registered: its server may have changed hands or been reimaged.
+    pub(super) fn tell_historian(&mut self, node: NodeId, name: &str) {
+        if let Some(view) = self.namespace.server(name) {
+            self.historian.server(node, known(&view));
+        }
+    }
+}
+
+/// What history needs of a server.
+pub(super) fn known(view: &ServerView<'_>) -> KnownServer {
+    KnownServer {
+        name: view.server.name.clone(),
+        tenant: TenantKey {
+            environment: view.server.environment.clone(),
+            machine_function: view.server.machine_function.clone(),
+        },
+        registered_s: seconds(view.registered),
+        reimages: view.reimages.iter().copied().map(seconds).collect(),
+    }
+}
+
+fn seconds(time: Timestamp) -> u32 {
+    u32::try_from((time.0 / 1_000_000_000).max(0)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,144 @@
+//! Requests of operators about placement and repair.
+
+use harvestfs_placement::PolicyKind;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
+use harvestfs_protocol::limits::BLOCKS_PER_REPORT_MAX;
+use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::placement::{PlacementReply, PlacementRequest};
+use harvestfs_protocol::types::Credentials;
+
+use super::Owner;
+
+/// Most budget that can be set: more than any disk can do in a window.
+const REPAIRS_MAX: u32 = 1_000_000;
+
+impl Owner {
+    pub(super) fn placement(
+        &mut self,
+        request: PlacementRequest,
+    ) -> Result<PlacementReply, FsError> {
+        let now_ms = self.clock.now_ms();
+        match request {
+            PlacementRequest::Report { mut blocks, file } => {
+                if let Some(path) = file {
+                    blocks.extend(self.blocks_of_file(&path)?);
+                }
+                for &block in &blocks {
+                    if self.namespace.block(block).is_none() {
+                        return Err(invalid(format!("there is no block {block}")));
+                    }
+                }
+                let report = self.cluster.placement_report(&blocks);
+                Ok(PlacementReply::Report(report))
+            }
+            PlacementRequest::SetPolicy(name) => {
+                let kind: PolicyKind = name.parse().map_err(|error| invalid(format!("{error}")))?;
+                let policy = kind.build(&self.options.placement);
+                self.cluster.set_policy(now_ms, policy);
+                tracing::info!(policy = kind.name(), "an operator changed the policy");
+                Ok(PlacementReply::Done)
+            }
+            PlacementRequest::Repair(change) => {
+                let limits = [
+                    change.per_node,
+                    change.urgent_per_node,
+                    change.moves_per_node,
+                    change.per_volume,
+                    change.at_once,
+                ];
+                if limits
+                    .into_iter()
+                    .flatten()
+                    .any(|limit| limit > REPAIRS_MAX)
+                {
+                    return Err(invalid(format!("a budget is at most {REPAIRS_MAX}")));
+                }
+                self.cluster.set_repair_limits(now_ms, &change);
+                let limits = self.cluster.repair_limits();
+                tracing::info!(?limits, "an operator set the budgets of repair");
+                Ok(PlacementReply::Repair(limits))
+            }
+            PlacementRequest::Impact { servers, hold } => {
+                let nodes = self.nodes_named(&servers)?;
+                if hold {
+                    for &node in &nodes {
+                        self.cluster.set_draining(now_ms, node, true);
+                    }
+                }
+                Ok(PlacementReply::Impact(self.cluster.reimage_impact(&nodes)))
+            }
+            PlacementRequest::Release { servers } => {
+                for node in self.nodes_named(&servers)? {
+                    self.cluster.set_draining(now_ms, node, false);
+                }
+                Ok(PlacementReply::Done)
+            }
+            PlacementRequest::SetQuota {
+                server,
+                storage,
+                quota_bytes,
+                deadline_ms,
+            } => {
+                let node = self.node_named(&server)?;
+                let known = self
+                    .cluster
+                    .set_quota(now_ms, node, storage, quota_bytes, deadline_ms);
+                if !known {
+                    return Err(invalid(match storage {
+                        Some(storage) => format!("{server} has no volume {storage}"),
+                        None => format!("{server} has not told its volumes yet"),
+                    }));
+                }
+                tracing::info!(server, ?storage, quota_bytes, "an owner set a quota");
+                Ok(PlacementReply::Done)
+            }
+        }
+    }
+
+    fn nodes_named(&self, servers: &[String]) -> Result<Vec<NodeId>, FsError> {
+        servers.iter().map(|name| self.node_named(name)).collect()
+    }
+
+    fn node_named(&self, name: &str) -> Result<NodeId, FsError> {
+        let server = self.namespace.server(name);
+        server
+            .map(|server| server.node)
+            .ok_or_else(|| invalid(format!("there is no server `{name}`")))
+    }
+
+    /// The blocks of a file's first extents, in the order of its content.
+    fn blocks_of_file(&self, path: &str) -> Result<Vec<BlockId>, FsError> {
+        let root = Credentials::root();
+        let mut ino = InodeId::ROOT;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let lookup = MetaOp::Lookup {
+                parent: ino,
+                name: Name::new(part.as_bytes())?,
+            };
+            let MetaReply::Attr(attr) = self.namespace.query(&root, &lookup)? else {
+                return Err(FsError::Internal("a lookup told no attributes".into()));
+            };
+            ino = attr.ino;
+        }
+        let extents = MetaOp::GetExtents {
+            ino,
+            from_offset: 0,
+        };
+        let MetaReply::Extents { extents, .. } = self.namespace.query(&root, &extents)? else {
+            return Err(FsError::Internal("a file told no extents".into()));
+        };
+        let mut blocks: Vec<BlockId> = Vec::new();
+        for extent in extents {
+            if !blocks.contains(&extent.block) && blocks.len() < BLOCKS_PER_REPORT_MAX {
+                blocks.push(extent.block);
+            }
+        }
+        Ok(blocks)
+    }
+}
+
+fn invalid(message: String) -> FsError {
+    FsError::InvalidArgument(message)
+}

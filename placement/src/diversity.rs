@@ -1,0 +1,254 @@
+//! The constraints between the replicas of a block, and how many of them hold.
+
+use smallvec::SmallVec;
+
+use crate::{
+    grid::{Cell, SIDE},
+    view::{ServerView, TenantId, View},
+};
+
+/// A set of constraints. All are about what no two replicas of a block may share; rows and columns
+/// only within rounds of three replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Constraints(u8);
+
+impl Constraints {
+    /// No constraint.
+    pub const NONE: Self = Self(0);
+    /// No two replicas in one environment.
+    pub const ENVIRONMENT: Self = Self(1);
+    /// No two replicas in one machine function.
+    pub const MACHINE_FUNCTION: Self = Self(2);
+    /// No two replicas in one rack.
+    pub const RACK: Self = Self(4);
+    /// No two replicas of a round in one column of the grid.
+    pub const COLUMN: Self = Self(8);
+    /// No two replicas of a round in one row of the grid.
+    pub const ROW: Self = Self(16);
+    /// All of them.
+    pub const ALL: Self = Self(31);
+
+    /// Each of them with its name, in the order in which they are given up for
+    /// `durability=space`: first those whose loss costs least.
+    ///
+    /// A shared row only makes two replicas busy at the same time, and a shared column only means
+    /// that both may be reimaged often. A machine function can be redeployed as one, a rack can
+    /// fail as one; an environment is reimaged as one as a matter of routine.
+    pub const RELAXED_IN_ORDER: [(Self, &'static str); 5] = [
+        (Self::ROW, "row"),
+        (Self::COLUMN, "column"),
+        (Self::MACHINE_FUNCTION, "machine function"),
+        (Self::RACK, "rack"),
+        (Self::ENVIRONMENT, "environment"),
+    ];
+
+    /// Those of either set.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Those that are not in the other set.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether all of the other set are in this one.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// As a number below 32, one bit each.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The reverse of [`Constraints::bits`]; higher bits are ignored.
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
+    /// Names of the members, in the order in which they are given up.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Self::RELAXED_IN_ORDER
+            .into_iter()
+            .filter(move |(constraint, _)| self.contains(*constraint))
+            .map(|(_, name)| name)
+    }
+
+    /// This set, then without its first member to be given up, and so on down to none.
+    pub(crate) fn relaxations(self) -> impl Iterator<Item = Self> {
+        let mut left = self;
+        let fewer = Self::RELAXED_IN_ORDER
+            .into_iter()
+            .filter(move |(constraint, _)| self.contains(*constraint))
+            .map(move |(constraint, _)| {
+                left = left.without(constraint);
+                left
+            });
+        std::iter::once(self).chain(fewer)
+    }
+}
+
+/// Which constraints hold among these replicas.
+///
+/// Rounds: replicas have no order once they are written, so the question is whether they *can* be
+/// split into as few rounds of three as their number allows, such that no round has two in one row
+/// or column. That is so exactly when no row and no column has more replicas than there are rounds
+/// (a bipartite multigraph of degree k has an edge colouring with k colours: König). Rows and
+/// columns are looked at together when both hold, each alone otherwise. Replicas outside the grid
+/// share no row and no column.
+#[must_use]
+pub fn held<'a>(view: &View, replicas: impl IntoIterator<Item = &'a ServerView>) -> Constraints {
+    let mut spread = Spread::default();
+    let mut broken = Constraints::NONE;
+    for server in replicas {
+        broken = broken.union(spread.shared(server));
+        spread.add(server, view.cell_of(server));
+    }
+    Constraints::ALL.without(broken.union(spread.crowded(spread.in_grid)))
+}
+
+/// How far the replicas are from keeping the constraints: pairs that share what they must not, and
+/// replicas in rows and columns beyond what the rounds allow. 0 exactly when all are kept; moving a
+/// replica that is part of a conflict to where it is part of none lowers it.
+#[must_use]
+pub fn conflicts<'a>(
+    view: &View,
+    replicas: impl IntoIterator<Item = &'a ServerView>,
+    constraints: Constraints,
+) -> u32 {
+    let mut spread = Spread::default();
+    let mut count = 0;
+    for server in replicas {
+        count += spread.conflicts_with(server, constraints);
+        spread.add(server, view.cell_of(server));
+    }
+    let rounds = rounds(spread.in_grid);
+    let beyond = |counts: &[u8; SIDE]| -> u32 {
+        let counts = counts.iter();
+        counts.map(|&it| u32::from(it.saturating_sub(rounds))).sum()
+    };
+    if constraints.contains(Constraints::ROW) {
+        count += beyond(&spread.rows);
+    }
+    if constraints.contains(Constraints::COLUMN) {
+        count += beyond(&spread.columns);
+    }
+    count
+}
+
+/// What the replicas of a block occupy.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spread {
+    /// Environment, machine function and rack of each.
+    owners: SmallVec<[(u32, u32, u32); 10]>,
+    tenants: SmallVec<[TenantId; 10]>,
+    rows: [u8; SIDE],
+    columns: [u8; SIDE],
+    in_grid: u8,
+}
+
+impl Spread {
+    pub(crate) fn add(&mut self, server: &ServerView, cell: Option<Cell>) {
+        self.owners.push(owners(server));
+        self.tenants.push(server.tenant);
+        if let Some(cell) = cell {
+            self.rows[cell.row()] = self.rows[cell.row()].saturating_add(1);
+            self.columns[cell.column()] = self.columns[cell.column()].saturating_add(1);
+            self.in_grid = self.in_grid.saturating_add(1);
+        }
+    }
+
+    /// Whether history shows the server's tenant reimaged together with that of one of them.
+    pub(crate) fn goes_together(&self, view: &View, server: &ServerView) -> bool {
+        let mut tenants = self.tenants.iter();
+        tenants.any(|&tenant| view.go_together(tenant, server.tenant))
+    }
+
+    /// How often the server shares with one of them what `constraints` say that it must not.
+    fn conflicts_with(&self, server: &ServerView, constraints: Constraints) -> u32 {
+        let (environment, function, rack) = owners(server);
+        let shared = |constraint, same: bool| u32::from(constraints.contains(constraint) && same);
+        let owners = self.owners.iter();
+        owners
+            .map(|other| {
+                shared(Constraints::ENVIRONMENT, other.0 == environment)
+                    + shared(Constraints::MACHINE_FUNCTION, other.1 == function)
+                    + shared(Constraints::RACK, other.2 == rack)
+            })
+            .sum()
+    }
+
+    /// Which of environment, machine function and rack the server shares with one of them.
+    pub(crate) fn shared(&self, server: &ServerView) -> Constraints {
+        let (environment, function, rack) = owners(server);
+        let mut shared = Constraints::NONE;
+        for other in &self.owners {
+            if other.0 == environment {
+                shared = shared.union(Constraints::ENVIRONMENT);
+            }
+            if other.1 == function {
+                shared = shared.union(Constraints::MACHINE_FUNCTION);
+            }
+            if other.2 == rack {
+                shared = shared.union(Constraints::RACK);
+            }
+        }
+        shared
+    }
+
+    /// Whether a further replica in this cell keeps rows and columns apart, as far as `constraints`
+    /// say so, when each row and column may have `rounds` replicas.
+    pub(crate) fn allows_cell(&self, cell: Cell, constraints: Constraints, rounds: u8) -> bool {
+        (!constraints.contains(Constraints::ROW) || self.rows[cell.row()] < rounds)
+            && (!constraints.contains(Constraints::COLUMN) || self.columns[cell.column()] < rounds)
+    }
+
+    /// Whether rows or columns are shared more often than rounds of three can account for when
+    /// `in_grid` replicas are in the grid in the end.
+    pub(crate) fn crowded(&self, in_grid: u8) -> Constraints {
+        let rounds = rounds(in_grid);
+        let mut crowded = Constraints::NONE;
+        if self.rows.iter().any(|&count| count > rounds) {
+            crowded = crowded.union(Constraints::ROW);
+        }
+        if self.columns.iter().any(|&count| count > rounds) {
+            crowded = crowded.union(Constraints::COLUMN);
+        }
+        crowded
+    }
+
+    /// How many of the replicas are in the grid.
+    pub(crate) fn in_grid(&self) -> u8 {
+        self.in_grid
+    }
+
+    /// Whether a further replica may be on this server, whatever its cell.
+    pub(crate) fn allows(&self, server: &ServerView, constraints: Constraints) -> bool {
+        self.shared(server).bits() & constraints.bits() == 0
+    }
+}
+
+/// How many rounds so many replicas make.
+pub(crate) fn rounds(replicas: u8) -> u8 {
+    replicas.div_ceil(SIDE as u8)
+}
+
+fn owners(server: &ServerView) -> (u32, u32, u32) {
+    (
+        server.environment.number(),
+        server.function.number(),
+        server.rack.number(),
+    )
+}

@@ -1,0 +1,81 @@
+//! The best tenants first.
+
+use harvestfs_protocol::ids::NodeId;
+use rand::Rng;
+
+use crate::{
+    diversity::Constraints,
+    grid::Scope,
+    policy::{Nodes, Policy, PolicyKind, Request, TooFew},
+    view::View,
+};
+
+/// What OSDI'16, section 4.2, calls the intuitive best-first approach, to compare with: of the
+/// tenants that are reimaged least, those with the lowest peaks of CPU use; once their space is
+/// exhausted, the next best.
+///
+/// Replicas of a block go to different tenants in that order, one each, and to a random server
+/// within the tenant; only when there are fewer tenants than replicas, to different servers of the
+/// same ones. It keeps no constraint: good tenants are often each other's neighbours.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Greedy;
+
+impl Policy for Greedy {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Greedy
+    }
+
+    fn constraints(&self) -> Constraints {
+        Constraints::NONE
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Everything
+    }
+
+    fn choose(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<Nodes, TooFew> {
+        let mut chosen = Nodes::new();
+        let wanted = usize::from(request.wanted);
+        let holds = |tenant, nodes: &[NodeId]| {
+            let mut servers = nodes.iter().filter_map(|&node| view.server(node));
+            servers.any(|server| server.tenant == tenant)
+        };
+        for new_tenants_only in [true, false] {
+            for &tenant in view.best_first() {
+                if new_tenants_only && holds(tenant, request.existing) {
+                    continue;
+                }
+                while chosen.len() < wanted {
+                    let accept = |node: NodeId| {
+                        !chosen.contains(&node)
+                            && !request.existing.contains(&node)
+                            && !request.exclude.contains(&node)
+                    };
+                    let drawn =
+                        view.draw_in_tenant(request.lane, request.class, tenant, rng, |server| {
+                            accept(server.node)
+                        });
+                    match drawn {
+                        Some(node) => chosen.push(node),
+                        None => break,
+                    }
+                    if new_tenants_only {
+                        break;
+                    }
+                }
+                if chosen.len() == wanted {
+                    return Ok(chosen);
+                }
+            }
+        }
+        Err(TooFew {
+            wanted: request.wanted,
+            placeable: chosen,
+        })
+    }
+}

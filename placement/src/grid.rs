@@ -1,0 +1,411 @@
+//! The grid: every tenant in one of nine cells, by how often it is reimaged and how busy it gets.
+
+use std::cmp::Ordering;
+
+/// Columns, rows, and replicas per round.
+pub const SIDE: usize = 3;
+/// Cells of the grid.
+pub const CELLS: usize = SIDE * SIDE;
+
+/// A cell of the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cell(u8);
+
+impl Cell {
+    /// The cell in a row and a column, both below [`SIDE`].
+    ///
+    /// # Panics
+    /// When one is not.
+    #[must_use]
+    pub fn new(row: usize, column: usize) -> Self {
+        assert!(row < SIDE && column < SIDE, "no cell {row}, {column}");
+        Self((row * SIDE + column) as u8)
+    }
+
+    /// All cells, row by row.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..CELLS as u8).map(Self)
+    }
+
+    /// Its row: 0 has the lowest peaks of CPU use.
+    #[must_use]
+    pub fn row(self) -> usize {
+        usize::from(self.0) / SIDE
+    }
+
+    /// Its column: 0 is reimaged least.
+    #[must_use]
+    pub fn column(self) -> usize {
+        usize::from(self.0) % SIDE
+    }
+
+    /// Its number, below [`CELLS`].
+    #[must_use]
+    pub fn number(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// What the grid has to know of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GridTenant {
+    /// Its servers. A tenant without any is in no cell.
+    pub servers: u32,
+    /// Free space, in blocks: what the cells shall have the same amount of.
+    pub free_blocks: u64,
+    /// Space in all, used or free, in blocks.
+    pub capacity_blocks: u64,
+    /// Reimages per server and month; at least 0.
+    pub reimages: f64,
+    /// Share of the time in which it was busy, 0 to 1.
+    pub busy_share: f64,
+    /// Peak CPU use, as a share of all cores.
+    pub peak: f64,
+}
+
+impl GridTenant {
+    /// What a place in the grid is given by: reimages per month in which its servers can be used. A
+    /// tenant that is always busy is of no use however rarely it is reimaged.
+    #[must_use]
+    pub fn cost(&self) -> f64 {
+        (self.reimages + 0.01) / (1.0 - self.busy_share).max(0.01)
+    }
+
+    /// In the order of rows: first those that were never busy, by their peak; then those that were
+    /// busy for the shortest time.
+    fn busier(&self, other: &Self) -> Ordering {
+        (self.busy_share.total_cmp(&other.busy_share)).then(self.peak.total_cmp(&other.peak))
+    }
+}
+
+/// Which tenants are in the grid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scope {
+    /// All.
+    Everything,
+    /// The least reimaged ones that the data needs; see [`LeastReimaged`].
+    LeastReimaged(LeastReimaged),
+}
+
+/// How many of the least reimaged tenants are in the grid: so many that together they have
+/// `headroom` times the space that is used in the whole cluster, at least `share_min` of all
+/// space, and at least `tenants_min` tenants. Reimages count per time that a tenant is not busy
+/// ([`GridTenant::cost`]). None is left out that counts as little as one that is in, so without
+/// history all are in. Calm tenants beyond are in as far as they are needed ([`calm_points`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeastReimaged {
+    /// Space in the grid over space used in the cluster, above 1.
+    pub headroom: f64,
+    /// Smallest share of all space, 0 to 1.
+    pub share_min: f64,
+    /// Fewest tenants.
+    pub tenants_min: usize,
+}
+
+impl Default for LeastReimaged {
+    /// 65 % of the space up to a half full cluster, all of it from 77 % on, and three tenants per
+    /// cell.
+    fn default() -> Self {
+        Self {
+            headroom: 1.3,
+            share_min: 0.65,
+            tenants_min: 3 * CELLS,
+        }
+    }
+}
+
+/// Which tenant is in which cell.
+///
+/// Columns are made first: the tenants in the order of their reimage rate, cut in three such that
+/// the free space differs as little as whole tenants allow; then rows within each column, in the
+/// order of the time that they are busy and the peak CPU use. So rows need not align across columns.
+///
+/// A column of fewer than three tenants cannot fill its rows, and any choice of rows is as even as
+/// another. Then the rows are chosen such that most cells have partners in other rows and columns,
+/// and next, such that tenants are near to where their peak would put them in the whole cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grid {
+    cells: Vec<Option<Cell>>,
+}
+
+impl Grid {
+    /// Puts tenants into cells; they are known by their index in `tenants`.
+    #[must_use]
+    pub fn build(tenants: &[GridTenant], scope: Scope) -> Self {
+        let mut order: Vec<usize> = (0..tenants.len())
+            .filter(|&tenant| tenants[tenant].servers > 0)
+            .collect();
+        if let Scope::LeastReimaged(limits) = scope {
+            order.sort_by(|&a, &b| tenants[a].cost().total_cmp(&tenants[b].cost()));
+            let rest = order.split_off(least_reimaged(tenants, &order, limits));
+            let more = missing_calm(tenants, &order, &rest);
+            order.extend(more);
+        }
+        order.sort_by(|&a, &b| tenants[a].reimages.total_cmp(&tenants[b].reimages));
+        let heights = heights(tenants, &order);
+        let mut columns: Vec<Vec<&[usize]>> = Vec::with_capacity(SIDE);
+        let groups = cut(tenants, &order);
+        let mut sorted: Vec<Vec<usize>> = groups.iter().map(|group| group.to_vec()).collect();
+        for column in &mut sorted {
+            column.sort_by(|&a, &b| tenants[a].busier(&tenants[b]));
+        }
+        for column in &sorted {
+            columns.push(cut(tenants, column));
+        }
+        let rows = choose_rows(&columns, &heights);
+        let mut cells = vec![None; tenants.len()];
+        for (column, (groups, rows)) in columns.iter().zip(&rows).enumerate() {
+            for (group, &row) in groups.iter().zip(rows.iter()) {
+                for &tenant in *group {
+                    cells[tenant] = Some(Cell::new(row, column));
+                }
+            }
+        }
+        Self { cells }
+    }
+
+    /// The grid of tenants in another order: the tenant that was at `i` is at `order[i]`.
+    pub(crate) fn reordered(&self, order: &[usize]) -> Self {
+        let mut cells = vec![None; self.cells.len()];
+        for (&to, &cell) in order.iter().zip(&self.cells) {
+            cells[to] = cell;
+        }
+        Self { cells }
+    }
+
+    /// The cell of a tenant; `None` when it is not in the grid.
+    #[must_use]
+    pub fn cell(&self, tenant: usize) -> Option<Cell> {
+        self.cells.get(tenant).copied().flatten()
+    }
+
+    /// Free blocks per cell, in the order of [`Cell::all`].
+    #[must_use]
+    pub fn free_blocks(&self, tenants: &[GridTenant]) -> [u64; CELLS] {
+        let mut sums = [0; CELLS];
+        for (tenant, cell) in tenants.iter().zip(&self.cells) {
+            if let Some(cell) = cell {
+                sums[cell.number()] += tenant.free_blocks;
+            }
+        }
+        sums
+    }
+}
+
+/// How many of the tenants in `order`, from the least reimaged, are in the grid.
+fn least_reimaged(tenants: &[GridTenant], order: &[usize], limits: LeastReimaged) -> usize {
+    let capacity: u64 = tenants.iter().map(|it| it.capacity_blocks).sum();
+    let free: u64 = tenants.iter().map(|it| it.free_blocks).sum();
+    let used = capacity.saturating_sub(free) as f64;
+    let needed = (used * limits.headroom).max(capacity as f64 * limits.share_min);
+    let mut sum = 0;
+    let mut count = 0;
+    let mut highest = f64::NEG_INFINITY;
+    for &tenant in order {
+        let it = &tenants[tenant];
+        let enough = sum as f64 >= needed && count >= limits.tenants_min;
+        if enough && it.cost() > highest {
+            break;
+        }
+        sum += it.capacity_blocks;
+        count += 1;
+        highest = it.cost();
+    }
+    count
+}
+
+/// Points that a block's replicas should have together so that one of them is not busy: one on a
+/// tenant that was never busy or, where those are too few, two on tenants that rarely were.
+pub const CALM_POINTS: u8 = 2;
+/// Share of the time up to which a tenant was rarely busy: were two of them busy independently of
+/// each other, both would be at once in a ten-thousandth of the time.
+const RARELY_BUSY: f64 = 0.01;
+/// Space of calm tenants in the grid over what one replica of three of all data takes.
+const CALM_HEADROOM: f64 = 1.15;
+
+/// What a replica on each tenant adds to [`CALM_POINTS`].
+#[must_use]
+pub fn calm_points(tenants: &[GridTenant]) -> Vec<u8> {
+    let never: u64 = (tenants.iter())
+        .filter(|it| it.busy_share <= 0.0)
+        .map(|it| it.capacity_blocks)
+        .sum();
+    let enough = never as f64 >= calm_space_needed(tenants);
+    let points = |it: &GridTenant| match it.busy_share {
+        busy if busy <= 0.0 => CALM_POINTS,
+        busy if busy <= RARELY_BUSY && !enough => 1,
+        _ => 0,
+    };
+    tenants.iter().map(points).collect()
+}
+
+/// Blocks of space that one replica of three of all data takes, now or soon.
+fn calm_space_needed(tenants: &[GridTenant]) -> f64 {
+    let capacity: u64 = tenants.iter().map(|it| it.capacity_blocks).sum();
+    let free: u64 = tenants.iter().map(|it| it.free_blocks).sum();
+    let used = capacity.saturating_sub(free) as f64;
+    CALM_HEADROOM * used.max(capacity as f64 / 2.0) / SIDE as f64
+}
+
+/// The calm tenants of `rest`, the least reimaged first, that the grid needs beside those `inside`.
+fn missing_calm(tenants: &[GridTenant], inside: &[usize], rest: &[usize]) -> Vec<usize> {
+    let points = calm_points(tenants);
+    let space = |tenant: usize| {
+        let share = f64::from(points[tenant]) / f64::from(CALM_POINTS);
+        tenants[tenant].capacity_blocks as f64 * share
+    };
+    let mut missing = calm_space_needed(tenants);
+    missing -= inside.iter().map(|&it| space(it)).sum::<f64>();
+    let mut taken = Vec::new();
+    for &tenant in rest {
+        if missing <= 0.0 {
+            break;
+        }
+        if points[tenant] > 0 {
+            missing -= space(tenant);
+            taken.push(tenant);
+        }
+    }
+    taken
+}
+
+/// What a tenant weighs when space is shared out. Full ones still weigh something, so that no
+/// group is left empty while another one has two.
+fn weight(tenant: &GridTenant) -> u64 {
+    tenant.free_blocks.saturating_add(1)
+}
+
+/// Cuts a list into three pieces of as nearly the same weight as possible: with the least sum of
+/// squares. Empty pieces are left out.
+fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
+    let mut before: Vec<u128> = Vec::with_capacity(list.len() + 1);
+    before.push(0);
+    for &tenant in list {
+        let sum = before[before.len() - 1] + u128::from(weight(&tenants[tenant]));
+        before.push(sum);
+    }
+    let total = before[list.len()];
+    // In units that cannot overflow when squared.
+    let shift = (128 - total.leading_zeros()).saturating_sub(62);
+    let square = |weight: u128| (weight >> shift) * (weight >> shift);
+    let mut best: Option<(u128, usize, usize)> = None;
+    for first in 0..=list.len() {
+        // The rest is cut best next to its middle.
+        let middle = (before[first] + total) / 2;
+        let above = before.partition_point(|&sum| sum < middle);
+        for second in [above.saturating_sub(1), above] {
+            let second = second.clamp(first, list.len());
+            let error = square(before[first])
+                + square(before[second] - before[first])
+                + square(total - before[second]);
+            if best.is_none_or(|(least, ..)| error < least) {
+                best = Some((error, first, second));
+            }
+        }
+    }
+    let (_, first, second) = best.unwrap_or_default();
+    [&list[..first], &list[first..second], &list[second..]]
+        .into_iter()
+        .filter(|piece| !piece.is_empty())
+        .collect()
+}
+
+/// Where each tenant stands among all in the grid by its peak: 0 the lowest, up to 3.
+fn heights(tenants: &[GridTenant], in_grid: &[usize]) -> Vec<f64> {
+    let mut order = in_grid.to_vec();
+    order.sort_by(|&a, &b| tenants[a].busier(&tenants[b]));
+    let total: u128 = order
+        .iter()
+        .map(|&it| u128::from(weight(&tenants[it])))
+        .sum();
+    let mut heights = vec![0.0; tenants.len()];
+    let mut below: u128 = 0;
+    for &tenant in &order {
+        let own = u128::from(weight(&tenants[tenant]));
+        let middle = below as f64 + own as f64 / 2.0;
+        heights[tenant] = SIDE as f64 * middle / total as f64;
+        below += own;
+    }
+    heights
+}
+
+/// The rows that a column's pieces can go to, from the lowest.
+fn possible_rows(pieces: usize) -> &'static [&'static [usize]] {
+    match pieces {
+        0 => &[&[]],
+        1 => &[&[0], &[1], &[2]],
+        2 => &[&[0, 1], &[0, 2], &[1, 2]],
+        _ => &[&[0, 1, 2]],
+    }
+}
+
+fn choose_rows(columns: &[Vec<&[usize]>], heights: &[f64]) -> Vec<&'static [usize]> {
+    let mut choices: Vec<Vec<&'static [usize]>> = vec![Vec::new()];
+    for column in columns {
+        choices = choices
+            .iter()
+            .flat_map(|before| {
+                possible_rows(column.len()).iter().map(|&rows| {
+                    let mut choice = before.clone();
+                    choice.push(rows);
+                    choice
+                })
+            })
+            .collect();
+    }
+    let distance = |choice: &[&[usize]]| -> f64 {
+        let pieces = columns
+            .iter()
+            .zip(choice)
+            .flat_map(|(column, rows)| column.iter().zip(*rows));
+        pieces
+            .map(|(piece, &row)| {
+                let mean = piece.iter().map(|&it| heights[it]).sum::<f64>() / piece.len() as f64;
+                (mean - (row as f64 + 0.5)).abs()
+            })
+            .sum()
+    };
+    choices
+        .into_iter()
+        .min_by(|a, b| {
+            cells_with_partners(b)
+                .cmp(&cells_with_partners(a))
+                .then_with(|| distance(a).total_cmp(&distance(b)))
+        })
+        .unwrap_or_default()
+}
+
+/// Cells that are one of as many cells, all in different rows and columns, as any cell is.
+fn cells_with_partners(columns: &[&[usize]]) -> (usize, usize) {
+    let mut most = 0;
+    let mut members: Vec<[Option<usize>; SIDE]> = Vec::new();
+    // One row, or none, of each column.
+    let options = |column: usize| {
+        let rows = columns.get(column).copied().unwrap_or_default();
+        rows.iter().map(|&row| Some(row)).chain([None])
+    };
+    for a in options(0) {
+        for b in options(1) {
+            for c in options(2) {
+                let picked: Vec<usize> = [a, b, c].into_iter().flatten().collect();
+                let differ = (1..picked.len()).all(|i| !picked[..i].contains(&picked[i]));
+                if !differ || picked.len() < most {
+                    continue;
+                }
+                if picked.len() > most {
+                    most = picked.len();
+                    members.clear();
+                }
+                members.push([a, b, c]);
+            }
+        }
+    }
+    let mut cells: Vec<(usize, usize)> = members
+        .iter()
+        .flat_map(|set| set.iter().enumerate())
+        .filter_map(|(column, row)| Some((column, (*row)?)))
+        .collect();
+    cells.sort_unstable();
+    cells.dedup();
+    (most, cells.len())
+}

@@ -1,0 +1,382 @@
+//! The policies that spread the replicas of a block over the grid: Algorithm 2 of OSDI'16, and
+//! what this project makes of it.
+
+use harvestfs_protocol::{ids::NodeId, types::Durability};
+use rand::{Rng, RngExt};
+use smallvec::SmallVec;
+
+use crate::{
+    diversity::{Constraints, Spread, rounds},
+    grid::{CALM_POINTS, CELLS, Cell, Scope},
+    policy::{Locality, Nodes, Policy, PolicyKind, Request, TooFew},
+    search,
+    view::{ServerView, View},
+};
+
+/// How often a block is tried from the start after no server was left for one of its replicas,
+/// half of them with a replica on the writer's server.
+const ATTEMPTS: u32 = 6;
+
+/// A cell is not searched for calm servers when they have less than this part of its free space: it
+/// would take long, and there are too few to help many blocks.
+const CALM_PART_MIN: u64 = 8;
+
+/// Algorithm 2 of OSDI'16, to the letter: the grid holds all tenants; the first replica goes to
+/// the writer's server; each further one to a random class in a row and a column of its own, there
+/// to a random tenant whose environment has none yet, there to a random server. After each three
+/// replicas all rows and columns are free again.
+///
+/// Where the text is silent: a class without a suitable tenant is passed over for another one; a
+/// writer that is on no server, or whose server cannot take a replica, gets the first replica in
+/// any class; a block for which no class is left is tried again from the start, a few times, the
+/// last ones without the writer's server. When that fails, all servers are searched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History;
+
+/// Algorithm 2 and what this project adds to it:
+///
+/// - the grid holds only the least reimaged tenants that the data needs ([`Harvest::scope`]);
+/// - inside a cell a server is drawn with probability proportional to its free space over its
+///   tenant's reimage rate, and a cell with probability proportional to its free space, so that
+///   small tenants do not fill first;
+/// - of two tenants that history shows reimaged together ([`View::set_together`]), a block avoids
+///   the second where it has the choice;
+/// - a block prefers tenants that were never or rarely busy ([`calm_points`](crate::grid::calm_points))
+///   until one of its replicas can be read while all others are busy;
+/// - machine functions and racks count as environments do (section 7 of the paper);
+/// - the replica on the writer's server is a wish ([`Locality`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Harvest {
+    /// Whether the first replica goes to the writer's server.
+    pub locality: Locality,
+    /// Which tenants are in the grid.
+    pub scope: Scope,
+}
+
+impl Default for Harvest {
+    fn default() -> Self {
+        Self {
+            locality: Locality::default(),
+            scope: Scope::LeastReimaged(Default::default()),
+        }
+    }
+}
+
+impl Policy for History {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::History
+    }
+
+    fn constraints(&self) -> Constraints {
+        Constraints::ENVIRONMENT
+            .union(Constraints::ROW)
+            .union(Constraints::COLUMN)
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Everything
+    }
+
+    fn choose(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<Nodes, TooFew> {
+        let way = Way {
+            constraints: self.constraints(),
+            locality: Locality::Require,
+            by_weight: false,
+        };
+        way.choose(view, request, rng)
+    }
+}
+
+impl Policy for Harvest {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Harvest
+    }
+
+    fn constraints(&self) -> Constraints {
+        Constraints::ALL
+    }
+
+    fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    fn choose(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<Nodes, TooFew> {
+        let way = Way {
+            constraints: self.constraints(),
+            locality: self.locality,
+            by_weight: true,
+        };
+        way.choose(view, request, rng)
+    }
+}
+
+/// Cells to choose from, `None` for outside the grid, with the free blocks on their open servers.
+type Cells = SmallVec<[(Option<Cell>, u64); CELLS + 1]>;
+
+/// What the two policies differ in.
+struct Way {
+    constraints: Constraints,
+    locality: Locality,
+    /// Draw cells by free space, and servers by free space over reimage rate; not each alike.
+    by_weight: bool,
+}
+
+/// Replicas chosen so far, and what they and the existing ones occupy.
+struct Partial {
+    nodes: Nodes,
+    spread: Spread,
+    /// Their calm points ([`calm_points`](crate::grid::calm_points)).
+    calm: u8,
+}
+
+impl Way {
+    fn choose(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<Nodes, TooFew> {
+        let wanted = usize::from(request.wanted);
+        let mut best = Nodes::new();
+        for attempt in 0..ATTEMPTS {
+            let local = attempt < ATTEMPTS / 2;
+            let nodes = self.attempt(view, request, local, false, rng);
+            if nodes.len() == wanted {
+                return Ok(nodes);
+            }
+            if nodes.is_empty() {
+                // No server will do, whatever comes after it.
+                break;
+            }
+            if nodes.len() > best.len() {
+                best = nodes;
+            }
+        }
+        let nodes = if request.durability == Durability::Space {
+            self.attempt(view, request, true, true, rng)
+        } else if best.is_empty() {
+            // All servers have been looked at.
+            Nodes::new()
+        } else {
+            search::search(view, request, self.constraints, rng)
+        };
+        if nodes.len() == wanted {
+            return Ok(nodes);
+        }
+        if nodes.len() > best.len() {
+            best = nodes;
+        }
+        Err(TooFew {
+            wanted: request.wanted,
+            placeable: best,
+        })
+    }
+
+    /// Chooses one server after the other, as many as it finds.
+    fn attempt(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        local: bool,
+        relax: bool,
+        rng: &mut dyn Rng,
+    ) -> Nodes {
+        let mut partial = Partial {
+            nodes: Nodes::new(),
+            spread: Spread::default(),
+            calm: 0,
+        };
+        let existing = request.existing.iter();
+        for server in existing.filter_map(|&node| view.server(node)) {
+            partial.add(server, view);
+        }
+        if local && request.existing.is_empty() {
+            self.take_local(view, request, &mut partial, rng);
+        }
+        while partial.nodes.len() < usize::from(request.wanted) {
+            let drawn = if relax {
+                let mut levels = self.constraints.relaxations();
+                levels.find_map(|level| self.draw(view, request, &partial, level, rng))
+            } else {
+                self.draw(view, request, &partial, self.constraints, rng)
+            };
+            match drawn.and_then(|node| view.server(node)) {
+                Some(server) => partial.take(server, view),
+                None => break,
+            }
+        }
+        partial.nodes
+    }
+
+    /// The first replica: the writer's server.
+    fn take_local(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        partial: &mut Partial,
+        rng: &mut dyn Rng,
+    ) {
+        let Some(host) = request.writer else {
+            return;
+        };
+        let accept = |node: NodeId| {
+            let in_grid = || view.server(node).and_then(|it| view.cell_of(it)).is_some();
+            let welcome = match self.locality {
+                Locality::Prefer => in_grid(),
+                Locality::Require => true,
+                Locality::Off => false,
+            };
+            welcome && !request.exclude.contains(&node)
+        };
+        let drawn = view.draw_on_host(request.lane, request.class, host, rng, accept);
+        if let Some(server) = drawn.and_then(|node| view.server(node)) {
+            partial.take(server, view);
+        }
+    }
+
+    /// A server for one more replica.
+    fn draw(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        partial: &Partial,
+        constraints: Constraints,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeId> {
+        // Algorithm 2 finishes one round before it starts the next. Replicas that survived a loss
+        // may not be able to; what counts is that all can be split into rounds in the end.
+        let in_grid = partial.spread.in_grid();
+        let missing = request.wanted - partial.nodes.len() as u8;
+        let now = rounds(in_grid + 1);
+        let complete = rounds(in_grid.saturating_add(missing));
+        let allowed = |cell, rounds| partial.spread.allows_cell(cell, constraints, rounds);
+        let space = view.open_space(request.lane, request.class);
+        let with_space = |cell: Cell| (Some(cell), space[cell.number()]);
+        let mut cells: Cells = Cell::all()
+            .filter(|&cell| allowed(cell, now))
+            .map(with_space)
+            .collect();
+        if !constraints.contains(Constraints::COLUMN) {
+            // Cells no longer matter. Outside the grid there are none.
+            cells.push((None, space[CELLS]));
+        }
+        self.draw_in(view, request, partial, constraints, cells, rng)
+            .or_else(|| {
+                if request.existing.is_empty() {
+                    return None;
+                }
+                let cells = Cell::all()
+                    .filter(|&cell| !allowed(cell, now) && allowed(cell, complete))
+                    .map(with_space)
+                    .collect();
+                self.draw_in(view, request, partial, constraints, cells, rng)
+            })
+    }
+
+    /// A server in one of the cells; if there is one, of a tenant that is not reimaged together
+    /// with another one of the block; among those, while the block lacks calm points, of a calm
+    /// tenant.
+    fn draw_in(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        partial: &Partial,
+        constraints: Constraints,
+        mut cells: Cells,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeId> {
+        cells.retain(|(_, space)| *space > 0);
+        let accept = |server: &ServerView| {
+            partial.spread.allows(server, constraints)
+                && !partial.nodes.contains(&server.node)
+                && !request.existing.contains(&server.node)
+                && !request.exclude.contains(&server.node)
+        };
+        if !self.by_weight {
+            return self.draw_accepted(view, request, cells, accept, rng);
+        }
+        let knows_together = view.knows_together();
+        let apart = |server: &ServerView| {
+            accept(server) && !(knows_together && partial.spread.goes_together(view, server))
+        };
+        let mut drawn = None;
+        if partial.calm < CALM_POINTS {
+            let calm_space = view.calm_space(request.lane, request.class);
+            let mut calm = cells.clone();
+            calm.retain(|(cell, space)| {
+                let all = std::mem::replace(space, calm_space[cell.map_or(CELLS, Cell::number)]);
+                *space > 0 && *space >= all / CALM_PART_MIN
+            });
+            let accept = |server: &ServerView| view.calm_points(server) > 0 && apart(server);
+            drawn = self.draw_accepted(view, request, calm, accept, rng);
+        }
+        if drawn.is_none() {
+            drawn = self.draw_accepted(view, request, cells.clone(), apart, rng);
+        }
+        if drawn.is_none() && knows_together {
+            drawn = self.draw_accepted(view, request, cells, accept, rng);
+        }
+        drawn
+    }
+
+    fn draw_accepted(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        mut cells: Cells,
+        accept: impl Fn(&ServerView) -> bool,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeId> {
+        let (lane, class) = (request.lane, request.class);
+        while !cells.is_empty() {
+            let (cell, _) = cells.swap_remove(self.pick(&cells, rng));
+            let drawn = if self.by_weight {
+                view.draw_by_weight(lane, class, cell, rng, &accept)
+            } else {
+                view.draw_by_tenant(lane, class, cell, rng, &accept)
+            };
+            if drawn.is_some() {
+                return drawn;
+            }
+        }
+        None
+    }
+
+    /// An index into `cells`, which is not empty and whose spaces are not 0.
+    fn pick(&self, cells: &[(Option<Cell>, u64)], rng: &mut dyn Rng) -> usize {
+        if !self.by_weight {
+            return rng.random_range(0..cells.len());
+        }
+        let total: u64 = cells.iter().map(|(_, space)| space).sum();
+        let mut rank = rng.random_range(0..total);
+        for (index, (_, space)) in cells.iter().enumerate() {
+            if rank < *space {
+                return index;
+            }
+            rank -= space;
+        }
+        cells.len() - 1
+    }
+}
+
+impl Partial {
+    fn take(&mut self, server: &ServerView, view: &View) {
+        self.nodes.push(server.node);
+        self.add(server, view);
+    }
+
+    fn add(&mut self, server: &ServerView, view: &View) {
+        self.spread.add(server, view.cell_of(server));
+        self.calm = self.calm.saturating_add(view.calm_points(server));
+    }
+}

@@ -1,0 +1,160 @@
+//! What is made of history once a day: the input of placement.
+
+use std::collections::BTreeMap;
+
+use crate::classes::{Class, classes};
+use crate::history::{History, SLOT_S, TenantId};
+use crate::profile::{Pattern, TenantKey, TenantProfile};
+use crate::reimages::{Estimator, Months, Pair, rates, together};
+use crate::spectrum::{Shape, Spectra};
+
+/// What history says of all tenants.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Analysis {
+    /// When, in seconds since 1970.
+    pub at_s: u32,
+    /// Every tenant, also one of which nothing is known yet.
+    pub tenants: BTreeMap<TenantKey, TenantAnalysis>,
+    /// Utilisation classes; their members are places in [`Analysis::tenants`].
+    pub classes: Vec<Class>,
+    /// Tenants that are reimaged together, those most at risk first; see [`together`].
+    pub pairs: Vec<(TenantKey, TenantKey, Pair)>,
+}
+
+/// What history says of a tenant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantAnalysis {
+    /// What placement needs.
+    pub profile: TenantProfile,
+    /// Whether the pattern was found; without enough samples, a tenant counts as unpredictable.
+    pub pattern_known: bool,
+    /// Its class: a place in [`Analysis::classes`].
+    pub class: Option<usize>,
+    /// Servers that it owns now.
+    pub servers: u32,
+    /// Reimages of its servers in the last three years.
+    pub reimages: u32,
+    /// Server-months in the last three years.
+    pub server_months: f64,
+    /// Share of the last month (in half hours) with a sample, 0 to 1.
+    pub coverage: f64,
+}
+
+impl Analysis {
+    /// What placement needs.
+    pub fn profiles(&self) -> BTreeMap<TenantKey, TenantProfile> {
+        let profile = |(key, tenant): (&TenantKey, &TenantAnalysis)| (key.clone(), tenant.profile);
+        self.tenants.iter().map(profile).collect()
+    }
+}
+
+/// Analyses a history as of a time (in seconds since 1970). `cancelled` is asked between tenants;
+/// `None` when it says so. Takes a few milliseconds for each tenant.
+pub fn analyse(history: &History, now_s: u32, cancelled: impl Fn() -> bool) -> Option<Analysis> {
+    let mut order: Vec<(&TenantKey, TenantId)> =
+        history.tenants().map(|(id, key)| (key, id)).collect();
+    order.sort();
+    let mut spectra = Spectra::default();
+    let mut shapes: Vec<Option<Shape>> = Vec::with_capacity(order.len());
+    for (_, id) in &order {
+        if cancelled() {
+            return None;
+        }
+        shapes.push(spectra.shape(SLOT_S, history.month(*id, now_s)));
+    }
+    let months = Months::count(history, now_s);
+    let rates = rates(&months, &Estimator::default());
+    let mut servers = vec![0u32; order.len()];
+    for owner in history.servers().iter().filter_map(|server| server.owner()) {
+        servers[owner.0 as usize] += 1;
+    }
+    if cancelled() {
+        return None;
+    }
+    let classes = classes(&shapes);
+    let mut class_of = vec![None; order.len()];
+    for (number, class) in classes.iter().enumerate() {
+        for &member in &class.members {
+            class_of[member] = Some(number);
+        }
+    }
+    let tenants = order.iter().zip(shapes).zip(class_of);
+    let tenants = tenants.map(|(((key, id), shape), class)| {
+        let months = &months[id.0 as usize];
+        let pattern = shape.as_ref().and_then(|shape| shape.pattern);
+        let tenant = TenantAnalysis {
+            profile: TenantProfile {
+                reimages_per_server_month: rates[id.0 as usize],
+                peak_cpu_share: shape.as_ref().map_or(0.0, |shape| shape.peak),
+                average_cpu_share: shape.as_ref().map_or(0.0, |shape| shape.average),
+                busy_share: shape.as_ref().map_or(0.0, |shape| shape.busy_share),
+                pattern: pattern.unwrap_or(Pattern::Unpredictable),
+            },
+            pattern_known: pattern.is_some(),
+            class,
+            servers: servers[id.0 as usize],
+            reimages: months.reimages.iter().sum(),
+            server_months: months.server_months.iter().sum(),
+            coverage: shape.as_ref().map_or(0.0, |shape| shape.coverage),
+        };
+        ((*key).clone(), tenant)
+    });
+    let tenants = tenants.collect();
+    let mut keys = vec![None; order.len()];
+    for (key, id) in &order {
+        keys[id.0 as usize] = Some(*key);
+    }
+    let key = |id: TenantId| keys[id.0 as usize].cloned();
+    let pairs = together(history, now_s).into_iter();
+    let pairs = pairs.filter_map(|pair| Some((key(pair.first)?, key(pair.second)?, pair)));
+    Some(Analysis {
+        at_s: now_s,
+        tenants,
+        classes,
+        pairs: pairs.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Level, SLOTS_PER_DAY};
+
+    #[test]
+    fn every_tenant_has_a_profile() {
+        const NOW: u32 = 20_500 * 86_400;
+        let key = |name: &str| TenantKey {
+            environment: "e".to_owned(),
+            machine_function: name.to_owned(),
+        };
+        let mut history = History::default();
+        // Numbers and names are in different order.
+        history.owns("s1", &key("z"), NOW - 100 * 86_400).unwrap();
+        history.owns("s2", &key("a"), NOW - 100 * 86_400).unwrap();
+        history.tenant(&key("m")).unwrap();
+        history.reimaged("s1", NOW - 10).unwrap();
+        let z = history.find_tenant(&key("z")).unwrap();
+        for slot in 0..20 * SLOTS_PER_DAY as u32 {
+            history.set_level(z, NOW / SLOT_S - 1 - slot, Level(100));
+        }
+        let analysis = analyse(&history, NOW, || false).unwrap();
+        assert_eq!(analyse(&history, NOW, || true), None);
+        let [a, m, z] = ["a", "m", "z"].map(|name| &analysis.tenants[&key(name)]);
+        assert_eq!(
+            (z.servers, z.reimages, z.class, z.pattern_known),
+            (1, 1, Some(0), true)
+        );
+        assert_eq!(z.profile.pattern, Pattern::Constant);
+        assert!((z.profile.average_cpu_share - 0.4).abs() < 1e-6 && z.coverage > 0.6);
+        assert_eq!((a.servers, a.reimages, a.pattern_known), (1, 0, false));
+        assert_eq!(a.profile.pattern, Pattern::Unpredictable);
+        assert!(z.profile.reimages_per_server_month > a.profile.reimages_per_server_month);
+        assert_eq!((m.servers, m.server_months), (0, 0.0));
+        assert_eq!(analysis.classes[0].members, [2]);
+        assert_eq!(analysis.profiles().len(), 3);
+        assert_eq!(
+            analyse(&History::default(), 0, || false),
+            Some(Analysis::default())
+        );
+    }
+}

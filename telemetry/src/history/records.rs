@@ -1,0 +1,325 @@
+//! History on disk: files of framed records that are only appended to.
+//!
+//! A file begins with [`FILE_HEADER`], and for a day's file with the number of the day. Every record
+//! stands in a frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes
+//! (postcard). [`Frames`] reads them: a frame that is damaged is passed over and counted, one that a
+//! crash cut off at the end is left out. Records may come twice and in any order.
+//!
+//! - `servers`: [`ServerRecord`], who owns which server and when it was reimaged.
+//! - one file for each of the 31 days: [`DayRecord`], one byte for each tenant and slot.
+
+use std::collections::HashMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::ring::{Level, SLOTS_PER_DAY};
+use super::{History, TenantId};
+use crate::profile::TenantKey;
+
+/// What a file of servers, and a file of a day, begin with. The last digits are the version.
+pub const FILE_HEADER: [u8; 8] = *b"HFHIST01";
+/// Length and checksum of a frame, in bytes.
+pub const FRAME_HEADER_BYTES: usize = 8;
+/// Longest record in bytes; bounds what a damaged length makes a reader skip.
+pub const RECORD_BYTES_MAX: usize = 1 << 20;
+/// Bytes that are summed up at most, beyond twice the file, in the search for sound frames.
+const SEARCH_BYTES: usize = 64 << 20;
+/// Most reimages in one record.
+const REIMAGES_PER_RECORD: usize = 1_024;
+/// Tenants named in one record.
+const TENANTS_PER_RECORD: usize = 1_024;
+
+/// A record of the file of servers. Times are in seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServerRecord {
+    /// See [`History::owns`].
+    Owns {
+        /// The server.
+        server: String,
+        /// Who owns it.
+        tenant: TenantKey,
+        /// From when on.
+        from_s: u32,
+    },
+    /// See [`History::reimaged`].
+    Reimaged {
+        /// The server.
+        server: String,
+        /// When.
+        at_s: Vec<u32>,
+    },
+}
+
+/// A record of the file of a day. Tenants are numbered in the file by the order in which it names
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DayRecord {
+    /// The tenants with the numbers from `first` on.
+    Tenants {
+        /// The number of the first.
+        first: u32,
+        /// Their names.
+        keys: Vec<TenantKey>,
+    },
+    /// One slot of all tenants.
+    Slot {
+        /// The slot of the day.
+        slot: u16,
+        /// The level of each tenant, from the first on; [`Level::MISSING`] where there is none.
+        levels: Vec<u8>,
+    },
+    /// Some slots of one tenant.
+    Span {
+        /// The number of the tenant.
+        tenant: u32,
+        /// The first slot of the day.
+        slot: u16,
+        /// The levels from there on.
+        levels: Vec<u8>,
+    },
+}
+
+/// Adds a record in its frame. False, and nothing is added, when the record is too long.
+pub fn append<R: Serialize>(file: &mut Vec<u8>, record: &R) -> bool {
+    let start = file.len();
+    file.extend([0; FRAME_HEADER_BYTES]);
+    let Ok(bytes) = postcard::to_stdvec(record) else {
+        file.truncate(start);
+        return false;
+    };
+    if bytes.len() > RECORD_BYTES_MAX {
+        file.truncate(start);
+        return false;
+    }
+    file[start..start + 4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    file[start + 4..start + 8].copy_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+    file.extend(bytes);
+    true
+}
+
+/// What was wrong with a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Damage {
+    /// Frames that were passed over, or records that meant nothing.
+    pub records: u64,
+    /// Bytes from a place on where nothing can be made out any more, up to the end. A crash leaves
+    /// some of the last record.
+    pub tail_bytes: u64,
+}
+
+/// Reads the records of a file (what follows its header) from memory.
+pub struct Frames<'a> {
+    bytes: &'a [u8],
+    offset: usize,
+    /// How many bytes may still be summed up.
+    budget_bytes: usize,
+    /// What was wrong so far.
+    pub damage: Damage,
+}
+
+impl<'a> Frames<'a> {
+    /// Reads these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Frames {
+            bytes,
+            offset: 0,
+            budget_bytes: 2 * bytes.len() + SEARCH_BYTES,
+            damage: Damage::default(),
+        }
+    }
+
+    /// The next record that is sound.
+    pub fn next_record<R: DeserializeOwned>(&mut self) -> Option<R> {
+        while self.offset < self.bytes.len() {
+            let Some(body) = self.frame_at(self.offset) else {
+                self.pass_over();
+                continue;
+            };
+            self.offset += FRAME_HEADER_BYTES + body.len();
+            match postcard::take_from_bytes(body) {
+                Ok((record, [])) => return Some(record),
+                _ => self.damage.records += 1,
+            }
+        }
+        None
+    }
+
+    /// The record whose frame begins here, if one does and is sound.
+    fn frame_at(&mut self, offset: usize) -> Option<&'a [u8]> {
+        let (header, body) = self.bytes.get(offset..)?.split_first_chunk()?;
+        let [a, b, c, d, sum @ ..]: [u8; FRAME_HEADER_BYTES] = *header;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if !(1..=RECORD_BYTES_MAX).contains(&length) {
+            return None;
+        }
+        let body = body.get(..length)?;
+        // Bounds the search in a file that was made to be slow.
+        self.budget_bytes = self.budget_bytes.checked_sub(length)?;
+        (crc32fast::hash(body) == u32::from_le_bytes(sum)).then_some(body)
+    }
+
+    /// Goes on to the next sound frame; without one, what remains is the tail.
+    fn pass_over(&mut self) {
+        let bytes = self.bytes.len();
+        match (self.offset + 1..bytes).find(|&offset| self.frame_at(offset).is_some()) {
+            Some(offset) => {
+                self.damage.records += 1;
+                self.offset = offset;
+            }
+            None => {
+                self.damage.tail_bytes = (bytes - self.offset) as u64;
+                self.offset = bytes;
+            }
+        }
+    }
+}
+
+impl History {
+    /// Adds what a file of servers says (without its header).
+    pub fn read_servers(&mut self, bytes: &[u8]) -> Damage {
+        let mut frames = Frames::new(bytes);
+        while let Some(record) = frames.next_record() {
+            let refused = match record {
+                ServerRecord::Owns {
+                    server,
+                    tenant,
+                    from_s,
+                } => self.owns(&server, &tenant, from_s).is_err(),
+                ServerRecord::Reimaged { server, at_s } => at_s
+                    .into_iter()
+                    .map(|at_s| self.reimaged(&server, at_s).is_err())
+                    .fold(false, |any, refused| any | refused),
+            };
+            frames.damage.records += u64::from(refused);
+        }
+        frames.damage
+    }
+
+    /// Everything that a file of servers would say: for writing it anew, without what is doubled in
+    /// the old one. Each item is a record with its frame.
+    pub fn server_records(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.servers.iter().map(|server| {
+            let mut bytes = Vec::new();
+            for owner in &server.owners {
+                // Names have a bounded length: the records fit.
+                append(
+                    &mut bytes,
+                    &ServerRecord::Owns {
+                        server: server.name.clone(),
+                        tenant: self.tenants[owner.tenant.0 as usize].key.clone(),
+                        from_s: owner.from_s,
+                    },
+                );
+            }
+            for times in server.reimages.chunks(REIMAGES_PER_RECORD) {
+                let record = ServerRecord::Reimaged {
+                    server: server.name.clone(),
+                    at_s: times.to_vec(),
+                };
+                append(&mut bytes, &record);
+            }
+            bytes
+        })
+    }
+
+    /// Adds what the file of a day says (without its header).
+    pub fn read_day(&mut self, day: u32, bytes: &[u8]) -> Damage {
+        let mut frames = Frames::new(bytes);
+        let mut named: HashMap<u32, TenantId> = HashMap::new();
+        let first_slot = day.saturating_mul(SLOTS_PER_DAY as u32);
+        while let Some(record) = frames.next_record() {
+            let mut unknown = false;
+            match record {
+                DayRecord::Tenants { first, keys } => {
+                    for (number, key) in (first..=u32::MAX).zip(keys) {
+                        match self.tenant(&key) {
+                            Ok(tenant) => drop(named.insert(number, tenant)),
+                            Err(_) => unknown = true,
+                        }
+                    }
+                }
+                DayRecord::Slot { slot, levels } => {
+                    unknown = usize::from(slot) >= SLOTS_PER_DAY;
+                    for (number, level) in (0..).zip(levels) {
+                        if unknown || level == Level::MISSING.0 {
+                            continue;
+                        }
+                        match named.get(&number) {
+                            Some(&tenant) => {
+                                let slot = first_slot.saturating_add(slot.into());
+                                self.set_level(tenant, slot, Level(level));
+                            }
+                            None => unknown = true,
+                        }
+                    }
+                }
+                DayRecord::Span {
+                    tenant,
+                    slot,
+                    levels,
+                } => match named.get(&tenant) {
+                    Some(&tenant) if usize::from(slot) + levels.len() <= SLOTS_PER_DAY => {
+                        for (slot, level) in (u32::from(slot)..).zip(levels) {
+                            if level != Level::MISSING.0 {
+                                let slot = first_slot.saturating_add(slot);
+                                self.set_level(tenant, slot, Level(level));
+                            }
+                        }
+                    }
+                    _ => unknown = true,
+                },
+            }
+            frames.damage.records += u64::from(unknown);
+        }
+        frames.damage
+    }
+
+    /// Everything that the file of a day would say: the tenants by their numbers in this history, then
+    /// their levels. Each item is a record with its frame.
+    pub fn day_records(&self, day: u32) -> impl Iterator<Item = Vec<u8>> + '_ {
+        let spans = self
+            .tenants
+            .iter()
+            .enumerate()
+            .filter_map(move |(number, tenant)| {
+                let (_, levels) = tenant.ring.days().find(|(number, _)| *number == day)?;
+                let mut bytes = Vec::new();
+                let record = DayRecord::Span {
+                    tenant: number as u32,
+                    slot: 0,
+                    levels: levels.to_vec(),
+                };
+                append(&mut bytes, &record);
+                Some(bytes)
+            });
+        self.tenant_records(0).into_iter().chain(spans)
+    }
+
+    /// The records that name the tenants with the numbers from `first` on.
+    pub fn tenant_records(&self, first: usize) -> Vec<Vec<u8>> {
+        let tenants = self.tenants.get(first..).unwrap_or_default();
+        let mut records = Vec::new();
+        for (index, tenants) in tenants.chunks(TENANTS_PER_RECORD).enumerate() {
+            let mut bytes = Vec::new();
+            let record = DayRecord::Tenants {
+                first: (first + index * TENANTS_PER_RECORD) as u32,
+                keys: tenants.iter().map(|tenant| tenant.key.clone()).collect(),
+            };
+            append(&mut bytes, &record);
+            records.push(bytes);
+        }
+        records
+    }
+
+    /// The days of which there are levels of some tenant, in ascending order.
+    pub fn days(&self) -> Vec<u32> {
+        let mut days: Vec<u32> = Vec::new();
+        for tenant in &self.tenants {
+            days.extend(tenant.ring.days().map(|(number, _)| number));
+            days.sort_unstable();
+            days.dedup();
+        }
+        days
+    }
+}

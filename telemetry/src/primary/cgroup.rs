@@ -1,0 +1,351 @@
+//! A control group as the primary tenant, version 1 or 2.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::kernel::{KernelFile, Stalls, cores};
+use super::{Counter, Machine, Pace, SampleError, Sampler};
+use crate::gate::Load;
+
+/// How often a group is looked for that is not there.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Memory changes slowly, and telling it costs the kernel more than the rest: every so many samples.
+const MEMORY_EVERY: u32 = 5;
+
+/// Where the kernel keeps its control groups.
+pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// A control group. It need not exist: as long as it does not, nothing tells what part of the machine
+/// the primary uses, and everything that is not HarvestFS counts as the primary.
+#[derive(Debug)]
+pub struct Cgroup {
+    root: PathBuf,
+    name: PathBuf,
+    machine: Machine,
+    group: Option<Group>,
+    searched: Option<Instant>,
+    cores: u32,
+}
+
+/// The files of a group that is there.
+#[derive(Debug)]
+struct Group {
+    cpu: Cpu,
+    cpu_used: Counter,
+    memory: Option<Memory>,
+    memory_share: Option<f64>,
+    memory_due: u32,
+    stalls: Stalls,
+    pace: Pace,
+}
+
+/// The file that tells a group's CPU use.
+#[derive(Debug)]
+pub(super) enum Cpu {
+    /// `cpu.stat`, in microseconds.
+    V2(KernelFile),
+    /// `cpuacct.usage`, in nanoseconds.
+    V1(KernelFile),
+}
+
+impl Cpu {
+    /// That of a group below [`CGROUP_ROOT`].
+    pub(super) fn open(name: &Path) -> Option<Self> {
+        let root = Path::new(CGROUP_ROOT);
+        find_cpu(root, &relative(root, name)).map(|(cpu, _)| cpu)
+    }
+
+    /// Microseconds that the group has used.
+    pub(super) fn used_us(&mut self) -> Result<u64, SampleError> {
+        match self {
+            Self::V2(file) => file.field("usage_usec"),
+            Self::V1(file) => Ok(file.number()? / 1000),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Memory {
+    used: KernelFile,
+    /// Tells how much of it is file pages that nobody has used lately.
+    stat: KernelFile,
+    inactive: &'static str,
+    machine_bytes: u64,
+}
+
+impl Cgroup {
+    /// The group `name` below `root` ([`CGROUP_ROOT`]): a path as in `/proc/PID/cgroup`; the root and
+    /// a controller in front of it are passed over. `machine` stands in while it does not exist.
+    #[must_use]
+    pub fn new(root: &Path, name: &Path, machine: Machine) -> Self {
+        Self {
+            root: root.to_owned(),
+            name: relative(root, name),
+            machine,
+            group: None,
+            searched: None,
+            cores: cores(),
+        }
+    }
+
+    /// Whether the group is there now.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.group.is_some() || find_cpu(&self.root, &self.name).is_some()
+    }
+}
+
+impl Sampler for Cgroup {
+    fn sample(&mut self, now: Instant) -> Result<Load, SampleError> {
+        if self.group.is_none() {
+            let due = self
+                .searched
+                .is_none_or(|searched| now.saturating_duration_since(searched) >= SEARCH_INTERVAL);
+            if due {
+                self.searched = Some(now);
+                self.group = Group::open(&self.root, &self.name);
+                if self.group.is_some() {
+                    tracing::info!(cgroup = %self.name.display(), "sampling the cgroup");
+                }
+            }
+        }
+        if let Some(group) = &mut self.group {
+            match group.sample(now, self.cores) {
+                Ok(load) => return Ok(load),
+                // It was removed. It is looked for again; the machine stands in.
+                Err(error) => {
+                    tracing::warn!(cgroup = %self.name.display(), %error, "the cgroup is gone; the whole machine counts as the primary's until it is back");
+                    self.group = None;
+                    self.searched = Some(now);
+                }
+            }
+        }
+        self.machine.sample(now)
+    }
+}
+
+impl Group {
+    fn open(root: &Path, name: &Path) -> Option<Self> {
+        let (cpu, directory) = find_cpu(root, name)?;
+        let memory = match &cpu {
+            Cpu::V2(_) => Memory::open(&directory, "memory.current", "inactive_file"),
+            Cpu::V1(_) => Memory::open(
+                &root.join("memory").join(name),
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            ),
+        };
+        let pressure = ["cpu.pressure", "memory.pressure", "io.pressure"];
+        Some(Self {
+            cpu,
+            cpu_used: Counter::default(),
+            memory,
+            memory_share: None,
+            memory_due: 0,
+            stalls: Stalls::open(pressure.map(|file| directory.join(file))),
+            pace: Pace::default(),
+        })
+    }
+
+    fn sample(&mut self, now: Instant, cores: u32) -> Result<Load, SampleError> {
+        let used_us = self.cpu.used_us()?;
+        let used_us = self.cpu_used.growth(used_us);
+        if self.memory_due == 0 {
+            self.memory_due = MEMORY_EVERY;
+            self.memory_share = match &mut self.memory {
+                Some(memory) => Some(memory.share()?),
+                None => None,
+            };
+        }
+        self.memory_due -= 1;
+        let elapsed_us = self.pace.elapsed_us(now);
+        // Taken in any case, so that the next one counts from here.
+        let stalled_share = self.stalls.share(elapsed_us.unwrap_or(1));
+        let (Some(elapsed_us), Some(used_us)) = (elapsed_us, used_us) else {
+            return Ok(Load::default());
+        };
+        let load = Load {
+            cpu_share: Some(used_us as f64 / (elapsed_us as f64 * f64::from(cores))),
+            memory_share: self.memory_share,
+            stalled_share,
+        };
+        Ok(load.clamped())
+    }
+}
+
+impl Memory {
+    fn open(directory: &Path, used: &str, inactive: &'static str) -> Option<Self> {
+        let mut machine = KernelFile::open_if_there("/proc/meminfo".as_ref())?;
+        Some(Self {
+            used: KernelFile::open_if_there(&directory.join(used))?,
+            stat: KernelFile::open_if_there(&directory.join("memory.stat"))?,
+            inactive,
+            machine_bytes: machine.field("MemTotal").ok()?.checked_mul(1024)?,
+        })
+    }
+
+    /// What it would miss, as a share of the machine's memory.
+    fn share(&mut self) -> Result<f64, SampleError> {
+        let used = self.used.number()?;
+        let inactive = self.stat.field(self.inactive)?;
+        Ok(used.saturating_sub(inactive) as f64 / self.machine_bytes.max(1) as f64)
+    }
+}
+
+/// The file that tells a group's CPU use, and the directory that it is in.
+fn find_cpu(root: &Path, name: &Path) -> Option<(Cpu, PathBuf)> {
+    let v2 = |directory: PathBuf| {
+        let file = KernelFile::open_if_there(&directory.join("cpu.stat"))?;
+        Some((Cpu::V2(file), directory))
+    };
+    let v1 = |controller: &str| {
+        let directory = root.join(controller).join(name);
+        let file = KernelFile::open_if_there(&directory.join("cpuacct.usage"))?;
+        Some((Cpu::V1(file), directory))
+    };
+    v2(root.join(name))
+        .or_else(|| v1("cpuacct"))
+        .or_else(|| v1("cpu,cpuacct"))
+        .or_else(|| v2(root.join("unified").join(name)))
+}
+
+/// A group's name without the root, and without a controller, if they are in front of it.
+fn relative(root: &Path, name: &Path) -> PathBuf {
+    let below_root = name.strip_prefix(root).ok();
+    let below = below_root.unwrap_or(name.strip_prefix("/").unwrap_or(name));
+    let mut parts = below.components();
+    let first = parts.next().map(|part| part.as_os_str().to_owned());
+    let controllers = ["cpuacct", "cpu,cpuacct", "cpu", "memory", "unified"];
+    match first.as_deref().and_then(|first| first.to_str()) {
+        Some(first) if below_root.is_some() && controllers.contains(&first) => {
+            parts.as_path().to_owned()
+        }
+        _ => below.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::primary::Own;
+
+    fn at(start: Instant, ms: u64) -> Instant {
+        start + Duration::from_millis(ms)
+    }
+
+    fn set_v2(root: &Path, used_us: u64, memory: u64) {
+        let group = root.join("search.slice");
+        fs::create_dir_all(&group).unwrap();
+        let stat = format!("usage_usec {used_us}\nuser_usec 1\n");
+        fs::write(group.join("cpu.stat"), stat).unwrap();
+        fs::write(group.join("memory.current"), format!("{memory}\n")).unwrap();
+        fs::write(group.join("memory.stat"), "anon 5\ninactive_file 1000\n").unwrap();
+        let pressure = format!("some avg10=0 total={}\nfull total=0\n", used_us / 2);
+        fs::write(group.join("io.pressure"), pressure).unwrap();
+    }
+
+    fn group(root: &Path, name: &str) -> Cgroup {
+        let mut group = Cgroup::new(
+            root,
+            name.as_ref(),
+            Machine::open(Own::ThisProcess).unwrap(),
+        );
+        group.cores = 4;
+        group
+    }
+
+    #[test]
+    fn version_2_tells_cpu_memory_and_stalls() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        set_v2(root, 1_000_000, 1000);
+        let mut group = group(root, "/search.slice");
+        let start = Instant::now();
+        assert_eq!(group.sample(start).unwrap(), Load::default());
+        set_v2(root, 2_000_000, 1000);
+        let load = group.sample(at(start, 500)).unwrap();
+        // One second of CPU in half a second, on four cores.
+        assert_eq!(load.cpu_share, Some(0.5));
+        assert_eq!(load.memory_share, Some(0.0));
+        assert_eq!(load.stalled_share, Some(1.0));
+        // More than there is: measured at slightly different times.
+        set_v2(root, 22_000_000, 1000);
+        assert_eq!(group.sample(at(start, 1000)).unwrap().cpu_share, Some(1.0));
+        // The counter starts anew.
+        set_v2(root, 5, 1000);
+        assert_eq!(group.sample(at(start, 1500)).unwrap(), Load::default());
+        // The machine slept.
+        set_v2(root, 10, 1000);
+        assert_eq!(group.sample(at(start, 3_600_000)).unwrap(), Load::default());
+        // The clock went back.
+        assert_eq!(group.sample(start).unwrap(), Load::default());
+    }
+
+    #[test]
+    fn version_1_tells_cpu_and_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for controller in ["cpuacct", "memory"] {
+            fs::create_dir_all(root.join(controller).join("search")).unwrap();
+        }
+        let cpu = root.join("cpuacct/search/cpuacct.usage");
+        fs::write(&cpu, "1000000000\n").unwrap();
+        let memory = root.join("memory/search");
+        let machine = fs::read_to_string("/proc/meminfo").unwrap();
+        let total = super::super::kernel::field(&machine, "MemTotal").unwrap() * 1024;
+        fs::write(
+            memory.join("memory.usage_in_bytes"),
+            (total / 2).to_string(),
+        )
+        .unwrap();
+        fs::write(memory.join("memory.stat"), "total_inactive_file 0\n").unwrap();
+        let name = root.join("cpuacct/search");
+        let mut group = group(root, name.to_str().unwrap());
+        assert!(group.exists());
+        let start = Instant::now();
+        group.sample(start).unwrap();
+        fs::write(&cpu, "1200000000\n").unwrap();
+        let load = group.sample(at(start, 100)).unwrap();
+        assert_eq!(load.cpu_share, Some(0.5));
+        assert!((load.memory_share.unwrap() - 0.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn the_machine_stands_in_for_a_group_that_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let mut group = group(root, "search.slice");
+        assert!(!group.exists());
+        let start = Instant::now();
+        group.sample(start).unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        let of_machine = group.sample(at(start, 60)).unwrap();
+        assert!(of_machine.cpu_share.is_some());
+        // It comes, and is noticed; then it goes and is missed at once.
+        set_v2(root, 0, 1000);
+        group.sample(at(start, 1100)).unwrap();
+        set_v2(root, 400_000, 1000);
+        assert_eq!(group.sample(at(start, 1200)).unwrap().cpu_share, Some(1.0));
+        fs::write(root.join("search.slice/cpu.stat"), "").unwrap();
+        fs::remove_file(root.join("search.slice/cpu.stat")).unwrap();
+        group.sample(at(start, 1300)).unwrap();
+        assert!(!group.exists());
+    }
+
+    #[test]
+    fn names_are_taken_as_people_write_them() {
+        let root = Path::new(CGROUP_ROOT);
+        for name in [
+            "a.slice/b",
+            "/a.slice/b",
+            "/sys/fs/cgroup/a.slice/b",
+            "/sys/fs/cgroup/cpuacct/a.slice/b",
+            "/sys/fs/cgroup/unified/a.slice/b",
+        ] {
+            assert_eq!(relative(root, Path::new(name)), Path::new("a.slice/b"));
+        }
+        assert_eq!(relative(root, Path::new("cpu/b")), Path::new("cpu/b"));
+    }
+}

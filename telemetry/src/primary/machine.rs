@@ -1,0 +1,370 @@
+//! The whole machine, less HarvestFS's own processes, as the primary tenant.
+//!
+//! Interrupts and the kernel's own work, also for HarvestFS, count as the primary's: that errs on the
+//! owner's side. Time stolen by a hypervisor is nobody's, and not there to be used either.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::cgroup::Cpu;
+use super::kernel::{KernelFile, Stalls, field};
+use super::{Counter, Pace, SampleError, Sampler};
+use crate::gate::Load;
+
+/// How often new processes are looked for.
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
+/// How often all processes are looked at again: a process id may have been given to another one.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(60);
+/// Memory is told every so many samples: it changes slowly.
+const MEMORY_EVERY: u32 = 5;
+/// Most own processes whose use is subtracted. More than ever run on one machine; bounds the open
+/// files.
+const OWN_MAX: usize = 256;
+
+/// What is HarvestFS's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// All processes that run the executable of this one, or, where their owner hides that, carry
+    /// its name. What such a process used before it is noticed (at most two seconds) counts as
+    /// the primary's.
+    SameExecutable,
+    /// This process.
+    ThisProcess,
+    /// Everything in a control group: exact, and the cheapest. The name is as for
+    /// [`super::Cgroup::new`].
+    Cgroup(PathBuf),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Machine {
+    stat: KernelFile,
+    meminfo: Option<KernelFile>,
+    stalls: Stalls,
+    own: OwnUse,
+    /// CPU time of all but idle tasks, and of all, in ticks.
+    active: Counter,
+    total: Counter,
+    pace: Pace,
+    memory_share: Option<f64>,
+    memory_due: u32,
+}
+
+impl Machine {
+    /// Opens the kernel's files.
+    ///
+    /// # Errors
+    /// When `/proc/stat` or what tells the own use cannot be read.
+    pub fn open(own: Own) -> Result<Self, SampleError> {
+        let pressure = ["cpu", "memory", "io"].map(|file| Path::new("/proc/pressure").join(file));
+        Ok(Self {
+            stat: KernelFile::open("/proc/stat".as_ref())?,
+            meminfo: KernelFile::open_if_there("/proc/meminfo".as_ref()),
+            stalls: Stalls::open(pressure),
+            own: OwnUse::open(own)?,
+            active: Counter::default(),
+            total: Counter::default(),
+            pace: Pace::default(),
+            memory_share: None,
+            memory_due: 0,
+        })
+    }
+
+    /// How many processes are taken for HarvestFS's own.
+    #[must_use]
+    pub fn own_processes(&self) -> usize {
+        self.own.processes.len()
+    }
+}
+
+impl Sampler for Machine {
+    fn sample(&mut self, now: Instant) -> Result<Load, SampleError> {
+        let Some((active, total)) = cpu_ticks(self.stat.read()?) else {
+            return Err(self.stat.format("the line `cpu`"));
+        };
+        let own = self.own.sample(now)?;
+        if self.memory_due == 0 {
+            self.memory_due = MEMORY_EVERY;
+            self.memory_share = match &mut self.meminfo {
+                Some(meminfo) => memory_share(meminfo.read()?, self.own.resident_bytes()),
+                None => None,
+            };
+        }
+        self.memory_due -= 1;
+        let (active, total) = (self.active.growth(active), self.total.growth(total));
+        let elapsed_us = self.pace.elapsed_us(now);
+        let stalled_share = self.stalls.share(elapsed_us.unwrap_or(1));
+        let (Some(active), Some(total), Some(_)) = (active, total, elapsed_us) else {
+            return Ok(Load::default());
+        };
+        if total == 0 {
+            return Ok(Load::default());
+        }
+        let load = Load {
+            cpu_share: Some((active as f64 - own) / total as f64),
+            memory_share: self.memory_share,
+            stalled_share,
+        };
+        Ok(load.clamped())
+    }
+}
+
+/// Ticks of all cores in which something ran, and altogether, of `/proc/stat`.
+fn cpu_ticks(text: &str) -> Option<(u64, u64)> {
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    // user nice system idle iowait irq softirq steal; guests are part of user and nice.
+    let mut ticks = [0u64; 7];
+    let mut fields = line.split_ascii_whitespace();
+    for tick in &mut ticks {
+        *tick = fields.next()?.parse().ok()?;
+    }
+    let [user, nice, system, idle, iowait, irq, softirq] = ticks;
+    let busy = [user, nice, system, irq, softirq];
+    let active = busy.iter().try_fold(0u64, |sum, &it| sum.checked_add(it))?;
+    Some((active, active.checked_add(idle)?.checked_add(iowait)?))
+}
+
+/// What others than HarvestFS use of the memory, of `/proc/meminfo`.
+fn memory_share(text: &str, own_bytes: u64) -> Option<f64> {
+    let total = field(text, "MemTotal")?;
+    let available = field(text, "MemAvailable")?;
+    let used = total
+        .saturating_sub(available)
+        .saturating_sub(own_bytes / 1024);
+    (total > 0).then(|| used as f64 / total as f64)
+}
+
+/// What HarvestFS uses.
+#[derive(Debug)]
+struct OwnUse {
+    own: Own,
+    identity: Identity,
+    processes: HashMap<u32, Process>,
+    /// Ids of processes that are not ours.
+    others: std::collections::HashSet<u32>,
+    scanned: Option<Instant>,
+    rescanned: Option<Instant>,
+    /// With [`Own::Cgroup`].
+    cgroup: Option<(Cpu, Counter)>,
+}
+
+#[derive(Debug)]
+struct Process {
+    stat: KernelFile,
+    ticks: Counter,
+    resident_pages: u64,
+}
+
+/// By what own processes are known.
+#[derive(Debug)]
+struct Identity {
+    /// Device and inode of the executable.
+    executable: Option<(u64, u64)>,
+    name: String,
+}
+
+impl Identity {
+    fn of(process: &str) -> Option<Self> {
+        let base = Path::new("/proc").join(process);
+        let stat = std::fs::read(base.join("stat")).ok()?;
+        let name = ProcessStat::parse(&String::from_utf8_lossy(&stat))?
+            .name
+            .to_owned();
+        let executable = std::fs::metadata(base.join("exe")).ok();
+        Some(Self {
+            executable: executable.map(|file| (file.dev(), file.ino())),
+            name,
+        })
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self.executable, other.executable) {
+            (Some(own), Some(other)) if own == other => true,
+            // A binary that was replaced by a newer one, or an owner who hides it.
+            _ => self.name == other.name,
+        }
+    }
+}
+
+impl OwnUse {
+    fn open(own: Own) -> Result<Self, SampleError> {
+        let cgroup = match &own {
+            Own::Cgroup(name) => {
+                let cpu = Cpu::open(name).ok_or_else(|| SampleError::NoCgroup(name.clone()))?;
+                Some((cpu, Counter::default()))
+            }
+            Own::SameExecutable | Own::ThisProcess => None,
+        };
+        let identity = Identity::of("self").unwrap_or(Identity {
+            executable: None,
+            name: String::new(),
+        });
+        Ok(Self {
+            own,
+            identity,
+            processes: HashMap::new(),
+            others: std::collections::HashSet::new(),
+            scanned: None,
+            rescanned: None,
+            cgroup,
+        })
+    }
+
+    /// Ticks used since the sample before.
+    fn sample(&mut self, now: Instant) -> Result<f64, SampleError> {
+        if let Some((cpu, counter)) = &mut self.cgroup {
+            let growth_us = counter.growth(cpu.used_us()?).unwrap_or(0);
+            return Ok(growth_us as f64 * ticks_per_second() / 1e6);
+        }
+        self.scan(now);
+        let mut ticks = 0;
+        self.processes.retain(|_, process| {
+            // One that has ended cannot be read any more.
+            let stat = process.stat.read().ok().and_then(ProcessStat::parse);
+            let Some(stat) = stat else {
+                return false;
+            };
+            ticks += process.ticks.growth(stat.cpu_ticks).unwrap_or(0);
+            process.resident_pages = stat.resident_pages;
+            true
+        });
+        Ok(ticks as f64)
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        let pages: u64 = self.processes.values().map(|it| it.resident_pages).sum();
+        pages * rustix::param::page_size() as u64
+    }
+
+    fn scan(&mut self, now: Instant) {
+        let is_due = |last: Option<Instant>, interval| {
+            last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
+        };
+        if !is_due(self.scanned, SCAN_INTERVAL) {
+            return;
+        }
+        self.scanned = Some(now);
+        if is_due(self.rescanned, RESCAN_INTERVAL) {
+            self.rescanned = Some(now);
+            self.others.clear();
+        }
+        if self.own == Own::ThisProcess {
+            self.add(std::process::id());
+            return;
+        }
+        let Ok(entries) = std::fs::read_dir("/proc") else {
+            return;
+        };
+        let ids = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        for id in ids {
+            if self.processes.contains_key(&id) || self.others.contains(&id) {
+                continue;
+            }
+            let identity = Identity::of(&u32::to_string(&id));
+            if identity.is_some_and(|identity| self.identity.is_same(&identity)) {
+                self.add(id);
+            } else {
+                self.others.insert(id);
+            }
+        }
+    }
+
+    fn add(&mut self, id: u32) {
+        if self.processes.len() >= OWN_MAX || self.processes.contains_key(&id) {
+            return;
+        }
+        if let Some(stat) = KernelFile::open_if_there(format!("/proc/{id}/stat").as_ref()) {
+            let process = Process {
+                stat,
+                ticks: Counter::default(),
+                resident_pages: 0,
+            };
+            self.processes.insert(id, process);
+        }
+    }
+}
+
+/// What `/proc/PID/stat` tells.
+struct ProcessStat<'a> {
+    name: &'a str,
+    cpu_ticks: u64,
+    resident_pages: u64,
+}
+
+impl<'a> ProcessStat<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        // The name may contain anything, also parentheses.
+        let (head, tail) = text.rsplit_once(')')?;
+        let (_, name) = head.split_once('(')?;
+        let mut fields = tail.split_ascii_whitespace();
+        // Fields are counted from the state, the third one in proc(5): utime is the 14th.
+        let user: u64 = fields.nth(11)?.parse().ok()?;
+        let system: u64 = fields.next()?.parse().ok()?;
+        // rss is the 24th.
+        let resident_pages = fields.nth(8)?.parse().ok()?;
+        Some(Self {
+            name,
+            cpu_ticks: user.checked_add(system)?,
+            resident_pages,
+        })
+    }
+}
+
+fn ticks_per_second() -> f64 {
+    rustix::param::clock_ticks_per_second() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_proc_tells_is_understood() {
+        let stat = "cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n";
+        assert_eq!(cpu_ticks(stat), Some((73, 523)));
+        assert_eq!(cpu_ticks("cpu 1 2"), None);
+        assert_eq!(cpu_ticks(""), None);
+        let line = "21120 (a (b) c) R 21105 21105 14706 0 -1 4194304 99 0 0 0 11 22 0 0 20 0 1 0 \
+                    1282439 3133440 410 18446744073709551615 1";
+        let parsed = ProcessStat::parse(line).unwrap();
+        assert_eq!(parsed.name, "a (b) c");
+        assert_eq!(parsed.cpu_ticks, 33);
+        assert_eq!(parsed.resident_pages, 410);
+        assert!(ProcessStat::parse("1 (x) R 1").is_none());
+        let text = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n";
+        assert_eq!(memory_share(text, 100 * 1024), Some(0.3));
+        assert_eq!(memory_share(text, u64::MAX), Some(0.0));
+    }
+
+    #[test]
+    fn own_work_is_not_the_primarys() {
+        // Other tests run at the same time, in this very process, so that they are all subtracted.
+        let mut without = Machine::open(Own::ThisProcess).unwrap();
+        let start = Instant::now();
+        without.sample(start).unwrap();
+        let (mut own_ticks, mut spun) = (0.0, 0u64);
+        while start.elapsed() < Duration::from_millis(300) {
+            spun = std::hint::black_box(spun + 1);
+        }
+        own_ticks += without.own.sample(Instant::now()).unwrap();
+        assert!(
+            own_ticks >= 10.0,
+            "{own_ticks} ticks of this process were found"
+        );
+        assert_eq!(without.own_processes(), 1);
+        assert!(without.own.resident_bytes() > 100 * 1024);
+    }
+
+    #[test]
+    fn processes_of_the_same_executable_are_found() {
+        let mut machine = Machine::open(Own::SameExecutable).unwrap();
+        machine.sample(Instant::now()).unwrap();
+        assert!(machine.own.processes.contains_key(&std::process::id()));
+        assert!(!machine.own.others.is_empty());
+        assert!(!machine.own.processes.contains_key(&1));
+    }
+}

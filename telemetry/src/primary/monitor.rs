@@ -1,0 +1,183 @@
+//! Sampling on a thread of its own, so that nothing else ever waits for the kernel's files.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{SampleError, Sampler};
+use crate::gate::{BusyGate, GateOptions, Load, Verdict};
+
+/// Time between samples. A primary that comes to life in the middle of one interval is seen in full
+/// in the next: within 0.8 s.
+pub const DEFAULT_INTERVAL: Duration = Duration::from_millis(400);
+/// How old a sample may be to be told as what the primary uses now.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// A running sampler and the gate that it moves. The thread ends some time after this is dropped;
+/// nobody waits for it, because it may hang in a read.
+#[derive(Debug)]
+pub struct Monitor {
+    shared: Arc<Shared>,
+}
+
+/// What is known about the primary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status {
+    /// What the gate says.
+    pub verdict: Verdict,
+    /// The last sample, unless it is old.
+    pub load: Option<Load>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Times of the gate are counted from here.
+    origin: Instant,
+    state: Mutex<State>,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    gate: BusyGate,
+    last: Option<(Instant, Load)>,
+}
+
+impl Monitor {
+    /// Starts to sample.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(
+        mut sampler: Box<dyn Sampler>,
+        gate: GateOptions,
+        interval: Duration,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            origin: Instant::now(),
+            state: Mutex::new(State {
+                gate: BusyGate::new(gate),
+                last: None,
+            }),
+            stopped: AtomicBool::new(false),
+        });
+        let thread = shared.clone();
+        std::thread::Builder::new()
+            .name("primary".to_owned())
+            .spawn(move || thread.run(&mut *sampler, interval))?;
+        Ok(Self { shared })
+    }
+
+    /// What is known now; never waits for a sample.
+    #[must_use]
+    pub fn status(&self, now: Instant) -> Status {
+        let state = self.shared.lock();
+        let fresh = |(at, _): &(Instant, Load)| now.saturating_duration_since(*at) <= FRESH;
+        Status {
+            verdict: state.gate.verdict(self.shared.since_start(now)),
+            load: state.last.filter(fresh).map(|(_, load)| load),
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn run(&self, sampler: &mut dyn Sampler, interval: Duration) {
+        let mut failing = false;
+        while !self.stopped.load(Ordering::Relaxed) {
+            let asked = Instant::now();
+            let sample = sampler.sample(asked);
+            self.note_health(&sample, &mut failing);
+            if let Ok(load) = sample
+                && !load.is_unknown()
+            {
+                // When the read hung, this is no longer the time that was asked for.
+                let now = Instant::now();
+                let mut state = self.lock();
+                state.gate.observe(self.since_start(now), load);
+                state.last = Some((now, load));
+            }
+            std::thread::sleep(interval.saturating_sub(asked.elapsed()).max(interval / 4));
+        }
+    }
+
+    /// Says once that the source fails, and once that it works again.
+    fn note_health(&self, sample: &Result<Load, SampleError>, failing: &mut bool) {
+        match sample {
+            Err(error) if !*failing => {
+                *failing = true;
+                tracing::warn!(%error, "the primary cannot be sampled");
+            }
+            Ok(load) if *failing && !load.is_unknown() => {
+                *failing = false;
+                tracing::info!("the primary can be sampled again");
+            }
+            _ => {}
+        }
+    }
+
+    fn since_start(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.origin)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The gate is only ever replaced field by field, and nothing in it panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    struct Scripted(mpsc::Receiver<f64>);
+
+    impl Sampler for Scripted {
+        /// Hangs until the test says what the use is.
+        fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
+            let cpu_share = self.0.recv().ok();
+            Ok(Load {
+                cpu_share,
+                ..Load::default()
+            })
+        }
+    }
+
+    fn wait_until(mut condition: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !condition() {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_hangs_in_a_read_delays_nobody() {
+        let (say, hear) = mpsc::channel();
+        let interval = Duration::from_millis(1);
+        let sampler = Box::new(Scripted(hear));
+        let monitor = Monitor::start(sampler, GateOptions::default(), interval).unwrap();
+        let now = Instant::now();
+        assert_eq!(monitor.status(now).load, None);
+        assert!(!monitor.status(now).verdict.is_busy());
+        say.send(0.9).unwrap();
+        wait_until(|| monitor.status(Instant::now()).verdict.is_busy());
+        assert_eq!(
+            monitor.status(Instant::now()).load.unwrap().cpu_share,
+            Some(0.9)
+        );
+        // The next read hangs for minutes.
+        let later = Instant::now() + Duration::from_secs(30);
+        assert!(monitor.status(later).verdict.is_busy());
+        assert_eq!(monitor.status(later).load, None);
+        let much_later = Instant::now() + Duration::from_secs(100);
+        assert!(!monitor.status(much_later).verdict.is_busy());
+    }
+}

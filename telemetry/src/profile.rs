@@ -1,0 +1,43 @@
+//! What history says of a primary tenant: all that placement needs to know of it.
+
+use serde::{Deserialize, Serialize};
+
+/// A primary tenant: who owns a server, and what for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TenantKey {
+    /// The environment.
+    pub environment: String,
+    /// The machine function.
+    pub machine_function: String,
+}
+
+/// How a tenant's CPU use goes over time (OSDI'16, section 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Pattern {
+    /// With the hours of the day or the days of the week.
+    Periodic,
+    /// Roughly the same at all times.
+    Constant,
+    /// Neither.
+    Unpredictable,
+}
+
+/// CPU use, as a share of all cores, above which history counts a primary as busy: a third is its
+/// owner's reserve, unless a datanode is configured otherwise.
+pub const BUSY_ABOVE: f64 = 0.66;
+
+/// What history says of one tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantProfile {
+    /// Reimages per server and month of 30 days; at least 0.
+    pub reimages_per_server_month: f64,
+    /// CPU use that its average server exceeds in one hundredth of the time only, as a share of all
+    /// cores, 0 to 1. (The highest is often one odd sample.)
+    pub peak_cpu_share: f64,
+    /// Mean CPU use of its average server, as a share of all cores, 0 to 1.
+    pub average_cpu_share: f64,
+    /// Share of the time in which its average server used more than [`BUSY_ABOVE`], 0 to 1.
+    pub busy_share: f64,
+    /// Its pattern.
+    pub pattern: Pattern,
+}

@@ -1,0 +1,46 @@
+//! What needs the shared traces: `HARVESTFS_TRACES` names their directory, `../shared/traces` beside
+//! the repository is the default. Without them each test says so and passes.
+
+mod patterns;
+mod reading;
+
+use std::path::PathBuf;
+
+/// The directory of the traces; none, said aloud, when they are not there.
+fn traces() -> Option<PathBuf> {
+    let default = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
+    let directory = std::env::var_os("HARVESTFS_TRACES").map_or_else(default, PathBuf::from);
+    if directory.join("cpu_index.csv.gz").is_file() {
+        return Some(directory);
+    }
+    eprintln!(
+        "SKIPPED: no traces in {}; set HARVESTFS_TRACES",
+        directory.display()
+    );
+    None
+}
+
+/// Spearman's rank correlation of pairs.
+fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
+    let ranks = |pick: fn(&(f64, f64)) -> f64| {
+        let mut order: Vec<usize> = (0..pairs.len()).collect();
+        order.sort_by(|&a, &b| pick(&pairs[a]).total_cmp(&pick(&pairs[b])));
+        let mut ranks = vec![0.0; pairs.len()];
+        let mut start = 0;
+        while start < order.len() {
+            let same = |&&index: &&usize| pick(&pairs[index]) == pick(&pairs[order[start]]);
+            let end = start + order[start..].iter().take_while(same).count();
+            for &index in &order[start..end] {
+                ranks[index] = (start + end - 1) as f64 / 2.0;
+            }
+            start = end;
+        }
+        ranks
+    };
+    let (a, b) = (ranks(|pair| pair.0), ranks(|pair| pair.1));
+    let mean = (pairs.len() as f64 - 1.0) / 2.0;
+    let product = |x: &[f64], y: &[f64]| -> f64 {
+        x.iter().zip(y).map(|(x, y)| (x - mean) * (y - mean)).sum()
+    };
+    product(&a, &b) / (product(&a, &a) * product(&b, &b)).sqrt()
+}

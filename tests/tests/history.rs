@@ -1,0 +1,147 @@
+//! The history of the primary tenants, over real processes: imported, shown, kept, and told of a
+//! reimage at once.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+use serde_json::Value;
+
+fn now_s() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("the clock is past 1970").as_secs()
+}
+
+fn file(cluster: &Cluster, name: &str, content: &str) -> PathBuf {
+    let path = cluster.path(name);
+    fs::write(&path, content).expect("the file is written");
+    path
+}
+
+fn show(cluster: &Cluster) -> Value {
+    let shown = cluster.output_of(&["admin", "history", "show", "--json"]);
+    serde_json::from_str(&shown).expect("JSON")
+}
+
+fn tenant<'a>(shown: &'a Value, environment: &str) -> &'a Value {
+    let tenants = shown["tenants"].as_array().expect("a list");
+    tenants
+        .iter()
+        .find(|tenant| tenant["tenant"]["environment"] == environment)
+        .unwrap_or_else(|| panic!("no tenant of {environment}: {shown:#}"))
+}
+
+#[test]
+fn history_is_imported_kept_and_goes_on() {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 2,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    cluster.wait_alive(2, Duration::from_secs(60));
+    let year_ago_s = now_s() - 365 * 86_400;
+    let owners = format!(
+        "from_s,server,environment,machine_function\n\
+         {year_ago_s},datanode-1,environment-1,function-1\n\
+         {year_ago_s},old-1,environment-9,function-9\n"
+    );
+    let owners = file(&cluster, "owners.csv", &owners);
+    let reimages = format!(
+        "at_s,server\n{},datanode-1\n{},old-1\n",
+        now_s() - 9_000,
+        now_s() - 50_000
+    );
+    let reimages = file(&cluster, "reimages.csv", &reimages);
+    // Three weeks of days and nights, a sample every five minutes, one in ten missing.
+    let start_s = now_s() - 21 * 86_400 - 600;
+    let sample = |index: u64| match index % 288 {
+        _ if index % 10 == 3 => String::new(),
+        0..144 => "1000".to_owned(),
+        _ => "15000".to_owned(),
+    };
+    let samples: Vec<String> = (0..21 * 288).map(sample).collect();
+    let use_of_cpu = format!(
+        "series,period_s,start_unix_s,values\nenvironment-1/function-1,300,{start_s},{}\n",
+        samples.join(",")
+    );
+    let use_of_cpu = file(&cluster, "cpu.csv", &use_of_cpu);
+    let import = |files: &[&PathBuf]| {
+        let mut arguments = vec!["admin".into(), "history".into(), "import".into()];
+        arguments.extend(files.iter().map(|file| file.as_os_str().to_owned()));
+        cluster.command(&arguments)
+    };
+    let imported = import(&[&use_of_cpu, &reimages, &owners]);
+    let said = String::from_utf8_lossy(&imported.stdout);
+    assert!(imported.status.success(), "{imported:?}");
+    assert!(said.contains("owners.csv: 2 new, 0 known before"), "{said}");
+    assert!(
+        said.contains("reimages.csv: 2 new, 0 known before"),
+        "{said}"
+    );
+    let again = import(&[&use_of_cpu, &reimages, &owners]);
+    let said = String::from_utf8_lossy(&again.stdout);
+    assert!(
+        said.contains("reimages.csv: 0 new, 2 known before"),
+        "{said}"
+    );
+    assert!(said.contains("cpu.csv: 0 new"), "{said}");
+
+    let shown = show(&cluster);
+    let one = tenant(&shown, "environment-1");
+    assert_eq!(one["pattern"], "periodic", "{one:#}");
+    // Half of the day 10 %, the other half more than everything.
+    assert_eq!(one["peak_cpu_permille"], 1000);
+    let average = one["average_cpu_permille"].as_u64().expect("a number");
+    assert!((540..=560).contains(&average), "{one:#}");
+    assert_eq!((&one["servers"], &one["reimages"]), (&1.into(), &1.into()));
+    assert_eq!(one["server_months"], 12);
+    assert_eq!(tenant(&shown, "environment-9")["reimages"], 1);
+    assert_eq!(tenant(&shown, "environment-2")["reimages"], 0);
+    assert_eq!(shown["overview"]["problems"], Value::Array(Vec::new()));
+
+    // Wrong input: file and line, and nothing else is lost.
+    let wrong = file(
+        &cluster,
+        "wrong.csv",
+        "at_s,server\n5,datanode-1\n6,nobody\n",
+    );
+    let refused = import(&[&wrong]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains("wrong.csv:3: server nobody is unknown"),
+        "{said}"
+    );
+
+    // A crash of the namenode costs nothing.
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.wait_alive(2, Duration::from_secs(60));
+    let after = show(&cluster);
+    assert_eq!(tenant(&after, "environment-1")["pattern"], "periodic");
+    assert_eq!(
+        tenant(&after, "environment-1")["average_cpu_permille"],
+        average
+    );
+    assert_eq!(tenant(&after, "environment-9")["reimages"], 1);
+
+    // The owner reimages a server: it counts when it comes back, not when heartbeats are missed.
+    let reimages_before = tenant(&after, "environment-2")["reimages"].clone();
+    assert_eq!(reimages_before, 0);
+    cluster.stop("datanode-2");
+    cluster.reimage(2);
+    cluster.start_datanode(2);
+    wait_until("the reimage counts", Duration::from_secs(30), || {
+        tenant(&show(&cluster), "environment-2")["reimages"] == 1
+    });
+    let text = cluster.output_of(&["admin", "history", "show"]);
+    assert!(
+        text.contains("periodic") && text.contains("class  0: periodic"),
+        "{text}"
+    );
+    let text = cluster.output_of(&["admin", "history", "analyse"]);
+    assert!(text.contains("3 tenants, 3 servers"), "{text}");
+}
