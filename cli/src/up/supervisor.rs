@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Context;
-use futures::{FutureExt, future::select_all};
+use futures::future::join_all;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
@@ -47,18 +47,21 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
     std::fs::write(layout.ready_path(), "")?;
     println!("{}", layout.welcome());
     println!("Stop it with Ctrl-C.");
+    tokio::select! {
+        _ = join_all(parts.iter_mut().map(|part| keep(part, &layout.mount))) => {}
+        () = &mut stop => {}
+    }
+    println!("Stopping ...");
+    finish(&mut parts, layout).await?;
+    println!("Stopped. Everything is kept in {}.", layout.data.display());
+    Ok(())
+}
+
+/// Starts the part again whenever it ends, without an end of its own. Each part has its own keeper:
+/// one that is slow to get ready does not keep another one down.
+async fn keep(part: &mut Part, mount: &Path) {
     loop {
-        let ended = {
-            let ends = parts.iter_mut().map(|part| part.ended().boxed_local());
-            tokio::select! {
-                (status, index, _) = select_all(ends) => Some((index, status)),
-                () = &mut stop => None,
-            }
-        };
-        let Some((index, status)) = ended else {
-            break;
-        };
-        let part = &mut parts[index];
+        let status = part.ended().await;
         let delay = part.next_restart_delay();
         tracing::warn!(
             part = part.name(),
@@ -66,24 +69,14 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
             delay_ms = delay.as_millis() as u64,
             "a part ended by itself and is started again"
         );
-        let restart = async {
-            sleep(delay).await;
-            if part.name() == MOUNT {
-                remove_dead_mount(&layout.mount);
-            }
-            part.start(PART_START_DEADLINE).await
-        };
-        tokio::select! {
-            restarted = restart => if let Err(error) = restarted {
-                tracing::error!("{error:#}");
-            },
-            () = &mut stop => break,
+        sleep(delay).await;
+        if part.name() == MOUNT {
+            remove_dead_mount(mount);
+        }
+        if let Err(error) = part.start(PART_START_DEADLINE).await {
+            tracing::error!("{error:#}");
         }
     }
-    println!("Stopping ...");
-    finish(&mut parts, layout).await?;
-    println!("Stopped. Everything is kept in {}.", layout.data.display());
-    Ok(())
 }
 
 const MOUNT: &str = "mount";

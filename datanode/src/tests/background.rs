@@ -62,12 +62,12 @@ async fn a_repair_fetches_the_replica_from_whoever_has_it() {
             .await;
     }
     assert_eq!(cluster.read(3, 1, (0, 3_000_000)).await.unwrap(), data);
-    let state = cluster.namenode.lock();
+    // The source reports its damage, with its next heartbeat.
     let found = (cluster.nodes[1].node, ReplicaChange::Corrupt(BlockId(1)));
-    assert!(
-        state.changes.contains(&found),
-        "the source reports its damage"
-    );
+    cluster
+        .namenode
+        .wait_for(|state| state.changes.contains(&found).then_some(()))
+        .await;
 }
 
 #[tokio::test]
