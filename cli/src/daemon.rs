@@ -11,12 +11,12 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_client::ClientOptions;
+use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
 use harvestfs_fuse_mount::{Mount, MountOptions};
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::{error::FsError, identity::Identity};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -28,6 +28,9 @@ use crate::{
 
 /// How the line starts that says that a part can be used.
 pub const READY: &str = "ready";
+
+/// Between two looks for mostly unused blocks.
+const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Longest orderly stop; what is not finished then is given up.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
@@ -199,6 +202,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         NAMENODE_NAME.to_owned(),
         Identity::load(&config::beside(&args.config, &config.identity))?,
     );
+    let compaction_bytes_per_s = config.compaction_bytes_per_s.0;
     client.dirty_bytes_max = config.dirty.0;
     client.busy_timeout = Duration::from_secs(args.busy_timeout);
     let mut options = MountOptions::new(args.directory.clone());
@@ -211,6 +215,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         let mut stop = StopSignal::listen()?;
         let mut mount = Mount::start(client, options).await?;
         println!("{READY} {}", args.directory.display());
+        if compaction_bytes_per_s > 0 {
+            let client = mount.client().clone();
+            tokio::spawn(compact_now_and_then(client, compaction_bytes_per_s));
+        }
         tokio::select! {
             () = stop.received() => {
                 within_deadline("the mount", mount.unmount()).await
@@ -221,6 +229,27 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     })
+}
+
+/// Gets the space of mostly unused blocks back, until the client is closed.
+async fn compact_now_and_then(client: Client, bytes_per_s: u64) {
+    loop {
+        tokio::time::sleep(COMPACTION_INTERVAL).await;
+        match client.compact(bytes_per_s).await {
+            Ok(done) if done.found_pieces > 0 => tracing::info!(
+                found_pieces = done.found_pieces,
+                moved_pieces = done.moved_pieces,
+                copied_bytes = done.copied_bytes,
+                "compacted mostly unused blocks"
+            ),
+            Ok(_) => {}
+            Err(ClientError::Closed) => return,
+            Err(ClientError::Fs(FsError::Busy { .. })) => {
+                tracing::debug!("another session compacts");
+            }
+            Err(error) => tracing::warn!(%error, "compaction stopped; it is tried again"),
+        }
+    }
 }
 
 /// Open replicas, connections and files: the usual soft limit of 1024 is for programs that use

@@ -322,11 +322,7 @@ fn client(
     issue(&authority, role, name, &out.join("identity"))?;
     config::store(
         &out.join("client.toml"),
-        &ClientConfig {
-            namenodes: namenodes.to_vec(),
-            identity: "identity".into(),
-            dirty: Size(256 << 20),
-        },
+        &ClientConfig::new(namenodes.to_vec(), "identity".into()),
     )
 }
 

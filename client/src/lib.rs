@@ -50,6 +50,7 @@
 //! | `client`, `namespace`, `path`, `file` | the API |
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
+//! | `compaction` | moves what is left of mostly unused blocks |
 //! | `sections`, `reader`, `readahead`, `locations` | reading from whichever replica answers |
 //!
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
@@ -60,6 +61,7 @@ mod cache;
 mod calls;
 mod client;
 mod committer;
+mod compaction;
 mod content;
 mod core;
 mod error;
@@ -89,6 +91,7 @@ mod writeback;
 mod writer;
 
 pub use client::{CacheListener, Client, DirPage};
+pub use compaction::Compacted;
 pub use error::ClientError;
 pub use file::{File, OpenFlags};
 pub use options::ClientOptions;

@@ -136,6 +136,12 @@ impl Mount {
         })
     }
 
+    /// The session with the cluster.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Returns when the file system is unmounted, by whomever; then ends the session with the
     /// cluster.
     ///

@@ -40,6 +40,10 @@ pub const EXTENTS_PER_COMMIT_MAX: usize = 8_192;
 pub const FILES_PER_COMMIT_MAX: usize = 1_024;
 /// Most extents in one reply; the rest is asked for by offset.
 pub const EXTENTS_PER_REPLY_MAX: usize = 8_192;
+/// Inodes that one search for sparse blocks looks at: some milliseconds of the namenode's time.
+pub const INODES_PER_SEARCH_MAX: usize = 16_384;
+/// Most pieces of files in one request to relocate them.
+pub const RELOCATIONS_PER_REQUEST_MAX: usize = 1_024;
 /// Most directory entries in one reply.
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 /// Most blocks in one allocation, location or seal request.

@@ -303,6 +303,52 @@ pub enum MetaOp {
         /// not answer.
         corrupt: bool,
     },
+
+    // --- compaction; only for root ---
+    /// Pieces of files in *sparse* blocks: sealed ones of which files use less than half. Looks at
+    /// a bounded number of inodes. One session at a time may ask; others are told when to try
+    /// again. Reply: [`MetaReply::SparsePieces`].
+    FindSparse {
+        /// Where the previous answer said that the rest begins; none to start.
+        from: Option<InodeId>,
+    },
+    /// Creates and holds a file without a name, which goes away with its last hold. Journaled.
+    /// Reply: [`MetaReply::Attr`].
+    CreateScratch {
+        /// How to place its blocks.
+        rules: PlacementRules,
+    },
+    /// Has pieces of files use the copies of their data that were written to a scratch file. Neither
+    /// content nor times of the files change. What is not as the request says any more is left as it
+    /// is. Journaled. Reply: [`MetaReply::Relocated`].
+    Relocate {
+        /// The scratch file; its data must be durable.
+        scratch: InodeId,
+        /// At most [`crate::limits::RELOCATIONS_PER_REQUEST_MAX`].
+        pieces: Vec<Relocation>,
+    },
+}
+
+/// A piece of a file whose data was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relocation {
+    /// File.
+    pub ino: InodeId,
+    /// Where its data was when it was copied.
+    pub extent: Extent,
+    /// Where the copy begins in the scratch file.
+    pub scratch_offset: u64,
+}
+
+/// A piece of a file in a sparse block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SparsePiece {
+    /// File.
+    pub ino: InodeId,
+    /// The piece.
+    pub extent: Extent,
+    /// How the file wants its blocks to be placed.
+    pub rules: PlacementRules,
 }
 
 /// What [`MetaOp::SetAttr`] changes.
@@ -484,6 +530,15 @@ pub enum MetaReply {
     },
     /// Totals.
     StatFs(StatFs),
+    /// Pieces of files in sparse blocks.
+    SparsePieces {
+        /// At most [`crate::limits::EXTENTS_PER_REPLY_MAX`].
+        pieces: Vec<SparsePiece>,
+        /// Where to go on; none when all inodes were looked at.
+        next: Option<InodeId>,
+    },
+    /// How many pieces were relocated.
+    Relocated(u32),
 }
 
 /// What the namenode tells a client without being asked.

@@ -3,13 +3,20 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use harvestfs_tests::{can_mount, harvestfs, wait_until};
+use harvestfs_tests::{can_mount, harvestfs, have_program, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// The user whom every system has and who may do nothing special.
+const NOBODY: u32 = 65_534;
 
 fn run(arguments: &[&str], data: &Path) -> Output {
     Command::new(harvestfs())
@@ -185,6 +192,64 @@ fn a_part_that_is_killed_comes_back() {
         );
     }
     ok(run(&["down"], &data));
+}
+
+#[test]
+fn a_user_who_is_not_root_can_run_it() {
+    if !can_mount() || have_program("fusermount3", "apt install fuse3").is_none() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        // Then every other test here has shown it.
+        return;
+    }
+    let mode = fs::metadata("/dev/fuse")
+        .expect("it is there")
+        .permissions();
+    if mode.mode() & 0o006 != 0o006 {
+        skip("/dev/fuse is not open to others, as udev makes it: `chmod 666 /dev/fuse`");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    // Where the tests are built may be closed to others.
+    let binary = directory.path().join("harvestfs");
+    fs::copy(harvestfs(), &binary).expect("a copy of the binary");
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).expect("chmod");
+    chown(directory.path(), Some(NOBODY), Some(NOBODY)).expect("chown");
+    let data = directory.path().join("cluster");
+    let as_nobody = |program: &Path, arguments: &[&str]| {
+        Command::new(program)
+            .args(arguments)
+            .current_dir("/")
+            .env("HARVESTFS_DATA", &data)
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .expect("it runs")
+    };
+    struct Down<F: Fn() -> Output>(F);
+    impl<F: Fn() -> Output> Drop for Down<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+    let down = || as_nobody(&binary, &["down"]);
+    let _down = Down(down);
+    let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
+    ok(as_nobody(&binary, &flags));
+    let mount = data.join("mnt");
+    let script = format!(
+        "cd {} && echo harvest > f && mkdir d && mv f d/ && cat d/f && stat -c %u d/f",
+        mount.display()
+    );
+    let said = ok(as_nobody("/bin/sh".as_ref(), &["-c", &script]));
+    assert_eq!(said, format!("harvest\n{NOBODY}\n"));
+    ok(down());
+    ok(as_nobody(&binary, &["up", "--detach"]));
+    let path = mount.join("d/f");
+    let said = ok(as_nobody("/bin/cat".as_ref(), &[&path.to_string_lossy()]));
+    assert_eq!(said, "harvest\n");
+    ok(down());
 }
 
 #[test]

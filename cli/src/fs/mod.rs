@@ -16,7 +16,10 @@ use harvestfs_protocol::{
     types::{Attr, Credentials, FileKind},
 };
 
-use crate::cluster::{self, ClusterArgs};
+use crate::{
+    cluster::{self, ClusterArgs},
+    units::{self, Size},
+};
 
 /// `harvestfs fs`
 #[derive(Debug, Args)]
@@ -119,6 +122,13 @@ enum FsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Get the space back that mostly unused blocks take: what files still use of them is copied into
+    /// new blocks. Mounts do this in the background.
+    Compact {
+        /// Most bytes to copy per second.
+        #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+        rate: Size,
+    },
 }
 
 /// Runs `harvestfs fs`.
@@ -196,7 +206,24 @@ impl Files {
             }
             FsCommand::Df { json } => self.df(*json).await,
             FsCommand::Locations { path, json } => self.locations(path, *json).await,
+            FsCommand::Compact { rate } => self.compact(*rate).await,
         }
+    }
+
+    async fn compact(&self, rate: Size) -> anyhow::Result<()> {
+        let done = match self.client.compact(rate.0).await {
+            Err(ClientError::Fs(FsError::Busy { .. })) => {
+                bail!("a mount or another command is compacting; try again in some minutes")
+            }
+            result => result?,
+        };
+        println!(
+            "{} pieces of files in mostly unused blocks, {} of them moved ({} copied)",
+            done.found_pieces,
+            done.moved_pieces,
+            units::human(done.copied_bytes)
+        );
+        Ok(())
     }
 
     /// The inode at a path, symlinks followed.

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
-    AttrChanges, FallocateMode, FileCommit, MetaOp, MetaReply, RenameMode, SealedBlock,
+    AttrChanges, FallocateMode, FileCommit, MetaOp, MetaReply, Relocation, RenameMode, SealedBlock,
     SetXattrMode,
 };
 use harvestfs_protocol::token::{Right, TokenVerifier};
@@ -46,10 +46,13 @@ fn variant(op: &MetaOp) -> &'static str {
         MetaOp::SealBlocks { .. } => "SealBlocks",
         MetaOp::Release { .. } => "Release",
         MetaOp::ReportBadReplica { .. } => "ReportBadReplica",
+        MetaOp::FindSparse { .. } => "FindSparse",
+        MetaOp::CreateScratch { .. } => "CreateScratch",
+        MetaOp::Relocate { .. } => "Relocate",
     }
 }
 
-const VARIANTS: usize = 28;
+const VARIANTS: usize = 31;
 
 struct Session {
     client: Client,
@@ -86,8 +89,39 @@ async fn every_operation_works_over_the_wire() {
     write_and_read_back(&mut s, &node, file).await;
     name_things(&mut s, file).await;
     set_attributes(&mut s, file).await;
+    compact(&mut s, &cluster, file).await;
     s.ok(MetaOp::Release { inodes: vec![file] }).await;
     assert_eq!(s.seen.len(), VARIANTS, "seen only {:?}", s.seen);
+}
+
+async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
+    let find = MetaOp::FindSparse { from: None };
+    s.ok(find.clone()).await;
+    // One at a time; the others are told to wait.
+    let mut other = cluster.client("bob").await;
+    let refused = other.call(find.clone()).await;
+    assert!(matches!(refused, Err(FsError::Busy { .. })), "{refused:?}");
+    s.ok(find).await;
+    let scratch = s.ino(MetaOp::CreateScratch { rules: RULES }).await;
+    let pieces = vec![Relocation {
+        ino: file,
+        extent: Extent {
+            file_offset: 0,
+            length_bytes: 5_000,
+            block: BlockId(1),
+            block_offset: 0,
+        },
+        scratch_offset: 0,
+    }];
+    // Nothing was copied.
+    let relocated = s.ok(MetaOp::Relocate { scratch, pieces }).await;
+    assert_eq!(relocated, MetaReply::Relocated(0));
+    // It is held until it is released, and gone then.
+    s.ok(MetaOp::GetAttr { ino: scratch }).await;
+    let inodes = vec![scratch];
+    s.ok(MetaOp::Release { inodes }).await;
+    let gone = s.client.call(MetaOp::GetAttr { ino: scratch }).await;
+    assert_eq!(gone, Err(FsError::Stale));
 }
 
 async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {

@@ -5,6 +5,7 @@ mod configuration;
 mod damage;
 mod journal;
 mod peers;
+mod space;
 mod strangers;
 mod wire;
 

@@ -106,6 +106,12 @@ impl Block {
         })
     }
 
+    /// Whether it is sealed and files use less than half of it.
+    fn is_sparse(&self) -> bool {
+        self.sealed_bytes
+            .is_some_and(|sealed| self.live_bytes() * 2 < u64::from(sealed))
+    }
+
     /// Whether no file uses it and none will: its writer is gone, or has committed all that it
     /// wrote. What was not committed yet may still be, also when all the rest is out of use.
     fn is_garbage(&self) -> bool {
@@ -136,6 +142,11 @@ impl Block {
 impl BlockTable {
     pub fn get(&self, block: BlockId) -> Option<BlockView> {
         self.blocks.get(&block).map(|found| found.view(block))
+    }
+
+    /// Whether a block is sealed and files use less than half of it.
+    pub fn is_sparse(&self, block: BlockId) -> bool {
+        self.blocks.get(&block).is_some_and(Block::is_sparse)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = BlockView> {

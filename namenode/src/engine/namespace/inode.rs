@@ -277,11 +277,22 @@ impl InodeTable {
 
     /// All inodes in the order of their slots.
     pub fn iter(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
-        (0u32..).zip(self.iter_slots()).filter_map(|(index, slot)| {
-            slot.inode
-                .as_ref()
-                .map(|inode| (id(index, slot.generation), inode))
-        })
+        self.iter_from(0)
+    }
+
+    /// The inodes in this slot and those behind it, in the order of their slots.
+    pub fn iter_from(&self, first: u32) -> impl Iterator<Item = (InodeId, &Inode)> {
+        let chunk = first as usize / SLOTS_PER_CHUNK;
+        let slots = self.chunks.iter().skip(chunk).flatten();
+        // The index of a slot fits: see `push_slot`.
+        ((chunk * SLOTS_PER_CHUNK) as u32..)
+            .zip(slots)
+            .skip(first as usize % SLOTS_PER_CHUNK)
+            .filter_map(|(index, slot)| {
+                slot.inode
+                    .as_ref()
+                    .map(|inode| (id(index, slot.generation), inode))
+            })
     }
 
     /// Memory of the table itself in bytes.

@@ -11,6 +11,7 @@
 //! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
+//! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
 
 mod attributes;
@@ -18,6 +19,7 @@ mod blocks;
 mod check;
 mod chunk_set;
 mod command;
+mod compaction;
 mod content;
 mod directory;
 mod extents;
@@ -282,6 +284,8 @@ impl Namespace {
             }
             MetaOp::Commit { files, .. } => self.commit(call, files, effects),
             MetaOp::SealBlocks { blocks } => self.seal_blocks(call, blocks, effects),
+            MetaOp::CreateScratch { rules } => self.create_scratch(call, rules, effects),
+            MetaOp::Relocate { scratch, pieces } => self.relocate(call, *scratch, pieces, effects),
             _ => Err(FsError::Internal("not a mutation".into())),
         };
         reply.map(Outcome::Meta)

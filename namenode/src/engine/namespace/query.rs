@@ -60,6 +60,7 @@ impl Namespace {
                 free_bytes: 0,
                 inodes: self.inodes.len(),
             })),
+            MetaOp::FindSparse { from } => self.find_sparse(credentials, *from),
             _ => Err(FsError::Internal("not a read-only operation".into())),
         }
     }

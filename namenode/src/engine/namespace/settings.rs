@@ -74,6 +74,15 @@ impl Settings {
         }
     }
 
+    /// Those from which these rules follow.
+    pub fn from_rules(rules: &PlacementRules) -> Self {
+        Self {
+            replication: NonZeroU8::new(rules.replication),
+            durability: Some(rules.durability),
+            class: rules.class,
+        }
+    }
+
     /// The rules that follow for blocks.
     pub fn rules(self, default: PlacementRules) -> PlacementRules {
         PlacementRules {

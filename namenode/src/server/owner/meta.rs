@@ -24,6 +24,20 @@ use crate::server::sessions::ConnectionId;
 /// When a client may try again that has too much under way.
 const TOO_MUCH_RETRY_AFTER_MS: u32 = 100;
 
+/// How long a session that compacts has to come back for more before another may.
+const COMPACTION_TURN_MS: u64 = 600_000;
+
+/// Whether an operation creates a file that its session holds.
+fn creates_file(op: &MetaOp) -> bool {
+    matches!(
+        op,
+        MetaOp::Create {
+            kind: FileKind::Regular,
+            ..
+        } | MetaOp::CreateScratch { .. }
+    )
+}
+
 /// What an operation is to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
@@ -49,7 +63,8 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Locate { .. }
         | MetaOp::GetXattr { .. }
         | MetaOp::ListXattr { .. }
-        | MetaOp::StatFs => Class::ReadOnly,
+        | MetaOp::StatFs
+        | MetaOp::FindSparse { .. } => Class::ReadOnly,
         MetaOp::SetAttr { .. }
         | MetaOp::Create { .. }
         | MetaOp::MakeDir { .. }
@@ -63,6 +78,8 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Fallocate { .. }
         | MetaOp::CloneRange { .. }
         | MetaOp::AllocateBlocks { .. }
+        | MetaOp::CreateScratch { .. }
+        | MetaOp::Relocate { .. }
         | MetaOp::Commit { durable: true, .. } => Class::Awaited,
         MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. } => Class::Relaxed,
         MetaOp::Release { .. } | MetaOp::ReportBadReplica { .. } => Class::Housekeeping,
@@ -173,7 +190,27 @@ impl Owner {
                 let reply = self.namespace.query(credentials, op)?;
                 Ok(self.with_space(reply))
             }
+            MetaOp::FindSparse { .. } => {
+                self.take_compaction_turn(asker.session)?;
+                self.namespace.query(credentials, op)
+            }
             _ => self.namespace.query(credentials, op),
+        }
+    }
+
+    /// Compaction is one session's at a time: two would copy the same data.
+    fn take_compaction_turn(&mut self, session: SessionId) -> Result<(), FsError> {
+        let now_ms = self.clock.now_ms();
+        match self.compactor {
+            Some((other, until_ms)) if other != session && now_ms < until_ms => {
+                Err(FsError::Busy {
+                    retry_after_ms: u32::try_from(until_ms - now_ms).unwrap_or(u32::MAX),
+                })
+            }
+            _ => {
+                self.compactor = Some((session, now_ms + COMPACTION_TURN_MS));
+                Ok(())
+            }
         }
     }
 
@@ -284,14 +321,9 @@ impl Owner {
         let session = self.sessions.get(asker.session);
         let session = session.ok_or(FsError::SessionExpired)?;
         let too_much = session.unanswered.len() >= MUTATIONS_IN_FLIGHT_MAX;
-        let creates_file = matches!(
-            call.op,
-            MetaOp::Create {
-                kind: FileKind::Regular,
-                ..
-            }
-        );
-        if too_much || creates_file && session.holds_len() >= self.options.holds_per_session_max {
+        if too_much
+            || creates_file(&call.op) && session.holds_len() >= self.options.holds_per_session_max
+        {
             return Err(FsError::Busy {
                 retry_after_ms: TOO_MUCH_RETRY_AFTER_MS,
             });
@@ -382,13 +414,7 @@ impl Owner {
             leases.granted(asker.session, cached);
         });
         match (op, reply) {
-            (
-                MetaOp::Create {
-                    kind: FileKind::Regular,
-                    ..
-                },
-                MetaReply::Attr(attr),
-            ) => {
+            (op, MetaReply::Attr(attr)) if creates_file(&op) => {
                 // There is room: it was checked before.
                 if let Err(error) = self.hold(asker.session, attr.ino) {
                     tracing::error!(ino = %attr.ino, %error, "a created file is not held");

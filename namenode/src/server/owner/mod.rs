@@ -88,6 +88,8 @@ pub(crate) struct Owner {
     stopping: bool,
     checkpoints: Checkpoints,
     historian: Historian,
+    /// The session that compacts, and until when no other may.
+    compactor: Option<(SessionId, u64)>,
 }
 
 /// Somebody who is connected.
@@ -160,6 +162,7 @@ impl Owner {
             sweep_due: true,
             stopping: false,
             historian,
+            compactor: None,
         };
         owner.restore_soft_state();
         owner

@@ -1,6 +1,7 @@
 //! Tests of the namespace through its public face.
 
 mod commands;
+mod compaction;
 mod content;
 mod limits;
 mod model;

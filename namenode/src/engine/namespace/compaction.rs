@@ -1,0 +1,150 @@
+//! Compaction: space in blocks that files no longer use comes back when the pieces that are still
+//! in use have moved elsewhere. A client copies them into a *scratch* file, an orphan that it holds,
+//! and has the files use the copies; the blocks that are left empty are freed as always.
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::{EXTENTS_PER_REPLY_MAX, INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX},
+    meta::{MetaReply, Relocation, SparsePiece},
+    types::{Credentials, PlacementRules},
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    extents::Piece,
+    inode::{Body, FileData, Inode, parts},
+    permissions,
+    settings::{self, Settings},
+};
+
+/// Only the system itself has to do with compaction.
+fn check_root(credentials: &Credentials) -> Result<(), FsError> {
+    if permissions::is_root(credentials) {
+        Ok(())
+    } else {
+        Err(FsError::NotPermitted)
+    }
+}
+
+impl Namespace {
+    pub(super) fn find_sparse(
+        &self,
+        credentials: &Credentials,
+        from: Option<InodeId>,
+    ) -> Result<MetaReply, FsError> {
+        check_root(credentials)?;
+        let first = from.map_or(0, |ino| parts(ino).0);
+        let mut pieces = Vec::new();
+        for (looked_at, (ino, inode)) in self.inodes.iter_from(first).enumerate() {
+            if looked_at >= INODES_PER_SEARCH_MAX || pieces.len() >= EXTENTS_PER_REPLY_MAX {
+                return Ok(MetaReply::SparsePieces {
+                    pieces,
+                    next: Some(ino),
+                });
+            }
+            if let Body::Regular(file) = &inode.body {
+                let rules = inode.settings.rules(self.default_rules());
+                let room = EXTENTS_PER_REPLY_MAX - pieces.len();
+                let sparse = file
+                    .extents
+                    .iter()
+                    .filter(|piece| self.blocks.is_sparse(piece.block))
+                    // What is left of a file with very many comes in the next search.
+                    .take(room);
+                pieces.extend(sparse.map(|piece| SparsePiece {
+                    ino,
+                    extent: piece.extent(),
+                    rules,
+                }));
+            }
+        }
+        Ok(MetaReply::SparsePieces { pieces, next: None })
+    }
+
+    pub(super) fn create_scratch(
+        &mut self,
+        call: &Call,
+        rules: &PlacementRules,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        check_root(call.credentials)?;
+        settings::check_rules(rules)?;
+        let ino = self.insert_inode(Inode {
+            mode: 0,
+            settings: Settings::from_rules(rules),
+            nlink: 0,
+            uid: call.credentials.uid,
+            gid: call.credentials.gid,
+            atime: call.now,
+            mtime: call.now,
+            ctime: call.now,
+            content_version: 0,
+            xattrs: None,
+            body: Body::Regular(FileData::default()),
+        })?;
+        self.orphans.insert(ino);
+        effects.inodes.push(ino);
+        Ok(MetaReply::Attr(self.inodes.get(ino)?.attr(ino)))
+    }
+
+    pub(super) fn relocate(
+        &mut self,
+        call: &Call,
+        scratch: InodeId,
+        relocations: &[Relocation],
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        check_root(call.credentials)?;
+        if relocations.len() > RELOCATIONS_PER_REQUEST_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "at most {RELOCATIONS_PER_REQUEST_MAX} pieces can be relocated at once"
+            )));
+        }
+        if !self.orphans.contains(&scratch) {
+            return Err(FsError::InvalidArgument("not a scratch file".into()));
+        }
+        let mut relocated = 0;
+        for relocation in relocations {
+            let Some(copies) = self.copies(scratch, relocation) else {
+                continue;
+            };
+            self.edit(relocation.ino, |file, changes| {
+                for copy in copies {
+                    file.extents.write(copy, changes);
+                }
+            })?;
+            effects.inodes.push(relocation.ino);
+            relocated += 1;
+        }
+        Ok(MetaReply::Relocated(relocated))
+    }
+
+    /// The pieces to put in the place of one; none when that is not what it was, or its copy is not
+    /// whole.
+    fn copies(&self, scratch: InodeId, relocation: &Relocation) -> Option<Vec<Piece>> {
+        let wanted = Piece::new(&relocation.extent)?;
+        let (start, end) = (wanted.file_offset, wanted.file_end());
+        let file = self.inodes.get(relocation.ino).ok()?.file().ok()?;
+        let now = file.extents.from(start).next()?.within(start, end)?;
+        if relocation.ino == scratch || now != wanted {
+            return None;
+        }
+        let from = relocation.scratch_offset;
+        let to = from.checked_add(wanted.length_bytes.into())?;
+        let copied = self.inodes.get(scratch).ok()?.file().ok()?;
+        let copies: Vec<_> = copied
+            .extents
+            .from(from)
+            .map_while(|piece| piece.within(from, to))
+            .map(|piece| Piece {
+                // At least `from`, since it was cut to the range.
+                file_offset: piece.file_offset - from + start,
+                ..piece
+            })
+            .collect();
+        let bytes: u64 = copies.iter().map(|copy| u64::from(copy.length_bytes)).sum();
+        (bytes == to - from).then_some(copies)
+    }
+}
