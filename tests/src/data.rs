@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     os::unix::fs::{FileExt, MetadataExt, symlink},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -166,4 +166,44 @@ impl Pattern {
             path.display()
         );
     }
+}
+
+/// The sources of the libraries that these tests were built from, as cargo has unpacked them: real
+/// projects, a directory each, in the order of their names.
+///
+/// # Panics
+/// When there are none.
+#[must_use]
+pub fn library_sources() -> Vec<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cargo"),
+        PathBuf::from,
+    );
+    let registries = fs::read_dir(home.join("registry/src")).expect("cargo's registry");
+    let mut sources: Vec<_> = registries
+        .flat_map(|registry| fs::read_dir(registry.expect("an entry").path()).expect("sources"))
+        .map(|library| library.expect("an entry").path())
+        .collect();
+    sources.sort();
+    assert!(!sources.is_empty(), "cargo has unpacked nothing");
+    sources
+}
+
+/// Files below a directory.
+///
+/// # Panics
+/// When it cannot be read.
+#[must_use]
+pub fn count_files(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).expect("a directory");
+    entries
+        .map(|entry| {
+            let entry = entry.expect("an entry");
+            if entry.file_type().expect("its kind").is_dir() {
+                count_files(&entry.path())
+            } else {
+                1
+            }
+        })
+        .sum()
 }

@@ -39,3 +39,23 @@ pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
     }
     found
 }
+
+/// Whether there is so much space where tests make their clusters; skips if not.
+///
+/// # Panics
+/// When the file system does not tell.
+#[must_use]
+pub fn have_space(bytes: u64) -> bool {
+    let directory = std::env::temp_dir();
+    let space = rustix::fs::statvfs(&directory).expect("the temporary directory");
+    let free = space.f_bavail * space.f_frsize;
+    if free < bytes {
+        skip(&format!(
+            "{} has {} MiB free, {} are needed: free some, or set TMPDIR",
+            directory.display(),
+            free >> 20,
+            bytes >> 20
+        ));
+    }
+    free >= bytes
+}

@@ -9,7 +9,8 @@ use std::{
 };
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, Pattern, assert_same_tree, can_mount, have_program, make_source_tree,
+    Cluster, ClusterOptions, Pattern, assert_same_tree, can_mount, count_files, have_program,
+    have_space, library_sources, make_source_tree,
 };
 
 /// Runs a program to its end.
@@ -32,7 +33,16 @@ fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
         return;
     }
     let local = tempfile::tempdir().expect("a directory");
-    make_source_tree(&local.path().join("tree"), 5_200);
+    let tree = local.path().join("tree");
+    fs::create_dir(&tree).expect("a directory");
+    let mut files = 0;
+    for library in library_sources() {
+        if files < 5_000 {
+            files += count_files(&library);
+            run(&tree, "cp", &["-a", &library.to_string_lossy(), "."]);
+        }
+    }
+    assert!(files >= 5_000, "only {files} files");
     run(local.path(), "tar", &["-cf", "tree.tar", "tree"]);
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let mount = cluster.mount("mnt");
@@ -57,8 +67,11 @@ fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
     cluster.wait_healthy(Duration::from_secs(60));
 }
 
+/// Real crates that need no other.
+const CRATES: [&str; 5] = ["equivalent", "fnv", "heck", "strsim", "utf8parse"];
+
 #[test]
-fn cargo_builds_a_crate() {
+fn cargo_builds_crates() {
     if !can_mount() {
         return;
     }
@@ -70,28 +83,32 @@ fn cargo_builds_a_crate() {
         &["new", "--quiet", "--vcs", "none", "sample"],
     );
     let sample = mount.join("sample");
-    fs::create_dir_all(sample.join("dep/src")).expect("a directory");
-    fs::write(
-        sample.join("dep/Cargo.toml"),
-        "[package]\nname = \"dep\"\nversion = \"0.1.0\"\nedition = \"2024\"\n",
-    )
-    .expect("a manifest");
-    fs::write(
-        sample.join("dep/src/lib.rs"),
-        "pub fn word() -> &'static str { \"harvest\" }\n",
-    )
-    .expect("a library");
     let mut manifest = File::options()
         .append(true)
         .open(sample.join("Cargo.toml"))
         .expect("the manifest");
-    writeln!(manifest, "dep = {{ path = \"dep\" }}\n[workspace]").expect("append");
+    let libraries = library_sources();
+    for name in CRATES {
+        let source = libraries.iter().find(|path| {
+            let directory = path.file_name().and_then(|name| name.to_str());
+            directory
+                .and_then(|directory| directory.strip_prefix(name))
+                .is_some_and(|version| version.starts_with('-'))
+        });
+        let source = source.unwrap_or_else(|| panic!("{name} is not among the libraries"));
+        run(&sample, "cp", &["-a", &source.to_string_lossy(), name]);
+        writeln!(manifest, "{name} = {{ path = \"{name}\" }}").expect("append");
+    }
+    writeln!(manifest, "[workspace]\nexclude = {CRATES:?}").expect("append");
     drop(manifest);
-    fs::write(
-        sample.join("src/main.rs"),
-        "fn main() { println!(\"{}\", dep::word()); }\n",
-    )
-    .expect("a program");
+    let program = |word: &str| {
+        format!(
+            "use heck::ToSnakeCase;\n\
+             fn main() {{ println!(\"{{}} {{}}\", \"{word}\".to_snake_case(), \
+             strsim::levenshtein(\"harvest\", \"{word}\")); }}\n"
+        )
+    };
+    fs::write(sample.join("src/main.rs"), program("HarvestTime")).expect("a program");
     let build = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO"))
             .args(arguments)
@@ -104,13 +121,12 @@ fn cargo_builds_a_crate() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     build(&["build", "--release"]);
-    assert_eq!(build(&["run", "--quiet", "--release"]).trim(), "harvest");
-    fs::write(
-        sample.join("dep/src/lib.rs"),
-        "pub fn word() -> &'static str { \"again\" }\n",
-    )
-    .expect("a change");
-    assert_eq!(build(&["run", "--quiet", "--release"]).trim(), "again");
+    assert_eq!(
+        build(&["run", "--quiet", "--release"]).trim(),
+        "harvest_time 5"
+    );
+    fs::write(sample.join("src/main.rs"), program("Harvests")).expect("a change");
+    assert_eq!(build(&["run", "--quiet", "--release"]).trim(), "harvests 2");
 }
 
 #[test]
@@ -205,19 +221,11 @@ fn sqlite_keeps_10000_transactions() {
     }
 }
 
-/// 4 GiB where `HARVESTFS_TESTS_LARGE_FILE_MIB` says so or tests are built for release; otherwise
-/// 1 GiB, which an unoptimised build moves in the same time.
-fn large_file_bytes() -> u64 {
-    let mib = std::env::var("HARVESTFS_TESTS_LARGE_FILE_MIB")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 1_024 } else { 4_096 });
-    mib << 20
-}
-
 #[test]
 fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_it_is_read() {
-    if !can_mount() {
+    const LENGTH: u64 = 4 << 30;
+    // Three replicas, one more of what was on the datanode that is killed, and room to breathe.
+    if !can_mount() || !have_space(5 * LENGTH) {
         return;
     }
     let mut cluster = Cluster::start(&ClusterOptions {
@@ -228,12 +236,11 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     });
     let mount = cluster.mount("mnt");
     let path = mount.join("large");
-    let length = large_file_bytes();
     let pattern = Pattern { seed: 42 };
     let mut file = File::create(&path).expect("create");
     let mut buffer = vec![0; 1 << 20];
-    for offset in (0..length).step_by(1 << 20) {
-        if offset == length / 2 {
+    for offset in (0..LENGTH).step_by(1 << 20) {
+        if offset == LENGTH / 2 {
             cluster.kill(&Cluster::datanode(2));
         }
         pattern.fill(offset, &mut buffer);
@@ -245,8 +252,8 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     let mount = cluster.mount("mnt");
     let mut file = File::open(mount.join("large")).expect("open");
     let mut expected = vec![0; 1 << 20];
-    for offset in (0..length).step_by(1 << 20) {
-        if offset == length / 2 {
+    for offset in (0..LENGTH).step_by(1 << 20) {
+        if offset == LENGTH / 2 {
             cluster.kill(&Cluster::datanode(4));
         }
         file.read_exact(&mut buffer).expect("read");
