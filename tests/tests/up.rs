@@ -112,7 +112,7 @@ fn ctrl_c_unmounts_and_stops_everything() {
     let started = Instant::now();
     let status = up.wait().expect("it ends");
     assert!(status.success(), "{status}");
-    assert!(started.elapsed() < Duration::from_secs(30), "it was quick");
+    assert!(started.elapsed() < Duration::from_secs(60), "it was quick");
     assert!(!data.join("mnt/f").exists(), "it is unmounted");
     for child in children {
         assert!(

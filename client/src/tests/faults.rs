@@ -14,6 +14,11 @@ use crate::{
     testing::{Cluster, Mood},
 };
 
+/// What is due in milliseconds comes within this on any machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// How slow a slow datanode is.
+const SLOW: Duration = Duration::from_secs(60);
+
 /// Writes a file in pieces of 256 KiB.
 async fn write_all(file: &File, content: &[u8]) {
     for (index, piece) in content.chunks(256 << 10).enumerate() {
@@ -220,7 +225,7 @@ async fn a_busy_datanode_is_left_alone() {
         .unwrap();
     let began = Instant::now();
     while file.read(0, 100).await.unwrap() != b"content"[..] {
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < DEADLINE);
         client
             .open_path(&root(), b"/other", OpenFlags::WRITE, None)
             .await
@@ -301,7 +306,7 @@ async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
         let began = Instant::now();
         while let Err(error) = file.sync().await {
             assert_eq!(error, FsError::NoSpace.into());
-            assert!(began.elapsed() < Duration::from_secs(5));
+            assert!(began.elapsed() < DEADLINE);
         }
         assert!(read_elsewhere(&cluster, "/file").await == content);
     }
@@ -323,7 +328,7 @@ async fn corrupt_missing_and_slow_replicas_are_passed_over() {
         assert!(read_elsewhere(&cluster, "/file").await == content);
         let began = Instant::now();
         while cluster.namenode.bad_replicas().len() == before {
-            assert!(began.elapsed() < Duration::from_secs(5));
+            assert!(began.elapsed() < DEADLINE);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(
@@ -332,14 +337,14 @@ async fn corrupt_missing_and_slow_replicas_are_passed_over() {
                 .all(|(_, _, corrupt)| *corrupt)
         );
     }
-    for mood in [Mood::Slow(Duration::from_secs(60)), Mood::Silent] {
+    for mood in [Mood::Slow(SLOW), Mood::Silent] {
         for number in 1..=3 {
             cluster.datanode(number).set_mood(mood);
         }
         cluster.datanode(2).set_mood(Mood::Well);
         let began = Instant::now();
         assert!(read_elsewhere(&cluster, "/file").await == content);
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < SLOW / 2);
     }
 }
 
@@ -382,7 +387,7 @@ async fn old_data_is_flushed_without_being_asked_for() {
     file.write(0, Bytes::from_static(b"data")).await.unwrap();
     let began = Instant::now();
     while read_elsewhere(&cluster, "/file").await != b"data" {
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < DEADLINE);
     }
     // Dropping the client flushes too.
     file.write(4, Bytes::from_static(b" and more"))
@@ -391,7 +396,7 @@ async fn old_data_is_flushed_without_being_asked_for() {
     drop((file, client));
     let began = Instant::now();
     while read_elsewhere(&cluster, "/file").await != b"data and more" {
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < DEADLINE);
     }
 }
 
@@ -419,7 +424,7 @@ async fn a_cancelled_mutation_does_not_leave_a_wrong_cache() {
                 break;
             }
             assert_eq!(found.unwrap().ino, attr.ino);
-            assert!(began.elapsed() < Duration::from_secs(5));
+            assert!(began.elapsed() < DEADLINE);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -120,7 +120,7 @@ impl FakeNamenode {
             if let Some(found) = look(&mut self.lock()) {
                 return found;
             }
-            assert!(start.elapsed() < Duration::from_secs(30), "it never came");
+            assert!(start.elapsed() < Duration::from_secs(60), "it never came");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

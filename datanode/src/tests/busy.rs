@@ -35,8 +35,9 @@ async fn heartbeats_tell_at_once_what_the_primary_does() {
     set_busy(&cluster, 0, false).await;
     let began = Instant::now();
     set_busy(&cluster, 0, true).await;
+    // On a machine with nothing else to do it takes milliseconds.
     assert!(
-        began.elapsed() < Duration::from_secs(1),
+        began.elapsed() < HEARTBEAT_INTERVAL,
         "{:?}",
         began.elapsed()
     );

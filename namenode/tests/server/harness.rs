@@ -23,7 +23,7 @@ use harvestfs_protocol::types::{
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 pub const CLUSTER: ClusterId = ClusterId(0xc1);
 pub const BLOCK_BYTES: u64 = 1 << 20;
 pub const RULES: PlacementRules = PlacementRules {
