@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::mpsc;
 
-use harvestfs_namenode::journal::{
-    Batch, Journal, JournalOptions, JournalWriter, JournalWriterOptions,
-};
+use harvestfs_namenode::journal::{Journal, JournalOptions};
 use redb::{ReadableDatabase, ReadableTable};
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -92,7 +89,7 @@ impl Kind {
 
 /// The journal of this project, and the state that a namenode would keep in memory beside it.
 struct Segments {
-    writer: JournalWriter,
+    journal: Journal,
     state: BTreeMap<u64, [u8; VALUE_BYTES]>,
     bytes_since_snapshot: usize,
 }
@@ -121,7 +118,7 @@ impl Segments {
             apply_record(&mut state, &record?.1)?;
         }
         Ok(Self {
-            writer: JournalWriter::start(journal, JournalWriterOptions::default())?,
+            journal,
             state,
             bytes_since_snapshot: 0,
         })
@@ -148,24 +145,16 @@ fn encode_record(op: &Op) -> Vec<u8> {
 
 impl Store for Segments {
     fn commit(&mut self, ops: &[Op]) -> Result<()> {
-        let (sender, receiver) = mpsc::channel();
         let records: Vec<_> = ops.iter().map(encode_record).collect();
         self.bytes_since_snapshot += records.iter().map(Vec::len).sum::<usize>();
-        let batch = Batch {
-            records,
-            wants_durable: true,
-            done: Box::new(move |outcome| drop(sender.send(outcome))),
-        };
-        if self.writer.try_submit(batch).is_err() {
-            return Err("the journal's queue is full".into());
-        }
+        self.journal.append(&records)?;
         for op in ops {
             match op {
                 Op::Put(key, value) => self.state.insert(*key, *value),
                 Op::Delete(key) => self.state.remove(key),
             };
         }
-        receiver.recv()??;
+        self.journal.sync()?;
         let state_bytes = self.state.len() * (8 + VALUE_BYTES);
         if self.bytes_since_snapshot >= state_bytes.max(SNAPSHOT_EVERY_BYTES_MIN) {
             self.compact()?;
@@ -181,14 +170,8 @@ impl Store for Segments {
     }
 
     fn compact(&mut self) -> Result<()> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let begun = self
-            .writer
-            .begin_snapshot(Box::new(move |plan| drop(sender.send(plan))));
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        runtime.block_on(begun);
         self.bytes_since_snapshot = 0;
-        let Some(plan) = receiver.blocking_recv()?? else {
+        let Some(plan) = self.journal.begin_snapshot()? else {
             return Ok(());
         };
         let mut writer = plan.writer()?;

@@ -5,21 +5,30 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::types::Timestamp;
 
-/// Milliseconds since the namenode started. Never goes backwards.
-#[derive(Clone, Copy, Debug)]
+/// Milliseconds that the namenode has run. Never goes backwards.
+#[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
+    paused_ms: u64,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
         Self {
             started: Instant::now(),
+            paused_ms: 0,
         }
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        elapsed_ms.saturating_sub(self.paused_ms)
+    }
+
+    /// Takes out time in which the namenode did not run (stopped, suspended, waiting for its disk):
+    /// whoever could not reach it then was not silent.
+    pub(crate) fn take_out(&mut self, paused_ms: u64) {
+        self.paused_ms += paused_ms;
     }
 }
 

@@ -45,7 +45,8 @@ impl Log {
         self.last_lsn
     }
 
-    /// Hands the round to the journal's thread. Waits only while more is queued there than fits.
+    /// Commits the round, or hands it to the journal's thread. Waits only while more is queued there
+    /// than fits.
     pub(crate) async fn flush(&mut self) {
         if self.records.is_empty() {
             return;
@@ -77,7 +78,7 @@ impl Log {
                 }
             }),
         };
-        self.writer.submit(batch).await;
+        self.writer.commit(batch).await;
     }
 
     /// Waits for progress to look at.

@@ -167,6 +167,37 @@ fn the_writer_answers_in_order() {
     assert_records(recovered.records, 1, 999);
 }
 
+#[tokio::test]
+async fn the_writer_keeps_the_order_on_whichever_thread_it_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options_in(&dir);
+    let (journal, recovered) = Journal::open(&options).unwrap();
+    drop(recovered);
+    let writer = JournalWriter::start(journal, JournalWriterOptions::default()).unwrap();
+    let mut answers = Vec::new();
+    for lsn in 1..=2_000 {
+        let wants_durable = lsn % 3 == 0;
+        let (batch, answer) = batch(records(lsn, lsn), wants_durable);
+        if wants_durable {
+            writer.commit(batch).await;
+        } else {
+            assert!(writer.try_submit(batch).is_ok());
+        }
+        if lsn % 7 == 0 {
+            // By now nothing is queued.
+            assert_eq!(answer.recv().unwrap().unwrap(), lsn);
+        } else {
+            answers.push((lsn, answer));
+        }
+    }
+    for (lsn, answer) in answers {
+        assert_eq!(answer.recv().unwrap().unwrap(), lsn);
+    }
+    drop(writer.shutdown().unwrap());
+    let (_journal, recovered) = Journal::open(&options).unwrap();
+    assert_records(recovered.records, 1, 2_000);
+}
+
 #[test]
 fn the_writer_syncs_what_nobody_waits_for() {
     let dir = tempfile::tempdir().unwrap();

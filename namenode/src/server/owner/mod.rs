@@ -49,6 +49,9 @@ const ROUND_EVENTS_MAX: usize = 256;
 /// How often it is looked at whether keys of block tokens have to change.
 const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
+/// Ticks further apart than this show that the namenode did not run in between.
+const PAUSE_MIN_MS: u64 = 2_000;
+
 /// How long requests in flight may take when the namenode stops.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -72,6 +75,7 @@ pub(crate) struct Owner {
     log: Log,
     tokens: TokenKeys,
     next_key_check_ms: u64,
+    last_tick_ms: u64,
     connections: HashMap<ConnectionId, Connected>,
     /// The connection on which a datanode registered last.
     node_connections: HashMap<NodeId, ConnectionId>,
@@ -152,6 +156,7 @@ impl Owner {
             log,
             tokens,
             next_key_check_ms: 0,
+            last_tick_ms: 0,
             connections: HashMap::new(),
             node_connections: HashMap::new(),
             sessions: Sessions::default(),
@@ -361,7 +366,16 @@ impl Owner {
     }
 
     fn on_tick(&mut self) {
+        let since_last_ms = self.clock.now_ms().saturating_sub(self.last_tick_ms);
+        if since_last_ms > PAUSE_MIN_MS {
+            tracing::warn!(
+                paused_ms = since_last_ms,
+                "the namenode did not run for a while"
+            );
+            self.clock.take_out(since_last_ms);
+        }
         let now_ms = self.clock.now_ms();
+        self.last_tick_ms = now_ms;
         self.on_progress();
         self.cluster.tick(now_ms, &mut self.rng);
         self.end_silent_sessions(now_ms);
