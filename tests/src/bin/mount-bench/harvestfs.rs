@@ -155,8 +155,9 @@ impl Target for Harvestfs {
         Some(&self.marker)
     }
 
-    fn replication(&self) -> u64 {
-        REPLICATION
+    fn free_bytes_per_byte(&self) -> u64 {
+        // It tells what files can hold, replicas taken into account.
+        1
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -258,7 +258,7 @@ impl Target for Moosefs {
         Some(&self.marker)
     }
 
-    fn replication(&self) -> u64 {
+    fn free_bytes_per_byte(&self) -> u64 {
         GOAL
     }
 

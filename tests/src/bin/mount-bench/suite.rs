@@ -150,7 +150,7 @@ impl Bench<'_> {
         let size_bytes = self.plan.size_bytes;
         let reads = self.plan.random_reads_per_thread;
         let path = dir.join("large");
-        work::require_space(dir, size_bytes * self.target.replication())?;
+        work::require_space(dir, size_bytes * self.target.free_bytes_per_byte())?;
 
         self.measure(Row::SeqWrite, || {
             work::write_file(&path, size_bytes)?;

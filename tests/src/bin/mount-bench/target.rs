@@ -31,8 +31,8 @@ pub trait Target {
     /// What marks its processes, if it has any.
     fn marker(&self) -> Option<&Marker>;
 
-    /// How many bytes of disk one byte of content takes.
-    fn replication(&self) -> u64;
+    /// How many bytes must be free, as it tells, to write one byte.
+    fn free_bytes_per_byte(&self) -> u64;
 
     /// Ends it and removes everything. Does nothing when it was not started.
     fn stop(&mut self) -> Result<()>;
@@ -89,7 +89,7 @@ impl Target for Directory {
         None
     }
 
-    fn replication(&self) -> u64 {
+    fn free_bytes_per_byte(&self) -> u64 {
         1
     }
 
