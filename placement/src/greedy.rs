@@ -51,14 +51,9 @@ impl Policy for Greedy {
                     continue;
                 }
                 while chosen.len() < wanted {
-                    let accept = |node: NodeId| {
-                        !chosen.contains(&node)
-                            && !request.existing.contains(&node)
-                            && !request.exclude.contains(&node)
-                    };
                     let drawn =
                         view.draw_in_tenant(request.lane, request.class, tenant, rng, |server| {
-                            accept(server.node)
+                            request.admits(&chosen, server.node)
                         });
                     match drawn {
                         Some(node) => chosen.push(node),

@@ -44,6 +44,16 @@ pub struct Request<'a> {
     pub durability: Durability,
 }
 
+impl Request<'_> {
+    /// Whether a server may be chosen beside those already `chosen`: it is none of them, holds no
+    /// replica that stays, and is not excluded.
+    #[must_use]
+    pub fn admits(&self, chosen: &[NodeId], node: NodeId) -> bool {
+        let taken = [chosen, self.existing, self.exclude];
+        !taken.iter().any(|nodes| nodes.contains(&node))
+    }
+}
+
 /// Fewer servers than wanted can take a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} replicas wanted, {} can be placed", placeable.len())]

@@ -29,8 +29,7 @@ pub(crate) fn search(
         .servers()
         .iter()
         .filter(|server| view.is_open(server, request.lane, request.class))
-        .filter(|server| !request.existing.contains(&server.node))
-        .filter(|server| !request.exclude.contains(&server.node))
+        .filter(|server| request.admits(&[], server.node))
         // Outside the grid nothing keeps rows and columns apart.
         .filter(|server| {
             !constraints.contains(Constraints::COLUMN) || view.cell_of(server).is_some()

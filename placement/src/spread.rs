@@ -236,7 +236,7 @@ impl Way {
                 Locality::Require => true,
                 Locality::Off => false,
             };
-            welcome && !request.exclude.contains(&node)
+            welcome && request.admits(&partial.nodes, node)
         };
         let drawn = view.draw_on_host(request.lane, request.class, host, rng, accept);
         if let Some(server) = drawn.and_then(|node| view.server(node)) {
@@ -298,9 +298,7 @@ impl Way {
         cells.retain(|(_, space)| *space > 0);
         let accept = |server: &ServerView| {
             partial.spread.allows(server, constraints)
-                && !partial.nodes.contains(&server.node)
-                && !request.existing.contains(&server.node)
-                && !request.exclude.contains(&server.node)
+                && request.admits(&partial.nodes, server.node)
         };
         if !self.by_weight {
             return self.draw_accepted(view, request, cells, accept, rng);

@@ -55,11 +55,7 @@ impl Policy for Stock {
             .collect();
         let total = request.existing.len() + usize::from(request.wanted);
         for _ in 0..request.wanted {
-            let accept = |node: NodeId| {
-                !chosen.contains(&node)
-                    && !request.existing.contains(&node)
-                    && !request.exclude.contains(&node)
-            };
+            let accept = |node: NodeId| request.admits(&chosen, node);
             let draw = |area: Area<'_>, rng: &mut dyn Rng| {
                 view.draw(request.lane, request.class, area, rng, accept)
             };
