@@ -123,6 +123,28 @@ impl Room {
     }
 }
 
+/// The classes of volume on which servers have had room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Classes {
+    #[default]
+    None,
+    One(StorageClass),
+    Several,
+}
+
+impl Classes {
+    fn with(self, room: &Room) -> Self {
+        let has_room = |class: &StorageClass| room.blocks(Some(*class)) > 0;
+        CLASSES.into_iter().filter(has_room).fold(self, |seen, it| {
+            if seen == Self::None || seen == Self::One(it) {
+                Self::One(it)
+            } else {
+                Self::Several
+            }
+        })
+    }
+}
+
 /// Where a server is and who owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location<'a> {
@@ -235,7 +257,9 @@ pub struct View {
     /// until the grid is rebuilt.
     places: [Vec<u32>; PLACES],
     hosts: FxHashMap<IpAddr, SmallVec<[u32; 2]>>,
-    /// One per lane and class (the last one: any class): servers open to the lane with room.
+    classes: Classes,
+    /// One per lane and class (the last one: any class): servers open to the lane with room. As
+    /// long as there is one class, the indexes of single classes are empty.
     indexes: [Index; Lane::ALL.len() * (CLASSES.len() + 1)],
 }
 
@@ -356,7 +380,15 @@ impl View {
         let same = server.lanes == lanes && server.room.coarse() == room.coarse();
         server.room = room;
         server.lanes = lanes;
-        if !same {
+        if same {
+            return;
+        }
+        let classes = self.classes.with(&room);
+        if classes != std::mem::replace(&mut self.classes, classes) {
+            for slot in 0..self.servers.len() {
+                self.refresh(slot as u32);
+            }
+        } else {
             self.refresh(slot);
         }
     }
@@ -376,11 +408,20 @@ impl View {
         };
         for lane in Lane::ALL {
             let open = server.lanes.contains(lane);
-            for class in CLASSES.into_iter().map(Some).chain([None]) {
+            let mut set = |class| {
                 let blocks = if open { server.room.blocks(class) } else { 0 };
                 self.indexes[index_number(lane, class)].set(&entry, blocks);
+            };
+            set(None);
+            if self.classes == Classes::Several {
+                CLASSES.into_iter().map(Some).for_each(set);
             }
         }
+    }
+
+    fn index(&self, lane: Lane, class: Option<StorageClass>) -> &Index {
+        let class = class.filter(|&it| self.classes != Classes::One(it));
+        &self.indexes[index_number(lane, class)]
     }
 
     /// One server.
@@ -417,7 +458,7 @@ impl View {
     /// How many servers are open to a lane and have room for a block on a volume of the class.
     #[must_use]
     pub fn open_servers(&self, lane: Lane, class: Option<StorageClass>) -> u32 {
-        self.indexes[index_number(lane, class)].racks.len()
+        self.index(lane, class).racks.len()
     }
 
     /// Draws a server that is open to the lane, has room for a block on a volume of the class, and
@@ -433,7 +474,7 @@ impl View {
         rng: &mut dyn Rng,
         accept: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
-        let index = &self.indexes[index_number(lane, class)].racks;
+        let index = &self.index(lane, class).racks;
         let accept = |slot: &u32| accept(self.servers[*slot as usize].node);
         let slot = match area {
             Area::Inside(rack) => draw_from(index.in_group(rack.0), rng, accept),
@@ -458,7 +499,7 @@ impl View {
         rng: &mut dyn Rng,
         accept: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
-        let index = &self.indexes[index_number(lane, class)].racks;
+        let index = &self.index(lane, class).racks;
         let slots = self.hosts.get(&host)?;
         let slot = draw_from(slots, rng, |slot| {
             index.contains(*slot) && accept(self.servers[*slot as usize].node)

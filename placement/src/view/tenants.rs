@@ -3,9 +3,8 @@
 use std::cmp::Ordering;
 
 use super::{
-    DRAWS_MAX, EnvironmentId, FunctionId, Index, Lane, NodeId, OUTSIDE, Place, Rng, RngExt,
-    ServerView, SmallVec, StorageClass, TenantId, TenantKey, TenantProfile, View, draw_from,
-    index_number, number_of,
+    DRAWS_MAX, EnvironmentId, FunctionId, Lane, NodeId, OUTSIDE, Place, Rng, RngExt, ServerView,
+    SmallVec, StorageClass, TenantId, TenantKey, TenantProfile, View, draw_from, number_of,
 };
 use crate::grid::{CALM_POINTS, CELLS, Cell, Grid, GridTenant, Scope, calm_points};
 
@@ -396,10 +395,6 @@ impl View {
     /// before there is any history.
     pub(crate) fn calm_points(&self, server: &ServerView) -> u8 {
         self.tenants[server.tenant.number()].calm
-    }
-
-    fn index(&self, lane: Lane, class: Option<StorageClass>) -> &Index {
-        &self.indexes[index_number(lane, class)]
     }
 }
 
