@@ -1,7 +1,5 @@
 //! `harvestfs simulate availability`.
 
-use std::{sync::atomic::Ordering, time::Instant};
-
 use clap::Args;
 use harvestfs_chaos::{
     datacentre::MONTH_S,
@@ -11,23 +9,16 @@ use harvestfs_chaos::{
         durability::{HISTORY_MONTHS, SimulationError},
     },
 };
-use harvestfs_placement::{PolicyKind, PolicyOptions};
+use harvestfs_placement::PolicyOptions;
 
-use super::{
-    DatacentreArgs, OutputArgs, bad_argument, choose, go_on, interrupts, numbers, print_statements,
-    progress_bar,
-};
+use super::{Campaign, DatacentreArgs, OutputArgs, SetupArgs, bad_argument, choose, numbers};
 
 #[derive(Debug, Args)]
 pub struct AvailabilityArgs {
     #[command(flatten)]
     datacentres: DatacentreArgs,
-    /// Policies: `all`, or some of stock, greedy, history, harvest, separated by commas.
-    #[arg(long, default_value = "stock,history,harvest", value_name = "NAMES")]
-    policy: String,
-    /// Replicas per block: numbers separated by commas.
-    #[arg(long, default_value = "3,4", value_name = "NUMBERS")]
-    replication: String,
+    #[command(flatten)]
+    setups: SetupArgs,
     /// How load is scaled: `all`, linear or root.
     #[arg(long, default_value = "all", value_name = "HOW")]
     scaling: String,
@@ -48,34 +39,22 @@ pub struct AvailabilityArgs {
     /// Share of the space that the replicas take: 0.5 is half full.
     #[arg(long, default_value_t = 0.5, value_name = "SHARE")]
     fill: f64,
-    /// How many runs of each, with the seeds 1, 2, 3 and so on.
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
-    seeds: u64,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 impl AvailabilityArgs {
     fn runs(&self) -> anyhow::Result<Vec<Options>> {
-        let names = PolicyKind::ALL.map(PolicyKind::name);
-        let policies: Vec<PolicyKind> =
-            choose("policy", &self.policy, &names, |name| name.parse().ok())?;
-        let replications: Vec<u8> = numbers("replication", &self.replication)?;
-        let mut runs = Vec::new();
-        for &policy in &policies {
-            for &replication in &replications {
-                for seed in 1..=self.seeds.max(1) {
-                    runs.push(Options {
-                        policy,
-                        policy_options: PolicyOptions::default(),
-                        replication,
-                        blocks: self.blocks,
-                        seed,
-                        fill: self.fill,
-                    });
-                }
-            }
-        }
+        let setups = self.setups.setups()?.into_iter();
+        let options = setups.map(|setup| Options {
+            policy: setup.policy,
+            policy_options: PolicyOptions::default(),
+            replication: setup.replication,
+            blocks: self.blocks,
+            seed: setup.seed,
+            fill: self.fill,
+        });
+        let runs: Vec<Options> = options.collect();
         for run in &runs {
             run.check()
                 .map_err(|error| bad_argument(error.to_string()))?;
@@ -106,9 +85,8 @@ pub fn run(args: &AvailabilityArgs) -> anyhow::Result<()> {
     if !(0.0..10.0).contains(&args.server_spread) {
         return Err(bad_argument("--server-spread: not from 0 to 10".to_owned()));
     }
-    let interrupted = interrupts()?;
-    let bar = progress_bar(names.len() * scalings.len() * targets.len() * runs.len())?;
-    let started = Instant::now();
+    let campaign = Campaign::begin(names.len() * scalings.len() * targets.len() * runs.len())?;
+    let bar = &campaign.bar;
     let until_s = u64::from(HISTORY_MONTHS + 1) * MONTH_S;
     let mut records = Vec::new();
     'all: for name in &names {
@@ -120,9 +98,14 @@ pub fn run(args: &AvailabilityArgs) -> anyhow::Result<()> {
                 for options in &runs {
                     let percent = 100.0 * target;
                     let policy = options.policy;
-                    bar.set_message(format!("{name}: {policy}, {scaling}, {percent:.0} %"));
-                    match run_one(&load, options, &mut |_| go_on(&interrupted)) {
-                        Ok(record) => records.push(record),
+                    let setup = format!("{name}: {policy}, {scaling}, {percent:.0} %");
+                    bar.set_message(setup.clone());
+                    match run_one(&load, options, &mut |_| campaign.go_on()) {
+                        Ok(record) => {
+                            let failed = 100.0 * record.failed_share;
+                            campaign.completed(format_args!("{setup}: {failed:.6} % failed"));
+                            records.push(record);
+                        }
                         Err(SimulationError::Interrupted) => break 'all,
                         Err(error) => return Err(error.into()),
                     }
@@ -131,17 +114,12 @@ pub fn run(args: &AvailabilityArgs) -> anyhow::Result<()> {
             }
         }
     }
-    bar.finish_and_clear();
-    println!("{}", table(&records));
-    print_statements(&statements(&records));
     let plotted = scalings.first().map_or("linear", |scaling| scaling.name());
-    args.output.write(&records, &table(&records), || {
-        plot(&records, plotted).to_svg()
-    })?;
-    let seconds = started.elapsed().as_secs_f64();
-    println!("{} runs in {seconds:.1} s", records.len());
-    if interrupted.load(Ordering::Relaxed) {
-        anyhow::bail!("interrupted; the runs that were complete are above");
-    }
-    Ok(())
+    campaign.finish(
+        &args.output,
+        &records,
+        &table(&records),
+        &statements(&records),
+        || plot(&records, plotted).to_svg(),
+    )
 }

@@ -4,9 +4,9 @@ use std::{
     collections::BTreeMap,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Args;
@@ -21,38 +21,21 @@ use harvestfs_chaos::{
     },
 };
 use harvestfs_placement::{LeastReimaged, Locality, PolicyKind, PolicyOptions};
-use indicatif::ProgressBar;
 
-use super::{
-    DatacentreArgs, OutputArgs, bad_argument, choose, go_on, interrupts, numbers, print_statements,
-    progress_bar,
-};
-
-/// Replications that `all` stands for.
-const REPLICATIONS: [u8; 3] = [2, 3, 4];
+use super::{Campaign, DatacentreArgs, OutputArgs, Setup, SetupArgs, bad_argument};
 
 #[derive(Debug, Args)]
 pub struct DurabilityArgs {
     #[command(flatten)]
     datacentres: DatacentreArgs,
-    /// Policies: `all`, or some of stock, greedy, history, harvest, separated by commas.
-    #[arg(long, default_value = "stock,history,harvest", value_name = "NAMES")]
-    policy: String,
-    /// Replicas per block: `all` (2, 3 and 4), or numbers separated by commas.
-    #[arg(long, default_value = "3", value_name = "NUMBERS")]
-    replication: String,
+    #[command(flatten)]
+    setups: SetupArgs,
     /// Blocks.
     #[arg(long, default_value_t = 4_000_000)]
     blocks: u32,
     /// Years; policies know the twelve months before, and what happens as it happens.
     #[arg(long, default_value_t = 1)]
     years: u32,
-    /// How many runs of each, with the seeds 1, 2, 3 and so on.
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
-    seeds: u64,
-    /// Run only this seed.
-    #[arg(long, conflicts_with = "seeds")]
-    seed: Option<u64>,
     /// Share of the space that the replicas take: 0.5 is half full.
     #[arg(long, default_value_t = 0.5, value_name = "SHARE")]
     fill: f64,
@@ -84,14 +67,6 @@ pub struct DurabilityArgs {
 impl DurabilityArgs {
     /// All runs on one datacentre.
     fn runs(&self) -> anyhow::Result<Vec<Options>> {
-        let names = PolicyKind::ALL.map(PolicyKind::name);
-        let policies: Vec<PolicyKind> =
-            choose("policy", &self.policy, &names, |name| name.parse().ok())?;
-        let replications = if self.replication.trim() == "all" {
-            REPLICATIONS.to_vec()
-        } else {
-            numbers("replication", &self.replication)?
-        };
         let detection_ms = self.detection_ms()?;
         let policy_options = PolicyOptions {
             locality: self
@@ -103,32 +78,29 @@ impl DurabilityArgs {
                 ..LeastReimaged::default()
             },
         };
-        let seeds = match self.seed {
-            Some(seed) => seed..=seed,
-            None => 1..=self.seeds.max(1),
-        };
-        let mut runs = Vec::new();
-        for &policy in &policies {
+        let options = |setup: Setup| {
+            let Setup {
+                policy,
+                replication,
+                seed,
+            } = setup;
             let factor = if policy == PolicyKind::Harvest { 10 } else { 1 };
-            for &replication in &replications {
-                for seed in seeds.clone() {
-                    runs.push(Options {
-                        policy,
-                        policy_options,
-                        replication,
-                        blocks: self.blocks,
-                        years: self.years,
-                        seed,
-                        fill: self.fill,
-                        repairs_per_hour: self.repairs_per_hour,
-                        urgent_repairs_per_hour: self
-                            .urgent_repairs_per_hour
-                            .unwrap_or(self.repairs_per_hour.saturating_mul(factor)),
-                        detection_ms,
-                    });
-                }
+            Options {
+                policy,
+                policy_options,
+                replication,
+                blocks: self.blocks,
+                years: self.years,
+                seed,
+                fill: self.fill,
+                repairs_per_hour: self.repairs_per_hour,
+                urgent_repairs_per_hour: self
+                    .urgent_repairs_per_hour
+                    .unwrap_or(self.repairs_per_hour.saturating_mul(factor)),
+                detection_ms,
             }
-        }
+        };
+        let runs: Vec<Options> = self.setups.setups()?.into_iter().map(options).collect();
         for run in &runs {
             run.check()
                 .map_err(|error| bad_argument(error.to_string()))?;
@@ -165,32 +137,28 @@ impl DurabilityArgs {
 pub fn run(args: &DurabilityArgs) -> anyhow::Result<()> {
     let names = args.datacentres.names()?;
     let runs = args.runs()?;
-    let interrupted = interrupts()?;
-    let bar = progress_bar(names.len() * runs.len())?;
-    let started = Instant::now();
+    let campaign = Campaign::begin(names.len() * runs.len())?;
     let until_s = u64::from(HISTORY_MONTHS + 12 * args.years) * MONTH_S;
     let mut records = Vec::new();
     for name in &names {
-        bar.set_message(format!("{name}: reading its history"));
+        campaign
+            .bar
+            .set_message(format!("{name}: reading its history"));
         let datacentre = args.datacentres.load(name, until_s)?;
         let history = History::new(&datacentre, HISTORY_MONTHS);
-        records.extend(run_all(&history, &runs, args.jobs, &bar, &interrupted)?);
-        if interrupted.load(Ordering::Relaxed) {
+        records.extend(run_all(&history, &runs, args.jobs, &campaign)?);
+        if campaign.go_on().is_break() {
             break;
         }
     }
-    bar.finish_and_clear();
     let summary = Summary::of(&records);
-    println!("{}", summary.table());
-    print_statements(&summary.statements());
-    args.output
-        .write(&records, &summary.table(), || summary.plot().to_svg())?;
-    let seconds = started.elapsed().as_secs_f64();
-    println!("{} runs in {seconds:.1} s", records.len());
-    if interrupted.load(Ordering::Relaxed) {
-        anyhow::bail!("interrupted; the runs that were complete are above");
-    }
-    Ok(())
+    campaign.finish(
+        &args.output,
+        &records,
+        &summary.table(),
+        &summary.statements(),
+        || summary.plot().to_svg(),
+    )
 }
 
 /// All runs on one datacentre, some at a time; those that an interrupt left complete.
@@ -198,8 +166,7 @@ fn run_all(
     history: &History<'_>,
     runs: &[Options],
     jobs: usize,
-    bar: &ProgressBar,
-    interrupted: &AtomicBool,
+    campaign: &Campaign,
 ) -> Result<Vec<Record>, SimulationError> {
     let next = AtomicUsize::new(0);
     let results: Mutex<BTreeMap<usize, Result<Record, SimulationError>>> = Mutex::default();
@@ -211,7 +178,7 @@ fn run_all(
                     let Some(options) = runs.get(number) else {
                         return;
                     };
-                    let result = run_one(history, options, bar, interrupted);
+                    let result = run_one(history, options, campaign);
                     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
                     results.insert(number, result);
                 }
@@ -228,22 +195,28 @@ fn run_all(
 fn run_one(
     history: &History<'_>,
     options: &Options,
-    bar: &ProgressBar,
-    interrupted: &AtomicBool,
+    campaign: &Campaign,
 ) -> Result<Record, SimulationError> {
-    bar.set_message(format!(
+    let bar = &campaign.bar;
+    let setup = format!(
         "{}: {}, {} replicas, seed {}",
         history.datacentre().name,
         options.policy,
         options.replication,
         options.seed
-    ));
+    );
+    bar.set_message(setup.clone());
     let mut shown = 0;
-    durability::run(history, options, &mut |share| {
+    let record = durability::run(history, options, &mut |share| {
         let thousandths = (share * 1_000.0) as u64;
         bar.inc(thousandths.saturating_sub(shown));
         shown = shown.max(thousandths);
-        go_on(interrupted)
-    })
-    .inspect(|_| bar.inc(1_000 - shown.min(1_000)))
+        campaign.go_on()
+    })?;
+    bar.inc(1_000 - shown.min(1_000));
+    campaign.completed(format_args!(
+        "{setup}: {} blocks lost, {} repairs, {:.1} s",
+        record.lost_blocks, record.repairs, record.wall_s
+    ));
+    Ok(record)
 }

@@ -13,6 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use anyhow::Context;
@@ -21,7 +22,11 @@ use harvestfs_chaos::{
     datacentre::{Datacentre, generate, profile, read},
     report::{Statement, Table, statements_table},
 };
+use harvestfs_placement::PolicyKind;
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// Replications that `all` stands for.
+const REPLICATIONS: [u8; 3] = [2, 3, 4];
 
 /// Arguments of `harvestfs simulate`.
 #[derive(Debug, Args)]
@@ -80,6 +85,59 @@ impl DatacentreArgs {
     }
 }
 
+/// Which policies, how many replicas, and how often.
+#[derive(Debug, Args)]
+struct SetupArgs {
+    /// Policies: `all`, or some of stock, greedy, history, harvest, separated by commas.
+    #[arg(long, default_value = "stock,history,harvest", value_name = "NAMES")]
+    policy: String,
+    /// Replicas per block: `all` (2, 3 and 4), or numbers separated by commas.
+    #[arg(long, default_value = "3", value_name = "NUMBERS")]
+    replication: String,
+    /// How many runs of each, with the seeds 1, 2, 3 and so on.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    seeds: u64,
+    /// Run only this seed.
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+}
+
+/// What tells one run on a datacentre from another.
+struct Setup {
+    policy: PolicyKind,
+    replication: u8,
+    seed: u64,
+}
+
+impl SetupArgs {
+    /// All combinations.
+    fn setups(&self) -> anyhow::Result<Vec<Setup>> {
+        let names = PolicyKind::ALL.map(PolicyKind::name);
+        let policies: Vec<PolicyKind> =
+            choose("policy", &self.policy, &names, |name| name.parse().ok())?;
+        let replications = if self.replication.trim() == "all" {
+            REPLICATIONS.to_vec()
+        } else {
+            numbers("replication", &self.replication)?
+        };
+        let seeds = match self.seed {
+            Some(seed) => seed..=seed,
+            None => 1..=self.seeds.max(1),
+        };
+        let mut setups = Vec::new();
+        for &policy in &policies {
+            for &replication in &replications {
+                setups.extend(seeds.clone().map(|seed| Setup {
+                    policy,
+                    replication,
+                    seed,
+                }));
+            }
+        }
+        Ok(setups)
+    }
+}
+
 /// Where results go beside the terminal.
 #[derive(Debug, Args)]
 struct OutputArgs {
@@ -94,21 +152,66 @@ struct OutputArgs {
     svg: Option<PathBuf>,
 }
 
-impl OutputArgs {
-    fn write<R: serde::Serialize>(
+/// All runs of one command, under way.
+struct Campaign {
+    bar: ProgressBar,
+    started: Instant,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Campaign {
+    fn begin(runs: usize) -> anyhow::Result<Self> {
+        Ok(Self {
+            bar: progress_bar(runs)?,
+            started: Instant::now(),
+            interrupted: interrupts()?,
+        })
+    }
+
+    /// Whether the user wants the runs to go on.
+    fn go_on(&self) -> ControlFlow<()> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    }
+
+    /// A run is complete: says so in a line where no bar is shown, such as in a log.
+    fn completed(&self, run: impl fmt::Display) {
+        if self.bar.is_hidden() {
+            eprintln!("{:>6.0} s  {run}", self.started.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Shows and writes what the complete runs gave.
+    ///
+    /// # Errors
+    /// When a file cannot be written, or an interrupt left runs out.
+    fn finish<R: serde::Serialize>(
         &self,
+        output: &OutputArgs,
         records: &[R],
         table: &Table,
+        statements: &[Statement],
         plot: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
-        if let Some(file) = &self.json {
+        self.bar.finish_and_clear();
+        println!("{table}");
+        print_statements(statements);
+        if let Some(file) = &output.json {
             write_file(file, &records_json(records)?)?;
         }
-        if let Some(file) = &self.csv {
+        if let Some(file) = &output.csv {
             write_file(file, &table.to_csv())?;
         }
-        if let Some(file) = &self.svg {
+        if let Some(file) = &output.svg {
             write_file(file, &plot())?;
+        }
+        let seconds = self.started.elapsed().as_secs_f64();
+        println!("{} runs in {seconds:.1} s", records.len());
+        if self.go_on().is_break() {
+            anyhow::bail!("interrupted; the runs that were complete are above");
         }
         Ok(())
     }
@@ -194,14 +297,6 @@ pub fn interrupts() -> anyhow::Result<Arc<AtomicBool>> {
             .context("cannot watch for signals")?;
     }
     Ok(flag)
-}
-
-fn go_on(interrupted: &AtomicBool) -> ControlFlow<()> {
-    if interrupted.load(Ordering::Relaxed) {
-        ControlFlow::Break(())
-    } else {
-        ControlFlow::Continue(())
-    }
 }
 
 /// The bar that shows how far all runs are, in thousandths of a run; hidden when nobody looks.
