@@ -84,12 +84,20 @@ impl Cluster {
         self.advance(now_ms);
         self.grid.refused = false;
         self.grid.checked_ms = self.now_ms;
-        let plan = self.view.plan_grid(self.policy.scope());
-        if self.view.moved_share(&plan) >= MOVED_SHARE_MIN {
-            self.rebuild_grid(self.now_ms);
-        } else {
+        if !self.rebuild_grid_if_moves(MOVED_SHARE_MIN) {
             self.view.refresh_rates();
         }
+    }
+
+    /// Rebuilds the grid if that moves at least this share of the space to other cells; returns
+    /// whether it did.
+    fn rebuild_grid_if_moves(&mut self, share_min: f64) -> bool {
+        let plan = self.view.plan_grid(self.policy.scope());
+        let moves = self.view.moved_share(&plan) >= share_min;
+        if moves {
+            self.rebuild_grid(self.now_ms);
+        }
+        moves
     }
 
     /// The diversity of every block may have changed.
@@ -106,10 +114,7 @@ impl Cluster {
         if self.grid.tenants == tenants {
             return;
         }
-        let plan = self.view.plan_grid(self.policy.scope());
-        if self.view.moved_share(&plan) >= MOVED_SHARE_MIN {
-            self.rebuild_grid(self.now_ms);
-        }
+        self.rebuild_grid_if_moves(MOVED_SHARE_MIN);
         self.grid.tenants = tenants;
     }
 
@@ -131,15 +136,10 @@ impl Cluster {
         }
         let refused = std::mem::take(&mut self.grid.refused);
         self.grid.checked_ms = self.now_ms;
-        let plan = self.view.plan_grid(self.policy.scope());
-        let moved = self.view.moved_share(&plan);
-        let enough = if refused {
+        self.rebuild_grid_if_moves(if refused {
             MOVED_SHARE_AFTER_REFUSAL_MIN
         } else {
             MOVED_SHARE_MIN
-        };
-        if moved >= enough {
-            self.rebuild_grid(self.now_ms);
-        }
+        });
     }
 }

@@ -90,12 +90,10 @@ impl Cluster {
             let id = self.table.storages[storage as usize].id;
             if !volumes.iter().any(|volume| volume.storage == id) {
                 // It was reimaged: that was what it was drained for.
-                self.nodes[index as usize].draining = false;
+                self.draining.remove(&index);
                 self.nodes[index as usize]
                     .quotas
                     .retain(|it| it.is_not_of(storage));
-            }
-            if !volumes.iter().any(|volume| volume.storage == id) {
                 self.storage_indexes.remove(&id);
                 self.lose(storage);
             }
@@ -265,7 +263,7 @@ impl Cluster {
             room.add(it.class(), blocks(free_bytes));
             capacity = capacity.saturating_add(blocks(it.status.quota_bytes));
         }
-        let open = node.is_available() && !node.draining;
+        let open = node.is_available() && !self.draining.contains(&index);
         // A node that has not reported yet may hold the very block that is to be repaired.
         let may_receive = open
             && inventoried

@@ -119,6 +119,8 @@ pub struct Cluster {
 
     /// Nodes for which there are new commands.
     commanded: Vec<NodeIx>,
+    /// Nodes whose replicas are to be copied elsewhere, and that get no new ones.
+    draining: FxHashSet<NodeIx>,
     /// Replicas that were chosen to leave their volume because its owner wants the space back.
     victims: FxHashSet<(Slot, NodeIx)>,
     /// When nodes whose budget for repairs is used up can take part again: (when, node).
@@ -162,6 +164,7 @@ impl Cluster {
             repairs_failed: 0,
             moves_done: 0,
             commanded: Vec::new(),
+            draining: FxHashSet::default(),
             victims: FxHashSet::default(),
             reopening: BinaryHeap::new(),
             excess: VecDeque::new(),

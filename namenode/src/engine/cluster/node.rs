@@ -46,8 +46,6 @@ pub(super) struct Node {
     /// Silent for a while, disconnected, or reported by a client not to answer.
     pub(super) stale: bool,
     pub(super) busy: bool,
-    /// Its replicas are to be copied elsewhere, and it gets no new ones.
-    pub(super) draining: bool,
     pub(super) active_streams: u32,
     /// Blocks that it is to hold and that it has not reported yet.
     pub(super) awaited: u32,
@@ -88,7 +86,6 @@ impl Node {
             heard: false,
             stale: true,
             busy: false,
-            draining: false,
             active_streams: 0,
             awaited: 0,
             as_source: Budget::new(repair_window_ms),

@@ -97,10 +97,14 @@ impl Cluster {
         let Some(index) = self.node_index(node) else {
             return;
         };
-        if self.nodes[index as usize].draining == draining {
+        let changed = if draining {
+            self.draining.insert(index)
+        } else {
+            self.draining.remove(&index)
+        };
+        if !changed {
             return;
         }
-        self.nodes[index as usize].draining = draining;
         self.refresh_node(index);
         for slot in self.slots_on(index) {
             self.settle(slot);
@@ -221,23 +225,22 @@ impl Cluster {
 
     /// Chooses replicas of as many bytes as have to go: those with the most copies elsewhere first.
     fn choose_victims(&mut self, node: NodeIx, storage: StorageIx, over_bytes: u64) {
-        let mut candidates: Vec<(usize, Slot, u64)> = Vec::new();
-        let mut chosen_bytes = 0;
-        for &slot in self.table.storages[storage as usize].blocks() {
-            let Some(block) = self.table.get(slot).filter(|it| it.sealed) else {
-                continue;
-            };
-            let bytes = u64::from(block.required_bytes);
-            if self.victims.contains(&(slot, node)) {
-                chosen_bytes += bytes;
-            } else {
-                let holders = self.holders(slot, block);
-                let elsewhere = holders.iter().filter(|&&it| it != node).count();
-                candidates.push((elsewhere, slot, bytes));
-            }
-        }
+        let sealed = |slot: Slot| self.table.get(slot).filter(|it| it.sealed);
+        let bytes_of = |slot: Slot| sealed(slot).map_or(0, |it| u64::from(it.required_bytes));
+        let victims = self.victims_on(node, storage);
+        let mut chosen_bytes: u64 = victims.into_iter().map(bytes_of).sum();
         if chosen_bytes >= over_bytes {
             return;
+        }
+        let mut candidates: Vec<(usize, Slot, u64)> = Vec::new();
+        for &slot in self.table.storages[storage as usize].blocks() {
+            if let Some(block) = sealed(slot)
+                && !self.victims.contains(&(slot, node))
+            {
+                let holders = self.holders(slot, block);
+                let elsewhere = holders.iter().filter(|&&it| it != node).count();
+                candidates.push((elsewhere, slot, u64::from(block.required_bytes)));
+            }
         }
         candidates.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, slot, bytes) in candidates {
