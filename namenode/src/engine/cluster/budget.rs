@@ -14,17 +14,21 @@ pub(super) struct Budget {
     slot_ms: u64,
     /// Number of the slot under way, counted from time 0.
     slot: u64,
-    /// Small, because there are two of these per node; saturates far above any limit of a slot.
-    counts: [u16; SLOTS_KEPT as usize],
+    /// Apart, because repair looks at nodes and volumes far more often than at their budgets.
+    /// Saturates far above any limit of a slot.
+    counts: Box<[u16; SLOTS_KEPT as usize]>,
     sum: u32,
 }
 
 impl Budget {
+    /// Memory that it takes beside itself, in bytes.
+    pub(super) const BYTES: usize = size_of::<[u16; SLOTS_KEPT as usize]>();
+
     pub(super) fn new(window_ms: u64) -> Self {
         Self {
             slot_ms: window_ms.div_ceil(SLOTS).max(1),
             slot: 0,
-            counts: [0; SLOTS_KEPT as usize],
+            counts: Box::new([0; SLOTS_KEPT as usize]),
             sum: 0,
         }
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{
     Cluster,
-    queue::{RISKS, rank_of},
+    queue::rank_of,
     table::{Block, NodeIx, Slot},
 };
 
@@ -17,26 +17,7 @@ impl Cluster {
     /// Whether the replica on a node is to leave it as soon as another one is made: its server is
     /// drained, or its owner wants the space back.
     pub(super) fn is_leaving(&self, slot: Slot, node: NodeIx) -> bool {
-        self.nodes[node as usize].draining
-            || (!self.victims.is_empty() && self.victims.contains(&(slot, node)))
-    }
-
-    /// Nodes with good replicas of a block, those that its writer vouches for included.
-    pub(super) fn holders(&self, slot: Slot, block: &Block) -> SmallVec<[NodeIx; 8]> {
-        let mut nodes: SmallVec<[NodeIx; 8]> = block
-            .replicas
-            .iter()
-            .filter(|replica| replica.state.is_good())
-            .map(|replica| &self.table.storages[replica.storage as usize])
-            .filter(|storage| storage.usable)
-            .map(|storage| storage.node)
-            .collect();
-        for &node in self.pipeline(slot) {
-            if self.nodes[node as usize].is_alive() && self.table.replica_on(slot, node).is_none() {
-                nodes.push(node);
-            }
-        }
-        nodes
+        self.draining.contains(&node) || self.victims.contains(&(slot, node))
     }
 
     /// Nodes and the servers of the view have the same indexes.
@@ -62,16 +43,12 @@ impl Cluster {
 
     /// How many constraints hold, and whether one does not that was promised. Counts sealed blocks
     /// with replicas only: others are still being placed, or lost.
-    pub(super) fn diversity(&self, slot: Slot, block: &Block) -> (Option<u8>, bool) {
+    pub(super) fn diversity(&self, block: &Block, holders: &[NodeIx]) -> (Option<u8>, bool) {
         let watched = self.options.watch_diversity && !self.safe_mode;
-        if !watched || !block.sealed || block.required_bytes == 0 {
+        if !watched || !block.sealed || block.required_bytes == 0 || holders.is_empty() {
             return (None, false);
         }
-        let holders = self.holders(slot, block);
-        if holders.is_empty() {
-            return (None, false);
-        }
-        let held = self.held(&holders);
+        let held = self.held(holders);
         (
             Some(held.count() as u8),
             !held.contains(self.promised(block)),
@@ -102,14 +79,10 @@ impl Cluster {
 
     /// The rank of a block that has to be repaired: the fewer survivors and the more often their
     /// tenants are reimaged, the sooner.
-    pub(super) fn repair_rank(&self, slot: Slot, survivors: usize) -> usize {
-        let Some(block) = self.table.get(slot) else {
-            return rank_of(survivors, RISKS);
-        };
+    pub(super) fn repair_rank(&self, holders: &[NodeIx], survivors: usize) -> usize {
         let mean = self.view.mean_reimage_rate();
         // That all survivors are reimaged at about the same time, over that of average ones.
-        let risk: f64 = self
-            .holders(slot, block)
+        let risk: f64 = holders
             .iter()
             .filter_map(|&node| self.server(node))
             .map(|server| self.view.reimage_rate(server) / mean)

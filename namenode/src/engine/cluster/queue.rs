@@ -1,5 +1,7 @@
 //! Blocks that wait for repair, ranked by their surviving replicas.
 
+use std::{cmp::Reverse, collections::BinaryHeap};
+
 use rustc_hash::FxHashMap;
 
 use super::table::{NodeIx, Slot};
@@ -21,29 +23,44 @@ pub(super) const RANKS: usize = MISPLACED + 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: Slot,
-    /// Not to be tried before.
-    pub(super) not_before_ms: u64,
     /// Attempts that failed so far.
     pub(super) attempts: u8,
     /// The target of the last attempt that failed.
     pub(super) avoid: Option<NodeIx>,
     /// Since when no server is found that keeps all constraints.
     pub(super) unplaced_since_ms: Option<u64>,
+    /// Not to be tried before.
+    due_ms: u64,
 }
 
 /// A set of entries, each in one rank. Adding, moving and removing one costs O(1); a rank is gone
-/// through in turns, from where the last turn stopped.
+/// through in turns, from where the last turn stopped. Entries that are not due are kept apart, so
+/// that a turn costs nothing for them, however many wait for a budget.
 #[derive(Debug)]
 pub(super) struct RepairQueue {
+    /// Entries that are due.
     ranks: [Rank; RANKS],
-    /// Rank and position of each entry.
-    places: FxHashMap<Slot, (u8, u32)>,
+    /// Entries that are not.
+    asleep: Vec<Entry>,
+    /// When to wake them: (when, block). Passed over for a block that does not sleep until then.
+    alarms: BinaryHeap<Reverse<(u64, Slot)>>,
+    places: FxHashMap<Slot, Place>,
+    /// Entries with a rank of repair, due or not.
+    repairs: usize,
 }
 
 #[derive(Debug, Default)]
 struct Rank {
     entries: Vec<Entry>,
     cursor: usize,
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    rank: u8,
+    asleep: bool,
+    position: u32,
 }
 
 /// The rank of a block with this many survivors and this class of risk; 0 comes first.
@@ -55,7 +72,10 @@ impl Default for RepairQueue {
     fn default() -> Self {
         Self {
             ranks: std::array::from_fn(|_| Rank::default()),
+            asleep: Vec::new(),
+            alarms: BinaryHeap::new(),
             places: FxHashMap::default(),
+            repairs: 0,
         }
     }
 }
@@ -67,85 +87,145 @@ impl RepairQueue {
 
     /// Entries of blocks that have too few replicas.
     pub(super) fn repairs(&self) -> usize {
-        self.ranks[..LEAVING]
-            .iter()
-            .map(|rank| rank.entries.len())
-            .sum()
+        self.repairs
     }
 
-    pub(super) fn rank_len(&self, rank: usize) -> usize {
+    /// Entries of a rank that are due.
+    pub(super) fn due_len(&self, rank: usize) -> usize {
         self.ranks[rank].entries.len()
     }
 
+    #[cfg(test)]
     pub(super) fn contains(&self, slot: Slot) -> bool {
         self.places.contains_key(&slot)
     }
 
-    /// Adds an entry.
-    pub(super) fn add(&mut self, rank: usize, entry: Entry) {
-        self.remove(entry.slot);
-        let entries = &mut self.ranks[rank].entries;
-        self.places
-            .insert(entry.slot, (rank as u8, entries.len() as u32));
-        entries.push(entry);
+    /// Adds a block, due at `due_ms`, or moves it to another rank. One that moves is due at once
+    /// when its last replica is left, or when it is repair where it was none before.
+    pub(super) fn set_rank(&mut self, now_ms: u64, slot: Slot, rank: usize, due_ms: u64) {
+        match self.places.get(&slot) {
+            None => {
+                let entry = Entry {
+                    slot,
+                    attempts: 0,
+                    avoid: None,
+                    unplaced_since_ms: None,
+                    due_ms,
+                };
+                self.add(rank, entry, due_ms > now_ms);
+            }
+            Some(&place) if usize::from(place.rank) != rank => {
+                let was_repair = usize::from(place.rank) < LEAVING;
+                // The wait may have been for the normal budget.
+                let at_once = rank < URGENT_RANKS || (rank < LEAVING && !was_repair);
+                if let Some(entry) = self.remove(slot) {
+                    self.add(rank, entry, place.asleep && !at_once);
+                }
+            }
+            Some(_) => {}
+        }
     }
 
-    /// Moves an entry to another rank. It is due at once when its last replica is left, or when it
-    /// is repair where it was none before.
-    pub(super) fn rank(&mut self, now_ms: u64, slot: Slot, rank: usize) {
-        if let Some(&(before, _)) = self.places.get(&slot)
-            && usize::from(before) != rank
-            && let Some(mut entry) = self.remove(slot)
-        {
-            if rank < URGENT_RANKS || (rank < LEAVING && usize::from(before) >= LEAVING) {
-                // The wait may have been for the normal budget.
-                entry.not_before_ms = entry.not_before_ms.min(now_ms);
-            }
-            self.add(rank, entry);
-        }
+    fn add(&mut self, rank: usize, entry: Entry, asleep: bool) {
+        let entries = if asleep {
+            self.alarms.push(Reverse((entry.due_ms, entry.slot)));
+            &mut self.asleep
+        } else {
+            &mut self.ranks[rank].entries
+        };
+        let place = Place {
+            rank: rank as u8,
+            asleep,
+            position: entries.len() as u32,
+        };
+        entries.push(entry);
+        self.places.insert(entry.slot, place);
+        self.repairs += usize::from(rank < LEAVING);
     }
 
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Entry> {
-        let (rank, position) = self.places.remove(&slot)?;
-        let entries = &mut self.ranks[usize::from(rank)].entries;
-        let entry = entries.swap_remove(position as usize);
-        if let Some(moved) = entries.get(position as usize) {
-            self.places.insert(moved.slot, (rank, position));
+        let place = self.places.remove(&slot)?;
+        let rank = usize::from(place.rank);
+        let position = place.position as usize;
+        let entries = if place.asleep {
+            &mut self.asleep
+        } else {
+            let Rank { entries, cursor } = &mut self.ranks[rank];
+            // The one that takes its place has not had its turn.
+            *cursor -= usize::from(position + 1 == *cursor);
+            entries
+        };
+        let entry = entries.swap_remove(position);
+        if let Some(moved) = entries.get(position)
+            && let Some(place) = self.places.get_mut(&moved.slot)
+        {
+            place.position = position as u32;
         }
+        self.repairs -= usize::from(rank < LEAVING);
         Some(entry)
     }
 
-    /// The next entry of a rank in turn; it stays where it is.
+    /// The next due entry of a rank in turn; it stays where it is.
     pub(super) fn next(&mut self, rank: usize) -> Option<Entry> {
         let rank = &mut self.ranks[rank];
         if rank.cursor >= rank.entries.len() {
             rank.cursor = 0;
         }
         let entry = rank.entries.get(rank.cursor).copied();
-        rank.cursor += 1;
+        rank.cursor += usize::from(entry.is_some());
         entry
     }
 
-    /// No entry has to wait longer.
-    pub(super) fn all_due(&mut self, now_ms: u64) {
-        let entries = self.ranks.iter_mut().flat_map(|rank| &mut rank.entries);
-        for entry in entries {
-            entry.not_before_ms = entry.not_before_ms.min(now_ms);
+    /// Lets a block sleep until a time, and changes how it is tried then.
+    pub(super) fn delay(&mut self, slot: Slot, until_ms: u64, change: impl FnOnce(&mut Entry)) {
+        let rank = self.places.get(&slot).map(|place| place.rank);
+        if let Some(rank) = rank
+            && let Some(mut entry) = self.remove(slot)
+        {
+            entry.due_ms = until_ms;
+            change(&mut entry);
+            self.add(usize::from(rank), entry, true);
         }
     }
 
-    /// The entry of a block, to change when and how it is tried next.
-    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Entry> {
-        let (rank, position) = *self.places.get(&slot)?;
-        self.ranks[usize::from(rank)]
-            .entries
-            .get_mut(position as usize)
+    /// Wakes entries whose time has come, a bounded number.
+    pub(super) fn wake(&mut self, now_ms: u64, max: usize) {
+        for _ in 0..max {
+            let Some(&Reverse((due_ms, slot))) = self.alarms.peek() else {
+                break;
+            };
+            if due_ms > now_ms {
+                break;
+            }
+            self.alarms.pop();
+            self.wake_one(slot, due_ms);
+        }
+    }
+
+    /// No entry has to wait longer.
+    pub(super) fn wake_all(&mut self) {
+        for Reverse((due_ms, slot)) in std::mem::take(&mut self.alarms) {
+            self.wake_one(slot, due_ms);
+        }
+    }
+
+    fn wake_one(&mut self, slot: Slot, due_ms: u64) {
+        if let Some(&place) = self.places.get(&slot)
+            && place.asleep
+            && self.asleep[place.position as usize].due_ms == due_ms
+            && let Some(entry) = self.remove(slot)
+        {
+            self.add(usize::from(place.rank), entry, false);
+        }
     }
 
     /// Memory of the tables in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let entries: usize = self.ranks.iter().map(|rank| rank.entries.capacity()).sum();
-        entries * size_of::<Entry>() + self.places.capacity() * 16
+        let due: usize = self.ranks.iter().map(|rank| rank.entries.capacity()).sum();
+        (due + self.asleep.capacity()) * size_of::<Entry>()
+            + self.alarms.capacity() * size_of::<(u64, Slot)>()
+            // 12 bytes of key and value, 1 of control, 7/8 full at most.
+            + self.places.capacity() * 8 / 7 * 13
     }
 }
 
@@ -157,46 +237,57 @@ mod tests {
 
     use super::*;
 
-    fn entry(slot: Slot) -> Entry {
-        Entry {
-            slot,
-            not_before_ms: 0,
-            attempts: 0,
-            avoid: None,
-            unplaced_since_ms: None,
-        }
-    }
-
     proptest! {
-        /// Against a map from slot to rank; and a turn sees every entry of a rank once.
+        /// Against a map from slot to rank and due time; and a turn sees every due entry of a rank
+        /// once, those that are removed or delayed when it is theirs included.
         #[test]
         fn behaves_as_a_map(
-            steps in prop::collection::vec((0u8..3, 0u32..40, 0usize..RANKS), 0..300),
+            steps in prop::collection::vec((0u8..5, 0u32..40, 0usize..RANKS, 0u64..9), 0..300),
         ) {
             let mut queue = RepairQueue::default();
-            let mut model = BTreeMap::new();
-            for (step, slot, rank) in steps {
+            let mut model: BTreeMap<Slot, (usize, u64)> = BTreeMap::new();
+            let mut now_ms = 0;
+            for (step, slot, rank, wait_ms) in steps {
                 match step {
-                    0 => {
-                        queue.add(rank, entry(slot));
-                        model.insert(slot, rank);
+                    0 | 1 => {
+                        queue.set_rank(now_ms, slot, rank, now_ms + wait_ms);
+                        let entry = model.entry(slot).or_insert((rank, now_ms + wait_ms));
+                        let before = std::mem::replace(&mut entry.0, rank);
+                        let urgent = rank < URGENT_RANKS && before != rank;
+                        if urgent || (rank < LEAVING && before >= LEAVING) {
+                            entry.1 = entry.1.min(now_ms);
+                        }
                     }
-                    1 => {
-                        queue.rank(0, slot, rank);
-                        model.entry(slot).and_modify(|it| *it = rank);
+                    2 => prop_assert_eq!(queue.remove(slot).is_some(), model.remove(&slot).is_some()),
+                    3 => {
+                        queue.delay(slot, now_ms + wait_ms, |entry| entry.attempts += 1);
+                        model.entry(slot).and_modify(|it| it.1 = now_ms + wait_ms);
                     }
-                    _ => prop_assert_eq!(queue.remove(slot).is_some(), model.remove(&slot).is_some()),
+                    _ => {
+                        now_ms += wait_ms;
+                        queue.wake(now_ms, usize::MAX);
+                    }
                 }
                 prop_assert_eq!(queue.len(), model.len());
+                let repairs = model.values().filter(|it| it.0 < LEAVING).count();
+                prop_assert_eq!(queue.repairs(), repairs);
             }
+            queue.wake(now_ms, usize::MAX);
             for rank in 0..RANKS {
-                let mut seen: Vec<Slot> = (0..queue.rank_len(rank))
-                    .filter_map(|_| queue.next(rank))
-                    .map(|entry| entry.slot)
-                    .collect();
+                let mut seen = Vec::new();
+                for turn in 0..queue.due_len(rank) {
+                    let slot = queue.next(rank).expect("as many as are due").slot;
+                    seen.push(slot);
+                    match turn % 3 {
+                        0 => {}
+                        1 => drop(queue.remove(slot)),
+                        _ => queue.delay(slot, now_ms + 1, |_| {}),
+                    }
+                }
                 seen.sort_unstable();
+                let due = |it: &(usize, u64)| it.0 == rank && it.1 <= now_ms;
                 let expected: Vec<Slot> =
-                    model.iter().filter(|(_, r)| **r == rank).map(|(slot, _)| *slot).collect();
+                    model.iter().filter(|(_, it)| due(it)).map(|(slot, _)| *slot).collect();
                 prop_assert_eq!(seen, expected);
             }
         }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::{
     Cluster,
     queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS},
-    table::{NodeIx, ReplicaState, Slot, Storage},
+    table::{NodeIx, ReplicaState, Slot, StorageIx},
 };
 
 /// After a failure the wait doubles, up to this many times.
@@ -52,6 +52,7 @@ impl Cluster {
     /// Within a rank blocks take turns, so
     /// that one whose sources are exhausted does not stop the others.
     pub(super) fn schedule_repairs(&mut self, rng: &mut dyn Rng) {
+        self.queue.wake(self.now_ms, self.options.work_per_tick);
         let without_moves = self.options.moves_per_window == 0;
         for rank in 0..if without_moves { MISPLACED } else { RANKS } {
             let lane = if rank < URGENT_RANKS {
@@ -61,7 +62,7 @@ impl Cluster {
             };
             for _ in 0..self
                 .queue
-                .rank_len(rank)
+                .due_len(rank)
                 .min(self.options.repairs_tried_per_tick)
             {
                 if self.view.open_servers(lane, None) == 0 {
@@ -70,9 +71,7 @@ impl Cluster {
                 let Some(entry) = self.queue.next(rank) else {
                     break;
                 };
-                if entry.not_before_ms <= self.now_ms {
-                    self.try_repair(&entry, rank, lane, rng);
-                }
+                self.try_repair(&entry, rank, lane, rng);
             }
         }
     }
@@ -102,7 +101,7 @@ impl Cluster {
             }
             Lane::Write | Lane::Repair => self.options.repairs_per_volume_per_window,
         };
-        let Some(source) = self.choose_source(slot, limit, volume_limit) else {
+        let Some((source, volume)) = self.choose_source(slot, limit, volume_limit) else {
             self.wait_for_sources(slot, limit);
             return;
         };
@@ -112,7 +111,7 @@ impl Cluster {
                 && self
                     .find_target(entry, rank, misfit, Lane::Write, rng)
                     .is_none();
-            self.note_no_target(slot, rank, hopeless);
+            self.note_no_target(entry, rank, hopeless);
             return;
         };
         if rank == MISPLACED && self.waits_for_target(slot, target) {
@@ -132,10 +131,8 @@ impl Cluster {
         let from = &mut self.nodes[source as usize];
         from.outgoing += 1;
         from.as_source.charge(self.now_ms);
-        let now_ms = self.now_ms;
-        if let Some(volume) = self.source_volume(slot, source) {
-            volume.as_source.charge(now_ms);
-        }
+        let volume = &mut self.table.storages[volume as usize];
+        volume.as_source.charge(self.now_ms);
         let to = &mut self.nodes[target as usize];
         to.incoming.push(slot);
         to.replicate.push_back(slot);
@@ -144,9 +141,9 @@ impl Cluster {
         self.refresh_node(target);
     }
 
-    /// Nodes to copy a block from: those with good replicas; when there is none, those with
-    /// replicas that may be good.
-    fn sources(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
+    /// Nodes to copy a block from, and their volumes: those with good replicas; when there is none,
+    /// those with replicas that may be good.
+    fn sources(&self, slot: Slot) -> SmallVec<[(NodeIx, StorageIx); 8]> {
         let Some(block) = self.table.get(slot) else {
             return SmallVec::new();
         };
@@ -156,47 +153,47 @@ impl Cluster {
             match replica.state {
                 _ if !storage.usable => {}
                 ReplicaState::Sealed | ReplicaState::Open | ReplicaState::Excess => {
-                    good.push(storage.node);
+                    good.push((storage.node, replica.storage));
                 }
-                ReplicaState::Corrupt | ReplicaState::Deleting => last_resort.push(storage.node),
+                ReplicaState::Corrupt | ReplicaState::Deleting => {
+                    last_resort.push((storage.node, replica.storage));
+                }
                 ReplicaState::Short => {}
             }
         }
         if good.is_empty() { last_resort } else { good }
     }
 
-    /// The volume of a node that a block is copied from.
-    fn source_volume(&mut self, slot: Slot, node: NodeIx) -> Option<&mut Storage> {
-        let replica = self.table.replica_on(slot, node)?;
-        let storage = self.table.get(slot)?.replicas[replica].storage;
-        self.table.storages.get_mut(storage as usize)
-    }
-
-    fn choose_source(&mut self, slot: Slot, limit: u32, volume_limit: u32) -> Option<NodeIx> {
+    /// The least loaded node, and its volume, that has room in its budgets to serve a block.
+    fn choose_source(
+        &mut self,
+        slot: Slot,
+        limit: u32,
+        volume_limit: u32,
+    ) -> Option<(NodeIx, StorageIx)> {
         let now_ms = self.now_ms;
         let at_once = self.options.repairs_in_flight_per_node;
-        let candidates = self.sources(slot);
-        candidates
-            .into_iter()
-            .filter_map(|index| {
-                let volume = self.source_volume(slot, index)?;
-                if volume.as_source.used(now_ms) >= volume_limit {
-                    return None;
-                }
-                let node = &mut self.nodes[index as usize];
-                let used = node.as_source.used(now_ms);
-                let open = node.is_available() && node.outgoing < at_once && used < limit;
-                open.then_some((node.outgoing, used, index))
-            })
-            .min()
-            .map(|(_, _, index)| index)
+        let mut best = None;
+        for (index, storage) in self.sources(slot) {
+            let volume = &mut self.table.storages[storage as usize];
+            let node = &mut self.nodes[index as usize];
+            if volume.as_source.used(now_ms) >= volume_limit {
+                continue;
+            }
+            let used = node.as_source.used(now_ms);
+            if node.is_available() && node.outgoing < at_once && used < limit {
+                let candidate = (node.outgoing, used, index, storage);
+                best = Some(best.map_or(candidate, |best| candidate.min(best)));
+            }
+        }
+        best.map(|(_, _, index, storage)| (index, storage))
     }
 
     /// No source of a block is free. When all that could be have used up their budgets, the block
     /// need not be tried before one of them has room again.
     fn wait_for_sources(&mut self, slot: Slot, limit: u32) {
         let mut first_ms = u64::MAX;
-        for index in self.sources(slot) {
+        for (index, _) in self.sources(slot) {
             let node = &self.nodes[index as usize];
             if !node.is_available() {
                 continue;
@@ -206,10 +203,8 @@ impl Cluster {
             }
             first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(0));
         }
-        if let Some(entry) = self.queue.get_mut(slot)
-            && first_ms < u64::MAX
-        {
-            entry.not_before_ms = first_ms;
+        if first_ms < u64::MAX {
+            self.queue.delay(slot, first_ms, |_| {});
         }
     }
 
@@ -249,30 +244,25 @@ impl Cluster {
         }
         let retry_ms = self.now_ms + self.options.repair_retry_ms;
         let free_ms = budget.falls_at_ms().unwrap_or(retry_ms);
-        if let Some(entry) = self.queue.get_mut(slot) {
-            entry.not_before_ms = free_ms;
-        }
+        self.queue.delay(slot, free_ms, |_| {});
         true
     }
 
-    fn note_no_target(&mut self, slot: Slot, rank: usize, hopeless: bool) {
+    fn note_no_target(&mut self, entry: &Entry, rank: usize, hopeless: bool) {
         if rank < LEAVING {
-            self.make_way(slot);
+            self.make_way(entry.slot);
         }
         let now_ms = self.now_ms;
-        let retry_ms = self.options.repair_retry_ms;
         let move_retry_ms = self.options.move_retry_ms;
-        let Some(entry) = self.queue.get_mut(slot) else {
-            return;
-        };
-        entry.unplaced_since_ms.get_or_insert(now_ms);
-        entry.not_before_ms = if hopeless {
-            let doublings = entry.attempts.min(MOVE_DOUBLINGS_MAX);
-            entry.attempts = entry.attempts.saturating_add(1);
-            now_ms + (move_retry_ms << doublings)
+        let wait_ms = if hopeless {
+            move_retry_ms << entry.attempts.min(MOVE_DOUBLINGS_MAX)
         } else {
-            now_ms + retry_ms
+            self.options.repair_retry_ms
         };
+        self.queue.delay(entry.slot, now_ms + wait_ms, |entry| {
+            entry.unplaced_since_ms.get_or_insert(now_ms);
+            entry.attempts = entry.attempts.saturating_add(u8::from(hopeless));
+        });
     }
 
     fn choose_target(
@@ -356,11 +346,10 @@ impl Cluster {
         self.settle(slot);
         let doublings = failed.attempts.min(BACKOFF_DOUBLINGS_MAX);
         let retry_ms = self.now_ms + (self.options.repair_retry_ms << doublings);
-        if let Some(entry) = self.queue.get_mut(slot) {
-            entry.not_before_ms = retry_ms;
+        self.queue.delay(slot, retry_ms, |entry| {
             entry.attempts = failed.attempts.saturating_add(1);
             entry.avoid = Some(target);
-        }
+        });
     }
 
     fn is_in_flight(&self, slot: Slot, target: NodeIx) -> bool {
@@ -382,7 +371,7 @@ impl Cluster {
 
     /// The budgets changed: what waits for one of them is tried again at once.
     pub(super) fn retry_repairs(&mut self) {
-        self.queue.all_due(self.now_ms);
+        self.queue.wake_all();
     }
 
     /// A block is freed.
@@ -469,12 +458,10 @@ impl Cluster {
 
     fn sources_to_tell(&self, slot: Slot, charged: NodeIx) -> SmallVec<[NodeId; SOURCES_MAX]> {
         let mut sources = self.sources(slot);
-        sources.retain(|index| self.nodes[*index as usize].is_available());
-        sources.sort_by_key(|&index| index != charged);
-        sources.truncate(SOURCES_MAX);
-        sources
-            .iter()
-            .map(|&index| self.nodes[index as usize].id)
+        sources.retain(|(index, _)| self.nodes[*index as usize].is_available());
+        sources.sort_by_key(|&(index, _)| index != charged);
+        let told = sources.iter().take(SOURCES_MAX);
+        told.map(|&(index, _)| self.nodes[index as usize].id)
             .collect()
     }
 }

@@ -1,17 +1,20 @@
 //! What follows from the state of a block's replicas: whether it must be repaired, has too many
 //! replicas, or is lost.
 
+use smallvec::SmallVec;
+
 use super::{
     Cluster,
-    queue::{Entry, LEAVING, MISPLACED},
-    table::{Block, Health, ReplicaState, Slot},
+    queue::{LEAVING, MISPLACED},
+    table::{Block, Health, NodeIx, ReplicaState, Slot},
 };
 
 /// The replicas of a block, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// On usable volumes, with all the bytes; those that a writer vouches for included.
-    pub(super) good: usize,
+    /// Nodes with good ones, on usable volumes and with all the bytes; those that a writer vouches
+    /// for included.
+    pub(super) holders: SmallVec<[NodeIx; 8]>,
     /// Short or corrupt.
     pub(super) bad: usize,
     /// Chosen to be removed, the datanode not told.
@@ -20,6 +23,14 @@ pub(super) struct Tally {
     pub(super) last_resort: usize,
     /// Good ones that are to leave their server.
     pub(super) leaving: usize,
+}
+
+impl Tally {
+    /// Good replicas and those chosen to be removed: they are there until the datanode is told, and
+    /// go then only if they are still too much.
+    pub(super) fn present(&self) -> usize {
+        self.holders.len() + self.excess
+    }
 }
 
 /// Counters over all blocks.
@@ -62,6 +73,12 @@ impl Totals {
 }
 
 impl Cluster {
+    /// Nodes with good replicas of a block, those that its writer vouches for included.
+    pub(super) fn holders(&self, slot: Slot, block: &Block) -> SmallVec<[NodeIx; 8]> {
+        self.tally(slot, block).holders
+    }
+
+    /// Counts the replicas of a block.
     pub(super) fn tally(&self, slot: Slot, block: &Block) -> Tally {
         let mut tally = Tally::default();
         for replica in &block.replicas {
@@ -71,7 +88,7 @@ impl Cluster {
             }
             match replica.state {
                 ReplicaState::Sealed | ReplicaState::Open => {
-                    tally.good += 1;
+                    tally.holders.push(storage.node);
                     tally.leaving += usize::from(self.is_leaving(slot, storage.node));
                 }
                 ReplicaState::Short => tally.bad += 1,
@@ -85,7 +102,7 @@ impl Cluster {
         }
         for &node in self.pipeline(slot) {
             if self.nodes[node as usize].is_alive() && self.table.replica_on(slot, node).is_none() {
-                tally.good += 1;
+                tally.holders.push(node);
             }
         }
         tally
@@ -96,22 +113,20 @@ impl Cluster {
         let Some(block) = self.table.get(slot) else {
             return;
         };
-        let mut tally = self.tally(slot, block);
-        let (score, misplaced) = self.diversity(slot, block);
+        let tally = self.tally(slot, block);
+        let (score, misplaced) = self.diversity(block, &tally.holders);
         let Some(block) = self.table.get_mut(slot) else {
             return;
         };
-        // What is chosen to be removed is there until the datanode is told, and then only if it is
-        // still too much.
-        tally.good += tally.excess;
+        let good = tally.present();
         let relevant = block.required_bytes > 0;
         let wanted = block.wanted();
-        let under_replicated = relevant && block.sealed && tally.good < wanted;
+        let under_replicated = relevant && block.sealed && good < wanted;
         let health = Health {
             relevant,
             under_replicated,
-            lost: relevant && tally.good + tally.last_resort == 0,
-            exposed: under_replicated && tally.good == 1,
+            lost: relevant && good + tally.last_resort == 0,
+            exposed: under_replicated && good == 1,
             misplaced,
             score,
         };
@@ -122,7 +137,7 @@ impl Cluster {
             return;
         }
         let enough = relevant && block.sealed && !under_replicated;
-        if enough && tally.good - tally.excess > wanted && !block.excess_queued {
+        if enough && tally.holders.len() > wanted && !block.excess_queued {
             block.excess_queued = true;
             if tally.leaving > 0 {
                 // Not too much by chance, and its owner waits for it.
@@ -136,10 +151,10 @@ impl Cluster {
             self.remove_bad(slot);
         }
         let rank = if under_replicated {
-            (!health.lost).then(|| self.repair_rank(slot, tally.good))
-        } else if enough && tally.good - tally.leaving < wanted {
+            (!health.lost).then(|| self.repair_rank(&tally.holders, good))
+        } else if enough && good - tally.leaving < wanted {
             Some(LEAVING)
-        } else if enough && misplaced && tally.good == wanted {
+        } else if enough && misplaced && good == wanted {
             Some(MISPLACED)
         } else {
             None
@@ -152,18 +167,8 @@ impl Cluster {
             self.queue.remove(slot);
             return;
         };
-        if self.queue.contains(slot) {
-            self.queue.rank(self.now_ms, slot, rank);
-        } else {
-            let entry = Entry {
-                slot,
-                not_before_ms: self.now_ms + self.options.repair_delay_ms,
-                attempts: 0,
-                avoid: None,
-                unplaced_since_ms: None,
-            };
-            self.queue.add(rank, entry);
-        }
+        let due_ms = self.now_ms + self.options.repair_delay_ms;
+        self.queue.set_rank(self.now_ms, slot, rank, due_ms);
     }
 
     /// Forgets what the counters and queues know of a block that is about to be removed.

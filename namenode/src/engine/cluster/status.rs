@@ -6,7 +6,7 @@ use harvestfs_protocol::{
     types::NodeInfo,
 };
 
-use super::{Cluster, settle::SCORES, table::ReplicaState};
+use super::{Cluster, budget::Budget, settle::SCORES, table::ReplicaState};
 
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
 /// worked off, a few thousand per tick.
@@ -131,7 +131,7 @@ impl Cluster {
         let nodes: usize = self
             .nodes
             .iter()
-            .map(|node| size_of_val(node) + node.deletes.bytes())
+            .map(|node| size_of_val(node) + 2 * Budget::BYTES + node.deletes.bytes())
             .sum();
         let entry_bytes = size_of::<(u64, BlockId)>();
         let timers = (self.seals.capacity() + self.excess.capacity()) * entry_bytes;
@@ -179,7 +179,7 @@ impl Cluster {
                 continue;
             }
             let tally = self.tally(slot, block);
-            let good = tally.good + tally.excess;
+            let good = tally.present();
             counts.lost_blocks += u64::from(good + tally.last_resort == 0);
             if block.sealed {
                 counts.missing_replicas += block.wanted().saturating_sub(good) as u64;

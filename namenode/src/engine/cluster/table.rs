@@ -328,6 +328,7 @@ impl Table {
             // 16 bytes of key and value, 1 of control, 7/8 full at most.
             + self.slots.capacity() * 8 / 7 * 17
             + self.storages.capacity() * size_of::<Storage>()
+            + self.storages.len() * Budget::BYTES
     }
 
     /// Blocks and volumes point at each other.

@@ -392,7 +392,7 @@ fn check_tables(world: &World) {
         });
         if all_settled && reported && cluster.pipeline(slot).is_empty() {
             // Kept up to date one event at a time, as if counted anew.
-            let (score, misplaced) = cluster.diversity(slot, block);
+            let (score, misplaced) = cluster.diversity(block, &cluster.holders(slot, block));
             assert_eq!(
                 (block.health.score, block.health.misplaced),
                 (score, misplaced)

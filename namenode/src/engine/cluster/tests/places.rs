@@ -250,7 +250,12 @@ fn survivors_that_are_reimaged_often_come_first() {
         world.cluster.table.slot(safe).expect("known"),
         world.cluster.table.slot(at_risk).expect("known"),
     );
-    let rank = |world: &World, slot| world.cluster.repair_rank(slot, 2);
+    let rank = |world: &World, slot| {
+        let block = world.cluster.table.get(slot).expect("known");
+        world
+            .cluster
+            .repair_rank(&world.cluster.holders(slot, block), 2)
+    };
     assert!(rank(&world, at_risk_slot) < rank(&world, safe_slot));
 }
 
