@@ -151,7 +151,7 @@ pub fn run(
     options: &Options,
     progress: &mut dyn FnMut(f64) -> ControlFlow<()>,
 ) -> Result<Record, SimulationError> {
-    let mut placing = placing::Placing::new(&load.history, options);
+    let mut placing = placing::Placing::new(&load.history, options)?;
     let mut record = Record {
         datacentre: load.history.datacentre().name.clone(),
         policy: options.policy.name().to_owned(),

@@ -16,6 +16,7 @@
 use std::{ops::ControlFlow, time::Instant};
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
+use harvestfs_telemetry::history::HistoryError;
 use serde::Serialize;
 
 mod world;
@@ -127,6 +128,9 @@ pub enum SimulationError {
         /// What the engine said.
         reason: String,
     },
+    /// The datacentre is larger than what the namenode keeps history of.
+    #[error("the namenode could not keep the history of this datacentre: {0}")]
+    History(#[from] HistoryError),
     /// The caller asked to stop.
     #[error("interrupted")]
     Interrupted,
@@ -179,7 +183,7 @@ pub fn run(
 ) -> Result<Record, SimulationError> {
     options.check()?;
     let started = Instant::now();
-    let mut world = World::new(history, options);
+    let mut world = World::new(history, options)?;
     world.fill(progress)?;
     world.years(progress)?;
     let mut record = world.record();

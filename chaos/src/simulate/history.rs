@@ -1,13 +1,15 @@
 //! What policies know of tenants: only what happened before, as the namenode's own analysis
 //! (`harvestfs_telemetry`) would have it.
 
+use harvestfs_namenode::engine::cluster::Cluster;
 use harvestfs_telemetry::{
-    profile::{Pattern, TenantProfile},
-    reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates},
+    history::{self, HistoryError},
+    profile::{Pattern, TenantKey, TenantProfile},
+    reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates, together},
     spectrum::{Shape, Spectra},
 };
 
-use crate::datacentre::{Datacentre, SLOT_S, facts::Monthly};
+use crate::datacentre::{Datacentre, MONTH_S, SLOT_S, facts::Monthly};
 
 /// The history of a datacentre.
 pub struct History<'a> {
@@ -94,6 +96,46 @@ impl<'a> History<'a> {
                 })
             })
             .collect()
+    }
+
+    /// Tells the engine what is known when a month starts. The grid follows when it is rebuilt.
+    ///
+    /// # Errors
+    /// As [`History::pairs`].
+    pub fn tell(&self, cluster: &mut Cluster, month: u32) -> Result<(), HistoryError> {
+        let tenants = self.datacentre.tenants.iter().zip(self.profiles(month));
+        cluster.set_profiles(tenants.filter_map(|(tenant, it)| Some((&tenant.key, it?))));
+        let pairs = self.pairs(month)?;
+        cluster.set_together(pairs.iter().map(|(first, second)| (first, second)));
+        Ok(())
+    }
+
+    /// Tenants that were reimaged together before a month starts, those most at risk first.
+    ///
+    /// # Errors
+    /// When the namenode could not keep the history of so many servers or tenants.
+    pub fn pairs(&self, month: u32) -> Result<Vec<(TenantKey, TenantKey)>, HistoryError> {
+        let until_s = u64::from(month) * MONTH_S;
+        let tenants = &self.datacentre.tenants;
+        let mut known = history::History::default();
+        for (number, server) in self.datacentre.servers.iter().enumerate() {
+            for (index, &(from_s, owner)) in server.owners.iter().enumerate() {
+                if index == 0 || from_s < until_s {
+                    let key = &tenants[owner as usize].key;
+                    known.owns(&format!("s{number}"), key, from_s as u32)?;
+                }
+            }
+        }
+        let reimages = self.datacentre.reimages.iter();
+        for reimage in reimages.take_while(|it| it.at_s < until_s) {
+            known.reimaged(&format!("s{}", reimage.server), reimage.at_s as u32)?;
+        }
+        let keys: Vec<&TenantKey> = known.tenants().map(|(_, key)| key).collect();
+        let key = |tenant: history::TenantId| keys[tenant.0 as usize].clone();
+        let pairs = together(&known, until_s as u32).into_iter();
+        Ok(pairs
+            .map(|pair| (key(pair.first), key(pair.second)))
+            .collect())
     }
 
     /// Reimages and servers of a tenant before a month, the newest first.

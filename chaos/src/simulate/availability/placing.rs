@@ -25,7 +25,7 @@ pub(super) struct Placing {
 }
 
 impl Placing {
-    pub(super) fn new(history: &History<'_>, options: &Options) -> Self {
+    pub(super) fn new(history: &History<'_>, options: &Options) -> Result<Self, SimulationError> {
         let datacentre = history.datacentre();
         let quota_blocks = fleet::quota_blocks(
             options.blocks,
@@ -50,14 +50,10 @@ impl Placing {
                 .fleet
                 .register(&mut placing.cluster, 0, number, &description);
         }
-        let profiles = history.profiles(HISTORY_MONTHS);
-        let tenants = datacentre.tenants.iter().zip(profiles);
-        placing
-            .cluster
-            .set_profiles(tenants.filter_map(|(tenant, it)| Some((&tenant.key, it?))));
+        history.tell(&mut placing.cluster, HISTORY_MONTHS)?;
         placing.cluster.rebuild_grid(0);
         placing.cluster.tick(0, &mut placing.rng);
-        placing
+        Ok(placing)
     }
 
     /// The servers of one more block.

@@ -68,7 +68,10 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(history: &'a History<'a>, options: &'a Options) -> Self {
+    pub(super) fn new(
+        history: &'a History<'a>,
+        options: &'a Options,
+    ) -> Result<Self, SimulationError> {
         let datacentre = history.datacentre();
         let start_s = u64::from(HISTORY_MONTHS) * MONTH_S;
         let end_s = start_s + u64::from(options.years) * 12 * MONTH_S;
@@ -130,27 +133,26 @@ impl<'a> World<'a> {
         for number in 0..world.fleet.servers() {
             world.register(number);
         }
-        world.learn();
+        world.learn()?;
         world.cluster.tick(0, &mut world.rng);
-        world
+        Ok(world)
     }
 
     /// At the start of a month: tells the policy what is known by now.
-    fn learn(&mut self) {
+    fn learn(&mut self) -> Result<(), SimulationError> {
         let month = self.now_ms / 1_000 / MONTH_S;
         if month < self.months_known {
-            return;
+            return Ok(());
         }
         self.months_known = month + 1;
-        let profiles = self.history.profiles(HISTORY_MONTHS + month as u32);
-        let tenants = self.datacentre.tenants.iter().zip(profiles);
-        let profiles = tenants.filter_map(|(tenant, profile)| Some((&tenant.key, profile?)));
-        self.cluster.set_profiles(profiles);
+        self.history
+            .tell(&mut self.cluster, HISTORY_MONTHS + month as u32)?;
         if month == 0 {
             self.cluster.rebuild_grid(self.now_ms);
         } else {
             self.cluster.update_grid(self.now_ms);
         }
+        Ok(())
     }
 
     /// A datanode with an empty disk registers.
@@ -233,6 +235,10 @@ impl<'a> World<'a> {
                 writer,
             },
         );
+        // As in production, replicas are complete before their writer commits the block.
+        for node in placed.iter().flatten() {
+            self.stored(block, node.0);
+        }
         self.cluster.apply_change(
             now_ms,
             &BlockChange::Sealed {
@@ -240,9 +246,6 @@ impl<'a> World<'a> {
                 length_bytes: BLOCK_BYTES_MAX,
             },
         );
-        for node in placed.iter().flatten() {
-            self.stored(block, node.0);
-        }
         Ok(())
     }
 
@@ -259,7 +262,7 @@ impl<'a> World<'a> {
                 proceed(progress, FILL_SHARE + (1.0 - FILL_SHARE) * share)?;
             }
             steps += 1;
-            self.step();
+            self.step()?;
             let next_ms = self.next_event_ms().unwrap_or(end_ms).min(end_ms);
             let exposed = u128::from(self.cluster.exposed_blocks());
             self.exposed_block_ms += exposed * u128::from(next_ms - self.now_ms);
@@ -287,8 +290,8 @@ impl<'a> World<'a> {
     }
 
     /// Everything that is due by now.
-    fn step(&mut self) {
-        self.learn();
+    fn step(&mut self) -> Result<(), SimulationError> {
+        self.learn()?;
         self.finish_copies();
         while let Some(reimage) = self.reimages.first()
             && self.ms_of(reimage) <= self.now_ms
@@ -306,6 +309,7 @@ impl<'a> World<'a> {
         self.start_copies();
         let waiting = self.cluster.under_repair();
         self.record.repairs_waiting_max = self.record.repairs_waiting_max.max(waiting);
+        Ok(())
     }
 
     fn wipe(&mut self, reimage: &Reimage) {

@@ -10,9 +10,6 @@ use super::Owner;
 use crate::engine::namespace::ServerView;
 use crate::server::history::{Finished, KnownServer};
 
-/// Pairs of tenants that placement heeds, those most at risk first.
-const PAIRS_MAX: usize = 10_000;
-
 impl Owner {
     /// Something that the historian had to do is done.
     pub(super) fn on_history(&mut self, finished: Finished) {
@@ -25,7 +22,7 @@ impl Owner {
                 let tenants = analysis.tenants.iter();
                 let profiles = tenants.map(|(key, tenant)| (key, tenant.profile));
                 self.cluster.set_profiles(profiles);
-                let pairs = analysis.pairs.iter().take(PAIRS_MAX);
+                let pairs = analysis.pairs.iter();
                 let pairs = pairs.map(|(first, second, _)| (first, second));
                 self.cluster.set_together(pairs);
                 self.cluster.update_grid(self.clock.now_ms());
