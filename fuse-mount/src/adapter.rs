@@ -1,9 +1,6 @@
 //! The kernel's requests, one method each: translate, call the client, translate back.
 
-use std::{
-    ffi::OsStr, future::Future, io, os::unix::ffi::OsStrExt, path::Path, sync::Arc,
-    time::SystemTime,
-};
+use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::SystemTime};
 
 use bytes::Bytes;
 use fuser::{
@@ -12,92 +9,24 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use harvestfs_client::{Client, ClientError};
+use harvestfs_client::ClientError;
 use harvestfs_protocol::{
-    error::FsError,
     limits::{NAME_BYTES_MAX, PACKET_BYTES_MAX},
-    meta::{AttrChanges, SetXattrMode},
-    types::Attr,
+    meta::AttrChanges,
 };
-use rustix::fs::XattrFlags;
-use tokio::runtime::Handle;
 
 use crate::{
     convert,
-    credentials::Callers,
     directory::OpenDirectory,
     errno,
-    handles::Handles,
-    inner::{Inner, OpenFile},
     reply::{self, GENERATION},
-    shared::Shared,
+    serve::Adapter,
 };
 
 /// The unit in which `statvfs` counts.
 const STATFS_UNIT_BYTES: u64 = 4_096;
-/// Most bytes of one `copy_file_range`; the answer has 32 bits.
-const COPY_BYTES_MAX: u64 = 1 << 30;
 /// Requests of read-ahead and write-back that the kernel has under way.
 const BACKGROUND_REQUESTS_MAX: u16 = 64;
-
-/// Serves the kernel.
-pub struct Adapter {
-    inner: Arc<Inner>,
-    callers: Callers,
-    runtime: Handle,
-}
-
-impl Adapter {
-    /// `runtime` runs what has to wait.
-    pub fn new(client: Client, shared: Arc<Shared>, runtime: Handle) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                client,
-                shared,
-                files: Handles::new(),
-                directories: Handles::new(),
-            }),
-            callers: Callers::default(),
-            runtime,
-        }
-    }
-
-    /// Answers with the entry that `work` finds or makes.
-    fn entry<F>(&self, reply: ReplyEntry, work: impl FnOnce(Arc<Inner>) -> Result<F, FsError>)
-    where
-        F: Future<Output = Result<Attr, ClientError>> + Send + 'static,
-    {
-        let inner = self.inner.clone();
-        let asked_at = inner.shared.invalidations();
-        match work(inner.clone()) {
-            Ok(work) => {
-                self.runtime.spawn(async move {
-                    inner.answer_entry(reply, work.await, asked_at);
-                });
-            }
-            Err(error) => reply.error(errno::of_fs(&error)),
-        }
-    }
-
-    /// Answers whether `work` succeeded.
-    fn empty<F>(&self, reply: ReplyEmpty, work: impl FnOnce(Arc<Inner>) -> Result<F, FsError>)
-    where
-        F: Future<Output = Result<(), ClientError>> + Send + 'static,
-    {
-        match work(self.inner.clone()) {
-            Ok(work) => {
-                self.runtime
-                    .spawn(async move { reply::empty(reply, work.await) });
-            }
-            Err(error) => reply.error(errno::of_fs(&error)),
-        }
-    }
-
-    /// The open file, or EBADF.
-    fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
-        self.inner.files.get(handle.0)
-    }
-}
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -125,22 +54,10 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let credentials = self.callers.credentials(request);
-        let asked_at = self.inner.shared.invalidations();
-        let (parent, name) = match self
-            .inner
-            .inode(parent)
-            .and_then(|p| Ok((p, convert::name(name)?)))
-        {
-            Ok(found) => found,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
-        if let Some(known) = self.inner.client.try_lookup(&credentials, parent, &name) {
-            return self
-                .inner
-                .answer_entry(reply, known.map_err(ClientError::Fs), asked_at);
-        }
-        self.entry(reply, |inner| {
-            Ok(async move { inner.client.lookup(&credentials, parent, &name).await })
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        self.entry(reply, async move {
+            let parent = inner.inode(parent)?;
+            inner.client.lookup(&credentials, parent, &name?).await
         });
     }
 
@@ -155,18 +72,11 @@ impl Filesystem for Adapter {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let ino = match self.inner.inode(node_id) {
-            Ok(ino) => ino,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
-        if let Some(attr) = self.inner.client.try_getattr(ino) {
-            return self.inner.answer_attr(reply, node_id, Ok(attr));
-        }
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            let result = inner.client.getattr(&credentials, ino).await;
-            inner.answer_attr(reply, node_id, result);
+        self.attr(reply, node_id, async move {
+            let ino = inner.inode(node_id)?;
+            inner.client.getattr(&credentials, ino).await
         });
     }
 
@@ -188,27 +98,16 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let ino = match self.inner.inode(node_id) {
-            Ok(ino) => ino,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
         // The change time is the namenode's to set. The kernel tells its own idea of the times after
         // each operation on a file whose writes it caches, and waits for the answer.
-        if let (Some(TimeOrNow::SpecificTime(mtime)), Some(_)) = (mtime, ctime)
-            && (mode, uid, gid, size, atime) == (None, None, None, None, None)
-        {
-            let (mtime, writes) = (convert::timestamp(mtime), handle.is_some());
-            let credentials = self.callers.credentials(request);
-            let inner = self.inner.clone();
-            self.runtime.spawn(async move {
-                let written_back = inner
-                    .client
-                    .write_back_mtime(&credentials, ino, mtime, writes);
-                let result = written_back.await;
-                inner.answer_attr(reply, node_id, result);
-            });
-            return;
-        }
+        let written_back = match (mtime, ctime) {
+            (Some(TimeOrNow::SpecificTime(mtime)), Some(_))
+                if (mode, uid, gid, size, atime) == (None, None, None, None, None) =>
+            {
+                Some(convert::timestamp(mtime))
+            }
+            _ => None,
+        };
         let changes = AttrChanges {
             mode: mode.map(|mode| convert::permissions(mode, 0)),
             uid,
@@ -220,21 +119,29 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            let result = inner.client.setattr(&credentials, ino, changes).await;
-            inner.answer_attr(reply, node_id, result);
+        self.attr(reply, node_id, async move {
+            let (client, ino) = (&inner.client, inner.inode(node_id)?);
+            match written_back {
+                Some(mtime) => {
+                    let writes = changes.opened_for_writing;
+                    client
+                        .write_back_mtime(&credentials, ino, mtime, writes)
+                        .await
+                }
+                None => client.setattr(&credentials, ino, changes).await,
+            }
         });
     }
 
     fn readlink(&self, request: &Request, node_id: INodeNo, reply: ReplyData) {
-        let ino = match self.inner.inode(node_id) {
-            Ok(ino) => ino,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            match inner.client.readlink(&credentials, ino).await {
+        self.serve(async move {
+            let read = async {
+                let ino = inner.inode(node_id)?;
+                inner.client.readlink(&credentials, ino).await
+            };
+            match read.await {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno::of(&error)),
             }
@@ -252,17 +159,15 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let credentials = self.callers.credentials(request);
-        self.entry(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        self.entry(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
             let kind = convert::file_kind(mode)?;
             let mode = convert::permissions(mode, umask);
-            Ok(async move {
-                inner
-                    .client
-                    .mknod(&credentials, parent, &name, kind, mode, rdev)
-                    .await
-            })
+            inner
+                .client
+                .mknod(&credentials, parent, &name?, kind, mode, rdev)
+                .await
         });
     }
 
@@ -276,32 +181,30 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let credentials = self.callers.credentials(request);
-        self.entry(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        self.entry(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
             let mode = convert::permissions(mode, umask);
-            Ok(async move { inner.client.mkdir(&credentials, parent, &name, mode).await })
+            inner.client.mkdir(&credentials, parent, &name?, mode).await
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
-        self.empty(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        self.empty(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
-            Ok(async move {
-                inner.client.unlink(&credentials, parent, &name).await?;
-                Ok(())
-            })
+            inner.client.unlink(&credentials, parent, &name?).await?;
+            Ok(())
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
-        self.empty(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        self.empty(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
-            Ok(async move { inner.client.rmdir(&credentials, parent, &name).await })
+            inner.client.rmdir(&credentials, parent, &name?).await
         });
     }
 
@@ -314,16 +217,14 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let credentials = self.callers.credentials(request);
-        self.entry(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let target = target.as_os_str().as_bytes().to_vec();
+        self.entry(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
-            let target = target.as_os_str().as_bytes().to_vec();
-            Ok(async move {
-                inner
-                    .client
-                    .symlink(&credentials, parent, &name, &target)
-                    .await
-            })
+            inner
+                .client
+                .symlink(&credentials, parent, &name?, &target)
+                .await
         });
     }
 
@@ -338,19 +239,17 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let credentials = self.callers.credentials(request);
-        self.empty(reply, |inner| {
+        let inner = self.inner.clone();
+        let (name, new_name) = (convert::name(name), convert::name(new_name));
+        self.empty(reply, async move {
             let parent = inner.inode(parent)?;
-            let name = convert::name(name)?;
             let new_parent = inner.inode(new_parent)?;
-            let new_name = convert::name(new_name)?;
             let mode = convert::rename_mode(flags)?;
-            Ok(async move {
-                inner
-                    .client
-                    .rename(&credentials, parent, &name, new_parent, &new_name, mode)
-                    .await?;
-                Ok(())
-            })
+            inner
+                .client
+                .rename(&credentials, parent, &name?, new_parent, &new_name?, mode)
+                .await?;
+            Ok(())
         });
     }
 
@@ -363,23 +262,23 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let credentials = self.callers.credentials(request);
-        self.entry(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::name(new_name));
+        self.entry(reply, async move {
             let ino = inner.inode(node_id)?;
             let parent = inner.inode(new_parent)?;
-            let name = convert::name(new_name)?;
-            Ok(async move { inner.client.link(&credentials, ino, parent, &name).await })
+            inner.client.link(&credentials, ino, parent, &name?).await
         });
     }
 
     fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let ino = match self.inner.inode(node_id) {
-            Ok(ino) => ino,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            match inner.open(&credentials, ino, flags).await {
+        self.serve(async move {
+            let opened = async {
+                let ino = inner.inode(node_id)?;
+                inner.open(&credentials, ino, flags).await
+            };
+            match opened.await {
                 Ok((handle, flags)) => reply.opened(handle, flags),
                 Err(error) => reply.error(errno::of(&error)),
             }
@@ -396,23 +295,18 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (parent, name) = match self
-            .inner
-            .inode(parent)
-            .and_then(|p| Ok((p, convert::name(name)?)))
-        {
-            Ok(found) => found,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
-        let mode = convert::permissions(mode, umask);
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, name) = (self.inner.clone(), convert::name(name));
         let asked_at = inner.shared.invalidations();
-        self.runtime.spawn(async move {
-            let created = inner
-                .create(&credentials, parent, &name, mode, OpenFlags(flags))
-                .await;
-            match created {
+        self.serve(async move {
+            let created = async {
+                let parent = inner.inode(parent)?;
+                let mode = convert::permissions(mode, umask);
+                inner
+                    .create(&credentials, parent, &name?, mode, OpenFlags(flags))
+                    .await
+            };
+            match created.await {
                 Ok((attr, handle, flags)) => {
                     let node_id = inner.shared.remember(&attr, asked_at);
                     // One time to live serves both, and entries have the shorter one.
@@ -447,7 +341,7 @@ impl Filesystem for Adapter {
         if let Some(pieces) = open.file.try_read_pieces(offset, size as usize) {
             return reply::pieces(reply, Ok(pieces));
         }
-        self.runtime.spawn(async move {
+        self.serve(async move {
             reply::pieces(reply, open.file.read_pieces(offset, size as usize).await);
         });
     }
@@ -481,19 +375,11 @@ impl Filesystem for Adapter {
             }
         }
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            let result = async {
-                if append {
-                    open.file.append(data).await?;
-                } else {
-                    open.file.write(offset, data).await?;
-                }
-                if kill_privileges {
-                    inner.clear_privileges(&open.file).await?;
-                }
-                Ok::<_, ClientError>(())
-            };
-            match result.await {
+        self.serve(async move {
+            let result = inner
+                .write(&open.file, offset, data, append, kill_privileges)
+                .await;
+            match result {
                 Ok(()) => reply.written(written),
                 Err(error) => reply.error(errno::of(&error)),
             }
@@ -511,7 +397,7 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, |_| Ok(async move { open.file.flush().await }));
+        self.empty(reply, async move { open.file.flush().await });
     }
 
     fn fsync(
@@ -525,7 +411,7 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, |_| Ok(async move { open.file.sync().await }));
+        self.empty(reply, async move { open.file.sync().await });
     }
 
     fn release(
@@ -556,9 +442,9 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, |_| {
+        self.empty(reply, async move {
             let mode = convert::fallocate_mode(mode)?;
-            Ok(async move { open.file.fallocate(offset, length, mode).await })
+            open.file.fallocate(offset, length, mode).await
         });
     }
 
@@ -574,7 +460,7 @@ impl Filesystem for Adapter {
         let (Some(open), Ok(offset)) = (self.file(handle), u64::try_from(offset)) else {
             return reply.error(Errno::EINVAL);
         };
-        self.runtime.spawn(async move {
+        self.serve(async move {
             let found = match whence {
                 convert::SEEK_DATA => open.file.seek_data(offset).await,
                 convert::SEEK_HOLE => open.file.seek_hole(offset).await,
@@ -605,22 +491,12 @@ impl Filesystem for Adapter {
         let (Some(source), Some(destination)) = (self.file(source), self.file(destination)) else {
             return reply.error(Errno::EBADF);
         };
-        self.runtime.spawn(async move {
-            let copied = async {
-                let size_bytes = source.file.attr().await?.size_bytes;
-                let length = length
-                    .min(COPY_BYTES_MAX)
-                    .min(size_bytes.saturating_sub(source_offset));
-                if length != 0 {
-                    source
-                        .file
-                        .clone_range(source_offset, &destination.file, destination_offset, length)
-                        .await?;
-                }
-                Ok::<_, ClientError>(length)
-            };
-            match copied.await {
-                Ok(length) => reply.written(length as u32),
+        self.serve(async move {
+            let copied = source
+                .copy_range(source_offset, &destination, destination_offset, length)
+                .await;
+            match copied {
+                Ok(length) => reply.written(length),
                 Err(error) => reply.error(errno::of(&error)),
             }
         });
@@ -649,7 +525,7 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
+        self.serve(async move {
             match directory
                 .fill(&inner.client, &credentials, offset, &mut reply)
                 .await
@@ -674,7 +550,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         let asked_at = inner.shared.invalidations();
-        self.runtime.spawn(async move {
+        self.serve(async move {
             let ttl = inner.shared.entry_ttl(inner.ttl());
             let filled = directory
                 .fill_plus(
@@ -721,7 +597,7 @@ impl Filesystem for Adapter {
     fn statfs(&self, request: &Request, _node_id: INodeNo, reply: ReplyStatfs) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
+        self.serve(async move {
             match inner.client.statfs(&credentials).await {
                 Ok(totals) => {
                     let free = totals.free_bytes / STATFS_UNIT_BYTES;
@@ -753,21 +629,14 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let credentials = self.callers.credentials(request);
-        self.empty(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        let (value, mode) = (value.to_vec(), convert::set_xattr_mode(flags));
+        self.empty(reply, async move {
             let ino = inner.inode(node_id)?;
-            let name = convert::xattr_name(name)?;
-            let mode = match XattrFlags::from_bits_retain(flags as u32) {
-                XattrFlags::CREATE => SetXattrMode::Create,
-                XattrFlags::REPLACE => SetXattrMode::Replace,
-                _ => SetXattrMode::Any,
-            };
-            let value = value.to_vec();
-            Ok(async move {
-                inner
-                    .client
-                    .setxattr(&credentials, ino, &name, &value, mode)
-                    .await
-            })
+            inner
+                .client
+                .setxattr(&credentials, ino, &name?, &value, mode)
+                .await
         });
     }
 
@@ -779,47 +648,39 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        let (ino, name) = match self
-            .inner
-            .inode(node_id)
-            .and_then(|ino| Ok((ino, convert::xattr_name(name)?)))
-        {
-            Ok(found) => found,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            let value = inner.client.getxattr(&credentials, ino, &name).await;
-            reply::xattr(reply, size, value);
+        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        self.serve(async move {
+            let value = async {
+                let ino = inner.inode(node_id)?;
+                inner.client.getxattr(&credentials, ino, &name?).await
+            };
+            reply::xattr(reply, size, value.await);
         });
     }
 
     fn listxattr(&self, request: &Request, node_id: INodeNo, size: u32, reply: ReplyXattr) {
-        let ino = match self.inner.inode(node_id) {
-            Ok(ino) => ino,
-            Err(error) => return reply.error(errno::of_fs(&error)),
-        };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.runtime.spawn(async move {
-            let names = inner.client.listxattr(&credentials, ino).await;
-            let list = names.map(|names| {
-                names
+        self.serve(async move {
+            let list = async {
+                let ino = inner.inode(node_id)?;
+                let names = inner.client.listxattr(&credentials, ino).await?;
+                let with_ends = names
                     .into_iter()
-                    .flat_map(|name| name.into_iter().chain([0]))
-                    .collect()
-            });
-            reply::xattr(reply, size, list);
+                    .flat_map(|name| name.into_iter().chain([0]));
+                Ok::<_, ClientError>(with_ends.collect())
+            };
+            reply::xattr(reply, size, list.await);
         });
     }
 
     fn removexattr(&self, request: &Request, node_id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
-        self.empty(reply, |inner| {
+        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        self.empty(reply, async move {
             let ino = inner.inode(node_id)?;
-            let name = convert::xattr_name(name)?;
-            Ok(async move { inner.client.removexattr(&credentials, ino, &name).await })
+            inner.client.removexattr(&credentials, ino, &name?).await
         });
     }
 }

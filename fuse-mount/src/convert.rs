@@ -10,11 +10,11 @@ use fuser::{FileAttr, FileType, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
 use harvestfs_client::OpenFlags;
 use harvestfs_protocol::{
     error::FsError,
-    meta::{FallocateMode, RenameMode, SetTime},
+    meta::{FallocateMode, RenameMode, SetTime, SetXattrMode},
     name::Name,
     types::{Attr, FileKind, Timestamp},
 };
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, XattrFlags};
 
 /// What `stat` recommends for reads and writes: one packet.
 const IO_BYTES: u32 = 1 << 20;
@@ -88,6 +88,15 @@ pub fn xattr_name(name: &OsStr) -> Result<Vec<u8>, FsError> {
         return Err(FsError::NotSupported("POSIX ACLs".into()));
     }
     Ok(name.to_vec())
+}
+
+/// The flags of `setxattr(2)`.
+pub fn set_xattr_mode(flags: i32) -> SetXattrMode {
+    match XattrFlags::from_bits_retain(flags as u32) {
+        XattrFlags::CREATE => SetXattrMode::Create,
+        XattrFlags::REPLACE => SetXattrMode::Replace,
+        _ => SetXattrMode::Any,
+    }
 }
 
 /// The flags of `renameat2(2)`.

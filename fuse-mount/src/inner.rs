@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
 use harvestfs_client::{Client, ClientError, File};
 use harvestfs_protocol::{
@@ -24,6 +25,8 @@ use crate::{
 
 /// The kernel need not be told more often than leases are renewed.
 const TTL_MAX: Duration = Duration::from_secs(5);
+/// Most bytes of one `copy_file_range`; the answer has 32 bits.
+const COPY_BYTES_MAX: u64 = 1 << 30;
 
 /// What requests work on; shared with the tasks that serve them.
 pub struct Inner {
@@ -43,6 +46,29 @@ pub struct OpenFile {
     pub file: File,
     /// Whether each write goes to the end, wherever that is by then.
     pub append: bool,
+}
+
+impl OpenFile {
+    /// Makes a range of another file share the data of a range of this one. Returns how many bytes
+    /// there were to share.
+    pub async fn copy_range(
+        &self,
+        offset: u64,
+        destination: &Self,
+        destination_offset: u64,
+        length: u64,
+    ) -> Result<u32, ClientError> {
+        let size_bytes = self.file.attr().await?.size_bytes;
+        let length = length
+            .min(COPY_BYTES_MAX)
+            .min(size_bytes.saturating_sub(offset));
+        if length != 0 {
+            self.file
+                .clone_range(offset, &destination.file, destination_offset, length)
+                .await?;
+        }
+        Ok(length as u32)
+    }
 }
 
 impl Inner {
@@ -94,8 +120,28 @@ impl Inner {
         );
     }
 
+    /// Writes at an offset, or with `append` at the end.
+    pub async fn write(
+        &self,
+        file: &File,
+        offset: u64,
+        data: Bytes,
+        append: bool,
+        kill_privileges: bool,
+    ) -> Result<(), ClientError> {
+        if append {
+            file.append(data).await?;
+        } else {
+            file.write(offset, data).await?;
+        }
+        if kill_privileges {
+            self.clear_privileges(file).await?;
+        }
+        Ok(())
+    }
+
     /// Set-user-id and set-group-id do not survive a write by others than root.
-    pub async fn clear_privileges(&self, file: &File) -> Result<(), ClientError> {
+    async fn clear_privileges(&self, file: &File) -> Result<(), ClientError> {
         let root = Credentials::root();
         let attr = self.client.getattr(&root, file.ino()).await?;
         let mut mode = attr.mode & !0o4000;

@@ -17,6 +17,7 @@ mod mount;
 mod nodes;
 mod read_ahead;
 mod reply;
+mod serve;
 mod shared;
 
 pub use mount::{Mount, MountError, MountOptions};

@@ -6,7 +6,7 @@ use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::{sync::watch, task::spawn_blocking};
 
-use crate::{adapter::Adapter, kernel_cache::KernelCache, read_ahead, shared::Shared};
+use crate::{kernel_cache::KernelCache, read_ahead, serve::Adapter, shared::Shared};
 
 /// Threads that read requests from the kernel. They only hand over, so that a few serve many
 /// callers; each holds a buffer of 16 MiB.

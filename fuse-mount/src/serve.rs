@@ -1,0 +1,93 @@
+//! How a request is served: on the thread that read it as far as it need not wait, then in a task.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    task::{Context, Waker},
+};
+
+use fuser::{FileHandle, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry};
+use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::types::Attr;
+use tokio::runtime::Handle;
+
+use crate::{
+    credentials::Callers,
+    handles::Handles,
+    inner::{Inner, OpenFile},
+    reply,
+    shared::Shared,
+};
+
+/// Serves the kernel.
+pub struct Adapter {
+    /// What the requests work on.
+    pub inner: Arc<Inner>,
+    /// On whose behalf they are.
+    pub callers: Callers,
+    runtime: Handle,
+}
+
+impl Adapter {
+    /// `runtime` runs what has to wait.
+    pub fn new(client: Client, shared: Arc<Shared>, runtime: Handle) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                client,
+                shared,
+                files: Handles::new(),
+                directories: Handles::new(),
+            }),
+            callers: Callers::default(),
+            runtime,
+        }
+    }
+
+    /// Does the work on this thread as far as it need not wait, which is often to its end: handing
+    /// it over costs more than most answers. A task goes on from there.
+    pub fn serve(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut work = Box::pin(work);
+        let _runtime = self.runtime.enter();
+        // Whatever wakes it before the task has it is not lost: the task begins with a look.
+        let first_look = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if first_look.is_pending() {
+            self.runtime.spawn(work);
+        }
+    }
+
+    /// Answers with the entry that `work` finds or makes.
+    pub fn entry(
+        &self,
+        reply: ReplyEntry,
+        work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
+    ) {
+        let inner = self.inner.clone();
+        let asked_at = inner.shared.invalidations();
+        self.serve(async move { inner.answer_entry(reply, work.await, asked_at) });
+    }
+
+    /// Answers with the attributes that `work` finds or changes.
+    pub fn attr(
+        &self,
+        reply: ReplyAttr,
+        node_id: INodeNo,
+        work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
+    ) {
+        let inner = self.inner.clone();
+        self.serve(async move { inner.answer_attr(reply, node_id, work.await) });
+    }
+
+    /// Answers whether `work` succeeded.
+    pub fn empty(
+        &self,
+        reply: ReplyEmpty,
+        work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
+    ) {
+        self.serve(async move { reply::empty(reply, work.await) });
+    }
+
+    /// The open file, or EBADF.
+    pub fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
+        self.inner.files.get(handle.0)
+    }
+}
