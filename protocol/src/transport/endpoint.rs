@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{AsyncUdpSocket, EndpointConfig, Runtime, TokioRuntime};
+use quinn::{AsyncUdpSocket, EndpointConfig, TokioRuntime};
 use tokio::sync::Semaphore;
 
 use super::config::QuicConfigs;
 use super::connection::Connection;
 use super::socket::{self, BatchLimiter};
+use super::system_socket::SystemSocket;
 use super::{CloseCode, TransportError, TransportOptions, reset, within};
 use crate::codec::{HELLO_BYTES, Hello, WireError};
 use crate::identity::{Identity, Peer};
@@ -54,7 +55,7 @@ impl Endpoint {
             return Err(bind_error("there is no tokio runtime here".to_owned()));
         }
         let socket = socket::open(addr, options.socket_buffer_bytes)
-            .and_then(|socket| TokioRuntime.wrap_udp_socket(socket))
+            .and_then(SystemSocket::new)
             .map_err(|error| bind_error(error.to_string()))?;
         Self::start(socket, identity, options, true).map_err(|error| bind_error(error.to_string()))
     }

@@ -17,6 +17,7 @@ mod reset;
 mod rpc;
 mod socket;
 mod stream;
+mod system_socket;
 #[cfg(test)]
 mod tests;
 
