@@ -31,6 +31,8 @@ pub const READY: &str = "ready";
 
 /// Between two looks for mostly unused blocks.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);
+/// In the directory of a datanode: where it lends files to readers on its host.
+const SHORT_CIRCUIT_SOCKET: &str = "short-circuit.sock";
 
 /// Longest orderly stop; what is not finished then is given up.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
@@ -147,6 +149,8 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     options.primary = args.primary.options(&args.config, &config.primary)?;
     options.scrub_bytes_per_second = config.scrub_bytes_per_s.0;
     options.volumes = volumes(&args.config, &config.volumes);
+    options.short_circuit_socket =
+        Some(config::beside(&args.config, SHORT_CIRCUIT_SOCKET.as_ref()));
     raise_open_files();
     // Before there is any other thread: each inherits it from the one that starts it.
     priority::apply(args.priority.unwrap_or(config.priority));
@@ -207,6 +211,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     client.busy_timeout = Duration::from_secs(args.busy_timeout);
     let mut options = MountOptions::new(args.directory.clone());
     options.allow_other = args.allow_other;
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -252,8 +257,8 @@ async fn compact_now_and_then(client: Client, bytes_per_s: u64) {
     }
 }
 
-/// Open replicas, connections and files: the usual soft limit of 1024 is for programs that use
-/// `select`, which this one does not.
+/// Open replicas, those that are lent by datanodes, and connections: the usual soft limit of 1024 is
+/// for programs that use `select`, which this one does not.
 fn raise_open_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

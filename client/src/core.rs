@@ -26,6 +26,7 @@ use crate::{
     pipeline::Topology,
     reader::ReadTimes,
     session::{LinkState, Session},
+    short_circuit::ShortCircuit,
     writer::DataWriter,
 };
 
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) listings: Listings,
     pub(crate) dirty: DirtyBudget,
     pub(crate) read_times: ReadTimes,
+    pub(crate) short_circuit: ShortCircuit,
     /// Bytes read ahead, of all files.
     pub(crate) read_ahead_bytes: AtomicU64,
     block_bytes: AtomicU64,
@@ -97,6 +99,7 @@ impl Core {
                 freed: Notify::new(),
             },
             read_times: ReadTimes::default(),
+            short_circuit: ShortCircuit::new(),
             read_ahead_bytes: AtomicU64::new(0),
             block_bytes: AtomicU64::new(link.opened.block_bytes),
             default_rules: Mutex::new(link.opened.default_rules),
@@ -220,7 +223,7 @@ impl Core {
     }
 }
 
-/// Flushes what is in memory for long, confirms commits, forgets what nobody needs.
+/// Flushes what is in memory for long, confirms commits, forgets and gives back what nobody needs.
 async fn flush_old_data(core: Arc<Core>) {
     let age_max = core.session.options.dirty_age_max;
     while !core.session.is_closed() {
@@ -231,6 +234,7 @@ async fn flush_old_data(core: Arc<Core>) {
             }
             core.reap(&file);
         }
+        core.short_circuit.return_files();
         if core.session.has_unconfirmed() {
             confirm(core.session.clone()).await;
         }

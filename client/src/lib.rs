@@ -83,6 +83,7 @@ mod reader;
 mod seal;
 mod sections;
 mod session;
+mod short_circuit;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

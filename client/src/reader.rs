@@ -362,7 +362,8 @@ fn failed(
     });
 }
 
-/// Reads what is missing of the range from one replica. Returns how far it came if it failed.
+/// Reads what is missing of the range from one replica, from its file if it is on this host. Returns
+/// how far it came if it failed.
 async fn attempt(
     core: &Arc<Core>,
     node: &NodeInfo,
@@ -370,6 +371,20 @@ async fn attempt(
     target: &Target,
     mut data: BytesMut,
 ) -> (BytesMut, Result<Bytes, Failure>) {
+    if data.is_empty()
+        && let Some(whole) = core
+            .short_circuit
+            .read(
+                &core.locations,
+                node,
+                target.block,
+                location.token,
+                &target.chunks,
+            )
+            .await
+    {
+        return (data, Ok(whole));
+    }
     let from = target.chunks.start + data.len() as u64;
     let result = async {
         let connection = core.locations.connect(node).await?;

@@ -18,6 +18,7 @@ use crate::options::{DatanodeOptions, StartError};
 use crate::repair::Repairer;
 use crate::scrubber;
 use crate::service::{self, Alive};
+use crate::short_circuit;
 use crate::shrinker;
 use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
 
@@ -70,7 +71,15 @@ impl Datanode {
         let local_addr = endpoint.local_addr()?;
         let connections =
             ConnectionPool::new(endpoint.clone(), DIAL_DEADLINE, CONNECTIONS_KEPT_MAX);
-        let node = Node::new(store, connections, BusySignal::new(monitor));
+        let (short_circuit, listener) = options
+            .short_circuit_socket
+            .as_deref()
+            .and_then(short_circuit::open)
+            .unzip();
+        let node = Node::new(store, connections, BusySignal::new(monitor), short_circuit);
+        if let Some(listener) = listener {
+            tokio::spawn(short_circuit::serve(listener, node.clone()));
+        }
         tokio::spawn(watch_busy(node.clone()));
 
         let (alive, all_ended) = mpsc::channel(1);

@@ -36,6 +36,7 @@ mod read_stream;
 mod repair;
 mod scrubber;
 mod service;
+mod short_circuit;
 mod shrinker;
 mod store;
 #[cfg(test)]

@@ -16,6 +16,7 @@ use harvestfs_protocol::types::NodeInfo;
 use tokio::sync::watch;
 
 use crate::busy::BusySignal;
+use crate::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
 /// What stands for a datanode's number until the namenode has given it one.
@@ -31,6 +32,8 @@ pub struct Node {
     pub connections: ConnectionPool,
     /// Whether the server is to be left to its owner.
     pub busy: BusySignal,
+    /// Where files are lent to readers on this host, if anywhere.
+    pub short_circuit: Option<ShortCircuit>,
     /// Block streams under way.
     pub active_streams: AtomicU32,
     tokens: RwLock<TokenVerifier>,
@@ -41,11 +44,17 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(store: BlockStore, connections: ConnectionPool, busy: BusySignal) -> Arc<Self> {
+    pub fn new(
+        store: BlockStore,
+        connections: ConnectionPool,
+        busy: BusySignal,
+        short_circuit: Option<ShortCircuit>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store,
             connections,
             busy,
+            short_circuit,
             active_streams: AtomicU32::new(0),
             tokens: RwLock::default(),
             node_id: AtomicU32::new(UNREGISTERED.0),

@@ -36,6 +36,9 @@ pub struct DatanodeOptions {
     pub namenode_name: String,
     /// The volumes; one that cannot be used does not keep the others from serving.
     pub volumes: Vec<VolumeOptions>,
+    /// Where to put the Unix socket on which readers on this host are lent files; `None`: they read
+    /// over the network as everybody else.
+    pub short_circuit_socket: Option<PathBuf>,
     /// How the primary tenant is watched, and how much is its.
     pub primary: PrimaryOptions,
     /// Threads for each volume that wait for its disk. Four keep a flash disk busy.
@@ -129,6 +132,7 @@ impl DatanodeOptions {
             namenodes,
             namenode_name,
             volumes: Vec::new(),
+            short_circuit_socket: None,
             primary: PrimaryOptions::default(),
             disk_threads: 4,
             buffer_bytes: 64 << 20,

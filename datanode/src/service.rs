@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
-use harvestfs_protocol::data::{DataRequest, ReadPacket, SealReply, SealRequest, WriteAck};
+use harvestfs_protocol::data::{
+    DataRequest, ReadPacket, SealReply, SealRequest, ShortCircuitReply, WriteAck,
+};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::token::Right;
@@ -125,7 +127,8 @@ async fn serve_stream(
         DataRequest::Read(_) | DataRequest::Write(_) => node.busy.denial(),
         // What was written is made safe also while the server is busy: it is little work, and the
         // writer cannot go on elsewhere before.
-        DataRequest::Seal(_) => None,
+        // What is lent is denied where it is lent.
+        DataRequest::Seal(_) | DataRequest::ShortCircuit { .. } => None,
     };
     let permit = streams.try_acquire();
     let denial = denial.or_else(|| {
@@ -148,6 +151,14 @@ async fn serve_stream(
             write_stream::serve(node, request, sender, receiver).await
         }
         (DataRequest::Seal(request), None) => answer(sender, &seal(&node, &request).await).await,
+        (DataRequest::ShortCircuit { .. }, Some(_)) => {
+            answer(sender, &ShortCircuitReply::None).await
+        }
+        (DataRequest::ShortCircuit { host }, None) => {
+            let socket = node.short_circuit.as_ref();
+            let reply: ShortCircuitReply = socket.and_then(|it| it.path_for(&host));
+            answer(sender, &reply).await
+        }
     };
     if let Err(error) = sent {
         tracing::debug!(%error, "a block stream broke");

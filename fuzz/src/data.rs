@@ -1,7 +1,10 @@
 //! Block streams.
 
 use harvestfs_protocol::codec::decode_header;
-use harvestfs_protocol::data::{DataRequest, Packet, ReadPacket, SealReply, WriteAck};
+use harvestfs_protocol::data::{
+    DataRequest, Packet, ReadPacket, SealReply, ShortCircuitReply, WriteAck,
+};
+use harvestfs_protocol::short_circuit::FileRequest;
 use harvestfs_protocol::token::{Right, TokenKey, TokenVerifier};
 
 use crate::check_encodes;
@@ -12,7 +15,7 @@ pub fn data_messages(input: &[u8]) {
     let Some((kind, header)) = input.split_first() else {
         return;
     };
-    match kind % 5 {
+    match kind % 7 {
         0 => {
             if let Ok(request) = decode_header::<DataRequest>(header) {
                 check_encodes(&request);
@@ -34,8 +37,19 @@ pub fn data_messages(input: &[u8]) {
                 check_encodes(&packet);
             }
         }
-        _ => {
+        // Also what a `short_circuit::FileReply` is.
+        4 => {
             if let Ok(reply) = decode_header::<SealReply>(header) {
+                check_encodes(&reply);
+            }
+        }
+        5 => {
+            if let Ok(request) = decode_header::<FileRequest>(header) {
+                check_encodes(&request);
+            }
+        }
+        _ => {
+            if let Ok(reply) = decode_header::<ShortCircuitReply>(header) {
                 check_encodes(&reply);
             }
         }
@@ -47,6 +61,8 @@ fn check_token(request: &DataRequest) {
         DataRequest::Write(write) => (&write.token, write.block, Right::Write),
         DataRequest::Read(read) => (&read.token, read.block, Right::Read),
         DataRequest::Seal(seal) => (&seal.token, seal.block, Right::Write),
+        // It needs no token.
+        DataRequest::ShortCircuit { .. } => return,
     };
     // No seed is signed with this key.
     let verifier = TokenVerifier::new(&[TokenKey {

@@ -18,7 +18,7 @@ mod volumes;
 
 // The binary and the datanode have no public modules for these, so their sources are compiled in.
 #[allow(dead_code)]
-#[path = "../../cli/src/config.rs"]
+#[path = "../../cli/src/config/mod.rs"]
 mod config;
 #[allow(dead_code, unused_imports)]
 #[path = "../../datanode/src/store/mod.rs"]

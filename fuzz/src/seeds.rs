@@ -6,7 +6,8 @@ use harvestfs_namenode::engine::namespace::Command;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
-    DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest,
+    DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
+    WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::{DataError, FsError};
 use harvestfs_protocol::history::{HistoryRecord, HistoryReply, HistoryRequest, TenantName};
@@ -22,6 +23,7 @@ use harvestfs_protocol::node::{
     ServerDescription,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::short_circuit::FileRequest;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
 use harvestfs_protocol::types::{
@@ -398,6 +400,14 @@ fn data_messages() -> Vec<Vec<u8>> {
         token: token(Right::Write),
         length_bytes: 4096,
     });
+    let short_circuit = DataRequest::ShortCircuit {
+        host: "00000000-0000-4000-8000-000000000000".to_owned(),
+    };
+    let file = FileRequest {
+        block: BlockId(1),
+        token: token(Right::Read),
+    };
+    let socket: ShortCircuitReply = Some("/var/lib/harvestfs/short-circuit.sock".into());
     let packet = Packet::Data {
         block_offset: 4096,
         checksums: vec![1, 2],
@@ -416,10 +426,13 @@ fn data_messages() -> Vec<Vec<u8>> {
         (0, postcard_of(&write)),
         (0, postcard_of(&read)),
         (0, postcard_of(&seal)),
+        (0, postcard_of(&short_circuit)),
         (1, postcard_of(&packet)),
         (2, postcard_of(&ack)),
         (3, postcard_of(&read_packet)),
         (4, postcard_of(&sealed)),
+        (5, postcard_of(&file)),
+        (6, postcard_of(&socket)),
     ];
     let flagged = messages.map(|(kind, message)| flagged(Some(kind), &[&message]));
     flagged.to_vec()

@@ -10,8 +10,12 @@
 //! **Read.** The reader sends [`DataRequest::Read`]; the datanode answers with [`ReadPacket`]s that
 //! cover whole chunks, each with its data attached, or ends with [`ReadPacket::Failed`].
 //!
+//! **Short circuit.** See [`crate::short_circuit`].
+//!
 //! Checksums: CRC32 (IEEE 802.3) of each chunk; the last chunk of a packet is filled up with zeros
 //! for its checksum, on disk as on the wire's other end. The data attached is not filled up.
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +37,11 @@ pub enum DataRequest {
     /// Cut to a length that all surviving datanodes of a pipeline acknowledged, and seal. Reply:
     /// [`SealReply`].
     Seal(SealRequest),
+    /// Asks for the Unix socket of [`crate::short_circuit`]. Reply: [`ShortCircuitReply`].
+    ShortCircuit {
+        /// The asking client's [`crate::short_circuit::this_host`].
+        host: String,
+    },
 }
 
 /// Starts a pipeline.
@@ -131,6 +140,10 @@ pub struct SealRequest {
 
 /// The answer to [`SealRequest`]; when it is `Ok`, the replica is sealed on stable storage.
 pub type SealReply = Result<(), DataError>;
+
+/// The answer to [`DataRequest::ShortCircuit`]: the socket's path, or `None` if the client is on another
+/// host or this datanode has no socket.
+pub type ShortCircuitReply = Option<PathBuf>;
 
 /// The checksum of every chunk of `data`, the last one filled up with zeros.
 #[must_use]

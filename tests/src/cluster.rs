@@ -224,6 +224,15 @@ impl Cluster {
         self.process(name).resume();
     }
 
+    /// The files that a part has open now.
+    ///
+    /// # Panics
+    /// When it does not run.
+    #[must_use]
+    pub fn open_files(&self, name: &str) -> Vec<PathBuf> {
+        self.processes[name].open_files()
+    }
+
     /// The name of a datanode.
     #[must_use]
     pub fn datanode(number: usize) -> String {

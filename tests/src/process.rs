@@ -1,9 +1,9 @@
 //! One process of the binary under test.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
     thread,
@@ -88,6 +88,20 @@ impl Process {
     /// SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
+    }
+
+    /// The files that it has open now.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn open_files(&self) -> Vec<PathBuf> {
+        let descriptors = format!("/proc/{}/fd", self.child.id());
+        let descriptors = fs::read_dir(descriptors).expect("it runs");
+        descriptors
+            // One that is closed meanwhile is not there any more.
+            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+            .collect()
     }
 
     /// Whether it still runs.

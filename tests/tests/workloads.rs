@@ -10,8 +10,9 @@ use std::{
 
 use harvestfs_tests::{
     Cluster, ClusterOptions, Pattern, assert_same_tree, can_mount, count_files, have_program,
-    have_space, library_sources, make_source_tree,
+    have_space, library_sources, make_source_tree, wait_until,
 };
+use rustix::fs::{Advice, fadvise};
 
 /// Runs a program to its end.
 fn run(directory: &Path, program: &str, arguments: &[&str]) -> String {
@@ -219,6 +220,37 @@ fn sqlite_keeps_10000_transactions() {
         );
         assert!(check.starts_with("ok\n"), "{mode}: {check}");
     }
+}
+
+#[test]
+fn a_mount_reads_the_files_of_datanodes_on_its_host() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        block_size: "4MiB",
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mnt");
+    let pattern = Pattern { seed: 7 };
+    let length = 20 << 20;
+    fs::write(mount.join("large"), pattern.bytes(length)).expect("write");
+    // With it ends the writing of its last blocks: only sealed ones are lent.
+    cluster.stop("mnt");
+    cluster.mount("mnt");
+    let sealed: Vec<_> = (1..=4)
+        .map(|number| cluster.path(&Cluster::datanode(number)))
+        .map(|directory| directory.join("volume/sealed"))
+        .collect();
+    let is_replica = |file: &Path| sealed.iter().any(|directory| file.starts_with(directory));
+    wait_until("files to be lent", Duration::from_secs(60), || {
+        let file = File::open(mount.join("large")).expect("open");
+        // What the kernel remembers would not be read from anywhere.
+        fadvise(&file, 0, None, Advice::DontNeed).expect("a hint");
+        pattern.check(&file, 0, length);
+        let open = cluster.open_files("mnt");
+        open.iter().any(|file| is_replica(file))
+    });
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::{
 use harvestfs_protocol::{
     codec::StreamKind,
     data::{
-        DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck,
-        WriteRequest, chunk_checksums, first_mismatch, round_up_to_chunk,
+        DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
+        WriteAck, WriteRequest, chunk_checksums, first_mismatch, round_up_to_chunk,
     },
     error::DataError,
     identity::{Identity, Peer, Role},
@@ -149,6 +149,9 @@ impl Datanode {
                         DataRequest::Seal(request) => {
                             let reply: SealReply = this.seal(&request);
                             sender.send(&reply).await
+                        }
+                        DataRequest::ShortCircuit { .. } => {
+                            sender.send(&ShortCircuitReply::None).await
                         }
                     };
                     if served.is_ok() {

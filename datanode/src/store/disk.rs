@@ -7,6 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -18,6 +19,15 @@ pub trait Disk: Send + Sync + 'static {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens an existing file past the page cache, for another process to read.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] where there is no file that could be handed over, or no way past
+    /// the page cache.
+    fn open_to_lend(&self, path: &Path) -> io::Result<OwnedFd> {
+        let _ = path;
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Moves a file, replacing what is there.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
@@ -75,6 +85,18 @@ impl Disk for RealDisk {
         }))
     }
 
+    fn open_to_lend(&self, path: &Path) -> io::Result<OwnedFd> {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(DIRECT_FLAG);
+        match options.open(path) {
+            Ok(file) => Ok(file.into()),
+            Err(error) if error.raw_os_error() == Some(INVALID_ARGUMENT) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
@@ -121,9 +143,8 @@ impl RealFile {
 
 /// Opens a file past the page cache; `None` where the file system refuses that.
 fn open_direct(path: &Path) -> io::Result<Option<File>> {
-    let direct_flag = OFlags::DIRECT.bits() as i32;
     let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(direct_flag);
+    options.read(true).write(true).custom_flags(DIRECT_FLAG);
     match options.open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.raw_os_error() == Some(INVALID_ARGUMENT) => Ok(None),
@@ -131,6 +152,7 @@ fn open_direct(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
+const DIRECT_FLAG: i32 = OFlags::DIRECT.bits() as i32;
 const INVALID_ARGUMENT: i32 = rustix::io::Errno::INVAL.raw_os_error();
 const NOT_SUPPORTED: rustix::io::Errno = rustix::io::Errno::OPNOTSUPP;
 

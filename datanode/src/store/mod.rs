@@ -10,6 +10,7 @@ mod error;
 mod health;
 mod inventory;
 mod layout;
+mod lending;
 mod open_replica;
 mod pulse;
 mod quota;
@@ -28,8 +29,10 @@ pub use changes::Pending;
 pub use disk::DiskFile;
 pub use disk::{Disk, RealDisk};
 pub use error::{StoreError, VolumeError};
+pub use lending::Lent;
 pub use open_replica::Origin;
 pub use reading::{ChunkRange, Piece};
+pub use replica::OpenFile;
 pub use volume::{Volume, VolumeOptions};
 
 #[cfg(test)]

@@ -153,7 +153,11 @@ impl Inventory {
         })
     }
 
-    fn file_of(&self, block: BlockId, readable: &Readable) -> Result<Source, StoreError> {
+    pub(super) fn file_of(
+        &self,
+        block: BlockId,
+        readable: &Readable,
+    ) -> Result<Source, StoreError> {
         let writers_file = readable.open.as_ref().and_then(|replica| replica.file());
         if let Some(file) = writers_file {
             return Ok(Source::Growing(file));
@@ -213,7 +217,7 @@ impl Inventory {
 }
 
 /// The file of a replica.
-enum Source {
+pub(super) enum Source {
     /// There is a writer: it may grow.
     Growing(Arc<OpenFile>),
     /// Nothing more is written.
@@ -221,6 +225,12 @@ enum Source {
 }
 
 impl Source {
+    pub(super) fn into_file(self) -> Arc<OpenFile> {
+        match self {
+            Self::Growing(file) | Self::Complete(file) => file,
+        }
+    }
+
     fn file(&self) -> &dyn DiskFile {
         match self {
             Self::Growing(file) | Self::Complete(file) => &***file,

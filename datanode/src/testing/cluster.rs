@@ -74,6 +74,8 @@ impl TestCluster {
             quota_bytes: 1 << 30,
             class: StorageClass::Disk,
         });
+        let socket = format!("{}.sock", name(index));
+        options.short_circuit_socket = Some(self.dir.path().join(socket));
         options.scrub_bytes_per_second = 0;
         options.primary.interval = std::time::Duration::from_millis(5);
         options.primary.gate.settle = std::time::Duration::from_millis(50);

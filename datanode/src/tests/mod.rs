@@ -6,3 +6,4 @@ mod link;
 mod pipeline;
 mod reading;
 mod security;
+mod short_circuit;

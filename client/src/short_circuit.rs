@@ -1,0 +1,359 @@
+//! Reading sealed replicas of datanodes on this host from their files; see
+//! [`harvestfs_protocol::short_circuit`].
+//!
+//! Whatever goes wrong here, the caller asks the datanode over the network, which tells what it is: a
+//! busy server, a replica that is gone, a chunk that does not match.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io,
+    num::NonZeroUsize,
+    ops::Range,
+    os::unix::{fs::FileExt, net::UnixStream},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use harvestfs_protocol::{
+    codec::StreamKind,
+    data::{DataRequest, ShortCircuitReply, chunk_checksum},
+    ids::{BlockId, NodeId},
+    replica_layout::{
+        ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, group_end, group_of,
+        table_page_position,
+    },
+    short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host},
+    token::BlockToken,
+    transport::{Connection, TransportError},
+    types::NodeInfo,
+};
+use lru::LruCache;
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use crate::locations::Locations;
+
+/// Reads under way. Each takes a thread while the disk works; more than this make no disk faster.
+const READS_MAX: usize = 64;
+/// How long a datanode may take to say where its socket is.
+const SOCKET_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a datanode may take to hand over a file: it opens it.
+const FILE_DEADLINE: Duration = Duration::from_secs(1);
+/// When a datanode is tried again that has ended the connection, and one that has no socket for us.
+const ENDED_PAUSE: Duration = Duration::from_secs(1);
+const NO_SOCKET_PAUSE: Duration = Duration::from_secs(600);
+/// How long a block is read over the network whose file is not lent: it will be, once it is sealed.
+const NOT_LENT_PAUSE: Duration = Duration::from_secs(2);
+/// Use of a file ends this long before the loan does, so that a read that has begun has the time.
+const LOAN_MARGIN: Duration = Duration::from_secs(5);
+/// Tables of checksums that are kept: 16 MiB, for 16 GiB of data. Sealed blocks never change, and all
+/// their replicas are the same.
+const TABLES_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+type Table = [u32; GROUP_CHUNKS as usize];
+type Tables = Mutex<LruCache<(BlockId, u32), Arc<Table>>>;
+
+/// What is known of the datanodes on this host.
+pub(crate) struct ShortCircuit {
+    /// `None`: the kernel does not say, and so no datanode is on the same.
+    host: Option<String>,
+    nodes: Mutex<HashMap<NodeId, Access>>,
+    tables: Arc<Tables>,
+    reads: Arc<Semaphore>,
+}
+
+enum Access {
+    /// Not before this.
+    Closed {
+        until: Instant,
+    },
+    Open(Arc<Lender>),
+}
+
+/// A datanode that lends its files.
+struct Lender {
+    socket: UnixStream,
+    /// One request at a time.
+    asking: Mutex<()>,
+    files: Mutex<HashMap<BlockId, Answered>>,
+}
+
+/// What the datanode said of a block.
+#[derive(Clone)]
+struct Answered {
+    /// `None`: it does not lend this one.
+    file: Option<Arc<LentFile>>,
+    until: Instant,
+}
+
+struct LentFile {
+    file: File,
+    chunks: u32,
+}
+
+impl ShortCircuit {
+    pub(crate) fn new() -> Self {
+        Self {
+            host: this_host().ok(),
+            nodes: Mutex::default(),
+            tables: Arc::new(Mutex::new(LruCache::new(TABLES_MAX))),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
+        }
+    }
+
+    /// Whole chunks of a block, a range in bytes, verified; `None` if the network has to be asked.
+    pub(crate) async fn read(
+        &self,
+        locations: &Locations,
+        node: &NodeInfo,
+        block: BlockId,
+        token: BlockToken,
+        bytes: &Range<u64>,
+    ) -> Option<Bytes> {
+        let lender = self.lender(locations, node).await?;
+        let permit = self.reads.clone().try_acquire_owned().ok()?;
+        let page = PAGE_BYTES as u64;
+        let chunks =
+            u32::try_from(bytes.start / page).ok()?..u32::try_from(bytes.end / page).ok()?;
+        let (tables, reader) = (self.tables.clone(), lender.clone());
+        let read = spawn_blocking(move || {
+            let _permit = permit;
+            reader.read(&tables, FileRequest { block, token }, chunks)
+        });
+        // The task itself fails only when the runtime is shut down.
+        match read.await.ok()? {
+            Ok(data) => data,
+            Err(error) => {
+                tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
+                self.close(node.node, &lender);
+                None
+            }
+        }
+    }
+
+    /// Gives back what is no longer lent.
+    pub(crate) fn return_files(&self) {
+        let now = Instant::now();
+        let lenders: Vec<Arc<Lender>> = lock(&self.nodes)
+            .values()
+            .filter_map(|access| match access {
+                Access::Open(lender) => Some(lender.clone()),
+                Access::Closed { .. } => None,
+            })
+            .collect();
+        for lender in lenders {
+            lock(&lender.files).retain(|_, answered| now < answered.until);
+        }
+    }
+
+    async fn lender(&self, locations: &Locations, node: &NodeInfo) -> Option<Arc<Lender>> {
+        let host = self.host.as_ref()?;
+        {
+            let now = Instant::now();
+            let mut nodes = lock(&self.nodes);
+            match nodes.get(&node.node) {
+                Some(Access::Open(lender)) => return Some(lender.clone()),
+                Some(Access::Closed { until }) if now < *until => return None,
+                // Others go over the network while this one asks.
+                _ => {
+                    let until = now + ENDED_PAUSE;
+                    nodes.insert(node.node, Access::Closed { until });
+                }
+            }
+        }
+        let connection = locations.connect(node).await.ok()?;
+        let access = match find_socket(&connection, host).await {
+            Ok(Some(path)) => Access::Open(Arc::new(Lender::connect(path).await?)),
+            Ok(None) => Access::Closed {
+                until: Instant::now() + NO_SOCKET_PAUSE,
+            },
+            Err(error) => {
+                tracing::debug!(node = node.name, %error, "a datanode does not tell its socket");
+                return None;
+            }
+        };
+        let lender = match &access {
+            Access::Open(lender) => Some(lender.clone()),
+            Access::Closed { .. } => None,
+        };
+        lock(&self.nodes).insert(node.node, access);
+        lender
+    }
+
+    fn close(&self, node: NodeId, lender: &Arc<Lender>) {
+        let mut nodes = lock(&self.nodes);
+        if let Some(access) = nodes.get_mut(&node)
+            && matches!(access, Access::Open(open) if Arc::ptr_eq(open, lender))
+        {
+            let until = Instant::now() + ENDED_PAUSE;
+            *access = Access::Closed { until };
+        }
+    }
+}
+
+async fn find_socket(
+    connection: &Connection,
+    host: &str,
+) -> Result<ShortCircuitReply, TransportError> {
+    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
+    let request = DataRequest::ShortCircuit {
+        host: host.to_owned(),
+    };
+    sender.send(&request).await?;
+    sender.finish()?;
+    let reply = receiver.recv::<ShortCircuitReply>(SOCKET_DEADLINE).await?;
+    Ok(reply.and_then(|(path, _)| path))
+}
+
+impl Lender {
+    async fn connect(path: PathBuf) -> Option<Self> {
+        let connecting = spawn_blocking(move || {
+            let socket = UnixStream::connect(path)?;
+            socket.set_read_timeout(Some(FILE_DEADLINE))?;
+            socket.set_write_timeout(Some(FILE_DEADLINE))?;
+            io::Result::Ok(socket)
+        });
+        match connecting.await.ok()? {
+            Ok(socket) => Some(Self {
+                socket,
+                asking: Mutex::default(),
+                files: Mutex::default(),
+            }),
+            // Another user's, or in another container.
+            Err(error) => {
+                tracing::debug!(%error, "a datanode on this host cannot be reached by its socket");
+                None
+            }
+        }
+    }
+
+    /// Reads and verifies chunks, as long as the connection stands; `None` if this block is not lent,
+    /// or what was read is not right.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn read(
+        &self,
+        tables: &Tables,
+        request: FileRequest,
+        chunks: Range<u32>,
+    ) -> io::Result<Option<Bytes>> {
+        if !stands(&self.socket) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let block = request.block;
+        let Some(lent) = self.file(&request)? else {
+            return Ok(None);
+        };
+        match lent.read(tables, block, chunks) {
+            Ok(data) => Ok(data),
+            Err(error) => {
+                tracing::debug!(%block, %error, "a replica on this host cannot be read");
+                Ok(None)
+            }
+        }
+    }
+
+    fn file(&self, request: &FileRequest) -> io::Result<Option<Arc<LentFile>>> {
+        if let Some(answered) = self.answered(request.block) {
+            return Ok(answered.file);
+        }
+        let _asking = lock(&self.asking);
+        // Somebody else may have asked meanwhile.
+        if let Some(answered) = self.answered(request.block) {
+            return Ok(answered.file);
+        }
+        let asked_at = Instant::now();
+        let mut answered = Answered {
+            file: None,
+            until: asked_at + NOT_LENT_PAUSE,
+        };
+        if let Ok(file) = ask(&self.socket, request)? {
+            let file = File::from(file);
+            if let Some(chunks) = chunks_in_file(file.metadata()?.len()) {
+                answered.file = Some(Arc::new(LentFile { file, chunks }));
+                answered.until = asked_at + LOAN - LOAN_MARGIN;
+            }
+        }
+        let mut files = lock(&self.files);
+        if files.len() >= LOANS_MAX {
+            files.retain(|_, answered| asked_at < answered.until);
+        }
+        if files.len() < LOANS_MAX {
+            files.insert(request.block, answered.clone());
+        }
+        Ok(answered.file)
+    }
+
+    fn answered(&self, block: BlockId) -> Option<Answered> {
+        let files = lock(&self.files);
+        let answered = files.get(&block)?;
+        (Instant::now() < answered.until).then(|| answered.clone())
+    }
+}
+
+impl LentFile {
+    /// `None` if a chunk does not match its checksum, or the replica is shorter.
+    fn read(
+        &self,
+        tables: &Tables,
+        block: BlockId,
+        chunks: Range<u32>,
+    ) -> io::Result<Option<Bytes>> {
+        if chunks.end > self.chunks {
+            return Ok(None);
+        }
+        let mut whole = page_aligned(chunks.len() * PAGE_BYTES);
+        let mut rest = &mut whole[..];
+        let mut first = chunks.start;
+        while first < chunks.end {
+            let end = group_end(first).min(chunks.end);
+            let part;
+            (part, rest) = rest.split_at_mut((end - first) as usize * PAGE_BYTES);
+            self.file.read_exact_at(part, chunk_position(first))?;
+            let table = self.table(tables, block, group_of(first))?;
+            let start = (first % GROUP_CHUNKS) as usize;
+            let expected = &table[start..start + (end - first) as usize];
+            let mut pairs = part.chunks(PAGE_BYTES).zip(expected);
+            if !pairs.all(|(chunk, expected)| chunk_checksum(chunk) == *expected) {
+                lock(tables).pop(&(block, group_of(first)));
+                return Ok(None);
+            }
+            first = end;
+        }
+        Ok(Some(whole.freeze()))
+    }
+
+    fn table(&self, tables: &Tables, block: BlockId, group: u32) -> io::Result<Arc<Table>> {
+        if let Some(table) = lock(tables).get(&(block, group)) {
+            return Ok(table.clone());
+        }
+        let mut page = page_aligned(PAGE_BYTES);
+        self.file
+            .read_exact_at(&mut page, table_page_position(group))?;
+        let mut table = [0; GROUP_CHUNKS as usize];
+        let (entries, _) = page.as_chunks::<ENTRY_BYTES>();
+        for (checksum, entry) in table.iter_mut().zip(entries) {
+            *checksum = u32::from_le_bytes(*entry);
+        }
+        let table = Arc::new(table);
+        lock(tables).put((block, group), table.clone());
+        Ok(table)
+    }
+}
+
+/// Zeros that begin at the start of a page, as direct I/O demands.
+fn page_aligned(bytes: usize) -> BytesMut {
+    let mut buffer = BytesMut::zeroed(bytes + PAGE_BYTES);
+    let skip = buffer.as_ptr().align_offset(PAGE_BYTES);
+    let mut aligned = buffer.split_off(skip);
+    aligned.truncate(bytes);
+    aligned
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each critical section is a single change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

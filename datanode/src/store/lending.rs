@@ -1,0 +1,77 @@
+//! Lending the files of sealed replicas to readers on this host.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use harvestfs_protocol::ids::BlockId;
+
+use super::block_store::BlockStore;
+use super::error::StoreError;
+use super::replica::OpenFile;
+
+/// A file that is lent.
+pub struct Lent {
+    /// To be handed over; for reading only.
+    pub file: OwnedFd,
+    /// To be kept as long as the file is lent: the space of a replica that is removed meanwhile counts
+    /// as taken until then.
+    pub loan: Arc<OpenFile>,
+}
+
+impl BlockStore {
+    /// Opens the file of a sealed replica for a reader that verifies what it reads.
+    ///
+    /// # Errors
+    /// [`StoreError::OutOfOrder`] if it is not sealed, or why it cannot be opened.
+    pub async fn lend(&self, block: BlockId) -> Result<Lent, StoreError> {
+        let readable = self.inventory.readable(block)?;
+        readable.volume.check_usable()?;
+        if readable.open.is_some() {
+            return Err(StoreError::OutOfOrder("the replica is not sealed".into()));
+        }
+        let inventory = self.inventory.clone();
+        let volume = readable.volume.clone();
+        volume
+            .run(move || {
+                let loan = inventory.file_of(block, &readable)?.into_file();
+                let path = readable.volume.sealed_path(block);
+                let opened = readable.volume.disk().open_to_lend(&path);
+                let file = opened.map_err(|error| match error.kind() {
+                    io::ErrorKind::Unsupported => {
+                        StoreError::OutOfOrder("this disk lends no files".into())
+                    }
+                    _ => StoreError::disk("opening", &path)(error),
+                })?;
+                Ok(Lent { file, loan })
+            })
+            .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{create, packet, real_store};
+    use super::*;
+
+    #[tokio::test]
+    async fn the_space_of_a_removed_replica_is_taken_as_long_as_it_is_lent() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = real_store(dir.path());
+        let mut writer = create(&store, 1).await.unwrap();
+        let data = packet(0, &[7; 20_000], false);
+        writer.write(vec![data], false).await.unwrap();
+        writer.seal(20_000).await.unwrap();
+        let used_bytes = || store.status()[0].used_bytes;
+        let full_bytes = used_bytes();
+        let lent = store.lend(BlockId(1)).await.unwrap();
+        store.delete(BlockId(1)).await.unwrap();
+        assert_eq!(used_bytes(), full_bytes);
+        drop(lent);
+        assert!(used_bytes() < full_bytes);
+        assert!(matches!(
+            store.lend(BlockId(1)).await,
+            Err(StoreError::NoSuchReplica)
+        ));
+    }
+}
