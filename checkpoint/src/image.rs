@@ -1,0 +1,551 @@
+//! Writing images as they stream in, and checking them.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+use ring::digest::{Context, SHA256};
+use rustix::{fs::FallocateFlags, io::Errno};
+
+use crate::{
+    compare::{Content, Parent, Segment},
+    manifest::{Image, table_name},
+    page::{PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable, PageTableError},
+    store::{Checkpoint, Job, JobLock, StoreError, io_error, write_durably},
+};
+
+/// So much is read from CRIU, compared and written at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// Where images are stored whole, in the directory of their checkpoint.
+const COMPACTED_DIRECTORY: &str = ".compacted";
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What CRIU sent could not be read.
+    #[error("cannot read image {name} from CRIU: {source}")]
+    Stream {
+        /// Of which image.
+        name: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// CRIU sent what is no image of pages.
+    #[error("image {0} does not consist of whole pages")]
+    Pages(String),
+    /// An image is not what its manifest says.
+    #[error("image {name} is damaged: {reason}")]
+    Damaged {
+        /// Which.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// An image of the parent, to compare a new one with.
+#[derive(Debug)]
+pub struct ParentImage {
+    file: File,
+    pages: Parent,
+}
+
+impl ParentImage {
+    /// The image of that name in a checkpoint; none: it has none, or its hashes are damaged, and
+    /// then nothing can be shared with it.
+    #[must_use]
+    pub fn open(checkpoint: &Checkpoint, name: &str) -> Option<Self> {
+        let images = &checkpoint.manifest.images;
+        let image = images.iter().find(|image| image.name == name)?;
+        let table = load_table(&checkpoint.directory, image).ok()?;
+        let file = File::open(checkpoint.directory.join(name)).ok()?;
+        let is_whole = file.metadata().ok()?.len() == table.image_bytes();
+        is_whole.then(|| Self {
+            file,
+            pages: Parent::new(table),
+        })
+    }
+}
+
+/// Stores an image of another kind than pages. When this returns, it is durable.
+///
+/// # Errors
+/// When it cannot be read or written.
+pub fn store_plain(
+    directory: &Path,
+    name: &str,
+    mut source: impl Read,
+) -> Result<Image, ImageError> {
+    let path = directory.join(name);
+    let mut file = File::create(&path).map_err(io_error("create", &path))?;
+    let mut context = Context::new(&SHA256);
+    let mut size_bytes = 0;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let length = read_full(&mut source, &mut buffer).map_err(stream_error(name))?;
+        context.update(&buffer[..length]);
+        file.write_all(&buffer[..length])
+            .map_err(io_error("write", &path))?;
+        size_bytes += length as u64;
+        if length < buffer.len() {
+            break;
+        }
+    }
+    file.sync_all().map_err(io_error("sync", &path))?;
+    Ok(Image {
+        name: name.to_owned(),
+        size_bytes,
+        sent_bytes: size_bytes,
+        sha256: hex(context.finish().as_ref()),
+    })
+}
+
+/// Stores an image of pages and its hashes, sharing with the parent what is equal. When this
+/// returns, both are durable.
+///
+/// # Errors
+/// When it cannot be read or written.
+pub fn store_pages(
+    directory: &Path,
+    name: &str,
+    mut source: impl Read,
+    parent: Option<&ParentImage>,
+) -> Result<Image, ImageError> {
+    let path = directory.join(name);
+    let file = File::options()
+        .create_new(true)
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(io_error("create", &path))?;
+    let base = match parent {
+        Some(parent) => clone_whole(&parent.file, parent.pages.pages(), &file)
+            .map_err(io_error("share pages with", &path))?
+            .then_some(parent),
+        None => None,
+    };
+    let nothing = Parent::new(PageTable::default());
+    let mut writer = PagesWriter {
+        file: &file,
+        parent: base.map_or(&nothing, |base| &base.pages),
+        table: PageTable::default(),
+        moved: Vec::new(),
+        sent_bytes: 0,
+    };
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        let length = read_full(&mut source, &mut buffer).map_err(stream_error(name))?;
+        let (pages, rest) = buffer[..length].as_chunks::<PAGE_BYTES>();
+        let pages_before = writer.table.0.len() as u64;
+        if !rest.is_empty() || pages_before + pages.len() as u64 > PAGES_MAX {
+            return Err(ImageError::Pages(name.to_owned()));
+        }
+        writer.write(pages).map_err(io_error("write", &path))?;
+        if length < buffer.len() {
+            break;
+        }
+    }
+    if let Some(base) = base {
+        writer
+            .share_moved(&base.file)
+            .map_err(io_error("share pages with", &path))?;
+    }
+    let PagesWriter {
+        table, sent_bytes, ..
+    } = writer;
+    file.set_len(table.image_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(io_error("sync", &path))?;
+    let bytes = table.encode();
+    write_durably(&directory.join(table_name(name)), &bytes)?;
+    Ok(Image {
+        name: name.to_owned(),
+        size_bytes: table.image_bytes(),
+        sent_bytes,
+        sha256: sha256(&bytes),
+    })
+}
+
+struct PagesWriter<'a> {
+    file: &'a File,
+    parent: &'a Parent,
+    table: PageTable,
+    /// Pages that the parent has elsewhere: they are shared at the end, when nothing is on its way
+    /// to the file any more.
+    moved: Vec<Segment>,
+    sent_bytes: u64,
+}
+
+impl PagesWriter<'_> {
+    fn write(&mut self, pages: &[[u8; PAGE_BYTES]]) -> io::Result<()> {
+        let first = self.table.0.len() as u64;
+        self.table
+            .0
+            .extend(pages.iter().map(|page| PageHash::of(page)));
+        let hashes = &self.table.0[self.table.0.len() - pages.len()..];
+        for segment in self.parent.compare(first, hashes) {
+            match segment.content {
+                Content::Same => {}
+                Content::Moved { .. } => push_moved(&mut self.moved, segment),
+                Content::Zero => self.clear(&segment)?,
+                Content::New => {
+                    let range = &segment.pages;
+                    // Numbers of pages in this piece, which is small.
+                    let (from, to) = ((range.start - first) as usize, (range.end - first) as usize);
+                    let bytes = pages[from..to].as_flattened();
+                    self.file
+                        .write_all_at(bytes, range.start * PAGE_BYTES_U64)?;
+                    self.sent_bytes += bytes.len() as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Beyond the parent's end there is nothing to clear.
+    fn clear(&self, segment: &Segment) -> io::Result<()> {
+        let end = segment.pages.end.min(self.parent.pages());
+        if segment.pages.start >= end {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (offset, length) = (segment.pages.start, end - segment.pages.start);
+        rustix::fs::fallocate(
+            self.file,
+            flags,
+            offset * PAGE_BYTES_U64,
+            length * PAGE_BYTES_U64,
+        )?;
+        Ok(())
+    }
+
+    fn share_moved(&mut self, parent: &File) -> io::Result<()> {
+        for Segment { pages, content } in self.moved.drain(..) {
+            let Content::Moved { from } = content else {
+                continue;
+            };
+            copy_range(
+                parent,
+                from * PAGE_BYTES_U64,
+                self.file,
+                pages.start * PAGE_BYTES_U64,
+                (pages.end - pages.start) * PAGE_BYTES_U64,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds a run, to the one before it where it goes on with that.
+fn push_moved(moved: &mut Vec<Segment>, segment: Segment) {
+    if let (Some(last), Content::Moved { from }) = (moved.last_mut(), segment.content)
+        && let Content::Moved { from: start } = last.content
+        && last.pages.end == segment.pages.start
+        && start + (last.pages.end - last.pages.start) == from
+    {
+        last.pages.end = segment.pages.end;
+    } else {
+        moved.push(segment);
+    }
+}
+
+/// Makes `to` start as `from`; false: this file system cannot.
+fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
+    match copy_range(from, 0, to, 0, pages * PAGE_BYTES_U64) {
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            _ => Err(error),
+        },
+        Ok(()) => Ok(true),
+    }
+}
+
+/// `copy_file_range(2)`: on HarvestFS extents that point into the same blocks.
+fn copy_range(
+    from: &File,
+    mut from_offset: u64,
+    to: &File,
+    mut to_offset: u64,
+    mut length: u64,
+) -> io::Result<()> {
+    while length > 0 {
+        let step = usize::try_from(length).unwrap_or(usize::MAX);
+        let copied = rustix::fs::copy_file_range(
+            from,
+            Some(&mut from_offset),
+            to,
+            Some(&mut to_offset),
+            step,
+        )?;
+        if copied == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        length -= copied as u64;
+    }
+    Ok(())
+}
+
+/// Checkpoints in a row that may share pages before the last one is stored whole again. Each one
+/// adds extents, and keeps blocks of those before it from being collected.
+pub const CHAIN_DEPTH_MAX: u32 = 8;
+
+/// Stores the newest checkpoint of a job whole, when more than `depth_max` before it may share
+/// pages with it. Whenever this is interrupted, the checkpoint is as good as before. Returns whether
+/// there was something to do.
+///
+/// # Errors
+/// When it cannot be read or written, or is damaged.
+pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool, ImageError> {
+    let Some(mut checkpoint) = job.newest()? else {
+        return Ok(false);
+    };
+    if checkpoint.manifest.depth <= depth_max {
+        return Ok(false);
+    }
+    let directory = &checkpoint.directory;
+    let new = directory.join(COMPACTED_DIRECTORY);
+    let pages = checkpoint.manifest.images.iter_mut();
+    for image in pages.filter(|image| image.has_pages()) {
+        // What an interrupted one left.
+        match std::fs::remove_dir_all(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("remove", &new)(error).into());
+            }
+            _ => {}
+        }
+        std::fs::create_dir(&new).map_err(io_error("make", &new))?;
+        let path = directory.join(&image.name);
+        let file = File::open(&path).map_err(io_error("open", &path))?;
+        let whole = store_pages(&new, &image.name, file, None)?;
+        if (whole.size_bytes, &whole.sha256) != (image.size_bytes, &image.sha256) {
+            return Err(damaged(image, "its pages are not what was stored".into()));
+        }
+        // Its hashes are the same.
+        std::fs::rename(new.join(&image.name), &path).map_err(io_error("replace", &path))?;
+        image.sent_bytes = whole.sent_bytes;
+        std::fs::remove_dir_all(&new).map_err(io_error("remove", &new))?;
+    }
+    checkpoint.manifest.depth = 0;
+    checkpoint.manifest.parent = None;
+    job.replace_manifest(&checkpoint)?;
+    Ok(true)
+}
+
+/// Compares every image of a checkpoint with its manifest. This reads everything, as the restore
+/// after it does from the kernel's cache then.
+///
+/// # Errors
+/// [`ImageError::Damaged`] names the first image that is not as it was written.
+pub fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
+    for image in &checkpoint.manifest.images {
+        let path = checkpoint.directory.join(&image.name);
+        let mut file = File::open(&path).map_err(io_error("open", &path))?;
+        let size_bytes = file.metadata().map_err(io_error("look at", &path))?.len();
+        if size_bytes != image.size_bytes {
+            return Err(damaged(
+                image,
+                format!("it has {size_bytes} bytes instead of {}", image.size_bytes),
+            ));
+        }
+        if image.has_pages() {
+            verify_pages(checkpoint, image, &file)?;
+        } else {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)
+                .map_err(io_error("read", &path))?;
+            if sha256(&bytes) != image.sha256 {
+                return Err(damaged(image, "its checksum is wrong".into()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn verify_pages(checkpoint: &Checkpoint, image: &Image, mut file: &File) -> Result<(), ImageError> {
+    let table = load_table(&checkpoint.directory, image)?;
+    if table.image_bytes() != image.size_bytes {
+        return Err(damaged(
+            image,
+            "its hashes are those of another length".into(),
+        ));
+    }
+    let path = checkpoint.directory.join(&image.name);
+    let mut buffer = vec![0; PIECE_BYTES];
+    for (piece, hashes) in table.0.chunks(PIECE_BYTES / PAGE_BYTES).enumerate() {
+        let bytes = &mut buffer[..hashes.len() * PAGE_BYTES];
+        file.read_exact(bytes).map_err(io_error("read", &path))?;
+        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+        let wrong = pages
+            .iter()
+            .zip(hashes)
+            .position(|(page, &hash)| PageHash::of(page) != hash);
+        if let Some(wrong) = wrong {
+            let page = piece * (PIECE_BYTES / PAGE_BYTES) + wrong;
+            return Err(damaged(
+                image,
+                format!("page {page} is not what was stored"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the hashes of an image, and checks them.
+fn load_table(directory: &Path, image: &Image) -> Result<PageTable, ImageError> {
+    let path = directory.join(image.table_name());
+    let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
+    if sha256(&bytes) != image.sha256 {
+        return Err(damaged(image, "the checksum of its hashes is wrong".into()));
+    }
+    PageTable::decode(&bytes).map_err(|error: PageTableError| damaged(image, error.to_string()))
+}
+
+fn damaged(image: &Image, reason: String) -> ImageError {
+    ImageError::Damaged {
+        name: image.name.clone(),
+        reason,
+    }
+}
+
+fn stream_error(name: &str) -> impl FnOnce(io::Error) -> ImageError {
+    let name = name.to_owned();
+    move |source| ImageError::Stream { name, source }
+}
+
+/// Reads until the buffer is full or the source ends.
+fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match source.read(&mut buffer[length..]) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+/// The SHA-256 of bytes, in hex.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&SHA256, bytes).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::manifest::{MANIFEST_VERSION, Manifest};
+
+    /// A checkpoint with one image of pages, each filled with one byte.
+    fn checkpoint(
+        directory: PathBuf,
+        pages: &[u8],
+        parent: Option<&Checkpoint>,
+    ) -> (Checkpoint, u64) {
+        fs::create_dir(&directory).expect("it is made");
+        let memory = memory(pages);
+        let parent = parent.and_then(|parent| ParentImage::open(parent, "pages-1.img"));
+        let image = store_pages(&directory, "pages-1.img", &memory[..], parent.as_ref())
+            .expect("it is stored");
+        let core = store_plain(&directory, "core-1.img", &b"registers"[..]).expect("it is stored");
+        assert_eq!(fs::read(directory.join("pages-1.img")).expect("it"), memory);
+        let sent_bytes = image.sent_bytes;
+        let manifest = Manifest {
+            version: MANIFEST_VERSION,
+            job: "job".parse().expect("a name"),
+            number: 1,
+            parent: None,
+            depth: 0,
+            node: "here".into(),
+            pid: 1,
+            created_unix_ms: 0,
+            stopped_ms: 0,
+            progress_ms: 0,
+            left_running: false,
+            criu: String::new(),
+            allow: Vec::new(),
+            images: vec![image, core],
+        };
+        let checkpoint = Checkpoint {
+            manifest,
+            directory,
+        };
+        verify(&checkpoint).expect("it is whole");
+        (checkpoint, sent_bytes)
+    }
+
+    fn memory(pages: &[u8]) -> Vec<u8> {
+        pages.iter().flat_map(|&byte| [byte; PAGE_BYTES]).collect()
+    }
+
+    #[test]
+    fn a_second_image_sends_only_what_changed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut pages: Vec<u8> = (0..200).map(|n| (n % 199) as u8 + 1).collect();
+        let (first, sent) = checkpoint(directory.path().join("1"), &pages, None);
+        assert_eq!(sent, 200 * PAGE_BYTES_U64);
+        pages[20..40].fill(255);
+        let (_, sent) = checkpoint(directory.path().join("2"), &pages, Some(&first));
+        assert_eq!(sent, 20 * PAGE_BYTES_U64);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_found() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (checkpoint, _) = checkpoint(directory.path().join("1"), &[1, 2, 3], None);
+        for name in ["pages-1.img", "pages-1.img.hashes", "core-1.img"] {
+            let path = checkpoint.directory.join(name);
+            let good = fs::read(&path).expect("it is there");
+            let mut flipped = good.clone();
+            flipped[good.len() / 2] ^= 1;
+            for bad in [&flipped[..], &good[..good.len() - 1]] {
+                fs::write(&path, bad).expect("it is written");
+                let error = verify(&checkpoint).expect_err("it is damaged");
+                assert!(matches!(error, ImageError::Damaged { .. }), "{error}");
+            }
+            fs::write(&path, good).expect("it is written");
+        }
+        verify(&checkpoint).expect("it is whole again");
+    }
+
+    #[test]
+    fn half_a_page_is_no_image() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = store_pages(directory.path(), "pages-1.img", &[0; 100][..], None);
+        assert!(matches!(error, Err(ImageError::Pages(_))));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Whatever parent and image are, what is stored is the image (asserted in `checkpoint`).
+        #[test]
+        fn an_image_is_stored_as_it_came(
+            parent in proptest::collection::vec(0..4u8, 0..90),
+            start in 0..40usize,
+            image in proptest::collection::vec(0..4u8, 0..90),
+        ) {
+            let directory = tempfile::tempdir().expect("a directory");
+            let (first, _) = checkpoint(directory.path().join("1"), &parent, None);
+            // Some of it is the parent's, moved.
+            let mut pages = image;
+            pages.extend(parent.iter().skip(start));
+            checkpoint(directory.path().join("2"), &pages, Some(&first));
+        }
+    }
+}

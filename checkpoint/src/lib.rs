@@ -1,0 +1,19 @@
+//! Checkpoints of preempted jobs: what they consist of, how a new one shares pages with the one
+//! before, when to make one instead of killing a job, and a simulation of that.
+//!
+//! The images are CRIU's, stored as ordinary files; nothing here knows HarvestFS. What makes a
+//! mount of it the right place is that `copy_file_range` shares blocks instead of copying them,
+//! and that any node can restore what another one stored.
+
+pub mod adaptive;
+pub mod compare;
+pub mod criu;
+pub mod image;
+pub mod intake;
+pub mod manifest;
+pub mod node;
+pub mod page;
+pub mod policy;
+pub mod process;
+pub mod simulate;
+pub mod store;

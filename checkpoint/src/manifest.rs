@@ -1,0 +1,353 @@
+//! What a checkpoint consists of. It lies beside the images, as `manifest.json`, and is written
+//! last: a directory without one is no checkpoint.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// The version that this release writes, and the newest that it reads.
+pub const MANIFEST_VERSION: u32 = 1;
+/// Name of the file.
+pub const MANIFEST_FILE: &str = "manifest.json";
+/// Most bytes of the file: a process tree with 10,000 images needs about 2 MiB.
+pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Most bytes of a job's name.
+pub const JOB_NAME_BYTES_MAX: usize = 128;
+
+/// The name of a job, which is also that of its directory: letters, digits, `.`, `_` and `-`, not
+/// starting with a dot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct JobName(String);
+
+impl JobName {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for JobName {
+    type Error = ManifestError;
+
+    fn try_from(name: String) -> Result<Self, ManifestError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let is_name = !name.is_empty()
+            && name.len() <= JOB_NAME_BYTES_MAX
+            && !name.starts_with('.')
+            && name.chars().all(is_plain);
+        if is_name {
+            Ok(Self(name))
+        } else {
+            Err(ManifestError::JobName(name))
+        }
+    }
+}
+
+impl From<JobName> for String {
+    fn from(name: JobName) -> Self {
+        name.0
+    }
+}
+
+impl FromStr for JobName {
+    type Err = ManifestError;
+
+    fn from_str(name: &str) -> Result<Self, ManifestError> {
+        name.to_owned().try_into()
+    }
+}
+
+/// Why a manifest is not usable.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// Written by a later release.
+    #[error(
+        "its manifest has version {version}, and this harvestfs reads up to version \
+         {MANIFEST_VERSION}: use the release that wrote it, or a later one"
+    )]
+    Newer {
+        /// What it says.
+        version: u32,
+    },
+    /// It is no manifest.
+    #[error("its manifest is damaged: {0}")]
+    Damaged(#[from] serde_json::Error),
+    /// An image's name could lead out of the directory.
+    #[error("its manifest names an image `{0}`, which is not a plain file name")]
+    ImageName(String),
+    /// Not a name for a job.
+    #[error(
+        "`{0}` cannot be the name of a job: use letters, digits, `.`, `_` and `-`, not starting \
+         with a dot, at most {JOB_NAME_BYTES_MAX}"
+    )]
+    JobName(String),
+}
+
+/// What CRIU may do that it refuses unless it is told; the same is needed to restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allow {
+    /// The job was started from a shell, and shares its session and terminal.
+    ShellJob,
+    /// The job has TCP connections that are to live on.
+    TcpEstablished,
+    /// The job is connected to Unix sockets of others.
+    ExtUnixSk,
+    /// The job holds file locks.
+    FileLocks,
+}
+
+impl Allow {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::ShellJob,
+        Self::TcpEstablished,
+        Self::ExtUnixSk,
+        Self::FileLocks,
+    ];
+
+    /// CRIU's option.
+    #[must_use]
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::ShellJob => "--shell-job",
+            Self::TcpEstablished => "--tcp-established",
+            Self::ExtUnixSk => "--ext-unix-sk",
+            Self::FileLocks => "--file-locks",
+        }
+    }
+}
+
+impl FromStr for Allow {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = |allow: &Self| allow.option().strip_prefix("--") == Some(text);
+        Self::ALL.into_iter().find(known).ok_or_else(|| {
+            format!(
+                "`{text}` cannot be allowed; write `shell-job`, `tcp-established`, `ext-unix-sk` \
+                 or `file-locks`"
+            )
+        })
+    }
+}
+
+/// One image of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Image {
+    /// Its file, beside the manifest.
+    pub name: String,
+    /// Its length.
+    pub size_bytes: u64,
+    /// What of it was sent and stored for this checkpoint; the rest is shared with the parent, or
+    /// zeros.
+    pub sent_bytes: u64,
+    /// SHA-256 of its content; of an image of pages, that of its table of hashes. In hex.
+    pub sha256: String,
+}
+
+impl Image {
+    /// Whether it consists of pages of memory, and has a table of their hashes beside it.
+    #[must_use]
+    pub fn has_pages(&self) -> bool {
+        is_pages_image(&self.name)
+    }
+
+    /// Name of the table of page hashes.
+    #[must_use]
+    pub fn table_name(&self) -> String {
+        table_name(&self.name)
+    }
+}
+
+/// Whether CRIU's image of that name consists of pages of memory.
+#[must_use]
+pub fn is_pages_image(name: &str) -> bool {
+    name.starts_with("pages-") && name.ends_with(".img")
+}
+
+/// Name of the table of page hashes of an image.
+#[must_use]
+pub fn table_name(image: &str) -> String {
+    format!("{image}.hashes")
+}
+
+/// A checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`MANIFEST_VERSION`] of the release that wrote it.
+    pub version: u32,
+    /// Whose.
+    pub job: JobName,
+    /// Its number in the chain, from 1.
+    pub number: u32,
+    /// The checkpoint that it was compared with and shares pages with. It is whole without it.
+    pub parent: Option<u32>,
+    /// How many checkpoints before it may share pages with it; 0: it was stored whole.
+    pub depth: u32,
+    /// Where the job ran.
+    pub node: String,
+    /// Its process.
+    pub pid: i32,
+    /// When it was made: milliseconds since 1970-01-01T00:00:00Z.
+    pub created_unix_ms: u64,
+    /// How long the job stood still for it.
+    pub stopped_ms: u64,
+    /// CPU time that the job's processes had used since they were started or restored.
+    pub progress_ms: u64,
+    /// Whether they went on afterwards.
+    pub left_running: bool,
+    /// Version of CRIU.
+    pub criu: String,
+    /// What CRIU was allowed.
+    pub allow: Vec<Allow>,
+    /// The images.
+    pub images: Vec<Image>,
+}
+
+impl Manifest {
+    /// From the content of the file.
+    ///
+    /// # Errors
+    /// When it is of a later release or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let Version { version } = serde_json::from_slice(bytes)?;
+        if version > MANIFEST_VERSION {
+            return Err(ManifestError::Newer { version });
+        }
+        let manifest: Self = serde_json::from_slice(bytes)?;
+        for image in &manifest.images {
+            check_image_name(&image.name)?;
+        }
+        Ok(manifest)
+    }
+
+    /// The content of the file.
+    ///
+    /// # Errors
+    /// Never for what [`Manifest::decode`] accepts.
+    pub fn encode(&self) -> Result<Vec<u8>, ManifestError> {
+        let mut bytes = serde_json::to_vec_pretty(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    /// Length of all images.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.images.iter().map(|image| image.size_bytes).sum()
+    }
+
+    /// What was sent and stored for it.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.images.iter().map(|image| image.sent_bytes).sum()
+    }
+}
+
+/// Refuses an image's name that is not a plain file name.
+///
+/// # Errors
+/// [`ManifestError::ImageName`]
+pub fn check_image_name(name: &str) -> Result<(), ManifestError> {
+    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
+    if is_plain {
+        Ok(())
+    } else {
+        Err(ManifestError::ImageName(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        Manifest {
+            version: MANIFEST_VERSION,
+            job: "job-1".parse().expect("a name"),
+            number: 2,
+            parent: Some(1),
+            depth: 1,
+            node: "node".into(),
+            pid: 42,
+            created_unix_ms: 1,
+            stopped_ms: 2,
+            progress_ms: 3,
+            left_running: false,
+            criu: "4.1".into(),
+            allow: vec![Allow::ShellJob],
+            images: vec![
+                Image {
+                    name: "pages-1.img".into(),
+                    size_bytes: 8192,
+                    sent_bytes: 4096,
+                    sha256: "00".into(),
+                },
+                Image {
+                    name: "core-42.img".into(),
+                    size_bytes: 10,
+                    sent_bytes: 10,
+                    sha256: "11".into(),
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn a_manifest_is_read_as_it_was_written() {
+        let manifest = manifest();
+        let bytes = manifest.encode().expect("it can be written");
+        assert_eq!(Manifest::decode(&bytes).expect("it is whole"), manifest);
+        assert_eq!((manifest.size_bytes(), manifest.sent_bytes()), (8202, 4106));
+    }
+
+    #[test]
+    fn a_newer_manifest_is_refused_whatever_else_it_says() {
+        let error = Manifest::decode(br#"{"version": 2, "shape": "unknown"}"#);
+        assert!(matches!(error, Err(ManifestError::Newer { version: 2 })));
+    }
+
+    #[test]
+    fn every_cut_manifest_is_damaged() {
+        let bytes = manifest().encode().expect("it can be written");
+        // Without the last line's end it is still whole.
+        for length in 0..bytes.len() - 1 {
+            let error = Manifest::decode(&bytes[..length]);
+            assert!(matches!(error, Err(ManifestError::Damaged(_))), "{length}");
+        }
+    }
+
+    #[test]
+    fn no_image_leads_out_of_the_directory() {
+        for name in ["../core.img", "/etc/passwd", "", ".lock", "a/b.img"] {
+            let mut bad = manifest();
+            bad.images[0].name = name.into();
+            let bytes = bad.encode().expect("it can be written");
+            let error = Manifest::decode(&bytes);
+            assert!(matches!(error, Err(ManifestError::ImageName(_))), "{name}");
+        }
+    }
+
+    #[test]
+    fn jobs_have_plain_names() {
+        for name in ["", ".x", "a/b", "a b", "ä", &"x".repeat(129)] {
+            assert!(name.parse::<JobName>().is_err(), "{name}");
+        }
+        assert!("kmeans_2.low-priority".parse::<JobName>().is_ok());
+    }
+}

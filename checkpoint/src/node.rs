@@ -1,0 +1,222 @@
+//! What a node knows of its checkpoints: how fast they were, and who waits for one. One checkpoint
+//! or restore at a time per node, as two would only slow each other down.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::store::{StoreError, io_error};
+
+/// Most time that a checkpoint waits for those before it.
+pub const QUEUE_DEADLINE: Duration = Duration::from_secs(3600);
+const QUEUE_TICK: Duration = Duration::from_millis(50);
+/// How much a new measurement counts against the ones before.
+const NEW_SHARE: f64 = 0.3;
+/// Less than this says more about waiting than about bandwidth.
+const MEASURED_BYTES_MIN: u64 = 4 << 20;
+
+/// The name of this machine.
+#[must_use]
+pub fn node_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// Bandwidths of a node's checkpoints, as measured, in bytes per second; none: not yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Storing images.
+    pub write_bytes_per_s: Option<f64>,
+    /// Reading them.
+    pub read_bytes_per_s: Option<f64>,
+}
+
+impl Measured {
+    /// Takes a dump into account.
+    pub fn wrote(&mut self, bytes: u64, time: Duration) {
+        blend(&mut self.write_bytes_per_s, bytes, time);
+    }
+
+    /// Takes a restore into account.
+    pub fn read(&mut self, bytes: u64, time: Duration) {
+        blend(&mut self.read_bytes_per_s, bytes, time);
+    }
+}
+
+fn blend(average: &mut Option<f64>, bytes: u64, time: Duration) {
+    if bytes < MEASURED_BYTES_MIN || time.is_zero() {
+        return;
+    }
+    let measured = bytes as f64 / time.as_secs_f64();
+    *average = Some(average.map_or(measured, |old| old + (measured - old) * NEW_SHARE));
+}
+
+/// This node's own directory: outside of the store, as it is about this machine only.
+#[derive(Clone, Debug)]
+pub struct Node {
+    directory: PathBuf,
+}
+
+impl Node {
+    /// `directory` is made when it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let queue = directory.join("queue");
+        fs::create_dir_all(&queue).map_err(io_error("make", &queue))?;
+        Ok(Self {
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// What was measured; nothing when the file is missing or damaged, as it is measured again.
+    #[must_use]
+    pub fn measured(&self) -> Measured {
+        let bytes = fs::read(self.directory.join("measured.json")).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+
+    /// Remembers what was measured.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn remember(&self, measured: &Measured) -> Result<(), StoreError> {
+        let path = self.directory.join("measured.json");
+        let new = self.directory.join("measured.new");
+        let bytes = serde_json::to_vec(measured).map_err(io::Error::from);
+        bytes
+            .and_then(|bytes| fs::write(&new, bytes))
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(io_error("write", &path))
+    }
+
+    /// Bytes that checkpoints and restores before a new one still have to move.
+    #[must_use]
+    pub fn queued_bytes(&self) -> u64 {
+        let Ok(entries) = fs::read_dir(self.directory.join("queue")) else {
+            return 0;
+        };
+        entries
+            .flatten()
+            .filter(|entry| is_waiting(&entry.path()))
+            .filter_map(|entry| fs::read_to_string(entry.path()).ok()?.parse::<u64>().ok())
+            .sum()
+    }
+
+    /// Waits until no other checkpoint or restore is under way on this node. `bytes` is what this
+    /// one is going to move.
+    ///
+    /// # Errors
+    /// When the others take longer than [`QUEUE_DEADLINE`].
+    pub fn enter(&self, bytes: u64) -> Result<Turn, StoreError> {
+        let place = self
+            .directory
+            .join("queue")
+            .join(std::process::id().to_string());
+        fs::write(&place, bytes.to_string()).map_err(io_error("write", &place))?;
+        let turn = Turn {
+            place,
+            _lock: self.wait()?,
+        };
+        Ok(turn)
+    }
+
+    fn wait(&self) -> Result<File, StoreError> {
+        let path = self.directory.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        let end = Instant::now() + QUEUE_DEADLINE;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(lock),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => sleep(QUEUE_TICK),
+                Err(error) => return Err(io_error("get the turn at", &path)(error.into())),
+            }
+        }
+    }
+}
+
+/// Whether the process that wrote its place in the queue still runs.
+fn is_waiting(place: &Path) -> bool {
+    let pid = place.file_name().and_then(|name| name.to_str());
+    pid.is_some_and(|pid| Path::new("/proc").join(pid).exists())
+}
+
+/// The right to move images on this node, until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    place: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A place that stays is ignored when its process has ended.
+        let _ = fs::remove_file(&self.place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidth_follows_what_is_measured() {
+        let mut measured = Measured::default();
+        measured.wrote(1000, Duration::from_secs(1));
+        assert_eq!(
+            measured.write_bytes_per_s, None,
+            "too little to say anything"
+        );
+        measured.wrote(100 << 20, Duration::from_secs(1));
+        assert_eq!(measured.write_bytes_per_s, Some((100 << 20) as f64));
+        for _ in 0..50 {
+            measured.wrote(200 << 20, Duration::from_secs(1));
+        }
+        let now = measured.write_bytes_per_s.expect("it was measured");
+        assert!((now / (200 << 20) as f64 - 1.0).abs() < 1e-3, "{now}");
+        assert_eq!(measured.read_bytes_per_s, None);
+    }
+
+    #[test]
+    fn a_node_remembers_and_survives_damage() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(directory.path()).expect("it is made");
+        assert_eq!(node.measured(), Measured::default());
+        let measured = Measured {
+            write_bytes_per_s: Some(1.5),
+            read_bytes_per_s: None,
+        };
+        node.remember(&measured).expect("it is written");
+        assert_eq!(node.measured(), measured);
+        fs::write(directory.path().join("measured.json"), "{").expect("it is damaged");
+        assert_eq!(node.measured(), Measured::default());
+    }
+
+    #[test]
+    fn the_queue_counts_those_who_live() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(directory.path()).expect("it is made");
+        let dead = directory.path().join("queue").join(i32::MAX.to_string());
+        fs::write(dead, "1000").expect("it is written");
+        assert_eq!(node.queued_bytes(), 0);
+        let turn = node.enter(5).expect("it is free");
+        assert_eq!(node.queued_bytes(), 5);
+        drop(turn);
+        assert_eq!(node.queued_bytes(), 0);
+    }
+}

@@ -1,0 +1,634 @@
+//! Where checkpoints are: `STORE/JOB/000001/`, each with its images and manifest. The directory is
+//! an ordinary one, meant to be on a mount of HarvestFS.
+//!
+//! A dump goes into a hidden directory that gets its number, by one rename, when everything in it
+//! is durable. So whatever happens half-way, what is listed is whole, and the one before it is
+//! still there.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
+
+use crate::{
+    manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError},
+    policy::Policy,
+};
+
+/// Starts the name of a dump that is not finished.
+const DRAFT_PREFIX: &str = ".dump-";
+/// Starts the name of a checkpoint on its way out.
+const REMOVED_PREFIX: &str = ".removed-";
+const LOCK_FILE: &str = ".lock";
+/// A dump of another node that is older than this is taken for given up.
+const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// What went wrong with a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system refused something.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A manifest that cannot be used.
+    #[error("checkpoint {number} of job {job} is not usable: {source}")]
+    Manifest {
+        /// Whose.
+        job: JobName,
+        /// Which.
+        number: u32,
+        /// Why not.
+        source: ManifestError,
+    },
+    /// There is no such job.
+    #[error("there is no checkpoint of a job {0}; `harvestfs checkpoint list` shows what there is")]
+    NoJob(JobName),
+    /// There is no such checkpoint.
+    #[error(
+        "job {job} has no checkpoint {number}; `harvestfs checkpoint list` shows what there is"
+    )]
+    NoCheckpoint {
+        /// Whose.
+        job: JobName,
+        /// Which.
+        number: u32,
+    },
+    /// Another command works on the job.
+    #[error("another command is working on job {0}: wait for it to end")]
+    Locked(JobName),
+    /// A checkpoint of that number appeared meanwhile.
+    #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
+    Overtaken {
+        /// Whose.
+        job: JobName,
+        /// Which.
+        number: u32,
+    },
+}
+
+/// Names the step and the path of an error.
+pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io { what, path, source }
+}
+
+/// A directory of jobs.
+#[derive(Clone, Debug)]
+pub struct Store {
+    directory: PathBuf,
+}
+
+impl Store {
+    /// The store in a directory, which is made when the first job is.
+    #[must_use]
+    pub fn new(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// All jobs that have a directory, in the order of their names.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn jobs(&self) -> Result<Vec<Job>, StoreError> {
+        let mut names: Vec<JobName> = names_in(&self.directory)?
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect();
+        names.sort();
+        Ok(names.into_iter().map(|name| self.job(name)).collect())
+    }
+
+    /// A job, whether or not it has checkpoints.
+    #[must_use]
+    pub fn job(&self, name: JobName) -> Job {
+        Job {
+            directory: self.directory.join(name.as_str()),
+            name,
+        }
+    }
+}
+
+/// The checkpoints of one job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    name: JobName,
+    directory: PathBuf,
+}
+
+/// A checkpoint that is there.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// What it consists of.
+    pub manifest: Manifest,
+    /// Where.
+    pub directory: PathBuf,
+}
+
+impl Job {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &JobName {
+        &self.name
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The numbers of its checkpoints, ascending.
+    ///
+    /// # Errors
+    /// [`StoreError::NoJob`] when it has no directory.
+    pub fn numbers(&self) -> Result<Vec<u32>, StoreError> {
+        if !self.directory.is_dir() {
+            return Err(StoreError::NoJob(self.name.clone()));
+        }
+        let mut numbers: Vec<u32> = names_in(&self.directory)?
+            .iter()
+            .filter_map(|name| number_of(name))
+            .collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// One checkpoint.
+    ///
+    /// # Errors
+    /// When it is not there or its manifest is not usable.
+    pub fn checkpoint(&self, number: u32) -> Result<Checkpoint, StoreError> {
+        let directory = self.directory.join(directory_name(number));
+        let path = directory.join(MANIFEST_FILE);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.exists() => {
+                return Err(StoreError::NoCheckpoint {
+                    job: self.name.clone(),
+                    number,
+                });
+            }
+            file => file.map_err(io_error("open", &path))?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MANIFEST_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(io_error("read", &path))?;
+        let manifest = Manifest::decode(&bytes).map_err(|source| StoreError::Manifest {
+            job: self.name.clone(),
+            number,
+            source,
+        })?;
+        Ok(Checkpoint {
+            manifest,
+            directory,
+        })
+    }
+
+    /// The newest checkpoint; none: there is none.
+    ///
+    /// # Errors
+    /// When the newest one is not usable: an older one is never taken in its place without being
+    /// asked for.
+    pub fn newest(&self) -> Result<Option<Checkpoint>, StoreError> {
+        match self.numbers() {
+            Err(StoreError::NoJob(_)) => Ok(None),
+            Err(error) => Err(error),
+            Ok(numbers) => numbers
+                .last()
+                .map(|&last| self.checkpoint(last))
+                .transpose(),
+        }
+    }
+
+    /// Keeps other commands of this mount away from the job until the lock is dropped.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] when one is at work.
+    pub fn lock(&self) -> Result<JobLock, StoreError> {
+        fs::create_dir_all(&self.directory).map_err(io_error("make", &self.directory))?;
+        let path = self.directory.join(LOCK_FILE);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(JobLock { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked(self.name.clone())),
+            Err(error) => Err(io_error("lock", &path)(error.into())),
+        }
+    }
+
+    /// Starts a checkpoint. What `node` left half-done in this job is removed.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn begin(&self, _lock: &JobLock, node: &str) -> Result<Draft, StoreError> {
+        let number = match self.numbers() {
+            Ok(numbers) => numbers.last().map_or(1, |last| last + 1),
+            Err(StoreError::NoJob(_)) => 1,
+            Err(error) => return Err(error),
+        };
+        let directory = self.directory.join(format!("{DRAFT_PREFIX}{node}"));
+        remove_directory(&directory)?;
+        fs::create_dir(&directory).map_err(io_error("make", &directory))?;
+        Ok(Draft {
+            job: self.clone(),
+            number,
+            directory,
+            is_committed: false,
+        })
+    }
+
+    /// Replaces the manifest of a checkpoint, at once or not at all.
+    pub(crate) fn replace_manifest(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let new = checkpoint.directory.join(".manifest.new");
+        let path = checkpoint.directory.join(MANIFEST_FILE);
+        write_durably(&new, &self.encode(&checkpoint.manifest)?)?;
+        fs::rename(&new, &path).map_err(io_error("replace", &path))?;
+        sync_directory(&checkpoint.directory)
+    }
+
+    fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, StoreError> {
+        manifest.encode().map_err(|source| StoreError::Manifest {
+            job: self.name.clone(),
+            number: manifest.number,
+            source,
+        })
+    }
+
+    /// Removes a checkpoint.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be removed.
+    pub fn remove(&self, _lock: &JobLock, number: u32) -> Result<(), StoreError> {
+        let directory = self.directory.join(directory_name(number));
+        if !directory.is_dir() {
+            return Err(StoreError::NoCheckpoint {
+                job: self.name.clone(),
+                number,
+            });
+        }
+        // At no moment is there a checkpoint that lacks some of its images.
+        let removed = self.directory.join(format!("{REMOVED_PREFIX}{number}"));
+        remove_directory(&removed)?;
+        fs::rename(&directory, &removed).map_err(io_error("remove", &directory))?;
+        remove_directory(&removed)
+    }
+
+    /// Removes the job with all its checkpoints.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be removed.
+    pub fn remove_all(&self, lock: &JobLock) -> Result<(), StoreError> {
+        for number in self.numbers()? {
+            self.remove(lock, number)?;
+        }
+        remove_directory(&self.directory)
+    }
+
+    /// Removes all but the newest `keep` checkpoints (at least one is kept), those whose lifetime has
+    /// ended at `now_unix_ms`, and what was given up half-way. Returns the numbers of those removed.
+    ///
+    /// # Errors
+    /// When something cannot be removed; what was removed until then stays so.
+    pub fn collect(
+        &self,
+        lock: &JobLock,
+        node: &str,
+        keep: usize,
+        policy: &Policy,
+        now_unix_ms: u64,
+    ) -> Result<Vec<u32>, StoreError> {
+        let mut numbers = self.numbers()?;
+        let kept = numbers.split_off(numbers.len().saturating_sub(keep.max(1)));
+        let mut old = numbers;
+        // What cannot be read says nothing of its age, and is not removed for it.
+        old.extend(kept.into_iter().filter(|&number| {
+            self.checkpoint(number).is_ok_and(|checkpoint| {
+                policy.has_expired(checkpoint.manifest.created_unix_ms, now_unix_ms)
+            })
+        }));
+        for &number in &old {
+            self.remove(lock, number)?;
+        }
+        for name in names_in(&self.directory)? {
+            let path = self.directory.join(&name);
+            let is_given_up = match name.strip_prefix(DRAFT_PREFIX) {
+                Some(maker) => maker == node || age(&path) > DRAFT_AGE_MAX,
+                None => name.starts_with(REMOVED_PREFIX),
+            };
+            if is_given_up {
+                remove_directory(&path)?;
+            }
+        }
+        Ok(old)
+    }
+}
+
+/// While it lives, no other command of this mount works on the job.
+#[derive(Debug)]
+pub struct JobLock {
+    _file: File,
+}
+
+/// A checkpoint in the making; gone when it is dropped uncommitted.
+#[derive(Debug)]
+pub struct Draft {
+    job: Job,
+    number: u32,
+    directory: PathBuf,
+    is_committed: bool,
+}
+
+impl Draft {
+    /// The number that it is going to have.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Where the images go. Every file in it must be durable before [`Draft::commit`].
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Makes it a checkpoint. When this returns, it survives whatever HarvestFS survives.
+    ///
+    /// # Errors
+    /// When it is not certain that everything is durable; it is no checkpoint then.
+    pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
+        let job = &self.job;
+        let path = self.directory.join(MANIFEST_FILE);
+        write_durably(&path, &job.encode(&manifest)?)?;
+        sync_directory(&self.directory)?;
+        let directory = job.directory.join(directory_name(self.number));
+        rustix::fs::renameat_with(
+            CWD,
+            &self.directory,
+            CWD,
+            &directory,
+            RenameFlags::NOREPLACE,
+        )
+        .map_err(|error| match error {
+            rustix::io::Errno::EXIST => StoreError::Overtaken {
+                job: job.name.clone(),
+                number: self.number,
+            },
+            error => io_error("rename to", &directory)(error.into()),
+        })?;
+        self.is_committed = true;
+        sync_directory(&job.directory)?;
+        Ok(Checkpoint {
+            manifest,
+            directory,
+        })
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            // The file system may be what failed; the next dump or `gc` removes it then.
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+/// Writes a file and waits until it is durable.
+///
+/// # Errors
+/// When that fails.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let mut file = File::create(path).map_err(io_error("create", path))?;
+    file.write_all(bytes).map_err(io_error("write", path))?;
+    file.sync_all().map_err(io_error("sync", path))
+}
+
+/// Waits until the names in a directory are durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<(), StoreError> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(io_error("sync", path))
+}
+
+fn directory_name(number: u32) -> String {
+    format!("{number:06}")
+}
+
+fn number_of(name: &str) -> Option<u32> {
+    let number = name.parse().ok()?;
+    (directory_name(number) == name).then_some(number)
+}
+
+/// The names in a directory that is there; none when it is not.
+fn names_in(directory: &Path) -> Result<Vec<String>, StoreError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(io_error("list", directory))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(io_error("list", directory))?;
+        // What is not UTF-8 is not ours.
+        if let Ok(name) = entry.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn remove_directory(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How long ago something was changed; 0 when nobody knows.
+fn age(path: &Path) -> Duration {
+    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
+    changed
+        .ok()
+        .and_then(|changed| SystemTime::now().duration_since(changed).ok())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::MANIFEST_VERSION;
+
+    fn manifest(job: &Job, number: u32) -> Manifest {
+        Manifest {
+            version: MANIFEST_VERSION,
+            job: job.name.clone(),
+            number,
+            parent: None,
+            depth: 0,
+            node: "here".into(),
+            pid: 1,
+            created_unix_ms: 0,
+            stopped_ms: 0,
+            progress_ms: 0,
+            left_running: false,
+            criu: String::new(),
+            allow: Vec::new(),
+            images: Vec::new(),
+        }
+    }
+
+    fn job(directory: &tempfile::TempDir) -> Job {
+        let store = Store::new(directory.path().join("store"));
+        store.job("job".parse().expect("a name"))
+    }
+
+    fn collect(job: &Job, lock: &JobLock, keep: usize) -> Result<Vec<u32>, StoreError> {
+        job.collect(lock, "here", keep, &Policy::default(), 0)
+    }
+
+    #[test]
+    fn what_has_outlived_its_time_is_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        dump(&job);
+        dump(&job);
+        let lock = job.lock().expect("it is free");
+        let policy = Policy {
+            lifetime: Some(Duration::from_secs(1)),
+            ..Policy::default()
+        };
+        let collect = |now_ms| job.collect(&lock, "here", 1, &policy, now_ms);
+        assert_eq!(collect(1000).expect("collected"), [1]);
+        assert_eq!(collect(1001).expect("collected"), [2]);
+    }
+
+    fn dump(job: &Job) -> Checkpoint {
+        let lock = job.lock().expect("it is free");
+        let draft = job.begin(&lock, "here").expect("a draft");
+        let manifest = manifest(job, draft.number());
+        draft.commit(manifest).expect("it is committed")
+    }
+
+    #[test]
+    fn a_checkpoint_is_there_once_it_is_committed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        assert!(matches!(job.numbers(), Err(StoreError::NoJob(_))));
+        assert!(job.newest().expect("no job is no error").is_none());
+        assert_eq!(dump(&job).manifest.number, 1);
+        assert_eq!(dump(&job).manifest.number, 2);
+        assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+        let newest = job.newest().expect("it is whole").expect("there is one");
+        assert_eq!(newest.manifest.number, 2);
+    }
+
+    #[test]
+    fn a_dump_that_failed_leaves_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        dump(&job);
+        let lock = job.lock().expect("it is free");
+        let draft = job.begin(&lock, "here").expect("a draft");
+        let path = draft.directory().to_owned();
+        fs::write(path.join("core-1.img"), "half").expect("it is written");
+        assert_eq!(job.numbers().expect("numbers"), [1]);
+        drop(draft);
+        assert!(!path.exists());
+        assert_eq!(job.numbers().expect("numbers"), [1]);
+    }
+
+    #[test]
+    fn what_a_crash_left_is_removed_by_the_next_dump_and_by_gc() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        dump(&job);
+        let draft = job.directory.join(".dump-here");
+        let other = job.directory.join(".dump-there");
+        let removed = job.directory.join(".removed-7");
+        for left in [&draft, &other, &removed] {
+            fs::create_dir(left).expect("it is made");
+        }
+        assert_eq!(dump(&job).manifest.number, 2);
+        fs::create_dir(&draft).expect("it is made");
+        let lock = job.lock().expect("it is free");
+        collect(&job, &lock, 2).expect("it is collected");
+        assert!(!draft.exists() && !removed.exists());
+        assert!(other.exists(), "another node may be at work on it");
+        assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+    }
+
+    #[test]
+    fn the_newest_are_kept_and_never_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        for _ in 0..4 {
+            dump(&job);
+        }
+        let lock = job.lock().expect("it is free");
+        let removed = collect(&job, &lock, 2).expect("it is collected");
+        assert_eq!(removed, [1, 2]);
+        assert_eq!(collect(&job, &lock, 0).expect("collected"), [3]);
+        assert_eq!(job.numbers().expect("numbers"), [4]);
+    }
+
+    #[test]
+    fn a_job_is_worked_on_by_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        let lock = job.lock().expect("it is free");
+        assert!(matches!(job.lock(), Err(StoreError::Locked(_))));
+        drop(lock);
+        assert!(job.lock().is_ok());
+    }
+
+    #[test]
+    fn two_nodes_never_make_one_checkpoint() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        // Locks do not reach to other mounts: only the rename decides.
+        let lock = job.lock().expect("it is free");
+        let here = job.begin(&lock, "here").expect("a draft");
+        let there = job.begin(&lock, "there").expect("a draft");
+        there.commit(manifest(&job, 1)).expect("the first one");
+        let second = here.commit(manifest(&job, 1));
+        assert!(matches!(
+            second,
+            Err(StoreError::Overtaken { number: 1, .. })
+        ));
+        assert_eq!(job.numbers().expect("numbers"), [1]);
+    }
+
+    #[test]
+    fn an_unusable_newest_checkpoint_is_told_and_the_older_one_untouched() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        dump(&job);
+        let second = dump(&job);
+        let path = second.directory.join(MANIFEST_FILE);
+        fs::write(&path, r#"{"version": 9}"#).expect("it is written");
+        let error = job.newest().expect_err("it is of a later release");
+        assert!(error.to_string().contains("version 9"), "{error}");
+        assert_eq!(job.checkpoint(1).expect("whole").manifest.number, 1);
+    }
+}
