@@ -61,6 +61,21 @@ impl ClusterArgs {
         access(&path)
     }
 
+    /// The configuration of a client, if there is one.
+    ///
+    /// # Errors
+    /// When the one that was named cannot be read, or the usual one is damaged.
+    pub fn client_config(&self) -> anyhow::Result<Option<ClientConfig>> {
+        let path = match &self.config {
+            Some(path) => path.clone(),
+            None => up::data_directory(self.data.as_deref())?.join("client/client.toml"),
+        };
+        if self.config.is_none() && !path.exists() {
+            return Ok(None);
+        }
+        config::load(&path).map(Some)
+    }
+
     /// Opens a session.
     ///
     /// # Errors

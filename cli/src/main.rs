@@ -2,6 +2,7 @@
 
 mod admin;
 mod chaos;
+mod checkpoint;
 mod cluster;
 mod config;
 mod daemon;
@@ -62,6 +63,8 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Inflict faults on a real cluster and compare every byte afterwards.
     Chaos(chaos::ChaosArgs),
+    /// Suspend jobs, keep them as files, resume them on any node.
+    Checkpoint(checkpoint::CheckpointArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Admin(args) => admin::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Chaos(args) => chaos::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(
                 shell,

@@ -203,6 +203,9 @@ pub struct ClientConfig {
     /// blocks back; 0 for none.
     #[serde(default = "default_compaction")]
     pub compaction_bytes_per_s: Size,
+    /// Checkpoints of jobs.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
 }
 
 impl ClientConfig {
@@ -213,8 +216,21 @@ impl ClientConfig {
             identity,
             dirty: default_dirty(),
             compaction_bytes_per_s: default_compaction(),
+            checkpoint: CheckpointConfig::default(),
         }
     }
+}
+
+/// `[checkpoint]` in `client.toml`; what is absent is as usual.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Directory of the checkpoints.
+    pub store: Option<PathBuf>,
+    /// The CRIU to run.
+    pub criu: Option<PathBuf>,
+    /// How many checkpoints of each job are kept.
+    pub keep: Option<usize>,
 }
 
 /// 8 MiB/s: a terabyte in a day and a half, and a hundredth of one disk.

@@ -1,0 +1,264 @@
+//! `harvestfs checkpoint dump`
+
+use std::{
+    path::{Path, PathBuf},
+    process::Child,
+    thread::sleep,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::Context;
+use clap::Args;
+use harvestfs_checkpoint::{
+    criu,
+    image::{self, CHAIN_DEPTH_MAX},
+    intake::{Intake, IntakeError},
+    manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest},
+    policy::Policy,
+    process::{ProcessError, Tree, can_freeze, root_of_cgroup},
+    store::{Checkpoint, Draft, Job, Store},
+};
+
+use super::{CheckpointArgs, Runner};
+use crate::units;
+
+/// Most time for a job to end that was suspended.
+const END_DEADLINE: Duration = Duration::from_secs(60);
+const END_TICK: Duration = Duration::from_millis(5);
+
+/// Arguments of `harvestfs checkpoint dump`.
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Name of the job.
+    #[arg(long)]
+    job: JobName,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct TargetArgs {
+    /// The process; what it started goes with it.
+    pid: Option<i32>,
+    /// The processes of this cgroup: its directory, for example /sys/fs/cgroup/freezer/job.
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+}
+
+/// How a checkpoint is made.
+#[derive(Clone, Debug, Default, Args)]
+pub struct HowArgs {
+    /// Let the job go on afterwards.
+    #[arg(long)]
+    leave_running: bool,
+    /// Store everything, also what the last checkpoint has.
+    #[arg(long)]
+    full: bool,
+    /// What CRIU refuses unless it is told: `shell-job`, `tcp-established`, `ext-unix-sk`,
+    /// `file-locks`. Remembered for the restore.
+    #[arg(long, value_name = "WHAT")]
+    allow: Vec<Allow>,
+}
+
+/// Runs it.
+pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
+    let job = args.job(&command.job)?;
+    let keep = args.keep()?;
+    let runner = args.runner()?;
+    let (pid, freezer) = match (&command.target.pid, &command.target.cgroup) {
+        (Some(pid), _) => (*pid, None),
+        (None, Some(cgroup)) => (
+            root_of_cgroup(cgroup)?,
+            can_freeze(cgroup).then_some(cgroup.as_path()),
+        ),
+        (None, None) => anyhow::bail!("say which process, or which --cgroup"),
+    };
+    let checkpoint = dump(&runner, &job, pid, freezer, &command.how)?;
+    tell(&checkpoint);
+    tidy(&runner, &job, &checkpoint, &args.store()?, keep);
+    Ok(())
+}
+
+/// Says what was stored.
+pub fn tell(checkpoint: &Checkpoint) {
+    let manifest = &checkpoint.manifest;
+    println!(
+        "{} {}: {} of memory and state, {} sent{}; the job stood still for {:.2} s",
+        manifest.job,
+        manifest.number,
+        units::human(manifest.size_bytes()),
+        units::human(manifest.sent_bytes()),
+        match manifest.parent {
+            Some(parent) => format!(", the rest shared with checkpoint {parent}"),
+            None => String::new(),
+        },
+        manifest.stopped_ms as f64 / 1000.0,
+    );
+}
+
+/// What can wait until the job no longer stands still. The checkpoint is safe whatever becomes of
+/// it, so a failure is only told.
+pub fn tidy(runner: &Runner, job: &Job, checkpoint: &Checkpoint, store: &Store, keep: usize) {
+    let told = |what: &str, error: &dyn std::fmt::Display| {
+        eprintln!("harvestfs: the checkpoint is stored, but {what}: {error}");
+    };
+    let policy = match Policy::of(job.directory(), store.directory()) {
+        Ok(policy) => policy,
+        Err(error) => return told("what its directory asks for is not understood", &error),
+    };
+    if let Err(error) = policy.raise(checkpoint) {
+        told("it does not get more replicas", &error);
+    }
+    let lock = match job.lock() {
+        Ok(lock) => lock,
+        Err(error) => return told("old ones are not removed", &error),
+    };
+    if let Err(error) = job.collect(&lock, &runner.node_name, keep, &policy, unix_ms()) {
+        told("old ones are not removed", &error);
+    }
+    if let Err(error) = image::compact_newest(job, &lock, CHAIN_DEPTH_MAX) {
+        told("its chain is not shortened", &error);
+    }
+}
+
+/// Makes a checkpoint of a process and what it started. They are ended when it is durable, or go on
+/// when they are to; and they go on when anything fails.
+pub fn dump(
+    runner: &Runner,
+    job: &Job,
+    pid: i32,
+    freezer: Option<&Path>,
+    how: &HowArgs,
+) -> anyhow::Result<Checkpoint> {
+    let memory_bytes = Tree::of(pid)?.memory_bytes();
+    let lock = job.lock()?;
+    let parent = parent(job, how.full);
+    let _turn = runner.node.enter(memory_bytes)?;
+    let draft = job.begin(&lock, &runner.node_name)?;
+    let work = Runner::work_directory()?;
+    let intake = Intake::bind(work.path()).context("cannot listen for CRIU's images")?;
+
+    let cpu_ms = Tree::of(pid)?.cpu_ms();
+    let started = Instant::now();
+    let child = runner.criu.dump(pid, work.path(), &how.allow, freezer)?;
+    // CRIU leaves them stopped when it succeeds. Whatever fails then, they go on.
+    let mut stopped = Stopped(Some(pid));
+    let images = receive(intake, child, &draft, parent.as_ref(), work.path())?;
+    let manifest = Manifest {
+        version: MANIFEST_VERSION,
+        job: job.name().clone(),
+        number: draft.number(),
+        depth: parent
+            .as_ref()
+            .map_or(0, |parent| parent.manifest.depth + 1),
+        parent: parent.map(|parent| parent.manifest.number),
+        node: runner.node_name.clone(),
+        pid,
+        created_unix_ms: unix_ms(),
+        stopped_ms: millis(started.elapsed()),
+        progress_ms: cpu_ms,
+        left_running: how.leave_running,
+        criu: runner.criu.version().to_owned(),
+        allow: how.allow.clone(),
+        images,
+    };
+    let checkpoint = draft.commit(manifest)?;
+    if how.leave_running {
+        stopped.go_on()?;
+    } else {
+        stopped.end()?;
+    }
+    let mut measured = runner.node.measured();
+    measured.wrote(checkpoint.manifest.sent_bytes(), started.elapsed());
+    if let Err(error) = runner.node.remember(&measured) {
+        eprintln!("harvestfs: the bandwidth that was measured is not remembered: {error}");
+    }
+    Ok(checkpoint)
+}
+
+/// The checkpoint to compare with. One that cannot be used is told and left alone: the new one is
+/// stored whole then.
+fn parent(job: &Job, is_full: bool) -> Option<Checkpoint> {
+    if is_full {
+        return None;
+    }
+    match job.newest() {
+        Ok(newest) => newest,
+        Err(error) => {
+            eprintln!(
+                "harvestfs: everything is stored, as there is nothing to compare with: {error}"
+            );
+            None
+        }
+    }
+}
+
+/// Stores what CRIU sends. The reason of a failure is CRIU's, unless storing failed first.
+fn receive(
+    intake: Intake,
+    mut child: Child,
+    draft: &Draft,
+    parent: Option<&Checkpoint>,
+    work: &Path,
+) -> anyhow::Result<Vec<Image>> {
+    let received = intake.receive(draft.directory(), parent, || {
+        matches!(child.try_wait(), Ok(None))
+    });
+    let status = child.wait().context("cannot wait for CRIU")?;
+    let outcome = criu::outcome("dump", status, work);
+    match received {
+        Ok(images) => outcome.map(|()| images).map_err(Into::into),
+        Err(error) => match (error, outcome) {
+            (IntakeError::NotConnected, Err(refused)) => Err(refused.into()),
+            (error, _) => Err(error).context("the images could not be stored; the job goes on"),
+        },
+    }
+}
+
+/// The first of the processes that CRIU has left stopped; they go on when this is dropped.
+struct Stopped(Option<i32>);
+
+impl Stopped {
+    fn go_on(&mut self) -> Result<(), ProcessError> {
+        self.0.take().map_or(Ok(()), |pid| Tree::of(pid)?.go_on())
+    }
+
+    /// Ends them, and waits until their memory is free and their ids are given back.
+    fn end(&mut self) -> anyhow::Result<()> {
+        let Some(pid) = self.0.take() else {
+            return Ok(());
+        };
+        let tree = Tree::of(pid)?;
+        tree.kill()?;
+        let deadline = Instant::now() + END_DEADLINE;
+        while !tree.has_ended() {
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "the checkpoint is stored, but process {pid} does not end"
+            );
+            sleep(END_TICK);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Err(error) = self.go_on() {
+            eprintln!("harvestfs: the job is still stopped: {error}");
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds since 1970.
+pub fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map(millis).unwrap_or(0)
+}

@@ -1,0 +1,148 @@
+//! `harvestfs checkpoint list`, `rm` and `gc`
+
+use clap::Args;
+use harvestfs_chaos::report::Table;
+use harvestfs_checkpoint::{
+    image::{self, CHAIN_DEPTH_MAX},
+    manifest::{JobName, Manifest},
+    node::node_name,
+    policy::Policy,
+    store::Job,
+};
+
+use super::{CheckpointArgs, dump::unix_ms};
+use crate::units;
+
+/// Arguments of `harvestfs checkpoint list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only this job.
+    job: Option<JobName>,
+    /// Print the manifests as a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `harvestfs checkpoint rm`.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Name of the job.
+    job: JobName,
+    /// Only this checkpoint.
+    #[arg(long)]
+    number: Option<u32>,
+}
+
+/// Arguments of `harvestfs checkpoint gc`.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// Only this job.
+    job: Option<JobName>,
+    /// How many checkpoints of each job are kept [default: `keep` in [checkpoint] of the
+    /// configuration, or 2].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    keep: Option<u16>,
+    /// How many checkpoints may share pages before the last one is stored whole.
+    #[arg(long, default_value_t = CHAIN_DEPTH_MAX)]
+    depth: u32,
+}
+
+/// Runs `list`. What cannot be used is shown with the reason, and makes the command fail.
+pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
+    let mut manifests: Vec<Manifest> = Vec::new();
+    let mut unusable = 0;
+    for job in jobs(args, command.job.as_ref())? {
+        for number in job.numbers()? {
+            match job.checkpoint(number) {
+                Ok(checkpoint) => manifests.push(checkpoint.manifest),
+                Err(error) => {
+                    eprintln!("harvestfs: {error}");
+                    unusable += 1;
+                }
+            }
+        }
+    }
+    if command.json {
+        println!("{}", serde_json::to_string_pretty(&manifests)?);
+    } else {
+        print!("{}", table(&manifests));
+    }
+    anyhow::ensure!(unusable == 0, "{unusable} checkpoints are not usable");
+    Ok(())
+}
+
+fn table(manifests: &[Manifest]) -> Table {
+    let mut table = Table::new(&[
+        "job",
+        "number",
+        "made",
+        "node",
+        "size",
+        "sent",
+        "parent",
+        "depth",
+        "stood still",
+    ]);
+    for manifest in manifests {
+        let made = std::time::Duration::from_millis(manifest.created_unix_ms);
+        table.row(&[
+            manifest.job.to_string(),
+            manifest.number.to_string(),
+            humantime::format_rfc3339_seconds(std::time::SystemTime::UNIX_EPOCH + made).to_string(),
+            manifest.node.clone(),
+            units::human(manifest.size_bytes()),
+            units::human(manifest.sent_bytes()),
+            manifest.parent.map(|it| it.to_string()).unwrap_or_default(),
+            manifest.depth.to_string(),
+            format!("{:.2} s", manifest.stopped_ms as f64 / 1000.0),
+        ]);
+    }
+    table
+}
+
+/// Runs `rm`.
+pub fn remove(args: &CheckpointArgs, command: &RmArgs) -> anyhow::Result<()> {
+    let job = args.job(&command.job)?;
+    // Taking the lock would make the directory of a job that there is not.
+    job.numbers()?;
+    let lock = job.lock()?;
+    match command.number {
+        Some(number) => job.remove(&lock, number)?,
+        None => job.remove_all(&lock)?,
+    }
+    Ok(())
+}
+
+/// Runs `gc`.
+pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
+    let keep = match command.keep {
+        Some(keep) => usize::from(keep),
+        None => args.keep()?,
+    };
+    for job in jobs(args, command.job.as_ref())? {
+        job.numbers()?;
+        let lock = job.lock()?;
+        let policy = Policy::of(job.directory(), args.store()?.directory())?;
+        let removed = job.collect(&lock, &node_name(), keep, &policy, unix_ms())?;
+        let is_compacted = image::compact_newest(&job, &lock, command.depth)?;
+        println!(
+            "{}: {} removed{}",
+            job.name(),
+            removed.len(),
+            if is_compacted {
+                ", the newest stored whole"
+            } else {
+                ""
+            }
+        );
+    }
+    Ok(())
+}
+
+fn jobs(args: &CheckpointArgs, only: Option<&JobName>) -> anyhow::Result<Vec<Job>> {
+    let store = args.store()?;
+    Ok(match only {
+        Some(name) => vec![store.job(name.clone())],
+        None => store.jobs()?,
+    })
+}

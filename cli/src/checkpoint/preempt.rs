@@ -1,0 +1,166 @@
+//! `harvestfs checkpoint preempt`: Algorithm 1 on the jobs of this node.
+
+use std::str::FromStr;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use harvestfs_checkpoint::{
+    adaptive::{Preemption, Victim, order_victims},
+    manifest::JobName,
+    process::Tree,
+    store::Job,
+};
+
+use super::{
+    CheckpointArgs,
+    dump::{HowArgs, dump, tell, tidy},
+    resume::bandwidth,
+};
+use crate::units::{self, Size};
+
+/// Arguments of `harvestfs checkpoint preempt`.
+#[derive(Debug, Args)]
+pub struct PreemptArgs {
+    /// How much memory is needed; as many jobs are preempted as have it.
+    #[arg(long)]
+    free: Size,
+    /// The jobs that may be preempted, each with its process.
+    #[arg(required = true, value_name = "JOB=PID")]
+    candidates: Vec<Candidate>,
+    /// Whether to kill or to checkpoint.
+    #[arg(long, value_enum, default_value_t = Policy::Adaptive)]
+    policy: Policy,
+    /// Only say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    /// Whichever costs less.
+    Adaptive,
+    /// Always kill.
+    Kill,
+    /// Always checkpoint.
+    Checkpoint,
+}
+
+#[derive(Clone, Debug)]
+struct Candidate {
+    job: JobName,
+    pid: i32,
+}
+
+impl FromStr for Candidate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (job, pid) = text
+            .rsplit_once('=')
+            .ok_or_else(|| format!("`{text}` is no candidate; write JOB=PID"))?;
+        Ok(Self {
+            job: job.parse().map_err(|error| format!("{error}"))?,
+            pid: pid
+                .parse()
+                .map_err(|_| format!("`{pid}` is not the id of a process"))?,
+        })
+    }
+}
+
+/// A candidate and what is known of it.
+struct Running {
+    job: Job,
+    tree: Tree,
+    memory_bytes: u64,
+    victim: Victim,
+}
+
+/// Runs it.
+pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
+    let store = args.store()?;
+    let keep = args.keep()?;
+    let runner = args.runner()?;
+    let mut running = Vec::new();
+    for candidate in &command.candidates {
+        running.push(look_at(store.job(candidate.job.clone()), candidate.pid)?);
+    }
+    let bandwidth = bandwidth(&runner, store.directory())?;
+    let mut queue_s = runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
+    order_victims(&mut running, |it| it.victim.cost_s(&bandwidth, queue_s));
+    let mut freed_bytes = 0;
+    for it in running {
+        if freed_bytes >= command.free.0 {
+            break;
+        }
+        let decision = match command.policy {
+            Policy::Adaptive => it.victim.preempt(&bandwidth, queue_s),
+            Policy::Kill => Preemption::Kill,
+            Policy::Checkpoint => it.victim.checkpoint(),
+        };
+        println!(
+            "{}: {}: {:.1} s of work, {:.1} s for a checkpoint; frees {}",
+            it.job.name(),
+            match decision {
+                Preemption::Kill => "kill",
+                Preemption::Checkpoint => "checkpoint",
+                Preemption::Incremental => "incremental checkpoint",
+            },
+            it.victim.progress_s,
+            it.victim.overhead_s(&bandwidth, queue_s),
+            units::human(it.memory_bytes),
+        );
+        freed_bytes += it.memory_bytes;
+        if command.dry_run {
+            if decision != Preemption::Kill {
+                queue_s += it.victim.dump_bytes / bandwidth.write_bytes_per_s;
+            }
+            continue;
+        }
+        match decision {
+            Preemption::Kill => it.tree.kill()?,
+            Preemption::Checkpoint | Preemption::Incremental => {
+                let checkpoint = dump(&runner, &it.job, it.tree.root(), None, &command.how)
+                    .with_context(|| format!("cannot checkpoint job {}", it.job.name()))?;
+                tell(&checkpoint);
+                tidy(&runner, &it.job, &checkpoint, &store, keep);
+            }
+        }
+    }
+    anyhow::ensure!(
+        freed_bytes >= command.free.0,
+        "the jobs have only {} in all",
+        units::human(freed_bytes)
+    );
+    Ok(())
+}
+
+fn look_at(job: Job, pid: i32) -> anyhow::Result<Running> {
+    let tree = Tree::of(pid)?;
+    let memory_bytes = tree.memory_bytes();
+    // One that cannot be used costs a whole checkpoint; `dump` says why.
+    let last = job.newest().ok().flatten().map(|last| last.manifest);
+    let sent_share = match &last {
+        None => 1.0,
+        // What the job changes between two checkpoints is not known before the second one.
+        Some(last) if last.parent.is_none() => 1.0,
+        Some(last) => last.sent_bytes() as f64 / last.size_bytes().max(1) as f64,
+    };
+    let stored_ms = last
+        .as_ref()
+        .filter(|last| last.left_running && last.pid == pid)
+        .map_or(0, |last| last.progress_ms);
+    let victim = Victim {
+        dump_bytes: memory_bytes as f64 * sent_share,
+        restore_bytes: memory_bytes as f64,
+        progress_s: tree.cpu_ms().saturating_sub(stored_ms) as f64 / 1000.0,
+        has_checkpoint: last.is_some(),
+    };
+    Ok(Running {
+        job,
+        tree,
+        memory_bytes,
+        victim,
+    })
+}

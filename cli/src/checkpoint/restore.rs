@@ -1,0 +1,99 @@
+//! `harvestfs checkpoint restore`
+
+use std::{fs, time::Instant};
+
+use anyhow::Context;
+use clap::Args;
+use harvestfs_checkpoint::{
+    criu, image,
+    manifest::JobName,
+    store::{Checkpoint, Job, StoreError},
+};
+
+use super::{CheckpointArgs, Runner};
+
+/// Arguments of `harvestfs checkpoint restore`.
+#[derive(Debug, Args)]
+pub struct RestoreArgs {
+    /// Name of the job.
+    job: JobName,
+    /// Which checkpoint [default: the newest].
+    #[arg(long)]
+    number: Option<u32>,
+}
+
+/// Runs it.
+pub fn run(args: &CheckpointArgs, command: &RestoreArgs) -> anyhow::Result<()> {
+    let job = args.job(&command.job)?;
+    let runner = args.runner()?;
+    let checkpoint = find(&job, command.number)?;
+    let pid = restore(&runner, &job, &checkpoint)?;
+    println!(
+        "{} {}: runs as process {pid}",
+        checkpoint.manifest.job, checkpoint.manifest.number
+    );
+    Ok(())
+}
+
+/// A checkpoint of a job: the newest unless a number is given.
+pub fn find(job: &Job, number: Option<u32>) -> anyhow::Result<Checkpoint> {
+    let found = match number {
+        Some(number) => job.checkpoint(number),
+        None => job
+            .newest()
+            .and_then(|newest| newest.ok_or_else(|| StoreError::NoJob(job.name().clone()))),
+    };
+    found.map_err(|error| match error {
+        StoreError::Manifest { number, .. } => {
+            anyhow::Error::new(error).context(before(job, number))
+        }
+        error => error.into(),
+    })
+}
+
+/// Resumes a job from a checkpoint, which stays as it is. Returns the process.
+pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::Result<i32> {
+    let manifest = &checkpoint.manifest;
+    let _lock = job.lock()?;
+    let _turn = runner.node.enter(manifest.size_bytes())?;
+    let started = Instant::now();
+    image::verify(checkpoint).with_context(|| {
+        format!(
+            "checkpoint {} of job {} cannot be restored; {}",
+            manifest.number,
+            manifest.job,
+            before(job, manifest.number)
+        )
+    })?;
+    let work = Runner::work_directory()?;
+    let pid_file = work.path().join("pid");
+    let mut child = runner.criu.restore(
+        &checkpoint.directory,
+        work.path(),
+        &manifest.allow,
+        &pid_file,
+    )?;
+    let status = child.wait().context("cannot wait for CRIU")?;
+    criu::outcome("restore", status, work.path())?;
+    let mut measured = runner.node.measured();
+    measured.read(manifest.size_bytes(), started.elapsed());
+    if let Err(error) = runner.node.remember(&measured) {
+        eprintln!("harvestfs: the bandwidth that was measured is not remembered: {error}");
+    }
+    let pid = fs::read_to_string(&pid_file).context("CRIU did not say which process it made")?;
+    pid.trim()
+        .parse()
+        .context("CRIU did not say which process it made")
+}
+
+/// Which checkpoint is left when one cannot be used.
+fn before(job: &Job, number: u32) -> String {
+    let numbers = job.numbers().unwrap_or_default();
+    match numbers.iter().rev().find(|&&other| other < number) {
+        Some(other) => format!(
+            "the one before it is there: `harvestfs checkpoint restore {} --number {other}`",
+            job.name()
+        ),
+        None => "there is none before it".to_owned(),
+    }
+}

@@ -1,0 +1,225 @@
+//! `harvestfs checkpoint resume`: Algorithm 2, with the replicas where they really are.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use harvestfs_checkpoint::{
+    adaptive::{Bandwidth, Resumption, Site, resume},
+    manifest::JobName,
+    store::Checkpoint,
+};
+
+use super::{
+    CheckpointArgs, Runner,
+    restore::{find, restore},
+};
+use crate::units::{self, Size};
+
+/// What is written and read when no checkpoint was made on this node yet.
+const PROBE_BYTES: usize = 64 << 20;
+/// Tells where a file's replicas are.
+const LOCATIONS_XATTR: &str = "user.harvestfs.locations";
+/// Most bytes of that.
+const LOCATIONS_BYTES_MAX: usize = 1 << 20;
+
+/// Arguments of `harvestfs checkpoint resume`.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// Name of the job.
+    job: JobName,
+    /// Name of the datanode on this node [default: the name of this machine].
+    #[arg(long, value_name = "NAME")]
+    datanode: Option<String>,
+    /// Another node that could take the job: its datanode, and what checkpoints and restores there
+    /// still have to move.
+    #[arg(long, value_name = "NAME[=SIZE]")]
+    remote: Option<Remote>,
+    /// Only say where it would be resumed.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Remote {
+    datanode: String,
+    queued: Size,
+}
+
+impl FromStr for Remote {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (datanode, queued) = match text.split_once('=') {
+            Some((datanode, queued)) => (datanode, queued.parse()?),
+            None => (text, Size(0)),
+        };
+        Ok(Self {
+            datanode: datanode.to_owned(),
+            queued,
+        })
+    }
+}
+
+/// Runs it.
+pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
+    let job = args.job(&command.job)?;
+    let runner = args.runner()?;
+    let checkpoint = find(&job, None)?;
+    let bandwidth = bandwidth(&runner, args.store()?.directory())?;
+    let size_bytes = checkpoint.manifest.size_bytes();
+    let site = |datanode: &str, queued_bytes: u64| -> anyhow::Result<Site> {
+        Ok(Site {
+            bandwidth,
+            missing_bytes: missing_bytes(&checkpoint, datanode)? as f64,
+            queue_s: queued_bytes as f64 / bandwidth.read_bytes_per_s,
+        })
+    };
+    let datanode = command.datanode.as_ref().unwrap_or(&runner.node_name);
+    let local = site(datanode, runner.node.queued_bytes())?;
+    let remote = match &command.remote {
+        Some(remote) => Some((remote, site(&remote.datanode, remote.queued.0)?)),
+        None => None,
+    };
+    let say = |name: &str, site: &Site| {
+        println!(
+            "{name}: {:.1} s ({} not there)",
+            site.overhead_s(size_bytes as f64),
+            units::human(site.missing_bytes as u64)
+        );
+    };
+    say(datanode, &local);
+    if let Some((remote, site)) = &remote {
+        say(&remote.datanode, site);
+    }
+    let other = remote.as_ref().map(|(_, site)| site);
+    match (resume(Some(size_bytes as f64), &local, other), remote) {
+        (Resumption::Remote, Some((remote, _))) => println!(
+            "resume it there: on {}, run `harvestfs checkpoint restore {}`",
+            remote.datanode,
+            job.name()
+        ),
+        _ if command.dry_run => println!("resume it here"),
+        _ => {
+            let pid = restore(&runner, &job, &checkpoint)?;
+            println!(
+                "{} {}: runs as process {pid}",
+                job.name(),
+                checkpoint.manifest.number
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of a checkpoint of which a datanode has no replica. On another file system nobody knows
+/// where its bytes are, and nothing is missing.
+fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<u64> {
+    let mut missing_bytes = 0;
+    for image in &checkpoint.manifest.images {
+        let path = checkpoint.directory.join(&image.name);
+        let mut locations = vec![0; LOCATIONS_BYTES_MAX];
+        match rustix::fs::getxattr(&path, LOCATIONS_XATTR, &mut locations[..]) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(&locations[..length]);
+                missing_bytes += missing_in(&text, datanode);
+            }
+            Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => {}
+            // Too many pieces to tell: it is taken to be elsewhere.
+            Err(rustix::io::Errno::RANGE | rustix::io::Errno::TOOBIG) => {
+                missing_bytes += image.size_bytes;
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    let path = path.as_os_str().as_bytes();
+                    format!("cannot ask where {} is", String::from_utf8_lossy(path))
+                });
+            }
+        }
+    }
+    Ok(missing_bytes)
+}
+
+/// Each line: offset, length, block, datanodes.
+fn missing_in(locations: &str, datanode: &str) -> u64 {
+    locations
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let length: u64 = words.nth(1)?.parse().ok()?;
+            let is_there = words.skip(1).any(|name| name == datanode);
+            (!is_there).then_some(length)
+        })
+        .sum()
+}
+
+/// What this node's checkpoints were measured to move per second. Before the first one, a file is
+/// written to the store and read from it.
+pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
+    let mut measured = runner.node.measured();
+    if measured.write_bytes_per_s.is_none() || measured.read_bytes_per_s.is_none() {
+        let (write, read) = probe(store)?;
+        if measured.write_bytes_per_s.is_none() {
+            measured.wrote(PROBE_BYTES as u64, write);
+        }
+        if measured.read_bytes_per_s.is_none() {
+            measured.read(PROBE_BYTES as u64, read);
+        }
+        runner.node.remember(&measured)?;
+    }
+    let (Some(write_bytes_per_s), Some(read_bytes_per_s)) =
+        (measured.write_bytes_per_s, measured.read_bytes_per_s)
+    else {
+        anyhow::bail!("the store is too slow or too fast to be measured");
+    };
+    Ok(Bandwidth {
+        write_bytes_per_s,
+        read_bytes_per_s,
+        // What was read came through the network wherever its replicas were not here.
+        network_bytes_per_s: read_bytes_per_s,
+    })
+}
+
+fn probe(store: &Path) -> anyhow::Result<(Duration, Duration)> {
+    fs::create_dir_all(store)?;
+    let path = store.join(format!(".probe-{}", std::process::id()));
+    let result = probe_with(&path);
+    let removed = fs::remove_file(&path);
+    let times = result.with_context(|| format!("cannot measure {}", store.display()))?;
+    removed?;
+    Ok(times)
+}
+
+fn probe_with(path: &Path) -> std::io::Result<(Duration, Duration)> {
+    let mut bytes = vec![1; PROBE_BYTES];
+    let started = Instant::now();
+    let mut file = File::create(path)?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    let write = started.elapsed();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    let started = Instant::now();
+    File::open(path)?.read_exact(&mut bytes)?;
+    Ok((write, started.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_datanode_lacks_is_counted() {
+        let locations = "0 100 02 a b\n100 50 03 b c\n150 7 04\n";
+        assert_eq!(missing_in(locations, "a"), 57);
+        assert_eq!(missing_in(locations, "b"), 7);
+        assert_eq!(missing_in(locations, "d"), 157);
+        assert_eq!(missing_in("", "a"), 0);
+    }
+}
