@@ -14,7 +14,7 @@ mod requirements;
 pub use binary::harvestfs;
 pub use cluster::{Cluster, ClusterOptions};
 pub use data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
-pub use requirements::{can_mount, have_program, have_space, skip};
+pub use requirements::{can_mount, criu, have_program, have_space, skip};
 
 use std::{
     thread::sleep,

@@ -1,7 +1,12 @@
 //! What a test needs of the machine. A test that lacks it says so loudly and how to get it; where
 //! `HARVESTFS_TESTS_NO_SKIP` is set, as in `.ci/run`, it fails instead.
 
-use std::{fs::File, path::PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
 
 /// Says that a test is skipped and why.
 ///
@@ -58,4 +63,31 @@ pub fn have_space(bytes: u64) -> bool {
         ));
     }
     free >= bytes
+}
+
+/// A CRIU that knows this kernel, unpacked on the first use and kept in `.ci/cache`; skips if that
+/// is not possible.
+#[must_use]
+pub fn criu() -> Option<&'static Path> {
+    static CRIU: OnceLock<Option<PathBuf>> = OnceLock::new();
+    CRIU.get_or_init(|| {
+        if !rustix::process::geteuid().is_root() {
+            skip("checkpoints need root");
+            return None;
+        }
+        have_program("debootstrap", "apt install debootstrap")?;
+        let project = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let output = Command::new(project.join("tests/criu-root.sh"))
+            .arg(project.join(".ci/cache"))
+            .output()
+            .expect("the script is there");
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            skip(&format!("no CRIU could be unpacked: {said}"));
+            return None;
+        }
+        let path = String::from_utf8_lossy(&output.stdout);
+        Some(PathBuf::from(path.trim_end()))
+    })
+    .as_deref()
 }

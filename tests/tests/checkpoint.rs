@@ -1,0 +1,398 @@
+//! Jobs that are suspended on one mount and resumed from another. Needs root and CRIU; the one of
+//! `tests/criu-root.sh` is used.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, criu, harvestfs, wait_until};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const MEMORY_BYTES: u64 = 128 << 20;
+
+/// A process that counts, has memory full of what is random, and does what it is asked.
+struct Job {
+    pid: i32,
+    /// Until it was suspended for the first time.
+    child: Option<Child>,
+    directory: tempfile::TempDir,
+    asked: u64,
+}
+
+impl Job {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let child = Command::new("setsid")
+            .arg(harvestfs())
+            .args(["checkpoint", "fill", &MEMORY_BYTES.to_string()])
+            .arg(directory.path())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("setsid is there");
+        let mut job = Self {
+            pid: i32::try_from(child.id()).expect("a process id"),
+            child: Some(child),
+            directory,
+            asked: 0,
+        };
+        job.ask("digest");
+        job
+    }
+
+    fn ask(&mut self, ask: &str) -> String {
+        self.asked += 1;
+        let expected = format!("{} ", self.asked);
+        let path = |name: &str| self.directory.path().join(name);
+        fs::write(path("ask.new"), format!("{expected}{ask}")).expect("it is asked");
+        fs::rename(path("ask.new"), path("ask")).expect("it is asked");
+        let mut answer = None;
+        wait_until(ask, DEADLINE, || {
+            let done = fs::read_to_string(path("done")).unwrap_or_default();
+            answer = done.strip_prefix(&expected).map(str::to_owned);
+            answer.is_some()
+        });
+        answer.expect("it was waited for")
+    }
+
+    fn count(&self) -> u64 {
+        let count = fs::read_to_string(self.directory.path().join("count"));
+        count.expect("it counts").parse().expect("a number")
+    }
+
+    fn goes_on(&self) {
+        let before = self.count();
+        wait_until("the job counts", DEADLINE, || self.count() > before);
+    }
+
+    fn has_ended(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.wait().expect("it is ours");
+        }
+        let pid = Pid::from_raw(self.pid).expect("a process id");
+        wait_until("the job ends", DEADLINE, || test_kill_process(pid).is_err());
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.pid) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// `harvestfs checkpoint` with the checkpoints in `mount`.
+struct Checkpoints {
+    criu: PathBuf,
+    node: tempfile::TempDir,
+}
+
+impl Checkpoints {
+    /// Skips when there is no CRIU.
+    fn new() -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        Some(Self {
+            criu: criu()?.to_owned(),
+            node: tempfile::tempdir().expect("a directory"),
+        })
+    }
+
+    fn command(&self, mount: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(harvestfs());
+        command
+            .arg("checkpoint")
+            .args(arguments)
+            .arg("--store")
+            .arg(mount.join("checkpoints"))
+            .arg("--criu")
+            .arg(&self.criu)
+            .arg("--node-directory")
+            .arg(self.node.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, mount: &Path, arguments: &[&str]) -> String {
+        let output = self.output(mount, arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// What it says when it fails.
+    fn refusal(&self, mount: &Path, arguments: &[&str]) -> String {
+        let output = self.output(mount, arguments);
+        assert!(!output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    }
+
+    fn output(&self, mount: &Path, arguments: &[&str]) -> Output {
+        let output = self.command(mount, arguments).output();
+        output.expect("the binary runs")
+    }
+
+    fn list(&self, mount: &Path) -> Vec<Value> {
+        serde_json::from_str(&self.run(mount, &["list", "--json"])).expect("JSON")
+    }
+
+    fn dump(&self, mount: &Path, job: &mut Job) {
+        let pid = job.pid.to_string();
+        self.run(mount, &["dump", &pid, "--job", "job"]);
+        job.has_ended();
+    }
+
+    fn restore(&self, mount: &Path, job: &Job) {
+        let said = self.run(mount, &["restore", "job"]);
+        assert!(said.contains(&format!("process {}", job.pid)), "{said}");
+        job.goes_on();
+    }
+}
+
+fn sent_bytes(manifest: &Value) -> u64 {
+    let images = manifest["images"].as_array().expect("images");
+    let sent = images.iter().map(|image| image["sent_bytes"].as_u64());
+    sent.map(|bytes| bytes.expect("a number")).sum()
+}
+
+/// What the datanodes store.
+fn stored_bytes(cluster: &Cluster, datanodes: usize) -> u64 {
+    fn below(directory: &Path) -> u64 {
+        let entries = fs::read_dir(directory).expect("a volume").flatten();
+        let bytes = entries.map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => below(&entry.path()),
+            Ok(metadata) => metadata.blocks() * 512,
+            // It was removed meanwhile.
+            Err(_) => 0,
+        });
+        bytes.sum()
+    }
+    (1..=datanodes)
+        .map(|number| below(&cluster.path(&Cluster::datanode(number)).join("volume")))
+        .sum()
+}
+
+#[test]
+fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let options = ClusterOptions {
+        datanodes: 3,
+        replication: 2,
+        ..ClusterOptions::default()
+    };
+    let mut cluster = Cluster::start(&options);
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+
+    let empty_bytes = stored_bytes(&cluster, 3);
+    checkpoints.dump(&here, &mut job);
+    let first_bytes = stored_bytes(&cluster, 3) - empty_bytes;
+    let count = job.count();
+    checkpoints.restore(&there, &job);
+    assert_eq!(job.ask("digest"), digest);
+    assert!(job.count() > count, "it started again");
+
+    // Together and all over the memory, each a tenth.
+    for how in ["together", "scattered"] {
+        job.ask(&format!("change 10 {how}"));
+        let digest = job.ask("digest");
+        let before_bytes = stored_bytes(&cluster, 3);
+        checkpoints.dump(&there, &mut job);
+        let stored_bytes = stored_bytes(&cluster, 3).saturating_sub(before_bytes);
+        assert!(
+            stored_bytes * 100 <= first_bytes * 15,
+            "{how}: {stored_bytes} of {first_bytes} stored"
+        );
+        let manifests = checkpoints.list(&here);
+        let last = manifests.last().expect("two");
+        assert!(
+            sent_bytes(last) * 100 <= MEMORY_BYTES * 15,
+            "{how}: {} sent",
+            sent_bytes(last)
+        );
+        checkpoints.restore(&here, &job);
+        assert_eq!(job.ask("digest"), digest, "{how}");
+    }
+
+    // The two newest are kept, and stored whole they are what they were.
+    let numbers: Vec<Value> = checkpoints
+        .list(&here)
+        .iter()
+        .map(|manifest| manifest["number"].clone())
+        .collect();
+    assert_eq!(numbers, [2, 3]);
+    let digest = job.ask("digest");
+    checkpoints.dump(&here, &mut job);
+    let said = checkpoints.run(&here, &["gc", "--keep", "1", "--depth", "0"]);
+    assert!(said.contains("stored whole"), "{said}");
+    // Of some blocks a replica is gone with its datanode.
+    cluster.kill("datanode-1");
+    checkpoints.restore(&there, &job);
+    assert_eq!(job.ask("digest"), digest);
+    assert_eq!(checkpoints.list(&there).len(), 1);
+    checkpoints.run(&there, &["rm", "job"]);
+    assert!(checkpoints.list(&here).is_empty());
+}
+
+#[test]
+fn criu_alone_works_on_the_mount() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+    let criu = |arguments: &[&str], directory: &Path| {
+        let output = Command::new(&checkpoints.criu)
+            .args(arguments)
+            .arg("--images-dir")
+            .arg(directory)
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+    };
+    fs::create_dir(here.join("images")).expect("a directory");
+    criu(
+        &["dump", "--tree", &job.pid.to_string()],
+        &here.join("images"),
+    );
+    job.has_ended();
+    criu(&["restore", "--restore-detached"], &there.join("images"));
+    job.goes_on();
+    assert_eq!(job.ask("digest"), digest);
+}
+
+#[test]
+fn what_fails_leaves_the_job_and_the_last_checkpoint() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let options = ClusterOptions {
+        datanodes: 3,
+        replication: 1,
+        ..ClusterOptions::default()
+    };
+    let mut cluster = Cluster::start(&options);
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+    checkpoints.dump(&here, &mut job);
+    checkpoints.restore(&here, &job);
+    let pid = job.pid.to_string();
+
+    let said = checkpoints.refusal(&here, &["dump", "1", "--job", "job"]);
+    assert!(said.contains("not the process of a job"), "{said}");
+    let said = checkpoints.refusal(&here, &["restore", "job"]);
+    assert!(said.contains("in use here"), "{said}");
+    let said = checkpoints.refusal(&here, &["restore", "nobody"]);
+    assert!(said.contains("no checkpoint of a job nobody"), "{said}");
+    let said = checkpoints.refusal(&here, &["dump", &pid, "--job", "a/b"]);
+    assert!(said.contains("cannot be the name of a job"), "{said}");
+    let without = Checkpoints {
+        criu: "/nonexistent/criu".into(),
+        node: tempfile::tempdir().expect("a directory"),
+    };
+    let said = without.refusal(&here, &["dump", &pid, "--job", "job"]);
+    assert!(said.contains("there is no CRIU at"), "{said}");
+
+    // The mount goes away in the middle: the datanodes stand still, so the dump cannot end before.
+    for number in 1..=3 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let mut dump = checkpoints
+        .command(&here, &["dump", &pid, "--job", "job"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    wait_until("the dump has begun", DEADLINE, || {
+        let entries = fs::read_dir(there.join("checkpoints/job")).expect("it is there");
+        entries.flatten().any(|entry| {
+            let is_draft = entry.file_name().to_string_lossy().starts_with(".dump-");
+            is_draft && entry.path().join("pages-1.img").exists()
+        })
+    });
+    cluster.kill("mnt");
+    for number in 1..=3 {
+        cluster.resume(&Cluster::datanode(number));
+    }
+    assert!(!dump.wait().expect("it ends").success());
+    job.goes_on();
+    assert_eq!(job.ask("digest"), digest);
+    let here = cluster.mount("mnt");
+    assert_eq!(checkpoints.list(&here).len(), 1);
+
+    // The next one is good, and then damaged.
+    checkpoints.dump(&here, &mut job);
+    let second = here.join("checkpoints/job/000002");
+    let pages = fs::OpenOptions::new()
+        .write(true)
+        .open(second.join("pages-1.img"))
+        .expect("it is there");
+    std::os::unix::fs::FileExt::write_all_at(&pages, b"damage", 1 << 20).expect("written");
+    drop(pages);
+    let said = checkpoints.refusal(&there, &["restore", "job"]);
+    assert!(said.contains("pages-1.img is damaged"), "{said}");
+    assert!(said.contains("--number 1"), "{said}");
+    fs::write(second.join("manifest.json"), r#"{"version": 99}"#).expect("written");
+    let said = checkpoints.refusal(&there, &["restore", "job"]);
+    assert!(said.contains("version 99"), "{said}");
+    checkpoints.run(&there, &["restore", "job", "--number", "1"]);
+    job.goes_on();
+    assert_eq!(job.ask("digest"), digest);
+}
+
+#[test]
+fn the_cheaper_way_of_preempting_is_taken() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    // A storage so slow that killing costs less, and one so fast that it never does.
+    let measured = |bytes_per_s: f64| {
+        let path = checkpoints.node.path().join("measured.json");
+        let text =
+            format!(r#"{{"write_bytes_per_s":{bytes_per_s},"read_bytes_per_s":{bytes_per_s}}}"#);
+        fs::write(path, text).expect("written");
+    };
+    let mut job = Job::start();
+    let candidate = format!("job={}", job.pid);
+    measured(1.0);
+    let said = checkpoints.run(
+        &mount,
+        &["preempt", "--free", "1MiB", &candidate, "--dry-run"],
+    );
+    assert!(said.contains("job: kill"), "{said}");
+    job.goes_on();
+    measured(1e15);
+    let said = checkpoints.run(&mount, &["preempt", "--free", "1MiB", &candidate]);
+    assert!(said.contains("job: checkpoint"), "{said}");
+    job.has_ended();
+    let said = checkpoints.run(
+        &mount,
+        &["resume", "job", "--datanode", "datanode-1", "--dry-run"],
+    );
+    assert!(said.contains("resume it here"), "{said}");
+    checkpoints.run(&mount, &["resume", "job", "--datanode", "datanode-1"]);
+    job.goes_on();
+    measured(1.0);
+    checkpoints.run(&mount, &["preempt", "--free", "1MiB", &candidate]);
+    job.has_ended();
+    assert_eq!(checkpoints.list(&mount).len(), 1);
+}
