@@ -1,16 +1,25 @@
 //! `harvestfs checkpoint restore`
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::{
     criu, image,
     manifest::JobName,
+    process::Tree,
     store::{Checkpoint, Job, StoreError},
 };
 
 use super::{CheckpointArgs, Runner};
+
+/// Most time that a job's process may take to be gone after it was suspended.
+const ID_DEADLINE: Duration = Duration::from_secs(10);
+const ID_TICK: Duration = Duration::from_millis(20);
 
 /// Arguments of `harvestfs checkpoint restore`.
 #[derive(Debug, Args)]
@@ -65,6 +74,7 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
             before(job, manifest.number)
         )
     })?;
+    wait_for_id(manifest.pid);
     let work = Runner::work_directory()?;
     let pid_file = work.path().join("pid");
     let mut child = runner.criu.restore(
@@ -84,6 +94,15 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
     pid.trim()
         .parse()
         .context("CRIU did not say which process it made")
+}
+
+/// The id of a process that has ended is in use until its parent has taken note of that. CRIU says
+/// so when it takes too long.
+fn wait_for_id(pid: i32) {
+    let deadline = Instant::now() + ID_DEADLINE;
+    while Tree::of(pid).is_ok_and(|tree| tree.has_ended()) && Instant::now() < deadline {
+        sleep(ID_TICK);
+    }
 }
 
 /// Which checkpoint is left when one cannot be used.
