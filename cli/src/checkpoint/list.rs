@@ -38,7 +38,7 @@ pub struct RmArgs {
 pub struct GcArgs {
     /// Only this job.
     job: Option<JobName>,
-    /// How many checkpoints of each job are kept [default: `keep` in [checkpoint] of the
+    /// How many checkpoints of each job are kept [default: `keep` in `[checkpoint]` of the
     /// configuration, or 2].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     keep: Option<u16>,

@@ -33,7 +33,7 @@ const NODE_DIRECTORY: &str = "/var/lib/harvestfs/checkpoint";
 pub struct CheckpointArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Directory of the checkpoints, on a mount of HarvestFS [default: `store` in [checkpoint] of
+    /// Directory of the checkpoints, on a mount of HarvestFS [default: `store` in `[checkpoint]` of
     /// the configuration].
     #[arg(
         long,
@@ -42,7 +42,7 @@ pub struct CheckpointArgs {
         value_name = "DIR"
     )]
     store: Option<PathBuf>,
-    /// The CRIU to run [default: `criu` in [checkpoint] of the configuration, or the one in PATH].
+    /// The CRIU to run [default: `criu` in `[checkpoint]` of the configuration, or the one in PATH].
     #[arg(long, env = "HARVESTFS_CRIU", global = true, value_name = "PATH")]
     criu: Option<PathBuf>,
     /// Where this node keeps the queue of its checkpoints and the bandwidths that it measured.
