@@ -17,9 +17,9 @@ pub enum PlacementRequest {
         /// A file whose blocks to explain, as an absolute path in the file system.
         file: Option<String>,
     },
-    /// Replaces the policy until the namenode restarts. Reply: [`PlacementReply::Done`].
+    /// Replaces the policy until the configuration names another one. Reply: [`PlacementReply::Done`].
     SetPolicy(String),
-    /// Changes the budgets of repair until the namenode restarts; what is `None` stays. Reply:
+    /// Changes the budgets of repair until the configuration changes; what is `None` stays. Reply:
     /// [`PlacementReply::Repair`].
     Repair(RepairChange),
     /// What would become of data if these servers were reimaged now. Reply:
@@ -28,7 +28,7 @@ pub enum PlacementRequest {
         /// Names of servers.
         servers: Vec<String>,
         /// Also copy elsewhere what they have, and give them nothing new, until
-        /// [`PlacementRequest::Release`], or until they are reimaged, or the namenode restarts.
+        /// [`PlacementRequest::Release`], or until they are reimaged.
         hold: bool,
     },
     /// Ends what `Impact` with `hold` began. Reply: [`PlacementReply::Done`].
@@ -194,6 +194,21 @@ pub struct RepairChange {
     pub per_volume: Option<u32>,
     /// See [`RepairLimits::at_once`].
     pub at_once: Option<u32>,
+}
+
+impl RepairChange {
+    /// The limits after the change.
+    #[must_use]
+    pub fn applied_to(&self, limits: RepairLimits) -> RepairLimits {
+        RepairLimits {
+            window_ms: limits.window_ms,
+            per_node: self.per_node.unwrap_or(limits.per_node),
+            urgent_per_node: self.urgent_per_node.unwrap_or(limits.urgent_per_node),
+            moves_per_node: self.moves_per_node.unwrap_or(limits.moves_per_node),
+            per_volume: self.per_volume.unwrap_or(limits.per_volume),
+            at_once: self.at_once.unwrap_or(limits.at_once),
+        }
+    }
 }
 
 /// What would become of data if servers were reimaged now.

@@ -28,8 +28,28 @@ fn report(cluster: &Cluster) -> Value {
     json(cluster, &["admin", "placement", "--json"])
 }
 
+/// The number of the server with the most replicas, and how many these are.
+fn fullest(cluster: &Cluster) -> (usize, u64) {
+    let replicas = |number| {
+        let status = cluster.node_status(number);
+        (number, status["replicas"].as_u64().expect("a count"))
+    };
+    (1..=9).map(replicas).max_by_key(|it| it.1).expect("nine")
+}
+
+/// Quota and use of a server's only volume, in bytes.
+fn space(cluster: &Cluster, number: usize) -> (u64, u64) {
+    let volume = &cluster.node_status(number)["volumes"][0];
+    let bytes = |name: &str| volume[name].as_u64().expect("bytes");
+    (bytes("quota_bytes"), bytes("used_bytes"))
+}
+
 fn write_files(mount: &Path, count: usize) {
-    for number in 0..count {
+    write_files_from(mount, 0, count);
+}
+
+fn write_files_from(mount: &Path, first: usize, count: usize) {
+    for number in first..first + count {
         let content = vec![number as u8; 3 << 20];
         fs::write(mount.join(format!("f{number}")), content).expect("write");
     }
@@ -128,20 +148,8 @@ fn a_server_is_reimaged_when_that_is_safe() {
     write_files(&mount, 12);
     // What is still being written cannot be copied elsewhere.
     cluster.stop("mnt");
-    let server = (1..=9)
-        .map(Cluster::datanode)
-        .max_by_key(|name| {
-            let nodes = json(&cluster, &["admin", "nodes", "--json"]);
-            let nodes = nodes.as_array().expect("nodes").clone();
-            let node = nodes.iter().find(|node| node["server"]["name"] == *name);
-            node.and_then(|node| node["replicas"].as_u64())
-        })
-        .expect("there are servers");
-    let number: usize = server
-        .rsplit('-')
-        .next()
-        .and_then(|it| it.parse().ok())
-        .expect("a number");
+    let (number, _) = fullest(&cluster);
+    let server = Cluster::datanode(number);
 
     let asked = cluster.command(&["admin", "safe-to-reimage", &server, "--json"]);
     assert_eq!(asked.status.code(), Some(1), "{asked:?}");
@@ -175,4 +183,122 @@ fn a_server_is_reimaged_when_that_is_safe() {
     cluster.start_datanode(number);
     cluster.wait_alive(9, DEADLINE);
     cluster.wait_healthy(DEADLINE);
+}
+
+#[test]
+fn an_owner_takes_space_back_and_returns_it() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = nine(2);
+    let mount = cluster.mount("mnt");
+    write_files(&mount, 12);
+    // What is still being written cannot be copied elsewhere.
+    cluster.stop("mnt");
+    let (number, replicas) = fullest(&cluster);
+    assert!(replicas >= 2, "{replicas}");
+    let server = Cluster::datanode(number);
+    let (configured_bytes, used_bytes) = space(&cluster, number);
+    let set = |bytes: u64, deadline: &str| {
+        let size = bytes.to_string();
+        cluster.output_of(&["admin", "quota", &server, &size, "--deadline", deadline])
+    };
+
+    // There is time: each replica is copied elsewhere before it goes.
+    let half_bytes = used_bytes / 2;
+    let said = set(half_bytes, "1h");
+    assert!(said.contains("to be freed"), "{said}");
+    wait_until("half of it is free", 2 * DEADLINE, || {
+        let fsck = cluster.fsck();
+        assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
+        let (quota_bytes, used_bytes) = space(&cluster, number);
+        assert_eq!(quota_bytes, half_bytes);
+        used_bytes <= half_bytes
+    });
+    cluster.wait_healthy(DEADLINE);
+
+    // There is none: what has a copy elsewhere goes at once, and is copied again from there. The
+    // quota outlives the datanode.
+    set(0, "0s");
+    cluster.kill(&server);
+    cluster.start_datanode(number);
+    wait_until("nothing is used", 2 * DEADLINE, || {
+        space(&cluster, number) == (0, 0)
+    });
+    cluster.wait_healthy(2 * DEADLINE);
+    let mount = cluster.mount("mnt");
+    check_files(&mount, 12);
+
+    // Space again: it is used again.
+    let size = configured_bytes.to_string();
+    cluster.output_of(&["admin", "quota", &server, &size]);
+    assert_eq!(space(&cluster, number).0, configured_bytes);
+    let mut files = 12;
+    wait_until("it has replicas again", 2 * DEADLINE, || {
+        write_files_from(&mount, files, 3);
+        files += 3;
+        cluster.node_status(number)["replicas"].as_u64() > Some(0)
+    });
+    check_files(&mount, files);
+
+    let unknown = cluster.command(&["admin", "quota", "nobody", "1GiB"]);
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said.contains("no server `nobody`"), "{said}");
+    let unknown = cluster.command(&["admin", "quota", "datanode-1", "1GiB", "--volume", "7"]);
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said.contains("has no volume"), "{said}");
+}
+
+#[test]
+fn what_an_operator_set_outlives_the_namenode() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = nine(2);
+    let mount = cluster.mount("mnt");
+    write_files(&mount, 12);
+    cluster.stop("mnt");
+    cluster.output_of(&["admin", "policy", "greedy"]);
+    cluster.output_of(&["admin", "repair", "--per-hour", "77"]);
+    let (number, _) = fullest(&cluster);
+    let server = Cluster::datanode(number);
+    let hold = [
+        "admin",
+        "safe-to-reimage",
+        &server,
+        "--hold",
+        "--timeout",
+        "0s",
+    ];
+    let held = cluster.command(&hold);
+    let said = String::from_utf8_lossy(&held.stderr).into_owned();
+    assert!(said.contains("not safe"), "{said}");
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.wait_alive(9, DEADLINE);
+
+    assert_eq!(cluster.output_of(&["admin", "policy"]).trim(), "greedy");
+    let limits = json(&cluster, &["admin", "repair", "--json"]);
+    assert_eq!(
+        (&limits["per_node"], &limits["at_once"]),
+        (&77.into(), &2.into())
+    );
+    // Nobody asks for it again, and it is emptied all the same.
+    wait_until("the server may be reimaged", 2 * DEADLINE, || {
+        let asked = cluster.command(&["admin", "safe-to-reimage", &server, "--json"]);
+        let impact: Value = serde_json::from_slice(&asked.stdout).expect("JSON");
+        impact["waiting"] == 0 && impact["lost"] == 0 && impact["exposed"] == 0
+    });
+
+    // Whoever edits the configuration means it.
+    cluster.stop("namenode");
+    let config = cluster.path("namenode/namenode.toml");
+    let text = fs::read_to_string(&config).expect("the configuration");
+    let edited = text.replace("[repair]\n", "[repair]\nper_hour = 50\n");
+    assert_ne!(edited, text);
+    fs::write(&config, edited).expect("written");
+    cluster.start_namenode();
+    let limits = json(&cluster, &["admin", "repair", "--json"]);
+    assert_eq!(limits["per_node"], 50);
+    assert_eq!(cluster.output_of(&["admin", "policy"]).trim(), "greedy");
 }

@@ -42,12 +42,12 @@ pub enum PlacementCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show the policy, or replace it until the namenode restarts.
+    /// Show the policy, or replace it until the configuration names another one.
     Policy {
         /// `stock`, `greedy`, `history` or `harvest`.
         name: Option<PolicyKind>,
     },
-    /// Show the budgets of repair, or change them until the namenode restarts.
+    /// Show the budgets of repair, or change them until the configuration does.
     Repair(RepairArgs),
     /// Tell whether servers may be reimaged; exit status 1 when data would be lost, or left with
     /// its last replica.

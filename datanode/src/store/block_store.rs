@@ -216,7 +216,7 @@ impl BlockStore {
         let chunks_max = layout::chunks_for(block_bytes).unwrap_or(u32::MAX);
         let mut refused = Vec::new();
         loop {
-            let (index, charge) = self.inventory.reserve(class, &refused)?;
+            let (index, charge) = self.inventory.reserve(class, origin, &refused)?;
             let result = self
                 .create_on(index, block, origin, chunks_max, charge)
                 .await;

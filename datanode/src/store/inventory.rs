@@ -147,7 +147,8 @@ impl Inventory {
     }
 
     /// Chooses a volume for a new replica and reserves what it takes at first: the class asked for
-    /// before others, then the most room for each writer.
+    /// before others; for a repair then the volume that received the fewest; then the most room for each
+    /// writer.
     ///
     /// # Errors
     /// [`StoreError::NoSpace`], or [`StoreError::Silent`] if a disk does not answer that may have
@@ -155,20 +156,29 @@ impl Inventory {
     pub(super) fn reserve(
         &self,
         class: Option<StorageClass>,
+        origin: Origin,
         refused: &[usize],
     ) -> Result<(usize, Charge), StoreError> {
-        let mut candidates: Vec<(bool, u64, usize)> = Vec::new();
+        let mut candidates: Vec<(bool, u64, u64, usize)> = Vec::new();
         for (index, volume) in self.volumes.iter().enumerate() {
             if volume.check_usable().is_ok() && !refused.contains(&index) {
                 let is_other_class = class.is_some_and(|class| class != volume.class());
                 let writers = u64::from(volume.writers.load(Ordering::Relaxed));
                 let room = volume.quota.available_bytes() / (1 + writers);
-                candidates.push((is_other_class, u64::MAX - room, index));
+                // They share what the namenode allows the server to receive.
+                let repairs = match origin {
+                    Origin::Repair => volume.repairs.load(Ordering::Relaxed),
+                    Origin::Pipeline => 0,
+                };
+                candidates.push((is_other_class, repairs, u64::MAX - room, index));
             }
         }
         candidates.sort_unstable();
-        let reserved = candidates.into_iter().find_map(|(_, _, index)| {
-            let charge = self.volumes[index].quota.reserve(REPLICA_OVERHEAD_BYTES)?;
+        let reserved = candidates.into_iter().find_map(|(_, _, _, index)| {
+            let volume = &self.volumes[index];
+            let charge = volume.quota.reserve(REPLICA_OVERHEAD_BYTES)?;
+            let repairs = u64::from(origin == Origin::Repair);
+            volume.repairs.fetch_add(repairs, Ordering::Relaxed);
             Some((index, charge))
         });
         reserved.ok_or_else(|| {

@@ -14,7 +14,8 @@ pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
 #[derive(Debug)]
 pub struct Quota {
     limit_bytes: AtomicU64,
-    used_bytes: AtomicU64,
+    /// What charges hold.
+    charged_bytes: AtomicU64,
 }
 
 impl Quota {
@@ -22,7 +23,7 @@ impl Quota {
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes: AtomicU64::new(limit_bytes),
-            used_bytes: AtomicU64::new(VOLUME_OVERHEAD_BYTES.min(limit_bytes)),
+            charged_bytes: AtomicU64::new(0),
         })
     }
 
@@ -44,7 +45,14 @@ impl Quota {
     /// What is reserved or used. More than the limit only if the limit was lowered below what is
     /// there.
     pub fn used_bytes(&self) -> u64 {
-        self.used_bytes.load(Ordering::Relaxed)
+        let overhead_bytes = Self::overhead_bytes(self.limit_bytes());
+        self.charged_bytes.load(Ordering::Relaxed) + overhead_bytes
+    }
+
+    /// The volume as such cannot be given up: with a lower limit than that, it counts as nothing but
+    /// the limit, and the quota is kept when all replicas are gone.
+    fn overhead_bytes(limit_bytes: u64) -> u64 {
+        VOLUME_OVERHEAD_BYTES.min(limit_bytes)
     }
 
     /// What may still be reserved.
@@ -63,7 +71,7 @@ impl Quota {
 
     /// Counts what is on the disk already, whatever the limit.
     pub fn count_existing(self: &Arc<Self>, bytes: u64) -> Charge {
-        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
         Charge {
             quota: self.clone(),
             bytes,
@@ -82,13 +90,13 @@ impl Charge {
     /// Reserves more; false, and nothing changes, if that would exceed the limit.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
-        let limit = self.quota.limit_bytes();
-        let grown =
-            self.quota
-                .used_bytes
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                    used.checked_add(bytes).filter(|&sum| sum <= limit)
-                });
+        let limit_bytes = self.quota.limit_bytes();
+        let room_bytes = limit_bytes - Quota::overhead_bytes(limit_bytes);
+        let charged = &self.quota.charged_bytes;
+        let grown = charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged_bytes| {
+            let sum_bytes = charged_bytes.checked_add(bytes);
+            sum_bytes.filter(|&sum_bytes| sum_bytes <= room_bytes)
+        });
         if grown.is_ok() {
             self.bytes += bytes;
         }
@@ -103,7 +111,9 @@ impl Charge {
     /// Releases what is above `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         let excess = self.bytes.saturating_sub(bytes);
-        self.quota.used_bytes.fetch_sub(excess, Ordering::Relaxed);
+        self.quota
+            .charged_bytes
+            .fetch_sub(excess, Ordering::Relaxed);
         self.bytes -= excess;
     }
 }
@@ -147,5 +157,17 @@ mod tests {
         assert!(quota.reserve(1).is_none());
         drop(existing);
         assert!(quota.reserve(10).is_some());
+    }
+
+    #[test]
+    fn a_limit_lowered_to_nothing_is_kept_once_all_replicas_are_gone() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        let existing = quota.reserve(60).unwrap();
+        quota.set_limit(0);
+        assert_eq!(quota.excess_bytes(), 60);
+        drop(existing);
+        assert_eq!((quota.excess_bytes(), quota.used_bytes()), (0, 0));
+        quota.set_limit(VOLUME_OVERHEAD_BYTES + 100);
+        assert_eq!(quota.available_bytes(), 100);
     }
 }

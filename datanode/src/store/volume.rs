@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -72,6 +72,8 @@ pub struct Volume {
     pub health: Health,
     /// Replicas being written.
     pub writers: AtomicU32,
+    /// Repairs that it was chosen to receive since it was opened.
+    pub repairs: AtomicU64,
     pulse: Arc<Pulse>,
     shrinking: Mutex<Shrinking>,
     disk: Arc<dyn Disk>,
@@ -166,6 +168,7 @@ impl Volume {
             }),
             health: Health::default(),
             writers: AtomicU32::new(0),
+            repairs: AtomicU64::new(0),
             pulse: Arc::default(),
             disk,
             workers,
@@ -283,14 +286,7 @@ impl Volume {
         time: Duration,
         configured_bytes: Option<u64>,
     ) -> Result<(), StoreError> {
-        self.quota.set_limit(quota_bytes);
-        let configured_bytes = {
-            let mut shrinking = self.shrinking();
-            shrinking.deadline = later(time);
-            shrinking.configured_bytes = configured_bytes.unwrap_or(shrinking.configured_bytes);
-            shrinking.configured_bytes
-        };
-        tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
+        let configured_bytes = configured_bytes.unwrap_or(self.configured_quota_bytes());
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let file = QuotaFile {
             configured_bytes,
@@ -302,7 +298,15 @@ impl Volume {
             file.write(&path)
                 .map_err(StoreError::disk("writing the quota of", &path))
         };
-        self.run(write).await
+        // First: once a heartbeat shows the quota, nobody tells it again after a crash.
+        let written = self.run(write).await;
+        *self.shrinking() = Shrinking {
+            configured_bytes,
+            deadline: later(time),
+        };
+        self.quota.set_limit(quota_bytes);
+        tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
+        written
     }
 
     /// What the configuration lets us use, in bytes, whatever holds instead.

@@ -1,6 +1,7 @@
 //! What a directory must be to become a volume, and what happens to those that are not.
 
 use std::fs;
+use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 use proptest::prelude::*;
@@ -208,4 +209,25 @@ proptest! {
             }
         });
     }
+}
+
+#[tokio::test]
+async fn volumes_share_the_repairs_of_their_server() {
+    let dir = tempfile::tempdir().unwrap();
+    // Most room is on the second one.
+    let opened: Vec<_> = (1..=3)
+        .map(|number| {
+            let path = dir.path().join(number.to_string());
+            let quota_bytes = if number == 2 { 1 << 30 } else { 1 << 28 };
+            Volume::open(&options(&path, quota_bytes), "dn1", Arc::new(RealDisk), 1).unwrap()
+        })
+        .collect();
+    let volumes: Vec<Arc<Volume>> = opened.iter().map(|(volume, _)| volume.clone()).collect();
+    let store = BlockStore::new(opened, BufferPool::new(16 << 20), 1 << 20);
+    for block in 0..9 {
+        let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
+        drop(created.await.unwrap());
+    }
+    let received = volumes.iter().map(|it| it.repairs.load(Ordering::Relaxed));
+    assert_eq!(received.collect::<Vec<_>>(), [3, 3, 3]);
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use harvestfs_placement::{Lanes, Location, Room};
+use harvestfs_placement::{Lane, Lanes, Location, Room};
 use harvestfs_protocol::{
     ids::NodeId,
     node::{Heartbeat, ServerDescription},
@@ -250,12 +250,14 @@ impl Cluster {
         let mut room = Room::default();
         let mut capacity: u32 = 0;
         let mut inventoried = true;
+        let mut volumes: u32 = 0;
         for &storage in &node.storages {
             let it = &self.table.storages[storage as usize];
             if !it.usable {
                 continue;
             }
             inventoried &= it.inventoried;
+            volumes += 1;
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
             let blocks = |bytes: u64| {
                 u32::try_from(bytes / self.options.block_bytes.max(1)).unwrap_or(u32::MAX)
@@ -273,7 +275,14 @@ impl Cluster {
         } else {
             0
         };
-        if received >= self.options.repairs_per_window && node.reopens_ms.is_none() {
+        // The datanode spreads what it receives over its volumes.
+        let options = &self.options;
+        let limit = |per_node: u32, lane| {
+            per_node.min(options.repairs_per_volume(lane).saturating_mul(volumes))
+        };
+        let repair_limit = limit(options.repairs_per_window, Lane::Repair);
+        let urgent_limit = limit(options.urgent_repairs_per_window, Lane::Urgent);
+        if received >= repair_limit && node.reopens_ms.is_none() {
             node.reopens_ms = node.as_target.falls_at_ms();
             if let Some(at_ms) = node.reopens_ms {
                 self.reopening.push(Reverse((at_ms, index)));
@@ -281,8 +290,8 @@ impl Cluster {
         }
         let lanes = Lanes {
             write: open,
-            repair: may_receive && received < self.options.repairs_per_window,
-            urgent: may_receive && received < self.options.urgent_repairs_per_window,
+            repair: may_receive && received < repair_limit,
+            urgent: may_receive && received < urgent_limit,
         };
         let coming = node.awaited + node.incoming.len() as u32;
         let id = node.id;

@@ -1,6 +1,7 @@
 //! The times and budgets of the cluster engine.
 
-use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_placement::Lane;
+use harvestfs_protocol::{limits::BLOCK_BYTES_MAX, placement::RepairLimits};
 
 /// Times, budgets and bounds; the defaults are for production. A cluster on one machine and tests
 /// scale them down.
@@ -120,5 +121,48 @@ impl Default for ClusterOptions {
             work_per_tick: 10_000,
             repairs_tried_per_tick: 1_000,
         }
+    }
+}
+
+impl ClusterOptions {
+    /// The budgets of repair among them.
+    #[must_use]
+    pub fn repair_limits(&self) -> RepairLimits {
+        RepairLimits {
+            window_ms: self.repair_window_ms,
+            per_node: self.repairs_per_window,
+            urgent_per_node: self.urgent_repairs_per_window,
+            moves_per_node: self.moves_per_window,
+            per_volume: self.repairs_per_volume_per_window,
+            at_once: self.repairs_in_flight_per_node,
+        }
+    }
+
+    /// Repairs per window that one volume takes part in, as source and as target each. Urgent ones
+    /// may take as many times more of a volume as of a node.
+    pub(super) fn repairs_per_volume(&self, lane: Lane) -> u32 {
+        let times = match lane {
+            Lane::Urgent => self.urgent_repairs_per_window / self.repairs_per_window.max(1),
+            Lane::Write | Lane::Repair => 1,
+        };
+        self.repairs_per_volume_per_window
+            .saturating_mul(times.max(1))
+    }
+
+    pub(super) fn set_repair_limits(&mut self, limits: &RepairLimits) {
+        let RepairLimits {
+            window_ms,
+            per_node,
+            urgent_per_node,
+            moves_per_node,
+            per_volume,
+            at_once,
+        } = *limits;
+        self.repair_window_ms = window_ms;
+        self.repairs_per_window = per_node;
+        self.urgent_repairs_per_window = urgent_per_node;
+        self.moves_per_window = moves_per_node;
+        self.repairs_per_volume_per_window = per_volume;
+        self.repairs_in_flight_per_node = at_once;
     }
 }

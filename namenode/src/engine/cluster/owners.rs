@@ -5,7 +5,7 @@ use harvestfs_protocol::{
     ids::{BlockId, NodeId, StorageId},
     limits::BLOCKS_PER_REPORT_MAX,
     node::NodeCommand,
-    placement::{ReimageImpact, RepairChange, RepairLimits},
+    placement::{ReimageImpact, RepairLimits},
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -109,6 +109,13 @@ impl Cluster {
         for slot in self.slots_on(index) {
             self.settle(slot);
         }
+    }
+
+    /// Whether [`Cluster::set_draining`] holds for a node.
+    #[must_use]
+    pub fn is_draining(&self, node: NodeId) -> bool {
+        self.node_index(node)
+            .is_some_and(|index| self.draining.contains(&index))
     }
 
     /// Has a node's volumes use no more than `quota_bytes` by a deadline, `deadline_ms` from now:
@@ -287,37 +294,13 @@ impl Cluster {
     /// The budgets of repair.
     #[must_use]
     pub fn repair_limits(&self) -> RepairLimits {
-        let options = &self.options;
-        RepairLimits {
-            window_ms: options.repair_window_ms,
-            per_node: options.repairs_per_window,
-            urgent_per_node: options.urgent_repairs_per_window,
-            moves_per_node: options.moves_per_window,
-            per_volume: options.repairs_per_volume_per_window,
-            at_once: options.repairs_in_flight_per_node,
-        }
+        self.options.repair_limits()
     }
 
     /// Changes the budgets of repair. What was used of them within the window still counts.
-    pub fn set_repair_limits(&mut self, now_ms: u64, change: &RepairChange) {
+    pub fn set_repair_limits(&mut self, now_ms: u64, limits: &RepairLimits) {
         self.advance(now_ms);
-        let options = &mut self.options;
-        let changes = [
-            (&mut options.repairs_per_window, change.per_node),
-            (
-                &mut options.urgent_repairs_per_window,
-                change.urgent_per_node,
-            ),
-            (&mut options.moves_per_window, change.moves_per_node),
-            (
-                &mut options.repairs_per_volume_per_window,
-                change.per_volume,
-            ),
-            (&mut options.repairs_in_flight_per_node, change.at_once),
-        ];
-        for (limit, new) in changes {
-            *limit = new.unwrap_or(*limit);
-        }
+        self.options.set_repair_limits(limits);
         for index in 0..self.nodes.len() {
             self.refresh_node(index as NodeIx);
         }

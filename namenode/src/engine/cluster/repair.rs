@@ -92,15 +92,7 @@ impl Cluster {
             _ if rank == MISPLACED => self.options.moves_per_window,
             Lane::Write | Lane::Repair => self.options.repairs_per_window,
         };
-        // Urgent repairs may take as many times more of a volume as of a node.
-        let volume_limit = match lane {
-            Lane::Urgent => {
-                let times = limit / self.options.repairs_per_window.max(1);
-                let per_volume = self.options.repairs_per_volume_per_window;
-                per_volume.saturating_mul(times.max(1))
-            }
-            Lane::Write | Lane::Repair => self.options.repairs_per_volume_per_window,
-        };
+        let volume_limit = self.options.repairs_per_volume(lane);
         let Some((source, volume)) = self.choose_source(slot, limit, volume_limit) else {
             self.wait_for_sources(slot, limit);
             return;

@@ -10,9 +10,11 @@ use harvestfs_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::operation::Operation;
+
 /// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
 /// inside it, is a change of it.
-pub const COMMAND_VERSION: u8 = 1;
+pub const COMMAND_VERSION: u8 = 2;
 
 /// A change of the namespace: one record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +84,8 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// An operator changed something while the cluster ran. Outcome: [`Outcome::Done`].
+    Operate(Operation),
 }
 
 /// Why bytes are not a command.

@@ -10,6 +10,7 @@
 //! | `command` | the commands, their encoding, outcomes and effects |
 //! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
+//! | `operation` | what operators changed while the cluster ran |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -24,6 +25,7 @@ mod content;
 mod directory;
 mod extents;
 mod inode;
+mod operation;
 mod permissions;
 mod query;
 mod rename;
@@ -48,6 +50,7 @@ use harvestfs_protocol::{
 };
 
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
+pub use operation::{Choice, Operation};
 pub use snapshot::SnapshotError;
 pub use views::{BlockView, Counts, Formatted, ServerView, SessionView};
 
@@ -55,6 +58,7 @@ use blocks::BlockTable;
 use directory::Directory;
 use extents::UseChanges;
 use inode::{Body, Inode, InodeTable};
+use operation::Operations;
 use rename::Place;
 use servers::{Server, ServerTable};
 use sessions::SessionTable;
@@ -68,6 +72,7 @@ pub struct Namespace {
     blocks: BlockTable,
     sessions: SessionTable,
     servers: ServerTable,
+    operations: Operations,
     /// Inodes without a name that somebody holds open.
     orphans: BTreeSet<InodeId>,
 
@@ -137,6 +142,10 @@ impl Namespace {
                 storages,
                 now,
             } => self.servers.register(server, storages, *now),
+            Command::Operate(operation) => {
+                self.operate(operation)?;
+                Ok(Outcome::Done)
+            }
             Command::OpenSession { client, now } => self.open_session(client, *now),
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
             Command::ReleaseOrphans { inodes, .. } => {

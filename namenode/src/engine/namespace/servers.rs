@@ -33,6 +33,8 @@ pub(super) struct Server {
     pub registered: Timestamp,
     /// One entry for each volume found reimaged, oldest first.
     pub reimages: VecDeque<Timestamp>,
+    /// Whether an operator has it emptied before it is reimaged.
+    pub held: bool,
 }
 
 impl Server {
@@ -43,6 +45,7 @@ impl Server {
             storages: &self.storages,
             registered: self.registered,
             reimages: self.reimages.iter().copied().collect(),
+            held: self.held,
         }
     }
 }
@@ -56,6 +59,10 @@ impl ServerTable {
         let node = *self.by_name.get(name)?;
         let index = (node.0 as usize).checked_sub(1)?;
         Some((node, self.servers.get(index)?))
+    }
+
+    pub fn get_mut(&mut self, node: NodeId) -> Option<&mut Server> {
+        self.servers.get_mut((node.0 as usize).checked_sub(1)?)
     }
 
     pub fn len(&self) -> usize {
@@ -76,7 +83,7 @@ impl ServerTable {
             .by_name
             .get(&description.name)
             .copied()
-            .and_then(|node| Some((node, self.servers.get_mut(node.0 as usize - 1)?)));
+            .and_then(|node| Some((node, self.get_mut(node)?)));
         if let Some((node, server)) = known {
             for _ in 0..reimaged(&server.storages, &storages) {
                 if server.reimages.len() == REIMAGES_MAX {
@@ -84,6 +91,8 @@ impl ServerTable {
                 }
                 server.reimages.push_back(now);
             }
+            // That was what it was held for.
+            server.held &= server.storages.iter().all(|it| storages.contains(it));
             server.description = description.clone();
             server.storages = storages;
             return Ok(Outcome::Node(node));
@@ -93,6 +102,7 @@ impl ServerTable {
             storages,
             registered: now,
             reimages: VecDeque::new(),
+            held: false,
         });
         node.map(Outcome::Node)
             .ok_or_else(|| FsError::Internal("there are too many servers".into()))

@@ -22,6 +22,7 @@ use super::{
     directory::Directory,
     extents::{Extents, Piece, UseChanges},
     inode::{Body, FileData, Inode, Slot},
+    operation::Operations,
     servers::Server,
     sessions::Session,
     settings::Settings,
@@ -29,7 +30,7 @@ use super::{
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
@@ -64,6 +65,7 @@ enum Record {
         formatted: Option<Formatted>,
         last_session: u64,
         last_block: u64,
+        operations: Operations,
     },
     Server(Server),
     Session {
@@ -253,6 +255,7 @@ impl Namespace {
             formatted: self.formatted,
             last_session: self.sessions.last,
             last_block: self.blocks.last(),
+            operations: self.operations.clone(),
         })?;
         for (_, server) in self.servers.iter() {
             frames.put(&Record::Server(server.clone()))?;
@@ -396,10 +399,12 @@ impl Reader {
                 formatted,
                 last_session,
                 last_block,
+                operations,
             } => {
                 namespace.formatted = formatted;
                 namespace.sessions.last = last_session;
                 namespace.blocks.set_last(last_block);
+                namespace.operations = operations;
                 true
             }
             Record::Server(server) => namespace.servers.push(server).is_some(),

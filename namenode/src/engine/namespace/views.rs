@@ -45,6 +45,8 @@ pub struct ServerView<'a> {
     pub registered: Timestamp,
     /// When its volumes were found reimaged, one entry for each volume, oldest first.
     pub reimages: Vec<Timestamp>,
+    /// Whether an operator has it emptied before it is reimaged.
+    pub held: bool,
 }
 
 /// A client's session.

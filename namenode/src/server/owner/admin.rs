@@ -105,7 +105,9 @@ impl Owner {
             AdminRequest::Snapshot => self.want_checkpoint(Purpose::Snapshot, responder),
             AdminRequest::Placement(request) => {
                 let reply = self.placement(request);
-                responder.send(&reply.map(|reply| Reply::Admin(AdminReply::Placement(reply))));
+                let record = self.undurable.last();
+                let reply = reply.map(|reply| Reply::Admin(AdminReply::Placement(reply)));
+                self.answer(responder, reply, record);
             }
             AdminRequest::History(request) => {
                 // It answers with what has happened until now.

@@ -178,6 +178,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         for server in self.namespace.servers() {
             self.cluster.add_server(server.node, server.server);
+            self.cluster.set_draining(now_ms, server.node, server.held);
             self.historian.server(server.node, history::known(&server));
         }
         for view in self.namespace.blocks() {
@@ -190,6 +191,7 @@ impl Owner {
                 .restored(now_ms, view.session, view.client.to_owned());
             self.leases.restored(now_ms, view.session);
         }
+        self.restore_operations();
         self.release_orphans_unless_missing();
     }
 

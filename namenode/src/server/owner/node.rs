@@ -106,6 +106,12 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.cluster
             .register(now_ms, node, server, &register.volumes);
+        // It may have been reimaged while the namenode did not run.
+        let held = self
+            .namespace
+            .server(&server.name)
+            .is_some_and(|it| it.held);
+        self.cluster.set_draining(now_ms, node, held);
         self.node_connections.insert(node, connection);
         self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {

@@ -6,10 +6,11 @@ use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
 use harvestfs_protocol::limits::BLOCKS_PER_REPORT_MAX;
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
 use harvestfs_protocol::name::Name;
-use harvestfs_protocol::placement::{PlacementReply, PlacementRequest};
+use harvestfs_protocol::placement::{PlacementReply, PlacementRequest, RepairChange};
 use harvestfs_protocol::types::Credentials;
 
 use super::Owner;
+use crate::engine::namespace::{Choice, Command, Operation};
 
 /// Most budget that can be set: more than any disk can do in a window.
 const REPAIRS_MAX: u32 = 1_000_000;
@@ -35,9 +36,12 @@ impl Owner {
             }
             PlacementRequest::SetPolicy(name) => {
                 let kind: PolicyKind = name.parse().map_err(|error| invalid(format!("{error}")))?;
-                let policy = kind.build(&self.options.placement);
-                self.cluster.set_policy(now_ms, policy);
-                tracing::info!(policy = kind.name(), "an operator changed the policy");
+                let choice = Choice {
+                    configured: self.options.policy.name().to_owned(),
+                    chosen: kind.name().to_owned(),
+                };
+                self.operate(Operation::Policy(choice))?;
+                self.choose_policy(kind);
                 Ok(PlacementReply::Done)
             }
             PlacementRequest::Repair(change) => {
@@ -55,24 +59,26 @@ impl Owner {
                 {
                     return Err(invalid(format!("a budget is at most {REPAIRS_MAX}")));
                 }
-                self.cluster.set_repair_limits(now_ms, &change);
-                let limits = self.cluster.repair_limits();
-                tracing::info!(?limits, "an operator set the budgets of repair");
+                let limits = change.applied_to(self.cluster.repair_limits());
+                if change != RepairChange::default() {
+                    self.operate(Operation::Repair(Choice {
+                        configured: self.options.cluster.repair_limits(),
+                        chosen: limits,
+                    }))?;
+                    self.cluster.set_repair_limits(now_ms, &limits);
+                    tracing::info!(?limits, "an operator set the budgets of repair");
+                }
                 Ok(PlacementReply::Repair(limits))
             }
             PlacementRequest::Impact { servers, hold } => {
                 let nodes = self.nodes_named(&servers)?;
                 if hold {
-                    for &node in &nodes {
-                        self.cluster.set_draining(now_ms, node, true);
-                    }
+                    self.hold_servers(&servers, true)?;
                 }
                 Ok(PlacementReply::Impact(self.cluster.reimage_impact(&nodes)))
             }
             PlacementRequest::Release { servers } => {
-                for node in self.nodes_named(&servers)? {
-                    self.cluster.set_draining(now_ms, node, false);
-                }
+                self.hold_servers(&servers, false)?;
                 Ok(PlacementReply::Done)
             }
             PlacementRequest::SetQuota {
@@ -95,6 +101,48 @@ impl Owner {
                 Ok(PlacementReply::Done)
             }
         }
+    }
+
+    /// What operators chose before the restart.
+    pub(super) fn restore_operations(&mut self) {
+        let configured = self.options.policy.name().to_owned();
+        let chosen = self.namespace.chosen_policy();
+        // A name that no policy has was written by another release: the configuration holds.
+        let kind = chosen.and_then(|it| it.instead_of(&configured)?.parse().ok());
+        if let Some(kind) = kind {
+            self.choose_policy(kind);
+        }
+        let configured = self.options.cluster.repair_limits();
+        let chosen = self.namespace.chosen_repair();
+        if let Some(&limits) = chosen.and_then(|it| it.instead_of(&configured)) {
+            let now_ms = self.clock.now_ms();
+            self.cluster.set_repair_limits(now_ms, &limits);
+            tracing::info!(?limits, "an operator's budgets of repair hold");
+        }
+    }
+
+    fn choose_policy(&mut self, kind: PolicyKind) {
+        let policy = kind.build(&self.options.placement);
+        let now_ms = self.clock.now_ms();
+        self.cluster.set_policy(now_ms, policy);
+        tracing::info!(policy = kind.name(), "an operator's choice of policy holds");
+    }
+
+    fn hold_servers(&mut self, servers: &[String], held: bool) -> Result<(), FsError> {
+        let now_ms = self.clock.now_ms();
+        for node in self.nodes_named(servers)? {
+            // Whoever waits until it is safe asks again and again.
+            if self.cluster.is_draining(node) != held {
+                self.operate(Operation::Hold { node, held })?;
+                self.cluster.set_draining(now_ms, node, held);
+            }
+        }
+        Ok(())
+    }
+
+    /// Journals an operator's change.
+    fn operate(&mut self, operation: Operation) -> Result<(), FsError> {
+        self.execute(&Command::Operate(operation), true).map(|_| ())
     }
 
     fn nodes_named(&self, servers: &[String]) -> Result<Vec<NodeId>, FsError> {

@@ -1,9 +1,9 @@
 //! The encoding of commands.
 
 use super::*;
-use crate::engine::namespace::{COMMAND_VERSION, DecodeError};
+use crate::engine::namespace::{COMMAND_VERSION, DecodeError, Operation};
 use harvestfs_protocol::{
-    ids::StorageId,
+    ids::{NodeId, StorageId},
     meta::{FallocateMode, SetTime, SetXattrMode},
     node::ServerDescription,
 };
@@ -65,6 +65,10 @@ fn samples() -> Vec<Command> {
         storages: vec![StorageId(u128::MAX)],
         now: Timestamp(5),
     });
+    commands.push(Command::Operate(Operation::Hold {
+        node: NodeId(3),
+        held: true,
+    }));
     commands
 }
 
@@ -91,7 +95,7 @@ fn the_encoding_stays_as_it_is() {
             name: name("x"),
         },
     };
-    let golden = [1, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
+    let golden = [2, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
     assert_eq!(command.encode().unwrap(), golden);
 }
 

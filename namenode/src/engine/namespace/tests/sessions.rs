@@ -1,6 +1,7 @@
 //! Sessions, exactly-once mutations, and registered servers.
 
 use super::*;
+use crate::engine::namespace::{Choice, Operation};
 use harvestfs_protocol::{
     ids::{NodeId, StorageId},
     limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, VOLUMES_PER_NODE_MAX},
@@ -248,4 +249,40 @@ fn servers_keep_their_numbers_and_reimages_are_counted() {
             Err(FsError::InvalidArgument(_))
         ));
     }
+}
+
+#[test]
+fn what_operators_changed_is_remembered_until_it_is_meant_no_more() {
+    let mut fixture = Fixture::new();
+    let node = register(&mut fixture, "a", &[1, 2]).unwrap();
+    let hold = |node, held| Command::Operate(Operation::Hold { node, held });
+    let held = |fixture: &Fixture| fixture.namespace.server("a").unwrap().held;
+    assert!(matches!(
+        fixture.apply(&hold(NodeId(2), true)),
+        Err(FsError::InvalidArgument(_))
+    ));
+    fixture.apply(&hold(node, true)).unwrap();
+    let choice = Choice {
+        configured: "harvest".to_owned(),
+        chosen: "stock".to_owned(),
+    };
+    let policy = Command::Operate(Operation::Policy(choice.clone()));
+    fixture.apply(&policy).unwrap();
+
+    let bytes = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
+    assert_eq!(fixture.namespace.chosen_policy(), Some(&choice));
+    assert_eq!(
+        choice.instead_of(&"harvest".to_owned()),
+        Some(&"stock".to_owned())
+    );
+    assert_eq!(choice.instead_of(&"greedy".to_owned()), None);
+    // It comes back as it was, with one more volume: still held. Then a volume is reimaged.
+    for (storages, wanted) in [(&[1, 2][..], true), (&[1, 2, 3], true), (&[1, 3, 4], false)] {
+        register(&mut fixture, "a", storages).unwrap();
+        assert_eq!(held(&fixture), wanted, "{storages:?}");
+    }
+    fixture.apply(&hold(node, true)).unwrap();
+    fixture.apply(&hold(node, false)).unwrap();
+    assert!(!held(&fixture));
 }

@@ -1,0 +1,84 @@
+//! What operators changed while the cluster ran, so that it outlives a restart.
+
+use harvestfs_protocol::{error::FsError, ids::NodeId, placement::RepairLimits};
+use serde::{Deserialize, Serialize};
+
+/// Longest name of a policy in bytes: they are words.
+const POLICY_BYTES_MAX: usize = 64;
+
+/// What an operator chose instead of what was configured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice<T> {
+    /// What the configuration said then. Once it says something else, that holds: whoever edits it
+    /// later means it.
+    pub configured: T,
+    /// What holds until then.
+    pub chosen: T,
+}
+
+impl<T: PartialEq> Choice<T> {
+    /// What holds while the configuration says this; none when that does.
+    #[must_use]
+    pub fn instead_of(&self, configured: &T) -> Option<&T> {
+        (self.configured == *configured).then_some(&self.chosen)
+    }
+}
+
+/// An operator's change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Which servers replicas go to: the name of a policy.
+    Policy(Choice<String>),
+    /// The budgets of repair.
+    Repair(Choice<RepairLimits>),
+    /// Whether a server gets nothing new and what it has is copied elsewhere. Ends by itself when
+    /// one of its volumes is reimaged or taken away.
+    Hold {
+        /// The server's number.
+        node: NodeId,
+        /// Whether.
+        held: bool,
+    },
+}
+
+/// What holds of the changes, beside what the table of servers says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Operations {
+    pub policy: Option<Choice<String>>,
+    pub repair: Option<Choice<RepairLimits>>,
+}
+
+impl super::Namespace {
+    /// What an operator chose instead of the configured policy.
+    #[must_use]
+    pub fn chosen_policy(&self) -> Option<&Choice<String>> {
+        self.operations.policy.as_ref()
+    }
+
+    /// What an operator chose instead of the configured budgets of repair.
+    #[must_use]
+    pub fn chosen_repair(&self) -> Option<&Choice<RepairLimits>> {
+        self.operations.repair.as_ref()
+    }
+
+    pub(super) fn operate(&mut self, operation: &Operation) -> Result<(), FsError> {
+        match operation {
+            Operation::Policy(choice) => {
+                let names = [&choice.configured, &choice.chosen];
+                if names.iter().any(|name| name.len() > POLICY_BYTES_MAX) {
+                    return Err(FsError::InvalidArgument(format!(
+                        "the name of a policy has at most {POLICY_BYTES_MAX} bytes"
+                    )));
+                }
+                self.operations.policy = Some(choice.clone());
+            }
+            Operation::Repair(choice) => self.operations.repair = Some(choice.clone()),
+            Operation::Hold { node, held } => {
+                let server = self.servers.get_mut(*node);
+                let unknown = || FsError::InvalidArgument(format!("there is no server {node}"));
+                server.ok_or_else(unknown)?.held = *held;
+            }
+        }
+        Ok(())
+    }
+}
