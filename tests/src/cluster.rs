@@ -169,9 +169,16 @@ impl Cluster {
 
     /// Starts a datanode; they are numbered from 1.
     pub fn start_datanode(&mut self, number: usize) {
+        self.start_datanode_with(number, &[]);
+    }
+
+    /// Starts a datanode with more flags.
+    pub fn start_datanode_with(&mut self, number: usize, flags: &[&str]) {
         let name = datanode(number);
         let config = self.path(&name).join("datanode.toml");
-        self.start_part(&name, &["datanode".as_ref(), "--config".as_ref(), &config]);
+        let mut arguments: Vec<&Path> = vec!["datanode".as_ref(), "--config".as_ref(), &config];
+        arguments.extend(flags.iter().map(Path::new));
+        self.start_part(&name, &arguments);
     }
 
     /// Mounts it; `name` tells mounts apart. Returns where.

@@ -1,14 +1,16 @@
 //! Primary tenants that come and go: reads fail over, writes go elsewhere, and not a byte is lost.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::Write,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use serde_json::Value;
 
-const DATANODES: usize = 6;
+const DATANODES: usize = 9;
 /// Seconds for which each primary needs its server, one after the other.
 const TURN_S: usize = 4;
 /// A sample of five minutes passes in a second.
@@ -32,7 +34,7 @@ fn turns() -> String {
 }
 
 /// Starts a datanode again, with another primary tenant.
-fn set_primary(cluster: &mut Cluster, number: usize, lines: &str) {
+fn set_primary(cluster: &mut Cluster, number: usize, lines: &str, flags: &[&str]) {
     cluster.stop(&Cluster::datanode(number));
     let path = cluster
         .path(&Cluster::datanode(number))
@@ -41,61 +43,96 @@ fn set_primary(cluster: &mut Cluster, number: usize, lines: &str) {
     let config = config.replace("[primary]\nsource = \"none\"\n", lines);
     assert!(config.contains(lines), "{config}");
     fs::write(&path, config).expect("it can be written");
-    cluster.start_datanode(number);
+    cluster.start_datanode_with(number, flags);
 }
 
-fn busy_nodes(cluster: &Cluster) -> Vec<u64> {
-    (1..=DATANODES as u64)
-        .filter(|&number| cluster.node_status(number as usize)["busy"] == true)
-        .collect()
+fn busy_nodes(cluster: &Cluster) -> Vec<usize> {
+    let nodes = cluster.output_of(&["admin", "nodes", "--json"]);
+    let nodes: Vec<Value> = serde_json::from_str(&nodes).expect("JSON");
+    let is_busy = |number: &usize| {
+        let name = Cluster::datanode(*number);
+        let busy = |node: &Value| node["server"]["name"] == name.as_str() && node["busy"] == true;
+        nodes.iter().any(busy)
+    };
+    (1..=DATANODES).filter(is_busy).collect()
 }
 
 #[test]
-fn primaries_take_turns_and_no_byte_is_lost() {
+fn every_primary_goes_through_a_day_and_no_byte_is_lost() {
     if !can_mount() {
         return;
     }
+    // Each server of an owner of its own: one for each cell of the grid.
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: DATANODES,
         block_size: "4MiB",
+        policy: "harvest",
         ..ClusterOptions::default()
     });
     let trace = cluster.path("turns.csv");
     fs::write(&trace, turns()).expect("it can be written");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ms = now.expect("the clock is past 1970").as_millis().to_string();
     for number in 1..=DATANODES {
         let lines = format!(
             "[primary]\nsource = \"trace\"\ntrace = \"../turns.csv\"\nseries = \"server-{number}\"\n\
              trace_speed = {SPEED}.0\nsettle_s = 0.5\n"
         );
-        set_primary(&mut cluster, number, &lines);
+        // They all act out the same day.
+        set_primary(&mut cluster, number, &lines, &["--trace-began", &now_ms]);
     }
+    cluster.wait_alive(DATANODES as u64, Duration::from_secs(60));
     let mount = cluster.mount("mnt");
 
-    // A whole round of turns and a bit, in which files are written and read.
-    let end = Instant::now() + Duration::from_secs((DATANODES * TURN_S + 4) as u64);
-    let mut seen_busy = std::collections::BTreeSet::new();
+    // Files are written and read until every server has been seen busy.
+    let length = |number: u64| {
+        if number.is_multiple_of(3) {
+            6 << 20
+        } else {
+            30_000
+        }
+    };
+    let mut unseen: BTreeSet<usize> = (1..=DATANODES).collect();
     let mut files = 0;
-    while Instant::now() < end {
+    let end = Instant::now() + Duration::from_secs(300);
+    while !unseen.is_empty() {
+        assert!(Instant::now() < end, "never seen busy: {unseen:?}");
         let path = mount.join(format!("file-{files}"));
-        let length = if files % 3 == 0 { 6 << 20 } else { 30_000 };
         let mut file = File::create(&path).expect("a file");
-        file.write_all(&Pattern { seed: files }.bytes(length))
+        file.write_all(&Pattern { seed: files }.bytes(length(files)))
             .expect("written");
         file.sync_all().expect("acknowledged");
         let back = files / 2;
-        let length = if back % 3 == 0 { 6 << 20 } else { 30_000 };
-        Pattern { seed: back }.check_file(&mount.join(format!("file-{back}")), length);
-        seen_busy.extend(busy_nodes(&cluster));
+        let path = mount.join(format!("file-{back}"));
+        Pattern { seed: back }.check_file(&path, length(back) as u64);
+        for busy in busy_nodes(&cluster) {
+            unseen.remove(&busy);
+        }
+        assert_diverse(&cluster);
         files += 1;
     }
-    assert!(seen_busy.len() >= 3, "busy were only {seen_busy:?}");
     for number in 0..files {
-        let length = if number % 3 == 0 { 6 << 20 } else { 30_000 };
-        Pattern { seed: number }.check_file(&mount.join(format!("file-{number}")), length);
+        let path = mount.join(format!("file-{number}"));
+        Pattern { seed: number }.check_file(&path, length(number) as u64);
     }
+    cluster.stop("mnt");
+    wait_until("all blocks are sealed", Duration::from_secs(60), || {
+        assert_diverse(&cluster) >= files / 3
+    });
     let fsck = cluster.fsck();
     assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
-    cluster.stop("mnt");
+}
+
+/// No sealed block has two replicas in one environment, machine function or rack, or in one row or
+/// column of its round. Returns how many there are.
+fn assert_diverse(cluster: &Cluster) -> u64 {
+    let report = cluster.output_of(&["admin", "placement", "--json"]);
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["misplaced_blocks"], 0, "{report:#}");
+    let scores = report["blocks_by_score"].as_array().expect("scores");
+    let sealed: u64 = scores.iter().filter_map(Value::as_u64).sum();
+    assert_eq!(scores[5].as_u64(), Some(sealed), "{scores:?}");
+    sealed
 }
 
 #[test]
@@ -111,7 +148,7 @@ fn when_all_are_busy_an_operation_fails_in_time_and_then_works_again() {
     fs::write(cluster.path("full.csv"), "series,values\nfull,9900\n").expect("a trace");
     for number in 1..=3 {
         let lines = "[primary]\nsource = \"trace\"\ntrace = \"../full.csv\"\n";
-        set_primary(&mut cluster, number, lines);
+        set_primary(&mut cluster, number, lines, &[]);
     }
     wait_until("all are busy", Duration::from_secs(20), || {
         (1..=3).all(|number| cluster.node_status(number)["busy"] == true)
