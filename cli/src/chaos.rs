@@ -1,13 +1,17 @@
 //! `harvestfs chaos`: faults on a real cluster.
 
-use std::{path::PathBuf, sync::atomic::AtomicBool};
+use std::{path::PathBuf, sync::atomic::AtomicBool, thread::available_parallelism};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_chaos::live::{self, LiveError, Options, Plan, Progress, Scenario};
+use harvestfs_chaos::live::{self, LiveError, Options, Plan, Progress, Scenario, SlowdownOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::simulate::{interrupts, write_file};
+use crate::{
+    config::Priority,
+    priority,
+    simulate::{interrupts, write_file},
+};
 
 /// Arguments of `harvestfs chaos`.
 #[derive(Debug, Args)]
@@ -28,6 +32,17 @@ enum ChaosCommand {
         /// Decides everything that is left to chance [default: the scenario's].
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
+    },
+    /// Measure what HarvestFS costs a primary tenant that computes on the same machine: in turns,
+    /// the primary is alone, and shares the machine with five datanodes at work.
+    Slowdown {
+        /// Threads of the primary [default: half of the CPUs: with more it counts as busy, and
+        /// accesses would be denied].
+        #[arg(long, value_name = "N")]
+        threads: Option<usize>,
+        /// Pairs of turns; each takes five seconds.
+        #[arg(long, value_name = "N", default_value_t = 15)]
+        pairs: usize,
     },
 }
 
@@ -57,6 +72,7 @@ struct RunArgs {
 pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     match &args.command {
         ChaosCommand::Run(args) => run_scenario(args),
+        ChaosCommand::Slowdown { threads, pairs } => measure_slowdown(*threads, *pairs),
         ChaosCommand::Plan { scenario, seed } => {
             let scenario = Scenario::load(scenario)?;
             let plan = Plan::new(&scenario, seed.unwrap_or(scenario.seed));
@@ -65,6 +81,42 @@ pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+fn measure_slowdown(threads: Option<usize>, pairs: usize) -> anyhow::Result<()> {
+    let interrupted = interrupts()?;
+    let binary = std::env::current_exe().context("where is this program?")?;
+    let directory = temporary_directory()?;
+    let threads = match threads {
+        Some(threads) => threads,
+        None => available_parallelism()?.get().div_ceil(2),
+    };
+    let options = SlowdownOptions {
+        binary: &binary,
+        directory: directory.path(),
+        threads,
+        pairs,
+        yield_to_others: &|| priority::apply(Priority::Idle),
+        interrupted: &interrupted,
+    };
+    let slowdown = live::measure_slowdown(&options, &mut |percent| {
+        println!("slower by {percent:>5.1} %");
+    })?;
+    println!(
+        "A primary of {threads} threads is slower by {:.1} % (median of {} pairs of turns) while \
+         clients do {:.0} operations per second.",
+        slowdown.median_percent(),
+        slowdown.percents.len(),
+        slowdown.operations_per_s
+    );
+    Ok(())
+}
+
+fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("harvestfs-chaos-")
+        .tempdir()
+        .context("no temporary directory")
 }
 
 fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
@@ -82,10 +134,7 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
             std::path::absolute(directory)?
         }
         None => {
-            let made = tempfile::Builder::new()
-                .prefix("harvestfs-chaos-")
-                .tempdir()
-                .context("no temporary directory")?;
+            let made = temporary_directory()?;
             let path = made.path().to_owned();
             temporary = Some(made);
             path

@@ -12,6 +12,7 @@ use std::{
 
 use super::{
     LiveError,
+    disk::{self, Mounted, SlowDisk},
     ledger::{self, Contents},
     network::{self, Home, Network},
     plan::{Part, Plan},
@@ -45,8 +46,10 @@ pub(crate) struct Cluster<'a> {
     pub namenode: SocketAddr,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
+    /// Disks that can be made slow. They lie on others.
+    slow: BTreeMap<usize, SlowDisk>,
     /// Disks of memory.
-    mounted: Vec<PathBuf>,
+    mounted: Vec<Mounted>,
     /// Of each server.
     pub conditions: Vec<Condition>,
     /// When the primaries began, in milliseconds since 1970; none when nobody looks at them.
@@ -81,6 +84,7 @@ impl<'a> Cluster<'a> {
             namenode,
             network,
             parts: BTreeMap::new(),
+            slow: BTreeMap::new(),
             mounted: Vec::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
             primaries_began: None,
@@ -124,19 +128,21 @@ impl<'a> Cluster<'a> {
                 "--primary-source",
                 "none",
                 "--priority",
-                "normal",
+                spec.priority.name(),
                 "--volume",
                 &format!("volume={}MiB", spec.quota_mib),
             ])?;
-            let fills = |event: &super::plan::Event| {
-                event.kind == Kind::FullDisk && event.part == Part::Server(number)
-            };
-            if plan.events.iter().any(fills) {
-                let volume = cluster.volume(number);
+            let volume = cluster.volume(number);
+            if plan.hits(number, Kind::FullDisk) || plan.hits(number, Kind::SlowDisk) {
                 fs::create_dir_all(&volume)
                     .map_err(LiveError::io(format!("make {}", volume.display())))?;
-                network::mount_disk(&volume, spec.quota_mib)?;
-                cluster.mounted.push(volume);
+            }
+            if plan.hits(number, Kind::FullDisk) {
+                let mounted = disk::mount_disk(&volume, spec.quota_mib)?;
+                cluster.mounted.push(mounted);
+            }
+            if plan.hits(number, Kind::SlowDisk) {
+                cluster.slow.insert(number, SlowDisk::new(&volume)?);
             }
         }
         Ok(cluster)
@@ -193,7 +199,7 @@ impl<'a> Cluster<'a> {
 
     /// Lays out what the primaries do; datanodes that are started from now on watch them.
     pub fn begin_primaries(&mut self, loads: &Loads, plan: &Plan) -> Result<(), LiveError> {
-        if !self.variant.denial || !(loads.any() || plan.has(Kind::Busy)) {
+        if !self.variant.denial || !(loads.any() || plan.has(|kind| kind == Kind::Busy)) {
             return Ok(());
         }
         let path = self.path("primaries.csv");
@@ -342,6 +348,27 @@ impl<'a> Cluster<'a> {
         }
     }
 
+    /// Has so many of a hundred frames from and to a server be lost; 0 ends that.
+    pub fn set_loss(&self, server: usize, percent: u32) {
+        if let Some(network) = self.network {
+            network.set_loss(server, percent);
+        }
+    }
+
+    /// Has frames from and to a server come so late; 0 ends that.
+    pub fn set_delay(&self, server: usize, ms: u32) {
+        if let Some(network) = self.network {
+            network.set_delay(server, ms);
+        }
+    }
+
+    /// How long each access to a server's disk takes; 0 for as fast as it is.
+    pub fn set_slow(&self, server: usize, ms: u32) {
+        if let Some(disk) = self.slow.get(&server) {
+            disk.set_delay(ms);
+        }
+    }
+
     /// What is on a disk.
     pub fn contents(&self, server: usize) -> Result<Contents, LiveError> {
         let volume = self.volume(server);
@@ -392,14 +419,9 @@ impl<'a> Cluster<'a> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // What runs there keeps a disk in use.
+        // What runs there keeps a disk in use, and a slow disk lies on another.
         self.parts.clear();
-        for disk in &self.mounted {
-            let flags = rustix::mount::UnmountFlags::DETACH;
-            if let Err(error) = rustix::mount::unmount(disk, flags) {
-                // It goes with the mount table of this process.
-                eprintln!("harvestfs: cannot unmount {}: {error}", disk.display());
-            }
-        }
+        self.slow.clear();
+        self.mounted.clear();
     }
 }

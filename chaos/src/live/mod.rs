@@ -4,24 +4,30 @@
 //! - [`plan`]: what happens when: a pure function of scenario and seed;
 //! - `cluster`, `process`: the processes, each datanode with a directory of its own;
 //! - `workload`, `model`: clients, and what they were promised;
-//! - `ledger`: which replica lay where and when it went, seen from outside;
+//! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
+//! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
+//! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
 //! - [`run()`]: one run, from the start to the comparison with the model;
 //! - [`report`]: what came of it, as a table, JSON and one HTML page.
 
 mod admin;
 mod cluster;
+mod disk;
 mod error;
 mod ledger;
 mod model;
 mod network;
 pub mod plan;
 mod primary;
+mod probe;
 mod process;
 pub mod report;
 mod rot;
 mod run;
 pub mod scenario;
+mod slowdown;
 mod verify;
+mod watch;
 mod workload;
 
 pub use error::LiveError;
@@ -29,3 +35,4 @@ pub use ledger::{Change, Fate};
 pub use plan::Plan;
 pub use run::{Options, Progress, run};
 pub use scenario::{Scenario, ScenarioError};
+pub use slowdown::{Slowdown, SlowdownOptions, measure as measure_slowdown};

@@ -1,11 +1,12 @@
-//! A network of its own for each server, so that links can be cut, and a mount table of its own
-//! for the run, so that disks can be full.
+//! A network of its own for each server, so that links can be cut, lossy and slow.
 //!
 //! Namespaces are held by threads, links are TAP devices whose other end this process holds, and
 //! frames go from one to the other through a switch in this process. So nothing is left behind
 //! whatever becomes of the process: no name, no rule, no interface outlives its last thread.
 
 use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
     fs::File,
     io::{self, Read, Write},
     os::fd::AsRawFd,
@@ -16,11 +17,14 @@ use std::{
         mpsc,
     },
     thread,
+    time::{Duration, Instant},
 };
 
+use rand::RngExt;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::LiveError;
+use crate::random;
 
 /// Where a process runs.
 #[derive(Clone, Debug)]
@@ -56,9 +60,25 @@ impl Home {
 #[derive(Debug)]
 pub(crate) struct Network {
     homes: Vec<Home>,
-    /// On which side of a partition a port is: 0 is the namenode's and the clients' side.
-    sides: Arc<Vec<AtomicU32>>,
+    links: Arc<Vec<Link>>,
 }
+
+/// What is wrong with the link of a port.
+#[derive(Debug, Default)]
+struct Link {
+    /// On which side of a partition it is: 0 is the namenode's and the clients' side.
+    side: AtomicU32,
+    /// Of a hundred frames, so many are lost, in each direction.
+    loss_percent: AtomicU32,
+    /// Frames come so late, in each direction.
+    delay_ms: AtomicU32,
+}
+
+/// A frame that is late: when it is due, where it goes, and its bytes.
+type Late = Reverse<(Instant, usize, Vec<u8>)>;
+
+/// Frames that may be on their way; more are lost, as in the queue of a switch.
+const LATE_FRAMES_MAX: usize = 4_096;
 
 /// The address of a port: 0 for the namenode and the clients, then the servers.
 pub(crate) fn address(port: usize) -> [u8; 4] {
@@ -70,10 +90,11 @@ pub(crate) fn address(port: usize) -> [u8; 4] {
 impl Network {
     /// Moves this thread into a network of its own, and makes one for each server. Threads that are
     /// started later share this thread's network; those that run already do not.
-    pub fn new(servers: usize) -> Result<Self, LiveError> {
+    /// Which frames a lossy link loses is drawn from `seed`.
+    pub fn new(servers: usize, seed: u64) -> Result<Self, LiveError> {
         let refused = |error: io::Error| {
             LiveError::Machine(format!(
-                "partitions need network namespaces and TAP devices, that is root and \
+                "partitions, loss and delay need network namespaces and TAP devices, that is root and \
                  /dev/net/tun and the program `ip` ({error})"
             ))
         };
@@ -108,17 +129,29 @@ impl Network {
             );
             homes.push(Home::Namespace(home));
         }
-        let sides: Arc<Vec<AtomicU32>> =
-            Arc::new(ports.iter().map(|_| AtomicU32::new(0)).collect());
+        let links: Arc<Vec<Link>> = Arc::new(ports.iter().map(|_| Link::default()).collect());
         let ports = Arc::new(ports);
-        for port in 0..ports.len() {
-            let (ports, sides) = (Arc::clone(&ports), Arc::clone(&sides));
+        let (late, arriving) = mpsc::sync_channel(LATE_FRAMES_MAX);
+        {
+            let ports = Arc::clone(&ports);
             thread::Builder::new()
-                .name(format!("switch-{port}"))
-                .spawn(move || forward(&ports, &sides, port))
+                .name("late".into())
+                .spawn(move || deliver_late(&ports, &arriving))
                 .map_err(refused)?;
         }
-        Ok(Self { homes, sides })
+        for port in 0..ports.len() {
+            let mut switch = Switch {
+                ports: Arc::clone(&ports),
+                links: Arc::clone(&links),
+                late: late.clone(),
+                rng: random::stream(seed, &format!("link {port}")),
+            };
+            thread::Builder::new()
+                .name(format!("switch-{port}"))
+                .spawn(move || switch.forward(port))
+                .map_err(refused)?;
+        }
+        Ok(Self { homes, links })
     }
 
     /// Where a server's processes run.
@@ -128,9 +161,25 @@ impl Network {
 
     /// Cuts a server off from all that are not cut off, or ends that.
     pub fn set_cut(&self, server: usize, cut: bool) {
-        if let Some(side) = self.sides.get(server + 1) {
-            side.store(u32::from(cut), Ordering::Relaxed);
-        }
+        self.link(server)
+            .side
+            .store(u32::from(cut), Ordering::Relaxed);
+    }
+
+    /// Has so many of a hundred frames from and to a server be lost.
+    pub fn set_loss(&self, server: usize, percent: u32) {
+        let loss = &self.link(server).loss_percent;
+        loss.store(percent, Ordering::Relaxed);
+    }
+
+    /// Has all frames from and to a server come so late.
+    pub fn set_delay(&self, server: usize, ms: u32) {
+        self.link(server).delay_ms.store(ms, Ordering::Relaxed);
+    }
+
+    fn link(&self, server: usize) -> &Link {
+        // Port 0 is the namenode's.
+        &self.links[server + 1]
     }
 }
 
@@ -187,21 +236,75 @@ fn open_tap() -> io::Result<File> {
 /// Largest frame on a link.
 const FRAME_BYTES_MAX: usize = 9_100;
 
-/// Takes what comes from one port to where it goes, until the process ends.
-fn forward(ports: &[File], sides: &[AtomicU32], from: usize) {
-    let mut frame = [0; FRAME_BYTES_MAX];
-    while let Ok(length) = (&ports[from]).read(&mut frame) {
-        let Some(destination) = frame.get(..length).and_then(|it| it.get(..6)) else {
-            continue;
-        };
-        let only = port_of(destination);
-        for (to, port) in ports.iter().enumerate() {
-            let wanted = to != from && only.is_none_or(|only| only == to);
-            let side = |port: usize| sides[port].load(Ordering::Relaxed);
-            if wanted && side(from) == side(to) {
-                // A full queue loses frames, as a switch does.
-                let _ = (&*port).write(&frame[..length]);
+/// What takes frames from one port to the others.
+struct Switch {
+    ports: Arc<Vec<File>>,
+    links: Arc<Vec<Link>>,
+    late: mpsc::SyncSender<Late>,
+    rng: rand::rngs::SmallRng,
+}
+
+impl Switch {
+    /// Takes what comes from one port to where it goes, until the process ends.
+    fn forward(&mut self, from: usize) {
+        let mut frame = [0; FRAME_BYTES_MAX];
+        while let Ok(length) = (&self.ports[from]).read(&mut frame) {
+            let frame = &frame[..length];
+            let Some(destination) = frame.get(..6) else {
+                continue;
+            };
+            let only = port_of(destination);
+            for to in 0..self.ports.len() {
+                if to != from && only.is_none_or(|only| only == to) {
+                    self.send(from, to, frame);
+                }
             }
+        }
+    }
+
+    /// A full queue loses frames, as a switch does.
+    fn send(&mut self, from: usize, to: usize, frame: &[u8]) {
+        let ends = [&self.links[from], &self.links[to]];
+        let [side, other] = ends.map(|it| it.side.load(Ordering::Relaxed));
+        let lost = ends.into_iter().any(|link| {
+            let percent = link.loss_percent.load(Ordering::Relaxed);
+            percent > 0 && self.rng.random_range(0..100) < percent
+        });
+        if side != other || lost {
+            return;
+        }
+        let delays_ms = ends.map(|it| it.delay_ms.load(Ordering::Relaxed));
+        let delay_ms: u32 = delays_ms.into_iter().sum();
+        if delay_ms == 0 {
+            let _ = (&self.ports[to]).write(frame);
+        } else {
+            let due = Instant::now() + Duration::from_millis(delay_ms.into());
+            let _ = self.late.try_send(Reverse((due, to, frame.to_vec())));
+        }
+    }
+}
+
+/// Delivers frames when they are due, until the process ends.
+fn deliver_late(ports: &[File], arriving: &mpsc::Receiver<Late>) {
+    let mut waiting: BinaryHeap<Late> = BinaryHeap::new();
+    loop {
+        let next = match waiting.peek() {
+            Some(Reverse((due, _, _))) => {
+                arriving.recv_timeout(due.saturating_duration_since(Instant::now()))
+            }
+            None => arriving.recv().map_err(Into::into),
+        };
+        match next {
+            Ok(frame) if waiting.len() < LATE_FRAMES_MAX => waiting.push(frame),
+            Ok(_) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        let now = Instant::now();
+        while let Some(Reverse((due, _, _))) = waiting.peek()
+            && *due <= now
+            && let Some(Reverse((_, to, frame))) = waiting.pop()
+        {
+            let _ = (&ports[to]).write(&frame);
         }
     }
 }
@@ -214,30 +317,6 @@ fn port_of(mac: &[u8]) -> Option<usize> {
         }
         _ => None,
     }
-}
-
-/// Moves this thread, and those that are started later, into a mount table of their own: what is
-/// mounted there is gone when the last of its processes ends.
-pub(crate) fn own_mounts() -> Result<(), LiveError> {
-    let refused = |error: io::Error| {
-        LiveError::Machine(format!(
-            "full disks need a mount namespace, that is root ({error})"
-        ))
-    };
-    // SAFETY: as in `enter`: NEWNS does not unshare the table of file descriptors.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.map_err(|error| refused(error.into()))?;
-    let private =
-        rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private).map_err(|error| refused(error.into()))
-}
-
-/// Mounts a disk of memory.
-pub(crate) fn mount_disk(at: &std::path::Path, mib: u64) -> Result<(), LiveError> {
-    let options = std::ffi::CString::new(format!("size={mib}m,mode=700"))
-        .map_err(|error| LiveError::Machine(error.to_string()))?;
-    let flags = rustix::mount::MountFlags::empty();
-    rustix::mount::mount("tmpfs", at, "tmpfs", flags, options.as_c_str())
-        .map_err(LiveError::io(format!("mount a tmpfs at {}", at.display())))
 }
 
 #[cfg(test)]

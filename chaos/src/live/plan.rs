@@ -27,8 +27,8 @@ pub struct Event {
     pub begins: bool,
     /// To whom.
     pub part: Part,
-    /// Blocks that rot.
-    pub blocks: usize,
+    /// How strong it is, see [`Fault::amount`].
+    pub amount: u32,
     /// Decides what is left to chance, such as which bits flip.
     pub seed: u64,
 }
@@ -80,10 +80,18 @@ impl Plan {
         Self { seed, events }
     }
 
-    /// Whether something of this kind happens.
+    /// Whether something of such a kind happens.
     #[must_use]
-    pub fn has(&self, kind: Kind) -> bool {
-        self.events.iter().any(|event| event.kind == kind)
+    pub fn has(&self, wanted: impl Fn(Kind) -> bool) -> bool {
+        self.events.iter().any(|event| wanted(event.kind))
+    }
+
+    /// Whether this happens to a server.
+    #[must_use]
+    pub fn hits(&self, server: usize, kind: Kind) -> bool {
+        let part = Part::Server(server);
+        let mut events = self.events.iter();
+        events.any(|event| event.kind == kind && event.part == part)
     }
 
     /// From when to when (milliseconds) a server's primary is made busy.
@@ -150,7 +158,7 @@ fn push(events: &mut Vec<Event>, fault: &Fault, part: Part, at_ms: u64, seed: u6
         kind: fault.kind,
         begins: true,
         part,
-        blocks: fault.blocks,
+        amount: fault.amount,
         seed,
     };
     events.push(event);

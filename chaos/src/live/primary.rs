@@ -1,12 +1,12 @@
 //! What the primary tenants do: a trace for each server, which its datanode replays.
 
-use std::{f64::consts::TAU, fmt::Write};
+use std::{f64::consts::TAU, fmt::Write, time::Duration};
 
 use rand::RngExt;
 
 use super::{
     plan::Plan,
-    scenario::{Pattern, Scenario},
+    scenario::{Pattern, Scenario, Trace},
 };
 use crate::random;
 
@@ -22,6 +22,7 @@ pub(crate) struct Loads {
     seed: u64,
     day_ms: u64,
     tenants: Vec<Tenant>,
+    trace: Option<Trace>,
 }
 
 struct Tenant {
@@ -51,6 +52,7 @@ impl Loads {
             seed,
             day_ms: scenario.cluster.day_ms,
             tenants,
+            trace: scenario.cluster.trace.clone(),
         }
     }
 
@@ -82,7 +84,7 @@ impl Loads {
     /// Whether any tenant has a load.
     pub fn any(&self) -> bool {
         let idle = |tenant: &Tenant| tenant.pattern == Pattern::Idle;
-        !self.tenants.iter().all(idle)
+        self.trace.is_some() || !self.tenants.iter().all(idle)
     }
 
     /// The trace of a run: a series for each server, a sample a second.
@@ -100,7 +102,10 @@ impl Loads {
                 } else if windows.iter().any(is_in) {
                     BUSY_SHARE
                 } else {
-                    self.share(server.tenant, at_ms as f64 / self.day_ms as f64)
+                    match &self.trace {
+                        Some(trace) => trace.share(number, Duration::from_millis(at_ms)),
+                        None => self.share(server.tenant, at_ms as f64 / self.day_ms as f64),
+                    }
                 };
                 // Writing to a string cannot fail.
                 let _ = write!(text, ",{:.0}", share * 10_000.0);
@@ -110,14 +115,15 @@ impl Loads {
         text
     }
 
-    /// What came before the run, for `admin history import`: three weeks of days of 24 hours.
+    /// What came before the run, for `admin history import`: three weeks of days of 24 hours, or of a
+    /// trace from its start, again and again.
     pub fn history(&self, scenario: &Scenario, now_unix_s: u64) -> String {
         const DAYS: u64 = 21;
         const PER_DAY: u64 = 288;
         let start_s = now_unix_s.saturating_sub(DAYS * 86_400 + 600);
         let mut text = "series,period_s,start_unix_s,values\n".to_owned();
         let mut next = 0;
-        for server in &scenario.cluster.servers {
+        for (number, server) in scenario.cluster.servers.iter().enumerate() {
             if server.tenant != next {
                 continue;
             }
@@ -127,7 +133,13 @@ impl Loads {
                 server.environment, server.machine_function
             );
             for sample in 0..DAYS * PER_DAY {
-                let share = self.share(server.tenant, sample as f64 / PER_DAY as f64);
+                let share = match &self.trace {
+                    Some(trace) => {
+                        let at = Duration::from_secs_f64(sample as f64 * trace.step_s());
+                        trace.share(number, at)
+                    }
+                    None => self.share(server.tenant, sample as f64 / PER_DAY as f64),
+                };
                 let _ = write!(text, ",{:.0}", share * 10_000.0);
             }
             text.push('\n');

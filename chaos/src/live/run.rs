@@ -9,21 +9,24 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use harvestfs_protocol::admin::{ClusterStatus, FsckReport};
+use harvestfs_protocol::admin::FsckReport;
 use tokio::task::JoinHandle;
 
 use super::{
     LiveError,
     admin::Admin,
-    cluster::{Cluster, Condition},
+    cluster::Cluster,
+    disk,
     ledger::Ledger,
-    network::{self, Network},
+    network::Network,
     plan::{Event, Part, Plan},
     primary::Loads,
-    report::{Block, Lost, Report, RunReport, Sample},
+    probe::{Probe, Reading, slowdown_percent},
+    report::{Block, Lost, Report, RunReport},
     rot,
     scenario::{Kind, Scenario, Variant},
     verify::{Comparison, compare},
+    watch::Watch,
     workload::{Access, Accesses, Counters, Outcome, Worker, accesses},
 };
 use crate::random;
@@ -48,6 +51,9 @@ pub struct Progress<'a> {
     pub done_ms: u64,
 }
 
+/// The primary that is measured computes a tenth of the time, so that it is no load itself.
+const PRIMARY_REST: Duration = Duration::from_millis(180);
+const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 /// How often the loop looks whether something is to be done.
 const TICK: Duration = Duration::from_millis(50);
 /// How long clients may take to end their last operation.
@@ -70,11 +76,11 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Report, LiveError> {
     // Before any thread: they share the namespaces of the thread that starts them.
-    if plan.has(Kind::FullDisk) {
-        network::own_mounts()?;
+    if plan.has(Kind::needs_mounts) {
+        disk::own_mounts()?;
     }
-    let network = if plan.has(Kind::Partition) {
-        Some(Network::new(scenario.cluster.servers.len())?)
+    let network = if plan.has(Kind::needs_network) {
+        Some(Network::new(scenario.cluster.servers.len(), plan.seed)?)
     } else {
         None
     };
@@ -119,49 +125,33 @@ pub fn run(
     })
 }
 
+/// A primary on this machine, and how fast it gets on alone.
+struct Primary {
+    probe: Probe,
+    alone: Option<f64>,
+}
+
+impl Primary {
+    async fn alone() -> Result<Self, LiveError> {
+        let probe = Probe::start(1, PRIMARY_REST)?;
+        let began = probe.read();
+        tokio::time::sleep(PRIMARY_ALONE).await;
+        let alone = began.rate_until(probe.read());
+        Ok(Self { probe, alone })
+    }
+
+    fn slowdown_percent(&self, since: Reading) -> Option<f64> {
+        let loaded = since.rate_until(self.probe.read())?;
+        Some(slowdown_percent(self.alone?, loaded))
+    }
+}
+
 struct Run<'a> {
     scenario: &'a Scenario,
     variant: &'a Variant,
     plan: &'a Plan,
     interrupted: &'a AtomicBool,
     directory: PathBuf,
-}
-
-/// What is seen while it runs.
-struct Watch {
-    started: Instant,
-    ledger: Ledger,
-    samples: Vec<Sample>,
-    notes: Vec<String>,
-    repairs: Repairs,
-}
-
-/// Repairs that the namenode counts, across its restarts.
-#[derive(Default)]
-struct Repairs {
-    before: u64,
-    last: u64,
-}
-
-impl Repairs {
-    fn observe(&mut self, done: u64) -> u64 {
-        if done < self.last {
-            self.before += self.last;
-        }
-        self.last = done;
-        self.before + done
-    }
-}
-
-impl Watch {
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn note(&mut self, text: &str) {
-        let seconds = self.now_ms() as f64 / 1e3;
-        self.notes.push(format!("{seconds:>8.1} s  {text}"));
-    }
 }
 
 impl Run<'_> {
@@ -183,6 +173,8 @@ impl Run<'_> {
         network: Option<&Network>,
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<RunReport, LiveError> {
+        tell("measuring a primary alone", 0);
+        let primary = Primary::alone().await?;
         tell("making the cluster", 0);
         let loads = Loads::new(self.scenario, self.plan.seed);
         let mut cluster = Cluster::make(
@@ -224,16 +216,12 @@ impl Run<'_> {
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
-        let mut watch = Watch {
-            started: Instant::now(),
-            ledger: Ledger::default(),
-            samples: Vec::new(),
-            notes: Vec::new(),
-            repairs: Repairs::default(),
-        };
+        let mut watch = Watch::begin();
+        let began = primary.probe.read();
         let faults = self
             .inflict(&mut cluster, &mut admin, &counters, &mut watch, tell)
             .await;
+        let slowdown_percent = primary.slowdown_percent(began);
         stop.store(true, Ordering::Relaxed);
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
@@ -263,7 +251,10 @@ impl Run<'_> {
         let comparison = self.compare(&access, &outcomes).await?;
         let lost = self.lost(report.as_ref(), &watch.ledger);
         let accesses = accesses(&counters, &outcomes);
-        Ok(self.report(watch, accesses, comparison, lost, report, time_to_whole_ms))
+        Ok(RunReport {
+            slowdown_percent,
+            ..self.report(watch, accesses, comparison, lost, report, time_to_whole_ms)
+        })
     }
 
     fn import_history(&self, cluster: &Cluster<'_>, loads: &Loads) -> Result<(), LiveError> {
@@ -328,7 +319,7 @@ impl Run<'_> {
             }
             if now_ms >= next_sample_ms {
                 next_sample_ms = now_ms + self.sample_interval_ms();
-                sample(cluster, admin, counters, watch).await?;
+                watch.look(cluster, admin, counters).await?;
                 tell("", now_ms);
             }
             if let Some(ended) = cluster.ended_by_itself() {
@@ -348,6 +339,7 @@ impl Run<'_> {
             Part::Server(server) => Some(server),
             Part::Namenode => None,
         };
+        let amount = |begins: bool| if begins { event.amount } else { 0 };
         match (event.kind, event.begins, server) {
             (Kind::Reimage, true, Some(server)) => {
                 cluster.kill(event.part);
@@ -370,11 +362,14 @@ impl Run<'_> {
             (Kind::Busy, busy, Some(server)) => cluster.conditions[server].busy = busy,
             (Kind::FullDisk, full, Some(server)) => cluster.set_full(server, full)?,
             (Kind::Partition, cut, Some(server)) => cluster.set_cut(server, cut),
+            (Kind::Loss, begins, Some(server)) => cluster.set_loss(server, amount(begins)),
+            (Kind::Delay, begins, Some(server)) => cluster.set_delay(server, amount(begins)),
+            (Kind::SlowDisk, begins, Some(server)) => cluster.set_slow(server, amount(begins)),
             (Kind::BitRot, _, Some(server)) => {
                 let mut rng = random::stream(event.seed, "rot");
                 let contents = cluster.contents(server)?;
                 let all: Vec<u64> = contents.into_keys().collect();
-                for block in random::sample(&mut rng, &all, event.blocks) {
+                for block in random::sample(&mut rng, &all, event.amount as usize) {
                     let flipped = rot::flip_bit(&cluster.volume(server), block, &mut rng)
                         .map_err(LiveError::io(format!("flip a bit of block {block:016x}")))?;
                     if flipped {
@@ -397,6 +392,9 @@ impl Run<'_> {
             cluster.set_hung(part, false);
             if let Part::Server(server) = part {
                 cluster.set_cut(server, false);
+                cluster.set_loss(server, 0);
+                cluster.set_delay(server, 0);
+                cluster.set_slow(server, 0);
                 if cluster.conditions[server].full {
                     cluster.set_full(server, false)?;
                 }
@@ -425,7 +423,7 @@ impl Run<'_> {
             if let Some(ended) = cluster.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
-            sample(cluster, admin, counters, watch).await?;
+            watch.look(cluster, admin, counters).await?;
             if let Some(report) = admin.fsck().await {
                 tell(
                     &format!(
@@ -506,11 +504,6 @@ impl Run<'_> {
         fsck: Option<FsckReport>,
         time_to_whole_ms: Option<u64>,
     ) -> RunReport {
-        let unavailable_block_s = watch
-            .samples
-            .windows(2)
-            .map(|pair| (pair[1].at_ms - pair[0].at_ms) as f64 / 1e3 * pair[0].unavailable as f64)
-            .sum();
         let as_promised = comparison.intact() && time_to_whole_ms.is_some();
         RunReport {
             variant: self.variant.name.clone(),
@@ -520,8 +513,9 @@ impl Run<'_> {
             blocks: watch.ledger.blocks(),
             lost_blocks: fsck.map_or(0, |report| report.lost_blocks),
             lost,
-            unavailable_block_s,
-            repairs: watch.repairs.before + watch.repairs.last,
+            unavailable_block_s: watch.unavailable_block_s(),
+            repairs: watch.repairs(),
+            slowdown_percent: None,
             repaired_replicas_seen: watch.ledger.repaired_replicas,
             repaired_bytes: watch.ledger.repaired_bytes,
             time_to_whole_ms,
@@ -531,54 +525,4 @@ impl Run<'_> {
             samples: watch.samples,
         }
     }
-}
-
-/// One look at everything.
-async fn sample(
-    cluster: &Cluster<'_>,
-    admin: &mut Admin,
-    counters: &Counters,
-    watch: &mut Watch,
-) -> Result<(), LiveError> {
-    for server in 0..cluster.conditions.len() {
-        let at_ms = watch.now_ms();
-        watch
-            .ledger
-            .observe(at_ms, server, cluster.contents(server)?);
-    }
-    let usable = |server: usize| {
-        let condition = cluster.conditions[server];
-        condition
-            == Condition {
-                full: condition.full,
-                ..Condition::default()
-            }
-    };
-    let status: Option<ClusterStatus> = admin.status().await;
-    let last = watch.samples.last();
-    let repairs = match &status {
-        Some(status) => watch.repairs.observe(status.repairs_done),
-        None => watch.repairs.before + watch.repairs.last,
-    };
-    let sample = Sample {
-        at_ms: watch.now_ms(),
-        unavailable: watch.ledger.unavailable(&usable),
-        under_replicated: status
-            .as_ref()
-            .map_or(last.map_or(0, |it| it.under_replicated), |it| {
-                it.under_replicated_blocks
-            }),
-        lost: status
-            .as_ref()
-            .map_or(last.map_or(0, |it| it.lost), |it| it.lost_blocks),
-        namenode_answers: status.is_some(),
-        alive: status.as_ref().map_or(0, |it| it.nodes_alive),
-        reads: counters.reads.load(Ordering::Relaxed),
-        failed_reads: counters.failed_reads.load(Ordering::Relaxed),
-        failed_changes: counters.failed_changes.load(Ordering::Relaxed),
-        repairs,
-        repaired_bytes: watch.ledger.repaired_bytes,
-    };
-    watch.samples.push(sample);
-    Ok(())
 }

@@ -64,6 +64,13 @@ pub(crate) struct Counters {
     pub failed_changes: AtomicU64,
 }
 
+impl Counters {
+    /// All that went well.
+    pub fn succeeded(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed) + self.changes.load(Ordering::Relaxed)
+    }
+}
+
 /// What came of one client's work.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -99,6 +106,9 @@ pub struct Accesses {
     /// How often each error came.
     pub errors: BTreeMap<String, u64>,
 }
+
+/// How long the end of a session may take, in a cluster that heals.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Name of the directory of a client.
 pub(crate) fn directory(number: u16) -> String {
@@ -148,6 +158,13 @@ impl Worker {
                 self.step(&client).await;
             }
             tokio::time::sleep(pause).await;
+        }
+        if let Some(client) = self.client.take() {
+            // Otherwise what it had open would count as open until its session expires.
+            let closed = tokio::time::timeout(CLOSE_DEADLINE, client.close()).await;
+            if !matches!(closed, Ok(Ok(()))) {
+                self.note("close", "the session is left to expire");
+            }
         }
         self.outcome
     }

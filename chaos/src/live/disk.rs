@@ -1,0 +1,166 @@
+//! A mount table of its own for the run, so that disks can be full and slow.
+//!
+//! A slow disk is a mount of the datanode's directory on itself, of which the kernel asks this
+//! process before each access (fanotify). Mounts and questions are gone when this process is.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::fanotify::{
+        EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
+    },
+};
+use rustix::{
+    fd::AsFd,
+    fs::CWD,
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
+    thread::{UnshareFlags, unshare_unsafe},
+};
+
+use super::LiveError;
+
+/// Moves this thread, and those that are started later, into a mount table of their own: what is
+/// mounted there is gone when the last of its processes ends.
+pub(crate) fn own_mounts() -> Result<(), LiveError> {
+    let refused = |error: io::Error| {
+        LiveError::Machine(format!(
+            "full and slow disks need a mount namespace, that is root ({error})"
+        ))
+    };
+    // SAFETY: NEWNS gives this thread another mount table, and does not unshare the table of file
+    // descriptors, which is what would make it unsafe.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.map_err(|error| refused(error.into()))?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).map_err(|error| refused(error.into()))
+}
+
+/// Something mounted, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::mount::unmount(&self.0, UnmountFlags::DETACH) {
+            // It goes with the mount table of this process.
+            eprintln!("harvestfs: cannot unmount {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Mounts a disk of memory.
+pub(crate) fn mount_disk(at: &Path, mib: u64) -> Result<Mounted, LiveError> {
+    let options = std::ffi::CString::new(format!("size={mib}m,mode=700"))
+        .map_err(|error| LiveError::Machine(error.to_string()))?;
+    let flags = MountFlags::empty();
+    rustix::mount::mount("tmpfs", at, "tmpfs", flags, options.as_c_str())
+        .map_err(LiveError::io(format!("mount a tmpfs at {}", at.display())))?;
+    Ok(Mounted(at.to_owned()))
+}
+
+/// A disk that can be made slow.
+#[derive(Debug)]
+pub(crate) struct SlowDisk {
+    delay_ms: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+    _mounted: Mounted,
+}
+
+/// The kernel asks before reads and writes as well, not only before files are opened (Linux 6.14, on
+/// disks that can do it).
+const BEFORE_EACH_ACCESS: MaskFlags = MaskFlags::from_bits_retain(0x0010_0000);
+/// How soon the thread notices that it is to end.
+const POLL_MS: u8 = 100;
+
+impl SlowDisk {
+    /// A disk that is as fast as ever. `at` must be in the mount table of [`own_mounts`].
+    pub fn new(at: &Path) -> Result<Self, LiveError> {
+        let refused = |error: io::Error| {
+            LiveError::Machine(format!(
+                "slow disks need fanotify with permission events, that is root ({error})"
+            ))
+        };
+        rustix::mount::mount_bind(at, at).map_err(|error| refused(error.into()))?;
+        let mounted = Mounted(at.to_owned());
+        let questions = Fanotify::init(
+            InitFlags::FAN_CLASS_PRE_CONTENT | InitFlags::FAN_CLOEXEC,
+            EventFFlags::O_RDONLY | EventFFlags::O_LARGEFILE | EventFFlags::O_CLOEXEC,
+        )
+        .map_err(|error| refused(error.into()))?;
+        let mark = |mask| {
+            let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_MOUNT;
+            questions.mark(flags, mask, CWD, Some(at))
+        };
+        mark(MaskFlags::FAN_OPEN_PERM | BEFORE_EACH_ACCESS)
+            // Then at least files that are opened, and what is read of them.
+            .or_else(|_| mark(MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ACCESS_PERM))
+            .map_err(|error| refused(error.into()))?;
+        let delay_ms = Arc::new(AtomicU32::new(0));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (delay_ms, stop) = (Arc::clone(&delay_ms), Arc::clone(&stop));
+            thread::Builder::new()
+                .name("slow-disk".into())
+                .spawn(move || answer(&questions, &delay_ms, &stop))
+                .map_err(refused)?
+        };
+        Ok(Self {
+            delay_ms,
+            stop,
+            thread: Some(thread),
+            _mounted: mounted,
+        })
+    }
+
+    /// How long each access takes from now on, one after the other.
+    pub fn set_delay(&self, ms: u32) {
+        self.delay_ms.store(ms, Ordering::Relaxed);
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It answers what it has; the kernel answers the rest when the descriptor is closed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(questions: &Fanotify, delay_ms: &AtomicU32, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let mut asked = [PollFd::new(questions.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut asked, PollTimeout::from(POLL_MS)) {
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(_) => return,
+        }
+        // The kernel admits everything when the descriptor is closed.
+        let Ok(events) = questions.read_events() else {
+            return;
+        };
+        for event in &events {
+            let delay = Duration::from_millis(delay_ms.load(Ordering::Relaxed).into());
+            if !delay.is_zero() && !stop.load(Ordering::Relaxed) {
+                thread::sleep(delay);
+            }
+            if let Some(file) = event.fd() {
+                let response = FanotifyResponse::new(file, Response::FAN_ALLOW);
+                // Whoever asked may have been killed meanwhile.
+                let _ = questions.write_response(response);
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A primary tenant that only computes: how fast it gets on shows what HarvestFS costs it.
+
+use std::{
+    hint::black_box,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::LiveError;
+
+/// How long it computes before it looks at the clock and rests.
+const BURST: Duration = Duration::from_millis(20);
+
+/// Threads that compute, with the priority of the thread that starts them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    progress: Arc<Progress>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What all threads together have done.
+#[derive(Debug, Default)]
+struct Progress {
+    steps: AtomicU64,
+    /// Time during which they wanted to compute, in nanoseconds.
+    wanted_ns: AtomicU64,
+}
+
+/// How far it was at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    steps: u64,
+    wanted_ns: u64,
+}
+
+impl Reading {
+    /// Steps per nanosecond wanted until a later reading; none when it wanted nothing.
+    pub fn rate_until(self, later: Self) -> Option<f64> {
+        let wanted_ns = later.wanted_ns - self.wanted_ns;
+        (wanted_ns > 0).then(|| (later.steps - self.steps) as f64 / wanted_ns as f64)
+    }
+}
+
+/// By how many percent `loaded` is slower than `alone`; negative when it is faster, which is noise.
+pub(crate) fn slowdown_percent(alone: f64, loaded: f64) -> f64 {
+    100.0 * (1.0 - loaded / alone)
+}
+
+impl Probe {
+    /// Starts `threads` threads that rest so long after each burst of 20 ms.
+    pub fn start(threads: usize, rest: Duration) -> Result<Self, LiveError> {
+        let progress = Arc::new(Progress::default());
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |number: usize| {
+            let (progress, stop) = (Arc::clone(&progress), Arc::clone(&stop));
+            thread::Builder::new()
+                .name(format!("primary-{number}"))
+                .spawn(move || compute(&progress, &stop, rest))
+                .map_err(LiveError::io("start a thread"))
+        };
+        let threads = (0..threads).map(start).collect::<Result<_, _>>()?;
+        Ok(Self {
+            progress,
+            stop,
+            threads,
+        })
+    }
+
+    /// How far it is now.
+    pub fn read(&self) -> Reading {
+        Reading {
+            steps: self.progress.steps.load(Ordering::Relaxed),
+            wanted_ns: self.progress.wanted_ns.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // It cannot panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn compute(progress: &Progress, stop: &AtomicBool, rest: Duration) {
+    let mut state = 1_u64;
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let mut steps = 0;
+        let mut took = Duration::ZERO;
+        while took < BURST {
+            for _ in 0..4_096 {
+                state = black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D).rotate_left(17) ^ 1);
+            }
+            steps += 1;
+            took = began.elapsed();
+        }
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        progress.steps.fetch_add(steps, Ordering::Relaxed);
+        progress.wanted_ns.fetch_add(took_ns, Ordering::Relaxed);
+        thread::sleep(rest);
+    }
+}

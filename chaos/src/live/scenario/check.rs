@@ -1,0 +1,175 @@
+//! Whether a scenario can be carried out as it is written.
+
+use std::{fmt, ops::Range, path::Path};
+
+use harvestfs_placement::PolicyKind;
+use toml::Spanned;
+
+use super::{ClusterSpec, Pattern, Scenario, ScenarioError, Server, Variant, raw::RawScenario};
+
+/// Most servers: each is a process.
+const SERVERS_MAX: usize = 500;
+/// A day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+/// Where in which file.
+pub(super) struct Checker<'a> {
+    pub path: &'a Path,
+    pub text: &'a str,
+}
+
+impl Checker<'_> {
+    pub fn at(&self, span: Range<usize>, message: impl Into<String>) -> ScenarioError {
+        let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
+        ScenarioError {
+            path: self.path.to_owned(),
+            line: Some(1 + before.iter().filter(|&&byte| byte == b'\n').count()),
+            message: message.into(),
+        }
+    }
+
+    pub fn ms(&self, name: &str, seconds: &Spanned<f64>) -> Result<u64, ScenarioError> {
+        let value = *seconds.get_ref();
+        if (0.0..=SECONDS_MAX).contains(&value) {
+            return Ok((value * 1e3).round() as u64);
+        }
+        let message = format!("`{name} = {value}`: accepted are 0 to {SECONDS_MAX} seconds");
+        Err(self.at(seconds.span(), message))
+    }
+
+    pub fn within<T: PartialOrd + fmt::Display + Copy>(
+        &self,
+        name: &str,
+        value: &Spanned<T>,
+        range: std::ops::RangeInclusive<T>,
+    ) -> Result<T, ScenarioError> {
+        let number = *value.get_ref();
+        if range.contains(&number) {
+            return Ok(number);
+        }
+        let (from, to) = (range.start(), range.end());
+        let message = format!("`{name} = {number}`: accepted are {from} to {to}");
+        Err(self.at(value.span(), message))
+    }
+
+    fn policy(&self, name: &Spanned<String>) -> Result<PolicyKind, ScenarioError> {
+        let parsed = name.get_ref().parse::<PolicyKind>();
+        parsed.map_err(|error| self.at(name.span(), error.to_string()))
+    }
+
+    pub fn check(&self, raw: RawScenario) -> Result<Scenario, ScenarioError> {
+        let servers = self.servers(&raw)?;
+        let cluster = &raw.cluster;
+        let duration_ms = self.ms("duration_s", &raw.duration_s)?;
+        let replication_max = u8::try_from(servers.len()).unwrap_or(u8::MAX).min(8);
+        let spec = ClusterSpec {
+            replication: self.within("replication", &cluster.replication, 1..=replication_max)?,
+            block_mib: self.within("block_mib", &cluster.block_mib, 1..=256)?,
+            quota_mib: self.within("quota_mib", &cluster.quota_mib, 16..=1 << 20)?,
+            repairs_per_hour: cluster.repairs_per_hour,
+            day_ms: self.ms("day_s", &cluster.day_s)?.max(1_000),
+            priority: cluster.priority,
+            trace: self.trace(&raw, servers.len(), duration_ms)?,
+            servers,
+        };
+        let mut faults = Vec::new();
+        for fault in &raw.fault {
+            faults.push(self.fault(fault, &spec.servers, duration_ms)?);
+        }
+        let mut variants = Vec::new();
+        for variant in &raw.variant {
+            variants.push(Variant {
+                name: variant.name.clone(),
+                policy: self.policy(&variant.policy)?,
+                denial: variant.denial,
+                may_lose: variant.may_lose,
+            });
+        }
+        if variants.is_empty() {
+            let policy = match &cluster.policy {
+                Some(policy) => self.policy(policy)?,
+                None => PolicyKind::default(),
+            };
+            variants.push(Variant {
+                name: policy.to_string(),
+                policy,
+                denial: true,
+                may_lose: false,
+            });
+        } else if let Some(policy) = &cluster.policy {
+            let message = "each [[variant]] names its policy; leave `policy` out here";
+            return Err(self.at(policy.span(), message));
+        }
+        if !(1..=1_000).contains(&raw.clients.count) || raw.clients.file_kib_max == 0 {
+            return Err(self.at(
+                0..0,
+                "[clients]: count is 1 to 1000, file_kib_max at least 1",
+            ));
+        }
+        Ok(Scenario {
+            name: raw.name,
+            seed: raw.seed,
+            duration_ms,
+            heal_ms: self.ms("heal_s", &raw.heal_s)?,
+            cluster: spec,
+            clients: raw.clients,
+            faults,
+            variants,
+        })
+    }
+
+    fn servers(&self, raw: &RawScenario) -> Result<Vec<Server>, ScenarioError> {
+        let mut servers: Vec<Server> = Vec::new();
+        let mut add = |tenant: usize, environment: &str, function: &str, pattern| {
+            let number = servers.len() + 1;
+            let rack = match &raw.cluster.racks {
+                Some(racks) => servers.len() % (*racks.get_ref()).max(1) + 1,
+                None => number,
+            };
+            servers.push(Server {
+                name: format!("datanode-{number}"),
+                rack: format!("rack-{rack}"),
+                environment: environment.to_owned(),
+                machine_function: function.to_owned(),
+                tenant,
+                pattern,
+            });
+        };
+        match &raw.cluster.servers {
+            Some(count) if raw.tenant.is_empty() => {
+                for index in 0..self.within("servers", count, 1..=SERVERS_MAX)? {
+                    let number = index + 1;
+                    let environment = format!("environment-{number}");
+                    let function = format!("function-{number}");
+                    add(index, &environment, &function, Pattern::Idle);
+                }
+            }
+            Some(count) => {
+                let message = "the servers are those of [[tenant]]; leave `servers` out here";
+                return Err(self.at(count.span(), message));
+            }
+            None => {
+                for (tenant, raw) in raw.tenant.iter().enumerate() {
+                    let span = raw.span();
+                    let raw = raw.get_ref();
+                    if !(1..=SERVERS_MAX).contains(&raw.servers) {
+                        let message = format!("a tenant has 1 to {SERVERS_MAX} servers");
+                        return Err(self.at(span, message));
+                    }
+                    for _ in 0..raw.servers {
+                        let pattern = *raw.pattern.get_ref();
+                        add(tenant, &raw.environment, &raw.machine_function, pattern);
+                    }
+                }
+            }
+        }
+        if servers.is_empty() || servers.len() > SERVERS_MAX {
+            let message = format!(
+                "a cluster has 1 to {SERVERS_MAX} servers: say `servers = N` in [cluster], or \
+                 list [[tenant]]s"
+            );
+            return Err(self.at(0..0, message));
+        }
+        Ok(servers)
+    }
+}

@@ -1,0 +1,357 @@
+//! What a scenario says: the cluster, its clients and what happens to them. Checked completely
+//! before anything is started; errors name file and line.
+
+mod check;
+mod faults;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod trace;
+
+use std::{
+    fmt, fs,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use harvestfs_placement::PolicyKind;
+use serde::Deserialize;
+
+use check::Checker;
+pub use trace::Trace;
+
+/// What is wrong with a scenario, and where.
+#[derive(Debug)]
+pub struct ScenarioError {
+    path: PathBuf,
+    line: Option<usize>,
+    message: String,
+}
+
+impl fmt::Display for ScenarioError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+impl std::error::Error for ScenarioError {}
+
+/// A checked scenario.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// The seed when none is given.
+    pub seed: u64,
+    /// How long clients work and faults happen, in milliseconds.
+    pub duration_ms: u64,
+    /// How long the cluster may take to become whole after that, in milliseconds.
+    pub heal_ms: u64,
+    /// The cluster.
+    pub cluster: ClusterSpec,
+    /// The clients.
+    pub clients: ClientSpec,
+    /// What happens.
+    pub faults: Vec<Fault>,
+    /// The runs, at least one.
+    pub variants: Vec<Variant>,
+}
+
+/// The cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Its servers.
+    pub servers: Vec<Server>,
+    /// Replicas of each block.
+    pub replication: u8,
+    /// Largest block, in MiB.
+    pub block_mib: u64,
+    /// What a datanode may use, in MiB.
+    pub quota_mib: u64,
+    /// Repairs per hour and server.
+    pub repairs_per_hour: u32,
+    /// How long the day of periodic primaries takes, in milliseconds.
+    pub day_ms: u64,
+    /// How datanodes compete with others for CPU and disks.
+    pub priority: Priority,
+    /// What primaries do instead of the patterns of their tenants.
+    pub trace: Option<Trace>,
+}
+
+/// How a datanode competes with others: a value of its `--priority`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// As in production: it takes what nobody else wants.
+    #[default]
+    Idle,
+    /// Less than others.
+    Low,
+    /// As anybody: for machines that do something else meanwhile.
+    Normal,
+}
+
+impl Priority {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Low => "low",
+            Self::Normal => "normal",
+        }
+    }
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its name, `datanode-N`.
+    pub name: String,
+    /// Its rack.
+    pub rack: String,
+    /// Environment of its primary tenant.
+    pub environment: String,
+    /// Machine function of its primary tenant.
+    pub machine_function: String,
+    /// Number of its tenant, from 0.
+    pub tenant: usize,
+    /// How the primary's load changes.
+    pub pattern: Pattern,
+}
+
+/// How the load of a primary tenant changes over time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// Nothing runs there.
+    #[default]
+    Idle,
+    /// Days and nights.
+    Periodic,
+    /// Always the same.
+    Constant,
+    /// Bursts nobody foresees.
+    Unpredictable,
+}
+
+/// The clients.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClientSpec {
+    /// How many.
+    pub count: u16,
+    /// Files of each, at most.
+    pub files_max: usize,
+    /// Largest file, in KiB.
+    pub file_kib_max: u32,
+    /// Of 100 operations, how many are reads; the others are mostly writes.
+    pub read_percent: u32,
+    /// Pause between two operations of a client, in milliseconds.
+    pub pause_ms: u64,
+    /// How long an access waits for busy servers, in milliseconds.
+    pub busy_timeout_ms: u64,
+    /// How long an access waits for parts that do not answer, in milliseconds.
+    pub unreachable_timeout_ms: u64,
+}
+
+impl Default for ClientSpec {
+    fn default() -> Self {
+        Self {
+            count: 2,
+            files_max: 60,
+            file_kib_max: 2_048,
+            read_percent: 50,
+            pause_ms: 50,
+            busy_timeout_ms: 5_000,
+            unreachable_timeout_ms: 20_000,
+        }
+    }
+}
+
+/// One run of the scenario.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Its name.
+    pub name: String,
+    /// Which servers replicas go to.
+    pub policy: PolicyKind,
+    /// Whether datanodes look at their primaries and deny accesses while these are busy.
+    pub denial: bool,
+    /// Whether losing acknowledged data is no failure of this run.
+    pub may_lose: bool,
+}
+
+/// What is done to a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The disk is emptied without notice and the server comes back.
+    Reimage,
+    /// SIGKILL, and a new start after a while.
+    Kill,
+    /// SIGSTOP, and SIGCONT after a while.
+    Hang,
+    /// The primary needs the server for a while.
+    Busy,
+    /// No space is left on the disk for a while.
+    FullDisk,
+    /// Bits flip in sealed blocks.
+    BitRot,
+    /// The server reaches only the others that are cut off with it, for a while.
+    Partition,
+    /// Some of what the server sends and is sent is lost, for a while.
+    Loss,
+    /// What the server sends and is sent comes late, for a while.
+    Delay,
+    /// The disk does one access at a time, and takes its time, for a while.
+    SlowDisk,
+}
+
+/// How strong a fault is.
+pub(super) struct Amount {
+    /// Its key in a scenario.
+    pub key: &'static str,
+    /// What is accepted.
+    pub range: RangeInclusive<u32>,
+    /// When nothing is said; none when it has to be.
+    pub default: Option<u32>,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Reimage,
+        Self::Kill,
+        Self::Hang,
+        Self::Busy,
+        Self::FullDisk,
+        Self::BitRot,
+        Self::Partition,
+        Self::Loss,
+        Self::Delay,
+        Self::SlowDisk,
+    ];
+
+    /// As it is written in a scenario.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reimage => "reimage",
+            Self::Kill => "kill",
+            Self::Hang => "hang",
+            Self::Busy => "busy",
+            Self::FullDisk => "full-disk",
+            Self::BitRot => "bit-rot",
+            Self::Partition => "partition",
+            Self::Loss => "loss",
+            Self::Delay => "delay",
+            Self::SlowDisk => "slow-disk",
+        }
+    }
+
+    /// Whether the servers need networks of their own for it.
+    pub(crate) fn needs_network(self) -> bool {
+        matches!(self, Self::Partition | Self::Loss | Self::Delay)
+    }
+
+    /// Whether the run needs mounts of its own for it.
+    pub(crate) fn needs_mounts(self) -> bool {
+        matches!(self, Self::FullDisk | Self::SlowDisk)
+    }
+
+    fn amount(self) -> Option<Amount> {
+        let amount = |key, range, default| {
+            Some(Amount {
+                key,
+                range,
+                default,
+            })
+        };
+        match self {
+            Self::BitRot => amount("blocks", 1..=10_000, Some(1)),
+            Self::Loss => amount("loss_percent", 1..=100, None),
+            Self::Delay => amount("delay_ms", 1..=10_000, None),
+            Self::SlowDisk => amount("delay_ms", 1..=10_000, None),
+            _ => None,
+        }
+    }
+
+    fn lasts(self) -> bool {
+        !matches!(self, Self::BitRot)
+    }
+}
+
+/// Whom a fault hits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// The namenode.
+    Namenode,
+    /// Servers by number, in this order.
+    Servers(Vec<usize>),
+    /// So many, chosen by the seed.
+    Random(usize),
+}
+
+/// Something that happens, perhaps several times.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// What.
+    pub kind: Kind,
+    /// To whom.
+    pub targets: Targets,
+    /// When first, in milliseconds from the start.
+    pub at_ms: u64,
+    /// Added to it: up to so many milliseconds, as the seed decides.
+    pub jitter_ms: u64,
+    /// How long it lasts, in milliseconds.
+    pub for_ms: u64,
+    /// Time from one server to the next, in milliseconds.
+    pub rolling_ms: u64,
+    /// How often it happens.
+    pub repeat: u32,
+    /// Time between repetitions, in milliseconds.
+    pub every_ms: u64,
+    /// How strong it is: blocks that rot on each server, percent of the frames that are lost, or
+    /// milliseconds by which frames are late or that each access to a disk takes. 0 for other kinds.
+    pub amount: u32,
+}
+
+/// A scenario file is written by people.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+impl Scenario {
+    /// Reads and checks a scenario.
+    ///
+    /// # Errors
+    /// [`ScenarioError`] with file and line.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let fail = |message: String| ScenarioError {
+            path: path.to_owned(),
+            line: None,
+            message,
+        };
+        let length = fs::metadata(path).map_err(|error| fail(error.to_string()))?;
+        if length.len() > FILE_BYTES_MAX {
+            return Err(fail("a scenario has at most 1 MiB".into()));
+        }
+        let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks the text of a scenario; `path` is for errors.
+    ///
+    /// # Errors
+    /// [`ScenarioError`] with file and line.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ScenarioError> {
+        let checker = Checker { path, text };
+        let raw: raw::RawScenario = toml::from_str(text).map_err(|error| {
+            let message = error.message().to_owned();
+            checker.at(error.span().unwrap_or(0..0), message)
+        })?;
+        checker.check(raw)
+    }
+}

@@ -1,0 +1,130 @@
+//! What is refused, and how that is said.
+
+use std::time::Duration;
+
+use super::*;
+
+const SMALL: &str = "name = \"t\"\nduration_s = 10\n[cluster]\nservers = 4\n";
+
+fn parse(more: &str) -> Result<Scenario, String> {
+    let text = format!("{SMALL}{more}");
+    Scenario::parse(Path::new("s.toml"), &text).map_err(|error| error.to_string())
+}
+
+fn error(more: &str) -> String {
+    parse(more).expect_err(more)
+}
+
+#[test]
+fn errors_name_file_line_and_what_is_accepted() {
+    assert_eq!(parse("").unwrap().cluster.servers.len(), 4);
+    for (more, wanted) in [
+        ("colour = 1\n", "s.toml:5: unknown field `colour`"),
+        (
+            "[[fault]]\nkind = \"flood\"\nat_s = 1\nrandom = 1\n",
+            "s.toml:6: unknown fault `flood`; accepted: reimage, kill, hang, busy",
+        ),
+        (
+            "[[fault]]\nkind = \"kill\"\nat_s = 1\nfor_s = 1\nservers = [\n\"datanode-9\"]\n",
+            "s.toml:10: there is no server `datanode-9`; accepted: datanode-1 to datanode-4",
+        ),
+        (
+            "[[fault]]\nkind = \"kill\"\nat_s = 11\nfor_s = 1\nrandom = 1\n",
+            "s.toml:7: it may happen as late as 11.0 s",
+        ),
+        (
+            "[[fault]]\nkind = \"reimage\"\nat_s = 1\nenvironment = \"x\"\n",
+            "s.toml:8: no server belongs to `x`; accepted: environment-1, environment-2",
+        ),
+        (
+            "[[fault]]\nkind = \"busy\"\nat_s = 1\nfor_s = 2\npart = \"namenode\"\n",
+            "s.toml:9: `busy` hits servers",
+        ),
+        (
+            "[[variant]]\nname = \"a\"\npolicy = \"hdfs\"\n",
+            "s.toml:7: ",
+        ),
+        ("[clients]\ncount = \"many\"\n", "s.toml:6: invalid type"),
+        (
+            "[[fault]]\nkind = \"loss\"\nat_s = 1\nfor_s = 1\nrandom = 1\n",
+            "s.toml:5: how much? Add `loss_percent`",
+        ),
+        (
+            "[[fault]]\nkind = \"delay\"\nat_s = 1\nfor_s = 1\nrandom = 1\nblocks = 3\n",
+            "s.toml:10: `blocks` says nothing about `delay`",
+        ),
+        (
+            "[[fault]]\nkind = \"slow-disk\"\nat_s = 1\nfor_s = 1\nrandom = 1\ndelay_ms = 0\n",
+            "s.toml:10: `delay_ms = 0`: accepted are 1 to 10000",
+        ),
+        ("trace_speed = 2.0\n", "s.toml:5: `trace_speed` is of which"),
+    ] {
+        let said = error(more);
+        assert!(said.starts_with(wanted), "{said}\nbut wanted {wanted}");
+    }
+    let text = "name = \"t\"\nseed = \"x\"\nduration_s = 1\n[cluster]\nservers = 1\n";
+    let said = Scenario::parse(Path::new("s.toml"), text).unwrap_err();
+    assert!(said.to_string().starts_with("s.toml:2: "), "{said}");
+}
+
+#[test]
+fn a_trace_is_long_enough_or_its_line_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("cpu.csv");
+    let scenario = |samples: &str, more: &str| {
+        std::fs::write(
+            &file,
+            format!("series,period_s,values\na,5,1000,2000\n{samples}"),
+        )
+        .unwrap();
+        let text = format!("{SMALL}trace = \"cpu.csv\"\n{more}");
+        let scenario = Scenario::parse(&directory.path().join("s.toml"), &text);
+        scenario.map_err(|error| error.to_string())
+    };
+    let trace = scenario("b,5,3000,,7000\n", "")
+        .unwrap()
+        .cluster
+        .trace
+        .unwrap();
+    let share = |server, seconds| trace.share(server, Duration::from_secs(seconds));
+    assert_eq!(
+        [share(0, 0), share(0, 6)].map(|it| (it * 10.0).round()),
+        [1.0, 2.0]
+    );
+    // Of four servers two share a series; a gap is filled.
+    assert_eq!(
+        [share(3, 6), share(3, 11)].map(|it| (it * 10.0).round()),
+        [3.0, 7.0]
+    );
+    for (samples, more, wanted) in [
+        (
+            "b,5,3000\n",
+            "",
+            "cpu.csv:3: the series `b` ends after 5.0 s of 10.0 s",
+        ),
+        ("b,5,lots\n", "", "cpu.csv:3: "),
+        ("b,5,1,2\n", "trace_speed = 0.0\n", "above 0"),
+        (
+            "b,5,1,2\n",
+            "trace_speed = 2.0\n",
+            "cpu.csv:2: the series `a` ends after 5.0 s",
+        ),
+    ] {
+        let said = scenario(samples, more).unwrap_err();
+        assert!(
+            said.contains("s.toml:5: `trace`: ") && said.contains(wanted),
+            "{said}"
+        );
+    }
+    let tenant = "[[tenant]]\nenvironment = \"e\"\nmachine_function = \"f\"\nservers = 4\n\
+                  pattern = \"constant\"\n";
+    let said = scenario("", tenant).unwrap_err();
+    assert!(said.contains("leave `servers` out"), "{said}");
+    let text = "name = \"t\"\nduration_s = 1\n[cluster]\ntrace = \"cpu.csv\"\n";
+    let text = format!("{text}{tenant}");
+    let said = Scenario::parse(&directory.path().join("s.toml"), &text).unwrap_err();
+    assert!(
+        said.to_string().contains("s.toml:9: `trace` says"),
+        "{said}"
+    );
+}

@@ -1,0 +1,199 @@
+//! What HarvestFS costs a primary tenant on the same machine, measured against the same primary
+//! alone, in turns within one run.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    LiveError, Plan, Scenario,
+    cluster::Cluster,
+    plan::Part,
+    probe::{Probe, slowdown_percent},
+    workload::{Access, Counters, Worker},
+};
+
+/// The cluster and its clients. Nothing is denied: what protects the primary is priority alone.
+const SCENARIO: &str = r#"
+name = "slowdown"
+duration_s = 0
+
+[cluster]
+servers = 5
+replication = 3
+policy = "stock"
+block_mib = 16
+quota_mib = 4096
+priority = "idle"
+
+[clients]
+count = 4
+file_kib_max = 4096
+pause_ms = 0
+unreachable_timeout_ms = 60000
+"#;
+
+/// How long the primary has the machine for itself, and then shares it. Shorter than it takes until
+/// clients and namenode give up what is stopped.
+const TURN: Duration = Duration::from_millis(2_500);
+/// After everything was continued or stopped, before it is measured.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// What a primary lost.
+#[derive(Clone, Debug)]
+pub struct Slowdown {
+    /// Of each pair of turns, by how many percent it was slower than alone.
+    pub percents: Vec<f64>,
+    /// Operations of clients per second while it shared the machine.
+    pub operations_per_s: f64,
+}
+
+impl Slowdown {
+    /// The median of all pairs, in percent.
+    #[must_use]
+    pub fn median_percent(&self) -> f64 {
+        let mut sorted = self.percents.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match (sorted.get(middle), sorted.len() % 2) {
+            (Some(&upper), 0) => f64::midpoint(sorted[middle - 1], upper),
+            (Some(&only), _) => only,
+            (None, _) => 0.0,
+        }
+    }
+}
+
+/// How it is measured.
+pub struct SlowdownOptions<'a> {
+    /// The binary whose parts make the cluster.
+    pub binary: &'a Path,
+    /// Where the cluster's directories are made; nothing of it is removed.
+    pub directory: &'a Path,
+    /// Threads of the primary.
+    pub threads: usize,
+    /// How often it has the machine for itself.
+    pub pairs: usize,
+    /// Lowers the priority of this thread: in production, neither namenode nor clients are on the
+    /// owner's server.
+    pub yield_to_others: &'a dyn Fn(),
+    /// Set by Ctrl-C.
+    pub interrupted: &'a AtomicBool,
+}
+
+/// Measures it; takes five seconds for each pair of turns. `progress` is told of each.
+///
+/// # Errors
+/// When the cluster cannot be run, or somebody interrupts it.
+pub fn measure(
+    options: &SlowdownOptions<'_>,
+    progress: &mut dyn FnMut(f64),
+) -> Result<Slowdown, LiveError> {
+    // Before the priority is lowered: threads inherit it.
+    let probe = Probe::start(options.threads, Duration::ZERO)?;
+    (options.yield_to_others)();
+    let scenario = Scenario::parse(Path::new("slowdown"), SCENARIO)
+        .map_err(|error| LiveError::Cluster(error.to_string()))?;
+    let plan = Plan::new(&scenario, scenario.seed);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(LiveError::io("start the runtime"))?;
+    let variant = &scenario.variants[0];
+    let mut cluster = Cluster::make(
+        &scenario,
+        variant,
+        options.binary,
+        options.directory,
+        None,
+        &plan,
+    )?;
+    runtime.block_on(async {
+        let go_on = || !options.interrupted.load(Ordering::Relaxed);
+        cluster.start_all(&go_on).await?;
+        let access = Access {
+            identity: options.directory.join("client/identity"),
+            namenode: cluster.namenode,
+            spec: scenario.clients.clone(),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let counters = Arc::new(Counters::default());
+        let workers: Vec<_> = (1..=scenario.clients.count)
+            .map(|number| {
+                let counters = Arc::clone(&counters);
+                let worker = Worker::new(access.clone(), number, plan.seed, counters);
+                tokio::spawn(worker.run(Arc::clone(&stop)))
+            })
+            .collect();
+        // So that there is something to read.
+        tokio::time::sleep(TURN).await;
+        let mut result = Slowdown {
+            percents: Vec::new(),
+            operations_per_s: 0.0,
+        };
+        let mut shared = Duration::ZERO;
+        let mut operations = 0;
+        for _ in 0..options.pairs {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            set_all_hung(&mut cluster, &scenario, true);
+            let alone = turn(&probe).await?;
+            set_all_hung(&mut cluster, &scenario, false);
+            let (before, began) = (counters.succeeded(), tokio::time::Instant::now());
+            let loaded = turn(&probe).await?;
+            operations += counters.succeeded() - before;
+            shared += began.elapsed();
+            result.percents.push(slowdown_percent(alone, loaded));
+            progress(slowdown_percent(alone, loaded));
+        }
+        result.operations_per_s = operations as f64 / shared.as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            // Nothing is compared here; an operation that does not end is not waited for.
+            let _ = tokio::time::timeout(TURN, worker).await;
+        }
+        Ok(result)
+    })
+}
+
+fn set_all_hung(cluster: &mut Cluster<'_>, scenario: &Scenario, hung: bool) {
+    let servers = (0..scenario.cluster.servers.len()).map(Part::Server);
+    for part in std::iter::once(Part::Namenode).chain(servers) {
+        cluster.set_hung(part, hung);
+    }
+}
+
+/// How fast the primary gets on in one turn.
+async fn turn(probe: &Probe) -> Result<f64, LiveError> {
+    tokio::time::sleep(SETTLE).await;
+    let before = probe.read();
+    tokio::time::sleep(TURN - SETTLE).await;
+    let rate = before.rate_until(probe.read());
+    rate.ok_or_else(|| LiveError::Machine("the primary did not get to compute at all".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scenario_is_right_and_the_median_is_the_middle() {
+        Scenario::parse(Path::new("slowdown"), SCENARIO).unwrap();
+        let median = |percents: &[f64]| {
+            let percents = percents.to_vec();
+            let slowdown = Slowdown {
+                percents,
+                operations_per_s: 0.0,
+            };
+            slowdown.median_percent()
+        };
+        assert_eq!(median(&[3.0, 1.0, 9.0]), 3.0);
+        assert_eq!(median(&[3.0, 1.0]), 2.0);
+    }
+}

@@ -1,0 +1,127 @@
+//! What is seen of a run while it goes on.
+
+use std::{sync::atomic::Ordering, time::Instant};
+
+use super::{
+    LiveError,
+    admin::Admin,
+    cluster::{Cluster, Condition},
+    ledger::Ledger,
+    report::Sample,
+    workload::Counters,
+};
+
+/// What is seen while it runs.
+pub(crate) struct Watch {
+    started: Instant,
+    /// Which replica lay where.
+    pub ledger: Ledger,
+    /// All looks.
+    pub samples: Vec<Sample>,
+    /// What happened.
+    pub notes: Vec<String>,
+    repairs: Repairs,
+}
+
+/// Repairs that the namenode counts, across its restarts.
+#[derive(Default)]
+struct Repairs {
+    before: u64,
+    last: u64,
+}
+
+impl Repairs {
+    fn observe(&mut self, done: u64) {
+        if done < self.last {
+            self.before += self.last;
+        }
+        self.last = done;
+    }
+
+    fn sum(&self) -> u64 {
+        self.before + self.last
+    }
+}
+
+impl Watch {
+    /// The run begins now.
+    pub fn begin() -> Self {
+        Self {
+            started: Instant::now(),
+            ledger: Ledger::default(),
+            samples: Vec::new(),
+            notes: Vec::new(),
+            repairs: Repairs::default(),
+        }
+    }
+
+    /// Milliseconds since the run began.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Writes down what happens now.
+    pub fn note(&mut self, text: &str) {
+        let seconds = self.now_ms() as f64 / 1e3;
+        self.notes.push(format!("{seconds:>8.1} s  {text}"));
+    }
+
+    /// Repairs that the namenode has counted so far.
+    pub fn repairs(&self) -> u64 {
+        self.repairs.sum()
+    }
+
+    /// Blocks times seconds that were unavailable.
+    pub fn unavailable_block_s(&self) -> f64 {
+        let pairs = self.samples.windows(2);
+        pairs
+            .map(|pair| (pair[1].at_ms - pair[0].at_ms) as f64 / 1e3 * pair[0].unavailable as f64)
+            .sum()
+    }
+
+    /// One look at everything.
+    pub async fn look(
+        &mut self,
+        cluster: &Cluster<'_>,
+        admin: &mut Admin,
+        counters: &Counters,
+    ) -> Result<(), LiveError> {
+        for server in 0..cluster.conditions.len() {
+            let at_ms = self.now_ms();
+            let contents = cluster.contents(server)?;
+            self.ledger.observe(at_ms, server, contents);
+        }
+        let usable = |server: usize| {
+            let condition = cluster.conditions[server];
+            condition
+                == Condition {
+                    full: condition.full,
+                    ..Condition::default()
+                }
+        };
+        let status = admin.status().await;
+        if let Some(status) = &status {
+            self.repairs.observe(status.repairs_done);
+        }
+        let last = self.samples.last();
+        let last = last.map_or((0, 0), |it| (it.under_replicated, it.lost));
+        // After a restart it does not know yet where blocks are.
+        let ready = status.as_ref().filter(|it| it.ready);
+        let (under_replicated, lost) =
+            ready.map_or(last, |it| (it.under_replicated_blocks, it.lost_blocks));
+        self.samples.push(Sample {
+            at_ms: self.now_ms(),
+            unavailable: self.ledger.unavailable(&usable),
+            under_replicated,
+            lost,
+            namenode_answers: status.is_some(),
+            alive: status.as_ref().map_or(0, |it| it.nodes_alive),
+            reads: counters.reads.load(Ordering::Relaxed),
+            failed_reads: counters.failed_reads.load(Ordering::Relaxed),
+            failed_changes: counters.failed_changes.load(Ordering::Relaxed),
+            repairs: self.repairs(),
+            repaired_bytes: self.ledger.repaired_bytes,
+        });
+        Ok(())
+    }
+}
