@@ -348,15 +348,19 @@ impl Client {
         }
     }
 
-    /// Totals of the file system.
+    /// Totals of the file system, as far as the quotas at and above an inode leave them.
     ///
     /// # Errors
     /// Those of the namenode.
-    pub async fn statfs(&self, credentials: &Credentials) -> Result<StatFs, ClientError> {
+    pub async fn statfs(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<StatFs, ClientError> {
         match self
             .core()
             .session
-            .query(credentials, MetaOp::StatFs)
+            .query(credentials, MetaOp::StatFs { ino })
             .await?
         {
             MetaReply::StatFs(statfs) => Ok(statfs),

@@ -594,20 +594,21 @@ impl Filesystem for Adapter {
         reply.ok();
     }
 
-    fn statfs(&self, request: &Request, _node_id: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request, node_id: INodeNo, reply: ReplyStatfs) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
+        // The kernel asks about the mount as a whole by its root, or by no inode.
+        let ino = inner.inode(node_id).unwrap_or(InodeId::ROOT);
         self.serve(async move {
-            match inner.client.statfs(&credentials).await {
+            match inner.client.statfs(&credentials, ino).await {
                 Ok(totals) => {
                     let free = totals.free_bytes / STATFS_UNIT_BYTES;
                     reply.statfs(
                         totals.total_bytes / STATFS_UNIT_BYTES,
                         free,
                         free,
-                        totals.inodes,
-                        // As many as memory holds: no number would be true.
-                        u64::from(u32::MAX),
+                        totals.total_inodes,
+                        totals.free_inodes,
                         STATFS_UNIT_BYTES as u32,
                         NAME_BYTES_MAX as u32,
                         STATFS_UNIT_BYTES as u32,

@@ -42,6 +42,7 @@ pub fn of_fs(error: &FsError) -> Errno {
         FsError::AttributeTooLarge => Errno::E2BIG,
         FsError::NotSupported(_) => Errno::EOPNOTSUPP,
         FsError::Stale => Errno::ESTALE,
+        FsError::QuotaExceeded => Errno::EDQUOT,
         FsError::NoSpace | FsError::InsufficientDiversity { .. } => {
             tracing::warn!(%error, "an operation failed");
             Errno::ENOSPC

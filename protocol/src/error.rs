@@ -83,6 +83,9 @@ pub enum FsError {
     /// `EIO`: the namenode failed; the message is for its log's reader.
     #[error("namenode error: {0}")]
     Internal(String),
+    /// `EDQUOT`: a directory's quota of bytes or of files would be exceeded.
+    #[error("the quota of a directory is used up")]
+    QuotaExceeded,
 }
 
 /// Why a datanode refused or ended a block stream.

@@ -139,7 +139,10 @@ pub enum MetaOp {
         ino: InodeId,
     },
     /// Reply: [`MetaReply::StatFs`].
-    StatFs,
+    StatFs {
+        /// Any inode: the quotas of the directory that it is, or is in, and of those above count.
+        ino: InodeId,
+    },
 
     // --- mutations ---
     /// Changes attributes; those that are `None` stay. Reply: [`MetaReply::Attr`].
@@ -466,15 +469,17 @@ pub struct DirEntry {
     pub attr: Option<Attr>,
 }
 
-/// Totals of the file system, as `statvfs(3)` shows them.
+/// Totals of the file system, as `statvfs(3)` shows them. Where quotas leave less, these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatFs {
     /// Bytes that files could hold at the default replication.
     pub total_bytes: u64,
     /// Bytes of them that are free.
     pub free_bytes: u64,
-    /// Inodes in use.
-    pub inodes: u64,
+    /// Inodes that there could be.
+    pub total_inodes: u64,
+    /// How many of them are free.
+    pub free_inodes: u64,
 }
 
 /// Replies to [`MetaOp`].

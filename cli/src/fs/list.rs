@@ -102,8 +102,10 @@ impl Files {
         Ok(())
     }
 
-    pub(super) async fn df(&self, json: bool) -> anyhow::Result<()> {
-        let totals = self.client.statfs(&self.credentials).await?;
+    pub(super) async fn df(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
+        let attr = self.find(path).await?;
+        let totals = self.client.statfs(&self.credentials, attr.ino).await?;
+        let inodes = totals.total_inodes.saturating_sub(totals.free_inodes);
         let used = totals.total_bytes.saturating_sub(totals.free_bytes);
         if json {
             println!(
@@ -112,7 +114,8 @@ impl Files {
                     "total_bytes": totals.total_bytes,
                     "used_bytes": used,
                     "free_bytes": totals.free_bytes,
-                    "inodes": totals.inodes,
+                    "inodes": inodes,
+                    "free_inodes": totals.free_inodes,
                 })
             );
         } else {
@@ -122,7 +125,7 @@ impl Files {
                 units::human(used),
                 units::human(totals.total_bytes),
                 units::human(totals.free_bytes),
-                totals.inodes
+                inodes
             );
         }
         Ok(())

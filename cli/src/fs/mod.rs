@@ -1,6 +1,7 @@
 //! `harvestfs fs`: files without a mount.
 
 mod list;
+mod quota;
 mod transfer;
 
 use std::{ffi::OsString, io::Write, os::unix::ffi::OsStrExt, path::PathBuf};
@@ -108,8 +109,13 @@ enum FsCommand {
         #[arg(short, long)]
         parents: bool,
     },
-    /// Show how much space there is.
+    /// Show what is below a directory and its quotas, or set these.
+    Quota(quota::QuotaArgs),
+    /// Show how much space there is, as far as quotas leave it.
     Df {
+        /// Path in the cluster.
+        #[arg(default_value = "/")]
+        path: OsString,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -204,7 +210,8 @@ impl Files {
                 }
                 Ok(())
             }
-            FsCommand::Df { json } => self.df(*json).await,
+            FsCommand::Quota(args) => self.quota(args).await,
+            FsCommand::Df { path, json } => self.df(path, *json).await,
             FsCommand::Locations { path, json } => self.locations(path, *json).await,
             FsCommand::Compact { rate } => self.compact(*rate).await,
         }

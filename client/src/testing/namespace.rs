@@ -197,10 +197,11 @@ impl Namespace {
             MetaOp::ListXattr { ino } => {
                 MetaReply::Names(self.get(*ino)?.xattrs.keys().cloned().collect())
             }
-            MetaOp::StatFs => MetaReply::StatFs(StatFs {
+            MetaOp::StatFs { .. } => MetaReply::StatFs(StatFs {
                 total_bytes: 1 << 40,
                 free_bytes: 1 << 39,
-                inodes: self.inodes.len() as u64,
+                total_inodes: 1 << 32,
+                free_inodes: (1 << 32) - self.inodes.len() as u64,
             }),
             other => return Err(FsError::NotSupported(format!("{other:?}"))),
         })

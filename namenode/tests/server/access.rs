@@ -27,7 +27,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         credentials: Credentials::root(),
         sequence: 0,
         answered_below: 0,
-        op: MetaOp::StatFs,
+        op: MetaOp::StatFs { ino: InodeId::ROOT },
     };
     let report = IncrementalReport { changes: vec![] };
     vec![
@@ -107,7 +107,7 @@ async fn calls_out_of_bounds_are_refused() {
     call.sequence = 0;
     let refused = meta(&alice.link, call).await;
     assert!(matches!(refused, Err(FsError::Protocol(_))), "{refused:?}");
-    let mut call = alice.number(MetaOp::StatFs);
+    let mut call = alice.number(MetaOp::StatFs { ino: InodeId::ROOT });
     call.credentials.groups = vec![0; GROUPS_MAX + 1];
     let refused = meta(&alice.link, call).await;
     assert!(
@@ -157,7 +157,12 @@ async fn nonsense_ends_the_connection_it_came_on_and_nothing_else() {
         rng.fill_bytes(&mut bytes);
         socket.send_to(&bytes, cluster.addr()).unwrap();
     }
-    assert!(alice.call(MetaOp::StatFs).await.is_ok());
+    assert!(
+        alice
+            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .await
+            .is_ok()
+    );
     assert_eq!(cluster.status().await.sessions, 1);
 }
 

@@ -310,7 +310,7 @@ fn is_mutation(op: &MetaOp) -> bool {
             | MetaOp::Locate { .. }
             | MetaOp::GetXattr { .. }
             | MetaOp::ListXattr { .. }
-            | MetaOp::StatFs
+            | MetaOp::StatFs { .. }
             | MetaOp::Release { .. }
             | MetaOp::ReportBadReplica { .. }
     )

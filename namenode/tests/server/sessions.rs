@@ -230,7 +230,13 @@ async fn only_its_owner_resumes_a_session() {
     assert_eq!(stolen.err(), Some(FsError::SessionExpired));
     let forged = cluster.open("alice", Some(SessionId(999)), vec![]).await;
     assert_eq!(forged.err(), Some(FsError::SessionExpired));
-    assert!(alice.call(MetaOp::StatFs).await.is_ok(), "undisturbed");
+    assert!(
+        alice
+            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .await
+            .is_ok(),
+        "undisturbed"
+    );
 
     // Once resumed elsewhere, the old connection speaks for nobody.
     let mut elsewhere = cluster
@@ -238,10 +244,15 @@ async fn only_its_owner_resumes_a_session() {
         .await
         .unwrap();
     assert_eq!(
-        alice.call(MetaOp::StatFs).await,
+        alice.call(MetaOp::StatFs { ino: InodeId::ROOT }).await,
         Err(FsError::SessionExpired)
     );
-    assert!(elsewhere.call(MetaOp::StatFs).await.is_ok());
+    assert!(
+        elsewhere
+            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .await
+            .is_ok()
+    );
 
     let session = elsewhere.session;
     elsewhere.close().await;

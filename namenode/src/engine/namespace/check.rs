@@ -62,6 +62,7 @@ impl Namespace {
         let names = self.check_names(&mut findings);
         self.check_links(&names, &mut findings);
         self.check_reachable(&mut findings);
+        self.check_usage(&mut findings);
         self.check_blocks(&mut findings);
         self.check_sessions(&mut findings);
         self.check_sums(&mut findings);
@@ -93,9 +94,9 @@ impl Namespace {
                     continue;
                 };
                 names.to[slot(child)] += 1;
-                if let Body::Directory(below) = &found.body {
+                if found.is_directory() {
                     names.subdirectories[slot(ino)] += 1;
-                    if below.parent != ino {
+                    if found.parent != ino {
                         findings.inode(child, format!("its parent is not {ino}, which names it"));
                     }
                 }
@@ -152,13 +153,52 @@ impl Namespace {
                 waiting.extend(directory.after(None).map(|(_, child)| child));
             }
         }
-        let root_parent = self.inodes.get(InodeId::ROOT).and_then(Inode::directory);
-        if root_parent.map(|root| root.parent) != Ok(InodeId::ROOT) {
+        let root = self.inodes.get(InodeId::ROOT);
+        if root.is_ok_and(|root| root.parent != InodeId::ROOT) {
             findings.inode(InodeId::ROOT, "the root is not its own parent");
         }
         for (ino, inode) in self.inodes.iter() {
             if inode.is_directory() && !reached[slot(ino)] && !self.orphans.contains(&ino) {
                 findings.inode(ino, "the root does not lead to this directory");
+            }
+        }
+    }
+
+    fn check_usage(&self, findings: &mut Findings) {
+        let names = self.names_of_files();
+        let mut several = 0;
+        for names in names.chunk_by(|one, next| one.0 == next.0) {
+            let ino = names[0].0;
+            let kept = match self.further_names.get(&ino) {
+                Some(parents) => parents.clone(),
+                None => self
+                    .inodes
+                    .get(ino)
+                    .map(|inode| vec![inode.parent])
+                    .unwrap_or_default(),
+            };
+            several += usize::from(names.len() > 1);
+            if !kept.iter().eq(names.iter().map(|(_, dir)| dir)) {
+                findings.inode(
+                    ino,
+                    "the directories that name it are not those that are kept",
+                );
+            }
+        }
+        if several != self.further_names.len() {
+            findings.add(
+                None,
+                None,
+                "the index of files with several names has leftovers",
+            );
+        }
+        let sums = self.add_up_usage();
+        for (ino, inode) in self.inodes.iter() {
+            if let Body::Directory(directory) = &inode.body
+                && directory.used != sums[slot(ino)]
+            {
+                let (kept, found) = (directory.used, sums[slot(ino)]);
+                findings.inode(ino, format!("below it are {found:?}, counted are {kept:?}"));
             }
         }
     }
@@ -230,7 +270,7 @@ impl Namespace {
     }
 
     fn check_sums(&self, findings: &mut Findings) {
-        let mut sums = [0u64; 6];
+        let mut sums = [0u64; 7];
         for (_, inode) in self.inodes.iter() {
             sums[0] += 1;
             match &inode.body {
@@ -242,6 +282,7 @@ impl Namespace {
                     sums[3] += 1;
                     sums[4] += directory.len() as u64;
                     sums[5] += u64::from(!inode.settings.is_empty());
+                    sums[6] += u64::from(!directory.quota.is_unlimited());
                 }
                 _ => {}
             }
@@ -253,6 +294,7 @@ impl Namespace {
             self.directories,
             self.names,
             self.directories_with_settings,
+            self.directories_with_quota,
         ];
         if sums != kept {
             findings.add(None, None, format!("the sums are {kept:?}, not {sums:?}"));

@@ -75,6 +75,7 @@ impl Namespace {
             mode: 0,
             settings: Settings::from_rules(rules),
             nlink: 0,
+            parent: InodeId::ROOT,
             uid: call.credentials.uid,
             gid: call.credentials.gid,
             atime: call.now,

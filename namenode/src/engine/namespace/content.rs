@@ -17,6 +17,7 @@ use super::{
     inode::{Body, FileData, Inode},
     permissions,
     settings::{self, Settings},
+    usage::Change,
 };
 
 /// An extent of a commit as a piece of the file, `base` bytes further.
@@ -49,10 +50,16 @@ impl Namespace {
             return Err(FsError::InvalidArgument("not a regular file".into()));
         };
         self.spilled_pieces -= file.extents.spilled_pieces() as u64;
+        let before = file.extents.allocated_bytes();
         edit(file, &mut self.changes);
         self.spilled_pieces += file.extents.spilled_pieces() as u64;
+        let bytes = file.extents.allocated_bytes().cast_signed() - before.cast_signed();
         self.blocks.account(rules, &mut self.changes);
-        Ok(inode)
+        if bytes != 0 && inode.nlink > 0 {
+            let charge = (inode.parent, Change { bytes, inodes: 0 });
+            self.charge(&[charge]);
+        }
+        self.inodes.get_mut(ino)
     }
 
     pub(super) fn commit(
@@ -91,6 +98,7 @@ impl Namespace {
             self.blocks.check_commit(call.session, &piece)?;
             pieces.push(piece);
         }
+        self.check_growth(commit.ino, pieces, (0, 0))?;
         for piece in pieces.iter() {
             self.blocks.committed(piece);
         }
@@ -191,6 +199,7 @@ impl Namespace {
                 ..piece
             })
             .collect();
+        self.check_growth(destination, &pieces, (destination_offset, destination_end))?;
         let inode = self.edit(destination, |file, changes| {
             file.extents
                 .clear(destination_offset, destination_end, changes);

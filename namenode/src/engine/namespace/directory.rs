@@ -4,6 +4,8 @@ use std::{borrow::Borrow, cmp::Ordering, collections::BTreeMap, ops::Bound};
 
 use harvestfs_protocol::{ids::InodeId, limits::NAME_BYTES_MAX, name::Name};
 
+use super::usage::{Quota, Usage};
+
 /// Names up to this length sit in the tree's nodes: a lookup in a huge directory then compares
 /// names without following a pointer for each.
 const SHORT_BYTES_MAX: usize = 22;
@@ -79,21 +81,15 @@ impl std::fmt::Debug for EntryName {
 }
 
 /// What a directory inode has beyond what every inode has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Directory {
-    /// Where `..` leads; the root's is the root.
-    pub parent: InodeId,
+    /// What is below it.
+    pub used: Usage,
+    pub quota: Quota,
     entries: BTreeMap<EntryName, InodeId>,
 }
 
 impl Directory {
-    pub fn new(parent: InodeId) -> Self {
-        Self {
-            parent,
-            entries: BTreeMap::new(),
-        }
-    }
-
     pub fn get(&self, name: &Name) -> Option<InodeId> {
         self.entries.get(name.as_bytes()).copied()
     }

@@ -306,6 +306,14 @@ impl Extents {
         self.from(0)
     }
 
+    /// Bytes that pieces cover in a range of the file.
+    pub fn covered_bytes(&self, from: u64, to: u64) -> u64 {
+        self.from(from)
+            .map_while(|piece| piece.within(from, to))
+            .map(|piece| u64::from(piece.length_bytes))
+            .sum()
+    }
+
     /// Bytes that pieces cover.
     pub fn allocated_bytes(&self) -> u64 {
         match self {

@@ -21,6 +21,9 @@ pub(super) struct Inode {
     pub mode: u16,
     pub settings: Settings,
     pub nlink: u32,
+    /// Of a directory: where `..` leads; the root's is the root. Of anything else: the directory in
+    /// which it counts (see [`super::usage`]).
+    pub parent: InodeId,
     pub uid: u32,
     pub gid: u32,
     pub atime: Timestamp,
@@ -119,6 +122,8 @@ impl Inode {
     }
 }
 
+/// Inodes that the table can hold.
+pub(super) const INODES_MAX: u64 = u32::MAX as u64;
 /// Inodes in one allocation of the table.
 const SLOTS_PER_CHUNK: usize = 1024;
 
@@ -293,6 +298,15 @@ impl InodeTable {
                     .as_ref()
                     .map(|inode| (id(index, slot.generation), inode))
             })
+    }
+
+    /// Changes every inode; with the number of its slot.
+    pub fn for_each_mut(&mut self, mut change: impl FnMut(usize, &mut Inode)) {
+        for (index, slot) in self.chunks.iter_mut().flatten().enumerate() {
+            if let Some(inode) = &mut slot.inode {
+                change(index, inode);
+            }
+        }
     }
 
     /// Memory of the table itself in bytes.

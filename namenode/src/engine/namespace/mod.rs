@@ -11,6 +11,7 @@
 //! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
 //! | `operation` | what operators changed while the cluster ran |
+//! | `usage` | what is below each directory, and quotas |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -36,10 +37,11 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod usage;
 mod views;
 mod xattr;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::{
     error::FsError,
@@ -75,11 +77,14 @@ pub struct Namespace {
     operations: Operations,
     /// Inodes without a name that somebody holds open.
     orphans: BTreeSet<InodeId>,
+    /// The directories that name each file with several names: ascending, one for each name.
+    further_names: BTreeMap<InodeId, Vec<InodeId>>,
 
     // Sums, to answer without a walk.
     files: u64,
     directories: u64,
     directories_with_settings: u64,
+    directories_with_quota: u64,
     names: u64,
     spilled_pieces: u64,
 
@@ -201,6 +206,7 @@ impl Namespace {
             mode: 0o755,
             settings: Settings::default(),
             nlink: 2,
+            parent: InodeId::ROOT,
             uid,
             gid,
             atime: now,
@@ -208,7 +214,7 @@ impl Namespace {
             ctime: now,
             content_version: 0,
             xattrs: None,
-            body: Body::Directory(Box::new(Directory::new(InodeId::ROOT))),
+            body: Body::Directory(Box::default()),
         })?;
         self.formatted = Some(formatted);
         Ok(Outcome::Done)
@@ -406,6 +412,8 @@ impl Namespace {
         let names = self.names * (size_of::<[u64; 4]>() as u64) * 3 / 2;
         let pieces = self.spilled_pieces * (size_of::<[u64; 3]>() as u64) * 3 / 2;
         let directories = self.directories * size_of::<Directory>() as u64;
+        let several = self.further_names.values().map(Vec::len).sum::<usize>();
+        let several = several * size_of::<[InodeId; 4]>();
         let servers = self.servers.len() * size_of::<Server>();
         Counts {
             inodes: self.inodes.len(),
@@ -421,7 +429,7 @@ impl Namespace {
                 + names
                 + pieces
                 + directories
-                + servers as u64,
+                + (several + servers) as u64,
         }
     }
 }

@@ -11,13 +11,13 @@ use harvestfs_protocol::{
 
 use super::{
     Namespace,
-    inode::{Body, FileData},
+    inode::{Body, FileData, INODES_MAX},
     permissions::{self, EXECUTE, READ, WRITE},
 };
 
 impl Namespace {
     /// Answers a read-only operation. `Opened.located` and `Located` are left empty, and the sizes
-    /// in `StatFs` 0: they are not the namespace's.
+    /// in `StatFs` are what quotas leave: the rest is not the namespace's.
     ///
     /// # Errors
     /// Why the operation was refused; [`FsError::Internal`] for a mutation.
@@ -55,14 +55,25 @@ impl Namespace {
             MetaOp::Locate { .. } => Ok(MetaReply::Located(Located::default())),
             MetaOp::GetXattr { ino, name } => self.get_xattr(credentials, *ino, name),
             MetaOp::ListXattr { ino } => self.list_xattr(credentials, *ino),
-            MetaOp::StatFs => Ok(MetaReply::StatFs(StatFs {
-                total_bytes: 0,
-                free_bytes: 0,
-                inodes: self.inodes.len(),
-            })),
             MetaOp::FindSparse { from } => self.find_sparse(credentials, *from),
+            MetaOp::StatFs { ino } => Ok(MetaReply::StatFs(self.stat_fs(*ino)?)),
             _ => Err(FsError::Internal("not a read-only operation".into())),
         }
+    }
+
+    /// Without a quota there is no end to it here: the server knows what the datanodes have.
+    fn stat_fs(&self, ino: InodeId) -> Result<StatFs, FsError> {
+        let room = self.room(ino)?;
+        let (total_bytes, free_bytes) = room.bytes.unwrap_or((u64::MAX, u64::MAX));
+        let (total_inodes, free_inodes) = room
+            .inodes
+            .unwrap_or((INODES_MAX, INODES_MAX.saturating_sub(self.inodes.len())));
+        Ok(StatFs {
+            total_bytes,
+            free_bytes,
+            total_inodes,
+            free_inodes,
+        })
     }
 
     fn get_attr(&self, ino: InodeId) -> Result<MetaReply, FsError> {
@@ -95,7 +106,7 @@ impl Namespace {
             });
         }
         Ok(MetaReply::Entries {
-            parent: directory.parent,
+            parent: inode.parent,
             entries,
             end: rest.next().is_none(),
         })

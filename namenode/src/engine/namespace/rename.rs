@@ -12,8 +12,9 @@ use harvestfs_protocol::{
 use super::{
     Call, Namespace,
     command::Effects,
-    inode::{Body, Inode},
+    inode::Inode,
     permissions::{self, EXECUTE, WRITE},
+    usage::Move,
 };
 
 /// One side of a rename.
@@ -57,8 +58,13 @@ impl Namespace {
             });
         }
         self.check_rename(call, (source, old), (target, new), mode)?;
+        let exchange = mode == RenameMode::Exchange;
+        let moves = self.plan_rename((source, old), (target, new), exchange)?;
+        for planned in moves {
+            self.carry_out(planned);
+        }
         let other = match target {
-            Some(target) if mode == RenameMode::Exchange => {
+            Some(target) if exchange => {
                 self.exchange(call, (source, old), (target, new), effects)?;
                 Some(self.inodes.get(target)?.attr(target))
             }
@@ -126,6 +132,27 @@ impl Namespace {
         Ok(())
     }
 
+    /// What the rename does to the accounts; [`FsError::QuotaExceeded`] when a quota refuses it.
+    fn plan_rename(
+        &self,
+        (source, old): (InodeId, Place),
+        (target, new): (Option<InodeId>, Place),
+        exchange: bool,
+    ) -> Result<Vec<Move>, FsError> {
+        let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent))?];
+        if let Some(target) = target {
+            let back = exchange.then_some(old.parent);
+            moves.push(self.plan_move(target, Some(new.parent), back)?);
+        }
+        let charges: Vec<_> = moves
+            .iter()
+            .flat_map(|planned| &planned.charges)
+            .copied()
+            .collect();
+        self.check_quotas(&charges)?;
+        Ok(moves)
+    }
+
     fn replace(
         &mut self,
         call: &Call,
@@ -145,7 +172,7 @@ impl Namespace {
             call.now,
             effects,
         );
-        self.moved(call, source, new.parent, effects)?;
+        self.moved(call, source, effects)?;
         target
             .map(|target| self.lose_name(call, target, effects))
             .transpose()
@@ -178,22 +205,12 @@ impl Namespace {
             call.now,
             effects,
         );
-        self.moved(call, source, new.parent, effects)?;
-        self.moved(call, target, old.parent, effects)
+        self.moved(call, source, effects)?;
+        self.moved(call, target, effects)
     }
 
-    fn moved(
-        &mut self,
-        call: &Call,
-        ino: InodeId,
-        parent: InodeId,
-        effects: &mut Effects,
-    ) -> Result<(), FsError> {
-        let inode = self.inodes.get_mut(ino)?;
-        inode.ctime = call.now;
-        if let Body::Directory(directory) = &mut inode.body {
-            directory.parent = parent;
-        }
+    fn moved(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) -> Result<(), FsError> {
+        self.inodes.get_mut(ino)?.ctime = call.now;
         effects.inodes.push(ino);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Settings of files and directories that say how their blocks are placed: the extended attributes
-//! `user.harvestfs.*`.
+//! Settings of files and directories: the extended attributes `user.harvestfs.*`. Some say how blocks
+//! are placed, and are inherited; quotas are of the directory on which they are set.
 
 use std::num::NonZeroU8;
 
@@ -19,35 +19,47 @@ pub(super) enum Setting {
     Replication,
     Durability,
     Class,
+    QuotaBytes,
+    QuotaFiles,
+    /// Bytes below a directory: read-only.
+    UsedBytes,
+    /// Inodes below a directory: read-only.
+    UsedFiles,
     /// Where the replicas are: read-only, answered by the server.
     Locations,
 }
 
 impl Setting {
-    pub const STORED: [Self; 3] = [Self::Replication, Self::Durability, Self::Class];
+    pub const STORED: [Self; 5] = [
+        Self::Replication,
+        Self::Durability,
+        Self::Class,
+        Self::QuotaBytes,
+        Self::QuotaFiles,
+    ];
 
     pub fn name(self) -> &'static [u8] {
         match self {
             Self::Replication => b"user.harvestfs.replication",
             Self::Durability => b"user.harvestfs.durability",
             Self::Class => b"user.harvestfs.class",
+            Self::QuotaBytes => b"user.harvestfs.quota_bytes",
+            Self::QuotaFiles => b"user.harvestfs.quota_files",
+            Self::UsedBytes => b"user.harvestfs.used_bytes",
+            Self::UsedFiles => b"user.harvestfs.used_files",
             Self::Locations => b"user.harvestfs.locations",
         }
     }
 
     pub fn by_name(name: &[u8]) -> Option<Self> {
-        [
-            Self::Replication,
-            Self::Durability,
-            Self::Class,
-            Self::Locations,
-        ]
-        .into_iter()
-        .find(|setting| setting.name() == name)
+        Self::STORED
+            .into_iter()
+            .chain([Self::UsedBytes, Self::UsedFiles, Self::Locations])
+            .find(|setting| setting.name() == name)
     }
 }
 
-/// What is set on one inode; nothing by default.
+/// The settings of one inode that say how blocks are placed; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     replication: Option<NonZeroU8>,
@@ -97,7 +109,7 @@ impl Settings {
             Setting::Replication => self.replication.is_some(),
             Setting::Durability => self.durability.is_some(),
             Setting::Class => self.class.is_some(),
-            Setting::Locations => false,
+            _ => false,
         }
     }
 
@@ -106,7 +118,7 @@ impl Settings {
             Setting::Replication => self.replication = None,
             Setting::Durability => self.durability = None,
             Setting::Class => self.class = None,
-            Setting::Locations => {}
+            _ => {}
         }
     }
 
@@ -116,7 +128,7 @@ impl Settings {
             Setting::Replication => self.replication = Some(parse_replication(value)?),
             Setting::Durability => self.durability = Some(parse_durability(value)?),
             Setting::Class => self.class = Some(parse_class(value)?),
-            Setting::Locations => return Err(FsError::NotPermitted),
+            _ => return Err(FsError::NotPermitted),
         }
         Ok(())
     }
@@ -141,7 +153,7 @@ pub(super) fn text(setting: Setting, rules: &PlacementRules) -> Option<String> {
             }
             .to_owned()
         }),
-        Setting::Locations => None,
+        _ => None,
     }
 }
 
@@ -166,6 +178,14 @@ fn parse_replication(value: &[u8]) -> Result<NonZeroU8, FsError> {
         .and_then(|text| text.parse().ok())
         .filter(|number: &NonZeroU8| number.get() <= REPLICATION_MAX)
         .ok_or_else(replication_error)
+}
+
+/// A quota: the text of a number.
+pub(super) fn parse_quota(value: &[u8]) -> Result<u64, FsError> {
+    std::str::from_utf8(value)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| FsError::InvalidArgument("a quota is a number; remove it for none".into()))
 }
 
 fn parse_durability(value: &[u8]) -> Result<Durability, FsError> {

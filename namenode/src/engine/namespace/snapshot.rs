@@ -19,17 +19,18 @@ use serde::{Deserialize, Serialize};
 use super::{
     BlockView, Formatted, Namespace, Outcome,
     chunk_set::ChunkSet,
-    directory::Directory,
     extents::{Extents, Piece, UseChanges},
     inode::{Body, FileData, Inode, Slot},
     operation::Operations,
     servers::Server,
     sessions::Session,
     settings::Settings,
+    usage::Quota,
 };
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
-/// The version of what follows the magic.
+/// The version of what follows the magic. Version 1 had neither quotas nor what operators changed; it
+/// reads as one without.
 const VERSION: u32 = 2;
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
@@ -57,8 +58,8 @@ fn damaged(why: impl Into<String>) -> SnapshotError {
     SnapshotError::Damaged(why.into())
 }
 
-/// A part of the state. Records come in the order of the variants; those between `Inode` and
-/// `Free` repeat for each slot of the table of inodes.
+/// A part of the state. Records come in the order of the variants, but for the later ones at the end;
+/// those between `Inode` and `Free`, and these, repeat for each slot of the table of inodes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Record {
     Header {
@@ -102,6 +103,11 @@ enum Record {
     Orphans(Vec<InodeId>),
     End {
         records: u64,
+    },
+    /// Of the inode before.
+    Quota {
+        bytes: Option<u64>,
+        inodes: Option<u64>,
     },
 }
 
@@ -148,8 +154,8 @@ impl InodeRecord {
                 Body::Regular(file) => BodyRecord::Regular {
                     size_bytes: file.size_bytes,
                 },
-                Body::Directory(directory) => BodyRecord::Directory {
-                    parent: directory.parent,
+                Body::Directory(_) => BodyRecord::Directory {
+                    parent: inode.parent,
                 },
                 Body::Symlink(target) => BodyRecord::Symlink(target.to_vec()),
                 Body::Fifo => BodyRecord::Fifo,
@@ -161,12 +167,17 @@ impl InodeRecord {
     }
 
     fn slot(self) -> Slot {
+        // Of what is no directory, it follows from the names.
+        let parent = match self.body {
+            BodyRecord::Directory { parent } => parent,
+            _ => InodeId::ROOT,
+        };
         let body = match self.body {
             BodyRecord::Regular { size_bytes } => Body::Regular(FileData {
                 size_bytes,
                 extents: Extents::default(),
             }),
-            BodyRecord::Directory { parent } => Body::Directory(Box::new(Directory::new(parent))),
+            BodyRecord::Directory { .. } => Body::Directory(Box::default()),
             BodyRecord::Symlink(target) => Body::Symlink(target.into()),
             BodyRecord::Fifo => Body::Fifo,
             BodyRecord::Socket => Body::Socket,
@@ -179,6 +190,7 @@ impl InodeRecord {
                 mode: self.mode,
                 settings: self.settings,
                 nlink: self.nlink,
+                parent,
                 uid: self.uid,
                 gid: self.gid,
                 atime: self.atime,
@@ -302,9 +314,9 @@ impl Namespace {
             return Err(SnapshotError::Version("it does not start as one".into()));
         }
         let version = read_u32(from)?;
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             return Err(SnapshotError::Version(format!(
-                "it has version {version}, this software reads version {VERSION}"
+                "it has version {version}, this software reads versions 1 to {VERSION}"
             )));
         }
         let mut reader = Reader::default();
@@ -340,6 +352,10 @@ fn write_slot<W: Write>(slot: &Slot, frames: &mut Frames<W>) -> Result<(), Snaps
                 .after(None)
                 .filter_map(|(name, ino)| Some((Name::new(name).ok()?, ino)));
             frames.put_parts(entries, Record::Entries)?;
+            let Quota { bytes, inodes } = directory.quota;
+            if !directory.quota.is_unlimited() {
+                frames.put(&Record::Quota { bytes, inodes })?;
+            }
         }
         _ => {}
     }
@@ -442,6 +458,7 @@ impl Reader {
             Record::Extents(extents) => self.take_extents(&extents),
             Record::Entries(entries) => self.take_entries(&entries),
             Record::Xattr { name, value } => self.take_xattr(&name, &value),
+            Record::Quota { bytes, inodes } => self.take_quota(Quota { bytes, inodes }),
             Record::Free(slots) => {
                 self.free.extend(slots);
                 self.free.len() as u64 <= namespace.inodes.slots()
@@ -452,7 +469,7 @@ impl Reader {
             }
             Record::End { records } => {
                 self.ended = true;
-                records + 1 == self.records
+                Some(self.records) == records.checked_add(1)
             }
         };
         if fits {
@@ -495,6 +512,14 @@ impl Reader {
         entries
             .iter()
             .all(|(name, ino)| directory.insert(name, *ino).is_none())
+    }
+
+    fn take_quota(&mut self, quota: Quota) -> bool {
+        let Some(Body::Directory(directory)) = self.current().map(|inode| &mut inode.body) else {
+            return false;
+        };
+        directory.quota = quota;
+        !quota.is_unlimited()
     }
 
     fn take_xattr(&mut self, name: &[u8], value: &[u8]) -> bool {
@@ -549,10 +574,12 @@ impl Namespace {
                     self.directories += 1;
                     self.names += directory.len() as u64;
                     self.directories_with_settings += u64::from(!inode.settings.is_empty());
+                    self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
                 }
                 _ => {}
             }
         }
+        self.restore_usage();
         true
     }
 }

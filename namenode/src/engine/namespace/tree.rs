@@ -16,6 +16,7 @@ use super::{
     inode::{ALL_MODE_BITS, Body, FileData, GROUP_EXECUTE, Inode, SET_GROUP_ID, STICKY},
     permissions::{self, EXECUTE, WRITE},
     settings::Settings,
+    usage::Usage,
 };
 
 /// What a new inode gets from its creator and its directory.
@@ -83,16 +84,16 @@ impl Namespace {
     /// The directory and those above it, up to the root.
     pub(super) fn ancestors(&self, ino: InodeId) -> impl Iterator<Item = (InodeId, &Inode)> {
         let mut next = Some(ino);
-        // The depth limit holds where directories are added; moving a tree can exceed it.
+        // It ends: no directory is ever moved into itself. The depth limit holds where directories
+        // are added; moving a tree can exceed it.
         std::iter::from_fn(move || {
             let ino = next?;
             let inode = self.inodes.get(ino).ok()?;
-            let parent = inode.directory().ok()?.parent;
+            inode.directory().ok()?;
             // A removed directory is below nothing any more.
-            next = (parent != ino && inode.nlink > 0).then_some(parent);
+            next = (inode.parent != ino && inode.nlink > 0).then_some(inode.parent);
             Some((ino, inode))
         })
-        .take(DIRECTORY_DEPTH_MAX + 1)
     }
 
     /// Checks that a directory below this one is not too deep.
@@ -191,7 +192,7 @@ impl Namespace {
         if birth.group_of_directory {
             mode |= SET_GROUP_ID;
         }
-        let body = Body::Directory(Box::new(Directory::new(parent)));
+        let body = Body::Directory(Box::default());
         self.add_inode(call, parent, name, birth, mode, body, effects)
     }
 
@@ -230,10 +231,13 @@ impl Namespace {
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
         let is_directory = matches!(body, Body::Directory(_));
+        let charges = [(parent, Usage::EMPTY_INODE.added())];
+        self.check_quotas(&charges)?;
         let inode = Inode {
             mode,
             settings: birth.settings,
             nlink: if is_directory { 2 } else { 1 },
+            parent,
             uid: call.credentials.uid,
             gid: birth.gid,
             atime: call.now,
@@ -245,6 +249,7 @@ impl Namespace {
         };
         let mut attr = inode.attr(InodeId::ROOT);
         attr.ino = self.insert_inode(inode)?;
+        self.charge(&charges);
         self.add_name(parent, name, attr.ino, is_directory, call.now, effects);
         Ok(MetaReply::Attr(attr))
     }
@@ -280,6 +285,9 @@ impl Namespace {
         if inode.nlink >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }
+        let planned = self.plan_move(ino, None, Some(parent))?;
+        self.check_quotas(&planned.charges)?;
+        self.carry_out(planned);
         let inode = self.inodes.get_mut(ino)?;
         inode.nlink += 1;
         inode.ctime = call.now;
@@ -302,6 +310,8 @@ impl Namespace {
         if victim.is_directory() {
             return Err(FsError::IsADirectory);
         }
+        let planned = self.plan_move(ino, Some(parent), None)?;
+        self.carry_out(planned);
         self.remove_name(parent, name, false, call.now, effects);
         self.lose_name(call, ino, effects)
             .map(|attr| MetaReply::Removed(Some(attr)))
@@ -320,6 +330,8 @@ impl Namespace {
         if !victim.directory()?.is_empty() {
             return Err(FsError::NotEmpty);
         }
+        let planned = self.plan_move(ino, Some(parent), None)?;
+        self.carry_out(planned);
         self.remove_name(parent, name, true, call.now, effects);
         self.lose_name(call, ino, effects)
             .map(|attr| MetaReply::Removed(Some(attr)))
@@ -415,8 +427,9 @@ impl Namespace {
                 let rules = inode.settings.rules(self.default_rules());
                 self.blocks.account(rules, &mut self.changes);
             }
-            Body::Directory(_) => {
+            Body::Directory(directory) => {
                 self.directories -= 1;
+                self.directories_with_quota -= u64::from(!directory.quota.is_unlimited());
                 self.directories_with_settings -= u64::from(!inode.settings.is_empty());
             }
             _ => {}

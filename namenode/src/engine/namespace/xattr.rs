@@ -13,7 +13,7 @@ use harvestfs_protocol::{
 use super::{
     Call, Namespace,
     command::Effects,
-    inode::{Inode, STICKY},
+    inode::{Body, Inode, STICKY},
     permissions::{self, READ, WRITE},
     settings::{self, Setting},
 };
@@ -172,8 +172,20 @@ impl Namespace {
     /// A setting: what holds for a file, what is set on a directory.
     fn setting(&self, inode: &Inode, name: &[u8]) -> Option<Vec<u8>> {
         let setting = Setting::by_name(name)?;
-        if inode.is_directory() && !inode.settings.is_set(setting) {
-            return None;
+        if let Body::Directory(directory) = &inode.body {
+            let number = match setting {
+                Setting::QuotaBytes => directory.quota.bytes,
+                Setting::QuotaFiles => directory.quota.inodes,
+                Setting::UsedBytes => Some(directory.used.bytes),
+                Setting::UsedFiles => Some(directory.used.inodes),
+                _ => None,
+            };
+            if let Some(number) = number {
+                return Some(number.to_string().into_bytes());
+            }
+            if !inode.settings.is_set(setting) {
+                return None;
+            }
         }
         let rules = inode.settings.rules(self.default_rules());
         settings::text(setting, &rules).map(String::into_bytes)
@@ -194,7 +206,7 @@ impl Namespace {
         names.extend(
             Setting::STORED
                 .into_iter()
-                .filter(|&setting| inode.settings.is_set(setting))
+                .filter(|&setting| is_set(inode, setting))
                 .map(|setting| setting.name().to_vec()),
         );
         Ok(MetaReply::Names(names))
@@ -214,10 +226,15 @@ impl Namespace {
         check_write(call.credentials, inode, kind)?;
         if name.starts_with(settings::PREFIX) {
             let setting = known_setting(name)?;
-            check_mode(mode, inode.settings.is_set(setting))?;
-            let mut changed = inode.settings;
-            changed.set(setting, value)?;
-            self.change_settings(ino, changed)?;
+            check_mode(mode, is_set(inode, setting))?;
+            if is_quota(setting) {
+                let quota = settings::parse_quota(value)?;
+                self.set_quota(call, ino, setting, Some(quota))?;
+            } else {
+                let mut changed = inode.settings;
+                changed.set(setting, value)?;
+                self.change_settings(ino, changed)?;
+            }
         } else {
             check_mode(mode, inode.xattr(name).is_some())?;
             let empty = Xattrs::default();
@@ -243,15 +260,19 @@ impl Namespace {
         check_write(call.credentials, inode, kind)?;
         if name.starts_with(settings::PREFIX) {
             let setting = known_setting(name)?;
-            if setting == Setting::Locations {
+            if !Setting::STORED.contains(&setting) {
                 return Err(FsError::NotPermitted);
             }
-            if !inode.settings.is_set(setting) {
+            if !is_set(inode, setting) {
                 return Err(FsError::NoAttribute);
             }
-            let mut changed = inode.settings;
-            changed.clear(setting);
-            self.change_settings(ino, changed)?;
+            if is_quota(setting) {
+                self.set_quota(call, ino, setting, None)?;
+            } else {
+                let mut changed = inode.settings;
+                changed.clear(setting);
+                self.change_settings(ino, changed)?;
+            }
         } else {
             let xattrs = inode.xattrs.as_deref_mut().ok_or(FsError::NoAttribute)?;
             if xattrs.get(name).is_none() {
@@ -263,6 +284,30 @@ impl Namespace {
             }
         }
         self.xattr_changed(call, ino, effects)
+    }
+
+    /// Sets or removes a quota. What is there already stays, also when it is more.
+    fn set_quota(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        setting: Setting,
+        value: Option<u64>,
+    ) -> Result<(), FsError> {
+        let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
+            return Err(FsError::NotADirectory);
+        };
+        if !permissions::is_root(call.credentials) {
+            return Err(FsError::NotPermitted);
+        }
+        let had_one = !directory.quota.is_unlimited();
+        match setting {
+            Setting::QuotaBytes => directory.quota.bytes = value,
+            _ => directory.quota.inodes = value,
+        }
+        self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
+        self.directories_with_quota -= u64::from(had_one);
+        Ok(())
     }
 
     fn xattr_changed(
@@ -277,10 +322,24 @@ impl Namespace {
     }
 }
 
+fn is_quota(setting: Setting) -> bool {
+    matches!(setting, Setting::QuotaBytes | Setting::QuotaFiles)
+}
+
+fn is_set(inode: &Inode, setting: Setting) -> bool {
+    match (&inode.body, setting) {
+        (Body::Directory(directory), Setting::QuotaBytes) => directory.quota.bytes.is_some(),
+        (Body::Directory(directory), Setting::QuotaFiles) => directory.quota.inodes.is_some(),
+        _ => inode.settings.is_set(setting),
+    }
+}
+
 fn known_setting(name: &[u8]) -> Result<Setting, FsError> {
     Setting::by_name(name).ok_or_else(|| {
         FsError::InvalidArgument(
-            "the settings are user.harvestfs.replication, .durability and .class".into(),
+            "the settings are user.harvestfs.replication, .durability, .class, .quota_bytes and \
+             .quota_files"
+                .into(),
         )
     })
 }

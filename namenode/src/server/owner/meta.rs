@@ -63,7 +63,7 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Locate { .. }
         | MetaOp::GetXattr { .. }
         | MetaOp::ListXattr { .. }
-        | MetaOp::StatFs
+        | MetaOp::StatFs { .. }
         | MetaOp::FindSparse { .. } => Class::ReadOnly,
         MetaOp::SetAttr { .. }
         | MetaOp::Create { .. }
@@ -186,7 +186,7 @@ impl Owner {
                 }
                 Ok(reply)
             }
-            MetaOp::StatFs => {
+            MetaOp::StatFs { .. } => {
                 let reply = self.namespace.query(credentials, op)?;
                 Ok(self.with_space(reply))
             }
@@ -224,18 +224,18 @@ impl Owner {
         })
     }
 
-    /// Fills in what the cluster knows of space.
+    /// Cuts what quotas leave down to the space that the cluster has.
     fn with_space(&self, reply: MetaReply) -> MetaReply {
-        let MetaReply::StatFs(StatFs { inodes, .. }) = reply else {
+        let MetaReply::StatFs(quotas) = reply else {
             return reply;
         };
         let summary = self.cluster.summary(self.clock.now_ms());
         let replication = u64::from(self.formatted.default_rules.replication.max(1));
         let free_bytes = summary.quota_bytes.saturating_sub(summary.used_bytes);
         MetaReply::StatFs(StatFs {
-            total_bytes: summary.quota_bytes / replication,
-            free_bytes: free_bytes / replication,
-            inodes,
+            total_bytes: quotas.total_bytes.min(summary.quota_bytes / replication),
+            free_bytes: quotas.free_bytes.min(free_bytes / replication),
+            ..quotas
         })
     }
 
@@ -583,7 +583,8 @@ mod tests {
             class_of(&MetaOp::SealBlocks { blocks: vec![] }),
             Class::Relaxed
         );
-        assert_eq!(class_of(&MetaOp::StatFs), Class::ReadOnly);
+        let ino = InodeId::ROOT;
+        assert_eq!(class_of(&MetaOp::StatFs { ino }), Class::ReadOnly);
         assert_eq!(
             class_of(&MetaOp::Release { inodes: vec![] }),
             Class::Housekeeping

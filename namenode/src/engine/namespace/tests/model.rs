@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::meta::{SetTime, SetXattrMode};
 
-use super::*;
+use super::{model_quota::is_quota, *};
 
 pub const W: u16 = 2;
 pub const X: u16 = 1;
@@ -324,6 +324,14 @@ impl Model {
     }
 
     pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
+        let removes = matches!(op, MetaOp::Unlink { .. } | MetaOp::RemoveDir { .. });
+        if removes {
+            return self.perform(context, op);
+        }
+        self.within_quotas(|model| model.perform(context, op))
+    }
+
+    fn perform(&mut self, context: &Context, op: &MetaOp) -> Answer {
         let who = context.who;
         match op {
             MetaOp::Create {
@@ -415,10 +423,17 @@ impl Model {
                         text.parse().is_ok_and(|n: u8| (1..=10).contains(&n))
                     }
                     b"user.harvestfs.durability" => ["strict", "space"].contains(&text.as_ref()),
+                    name if is_quota(name) => text.parse::<u64>().is_ok(),
                     _ => true,
                 };
                 if !good {
                     return Err(invalid());
+                }
+                if is_quota(name) && !node.is_dir() {
+                    return Err(FsError::NotADirectory);
+                }
+                if is_quota(name) && who.uid != 0 {
+                    return Err(FsError::NotPermitted);
                 }
                 node.xattrs.insert(name.clone(), value.clone());
                 node.ctime = context.now;
@@ -427,6 +442,9 @@ impl Model {
             MetaOp::RemoveXattr { ino, name } => {
                 self.may_set_xattr(who, *ino, name)?;
                 let node = self.node_mut(*ino);
+                if is_quota(name) && node.xattrs.contains_key(name) && who.uid != 0 {
+                    return Err(FsError::NotPermitted);
+                }
                 node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
                 node.ctime = context.now;
                 Ok(MetaReply::Done)

@@ -18,7 +18,9 @@ impl Model {
     pub fn apply_content(&mut self, context: &Context, op: &MetaOp) -> Answer {
         match op {
             MetaOp::Commit { files, .. } => {
-                let files = files.iter().map(|file| self.commit(context, file));
+                let files = files
+                    .iter()
+                    .map(|file| self.within_quotas(|model| model.commit(context, file)));
                 Ok(MetaReply::Committed(files.collect()))
             }
             MetaOp::Fallocate {

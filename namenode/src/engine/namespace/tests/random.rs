@@ -399,6 +399,12 @@ impl World {
                     .map(|entry| (entry.name, entry.ino))
                     .collect();
                 assert_eq!(got, node.entries);
+                let (bytes, inodes) = self.model.used(ino);
+                for (name, used) in [("used_bytes", bytes), ("used_files", inodes)] {
+                    let name = format!("user.harvestfs.{name}").into_bytes();
+                    let got = query(MetaOp::GetXattr { ino, name });
+                    assert_eq!(got, MetaReply::Bytes(used.to_string().into_bytes()));
+                }
                 if let Some(expected) = self.model.parent_of(ino) {
                     assert_eq!(parent, expected);
                 }

@@ -26,6 +26,7 @@ fn full() -> Fixture {
     }
     for (ino, name) in [
         (directory, "user.harvestfs.replication"),
+        (directory, "user.harvestfs.quota_bytes"),
         (fixture.ino("/linked"), "user.a"),
     ] {
         fixture
@@ -104,7 +105,7 @@ fn other_files_and_versions_are_refused() {
     let bytes = full().snapshot();
     for at in [0, 8] {
         let mut other = bytes.clone();
-        other[at] ^= 1;
+        other[at] ^= 4;
         assert!(matches!(read(&other), Err(SnapshotError::Version(_))));
     }
     assert!(matches!(read(b"short"), Err(SnapshotError::Io(_))));
@@ -123,7 +124,7 @@ fn contradictions_are_found_behind_good_checksums() {
         }),
         ("a wrong parent", |f| {
             let file = f.ino("/linked");
-            f.directory("/d").parent = file;
+            f.inode("/d").parent = file;
         }),
         ("an entry that leads nowhere", |f| {
             f.directory("/d").insert(&name("nowhere"), InodeId(1 << 40));
@@ -134,7 +135,7 @@ fn contradictions_are_found_behind_good_checksums() {
         }),
         ("a loop of directories", |f| {
             let directory = f.ino("/d");
-            f.directory("/d").parent = directory;
+            f.inode("/d").parent = directory;
             f.directory("/d").insert(&name("d"), directory);
             f.directory("/").remove(&name("d"));
         }),
@@ -199,7 +200,7 @@ proptest! {
     #[test]
     fn no_bytes_make_the_reader_panic(
         payload in proptest::collection::vec(any::<u8>(), 1..300),
-        kind in 0..13u8,
+        kind in 0..14u8,
     ) {
         // A frame with a good checksum: a header, then one record of each kind.
         let mut bytes = Fixture::new().snapshot()[..12].to_vec();

@@ -168,7 +168,7 @@ fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
 }
 
 fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
-    let choices: [(&str, &[&str]); 6] = [
+    let choices: [(&str, &[&str]); 8] = [
         ("user.a", &["", "1", "value"]),
         ("user.b", &["2"]),
         ("trusted.t", &["3"]),
@@ -178,6 +178,8 @@ fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
             &["1", "2", "5", "10", "11", "x"],
         ),
         ("user.harvestfs.durability", &["strict", "space", "loose"]),
+        ("user.harvestfs.quota_bytes", &["0", "700", "5000", "x"]),
+        ("user.harvestfs.quota_files", &["0", "5", "20", "-1"]),
     ];
     let (name, values) = choices.choose(rng).unwrap();
     (
@@ -276,6 +278,12 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 value,
                 mode: *modes.choose(rng).unwrap(),
             }
+        }
+        // Or soon nothing could be added.
+        63..=65 if !model.quotas().is_empty() => {
+            let quotas = model.quotas();
+            let (ino, name, _) = quotas.choose(rng).unwrap().clone();
+            MetaOp::RemoveXattr { ino, name }
         }
         63..=65 => MetaOp::RemoveXattr {
             ino: any_inode(rng, model),

@@ -3,13 +3,13 @@
 use super::*;
 use harvestfs_protocol::{limits::XATTR_VALUE_BYTES_MAX, meta::SetXattrMode, types::StorageClass};
 
-const ANY: SetXattrMode = SetXattrMode::Any;
+pub const ANY: SetXattrMode = SetXattrMode::Any;
 const REPLICATION: &str = "user.harvestfs.replication";
 const DURABILITY: &str = "user.harvestfs.durability";
 const CLASS: &str = "user.harvestfs.class";
 
 impl Fixture {
-    fn set_xattr(
+    pub fn set_xattr(
         &mut self,
         path: &str,
         name: &str,
@@ -25,7 +25,7 @@ impl Fixture {
         })
     }
 
-    fn get_xattr(&self, path: &str, name: &str) -> Result<String, FsError> {
+    pub fn get_xattr(&self, path: &str, name: &str) -> Result<String, FsError> {
         let op = MetaOp::GetXattr {
             ino: self.ino(path),
             name: name.into(),
@@ -36,7 +36,7 @@ impl Fixture {
         }
     }
 
-    fn remove_xattr(&mut self, path: &str, name: &str) -> Result<(), FsError> {
+    pub fn remove_xattr(&mut self, path: &str, name: &str) -> Result<(), FsError> {
         let ino = self.ino(path);
         self.done(MetaOp::RemoveXattr {
             ino,

@@ -1,0 +1,158 @@
+//! `harvestfs fs quota`
+
+use std::{ffi::OsString, str::FromStr};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use harvestfs_client::ClientError;
+use harvestfs_protocol::{error::FsError, ids::InodeId, meta::SetXattrMode, types::FileKind};
+use serde_json::json;
+
+use super::Files;
+use crate::units::{self, Size};
+
+const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
+const QUOTA_FILES: &str = "user.harvestfs.quota_files";
+const USED_BYTES: &str = "user.harvestfs.used_bytes";
+const USED_FILES: &str = "user.harvestfs.used_files";
+
+/// `harvestfs fs quota`
+#[derive(Debug, Args)]
+pub(super) struct QuotaArgs {
+    /// A directory of the cluster.
+    path: OsString,
+    /// Bytes of files (one copy) that there may be below it, for example 10GiB; `none` removes the
+    /// quota. Only root may.
+    #[arg(long, value_name = "SIZE|none")]
+    bytes: Option<Limit<Size>>,
+    /// Files, directories and everything else that there may be below it; `none` removes the quota.
+    /// Only root may.
+    #[arg(long, value_name = "NUMBER|none")]
+    files: Option<Limit<u64>>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A quota to set, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit<T>(Option<T>);
+
+impl<T: FromStr> FromStr for Limit<T>
+where
+    T::Err: std::fmt::Display,
+{
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let parsed = text.parse().map_err(|error: T::Err| error.to_string())?;
+        Ok(Self(Some(parsed)))
+    }
+}
+
+impl Files {
+    pub(super) async fn quota(&self, args: &QuotaArgs) -> anyhow::Result<()> {
+        let path = args.path.to_string_lossy();
+        let attr = self.find(&args.path).await?;
+        if attr.kind != FileKind::Directory {
+            bail!("{path} is not a directory; quotas are set on directories");
+        }
+        if let Some(Limit(bytes)) = args.bytes {
+            self.set_quota(attr.ino, QUOTA_BYTES, bytes.map(|size| size.0))
+                .await
+                .with_context(|| format!("cannot set the quota of bytes of {path}"))?;
+        }
+        if let Some(Limit(files)) = args.files {
+            self.set_quota(attr.ino, QUOTA_FILES, files)
+                .await
+                .with_context(|| format!("cannot set the quota of files of {path}"))?;
+        }
+        let quota_bytes = self.number(attr.ino, QUOTA_BYTES).await?;
+        let quota_files = self.number(attr.ino, QUOTA_FILES).await?;
+        let used_bytes = self.number(attr.ino, USED_BYTES).await?.unwrap_or(0);
+        let used_files = self.number(attr.ino, USED_FILES).await?.unwrap_or(0);
+        if args.json {
+            let shown = json!({
+                "path": path,
+                "used_bytes": used_bytes,
+                "quota_bytes": quota_bytes,
+                "used_files": used_files,
+                "quota_files": quota_files,
+            });
+            println!("{shown}");
+            return Ok(());
+        }
+        let quota = |text: Option<String>| text.unwrap_or_else(|| "no quota".into());
+        let bytes = quota(quota_bytes.map(units::human));
+        let files = quota(quota_files.map(|files| files.to_string()));
+        println!(
+            "{path}: {} of {bytes}, {used_files} files of {files}",
+            units::human(used_bytes)
+        );
+        Ok(())
+    }
+
+    async fn set_quota(
+        &self,
+        ino: InodeId,
+        name: &str,
+        quota: Option<u64>,
+    ) -> Result<(), ClientError> {
+        let name = name.as_bytes();
+        if let Some(quota) = quota {
+            let value = quota.to_string();
+            return self
+                .client
+                .setxattr(
+                    &self.credentials,
+                    ino,
+                    name,
+                    value.as_bytes(),
+                    SetXattrMode::Any,
+                )
+                .await;
+        }
+        match self.client.removexattr(&self.credentials, ino, name).await {
+            // There was none.
+            Err(ClientError::Fs(FsError::NoAttribute)) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// The number in an extended attribute, if it has one.
+    async fn number(&self, ino: InodeId, name: &str) -> anyhow::Result<Option<u64>> {
+        match self
+            .client
+            .getxattr(&self.credentials, ino, name.as_bytes())
+            .await
+        {
+            Ok(value) => {
+                let number = std::str::from_utf8(&value)
+                    .ok()
+                    .and_then(|text| text.parse().ok());
+                Ok(Some(
+                    number.with_context(|| format!("{name} is not a number"))?,
+                ))
+            }
+            Err(ClientError::Fs(FsError::NoAttribute)) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {name}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_number_or_none() {
+        assert_eq!("none".parse(), Ok(Limit::<u64>(None)));
+        assert_eq!("7".parse(), Ok(Limit(Some(7_u64))));
+        assert_eq!("1KiB".parse(), Ok(Limit(Some(Size(1024)))));
+        assert!("x".parse::<Limit<u64>>().is_err());
+        assert!("".parse::<Limit<Size>>().is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! Quotas of directories: what counts where, and what is refused.
+
+use super::{xattrs::ANY, *};
+use crate::engine::namespace::SnapshotError;
+use harvestfs_protocol::meta::StatFs;
+
+const BYTES: &str = "user.harvestfs.quota_bytes";
+const FILES: &str = "user.harvestfs.quota_files";
+
+impl Fixture {
+    fn limit(&mut self, path: &str, name: &str, quota: u64) {
+        let quota = quota.to_string();
+        self.set_xattr(path, name, quota.as_bytes(), ANY).unwrap();
+    }
+
+    /// Bytes and inodes below a directory.
+    fn used(&self, path: &str) -> (u64, u64) {
+        let number = |name: &str| self.get_xattr(path, name).unwrap().parse().unwrap();
+        (
+            number("user.harvestfs.used_bytes"),
+            number("user.harvestfs.used_files"),
+        )
+    }
+
+    /// Puts bytes at an offset of a file.
+    fn put(&mut self, path: &str, offset: u64, length_bytes: u64) -> Result<Attr, FsError> {
+        let block = self.allocate(1)[0];
+        let ino = self.ino(path);
+        self.commit(ino, &[extent(offset, length_bytes, block, 0)])
+    }
+
+    fn room(&self, path: &str) -> StatFs {
+        let ino = self.ino(path);
+        match self.query(&MetaOp::StatFs { ino }).unwrap() {
+            MetaReply::StatFs(totals) => totals,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+const FULL: FsError = FsError::QuotaExceeded;
+
+/// `/q` with a directory `/q/d` and a file `/q/d/f` of 100 bytes.
+fn with_data() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.dir("/q");
+    fixture.dir("/q/d");
+    fixture.file("/q/d/f");
+    fixture.put("/q/d/f", 0, 100).unwrap();
+    fixture
+}
+
+#[test]
+fn what_is_below_counts_in_every_directory_above() {
+    let mut fixture = with_data();
+    fixture.symlink("/q/s", b"anywhere").unwrap();
+    assert_eq!(fixture.used("/q/d"), (100, 1));
+    assert_eq!(fixture.used("/q"), (100, 3));
+    assert_eq!(fixture.used("/"), (100, 4));
+    fixture.rename("/q/d", "/d", RenameMode::Replace).unwrap();
+    assert_eq!(fixture.used("/q"), (0, 1));
+    assert_eq!(fixture.used("/"), (100, 4));
+    fixture.truncate("/d/f", 40).unwrap();
+    assert_eq!(fixture.used("/"), (40, 4));
+    fixture.unlink("/d/f").unwrap();
+    assert_eq!(fixture.used("/d"), (0, 0));
+}
+
+#[test]
+fn bytes_are_refused_beyond_the_quota_and_not_before() {
+    let mut fixture = with_data();
+    fixture.limit("/q", BYTES, 150);
+    assert_eq!(fixture.put("/q/d/f", 100, 51), Err(FULL));
+    fixture.put("/q/d/f", 100, 50).unwrap();
+    // Written over, and so no more.
+    fixture.put("/q/d/f", 0, 150).unwrap();
+    assert_eq!(fixture.put("/q/d/f", 1, 150), Err(FULL));
+    assert_eq!(fixture.attr("/q/d/f").size_bytes, 150);
+    // Pieces of one commit that hide each other count once.
+    let block = fixture.allocate(1)[0];
+    fixture.truncate("/q/d/f", 0).unwrap();
+    let ino = fixture.ino("/q/d/f");
+    let twice = [extent(0, 100, block, 0), extent(50, 100, block, 4096)];
+    fixture.commit(ino, &twice).unwrap();
+    // A file that nobody can name any more counts nowhere.
+    fixture.held_elsewhere = true;
+    fixture.unlink("/q/d/f").unwrap();
+    let block = fixture.allocate(1)[0];
+    fixture.commit(ino, &[extent(0, 500, block, 0)]).unwrap();
+    assert_eq!(fixture.used("/q"), (0, 1));
+}
+
+#[test]
+fn inodes_are_refused_beyond_the_quota_and_not_before() {
+    let mut fixture = with_data();
+    fixture.limit("/q", FILES, 3);
+    fixture.file("/q/g");
+    assert_eq!(fixture.make_dir("/q/d/e", 0o755), Err(FULL));
+    assert_eq!(fixture.symlink("/q/s", b"x"), Err(FULL));
+    assert_eq!(fixture.create("/q/h", FileKind::Fifo, 0o600), Err(FULL));
+    // Another name is not another inode.
+    fixture.link("/q/g", "/q/d/g").unwrap();
+    fixture.unlink("/q/d/f").unwrap();
+    fixture.file("/q/h");
+}
+
+#[test]
+fn a_lower_quota_refuses_growth_and_nothing_else() {
+    let mut fixture = with_data();
+    fixture.limit("/q", BYTES, 10);
+    fixture.limit("/q", FILES, 0);
+    assert_eq!(fixture.put("/q/d/f", 100, 1), Err(FULL));
+    fixture.put("/q/d/f", 0, 100).unwrap();
+    fixture
+        .rename("/q/d/f", "/q/f", RenameMode::Replace)
+        .unwrap();
+    fixture.truncate("/q/f", 1000).unwrap();
+    fixture.remove_dir("/q/d").unwrap();
+    fixture.remove_xattr("/q", BYTES).unwrap();
+    fixture.put("/q/f", 100, 1).unwrap();
+    assert_eq!(fixture.create("/q/x", FileKind::Regular, FILE), Err(FULL));
+}
+
+#[test]
+fn a_rename_into_a_quota_needs_room_there() {
+    let mut fixture = with_data();
+    fixture.dir("/small");
+    fixture.limit("/small", BYTES, 99);
+    let into = |fixture: &mut Fixture, mode| fixture.rename("/q/d", "/small/d", mode);
+    assert_eq!(into(&mut fixture, RenameMode::Replace), Err(FULL));
+    assert_eq!(fixture.used("/q"), (100, 2));
+    fixture.truncate("/q/d/f", 99).unwrap();
+    into(&mut fixture, RenameMode::Replace).unwrap();
+    assert_eq!(fixture.used("/small"), (99, 2));
+    assert_eq!(fixture.used("/q"), (0, 0));
+    // Exchanged for something smaller, and back.
+    fixture.file("/q/g");
+    fixture.put("/q/g", 0, 100).unwrap();
+    let exchange = RenameMode::Exchange;
+    assert_eq!(fixture.rename("/q/g", "/small/d/f", exchange), Err(FULL));
+    fixture.truncate("/q/g", 5).unwrap();
+    fixture.rename("/q/g", "/small/d/f", exchange).unwrap();
+    assert_eq!(fixture.used("/small"), (5, 2));
+    fixture.rename("/q/g", "/small/d/f", exchange).unwrap();
+    assert_eq!(fixture.used("/q"), (5, 1));
+}
+
+#[test]
+fn a_file_with_several_names_counts_in_the_first_directory() {
+    let mut fixture = with_data();
+    fixture.dir("/later");
+    fixture.link("/q/d/f", "/later/f").unwrap();
+    assert_eq!(fixture.used("/later"), (0, 0));
+    fixture.unlink("/q/d/f").unwrap();
+    assert_eq!(fixture.used("/q"), (0, 1));
+    assert_eq!(fixture.used("/later"), (100, 1));
+    fixture.link("/later/f", "/q/d/back").unwrap();
+    assert_eq!(fixture.used("/q"), (100, 2));
+    assert_eq!(fixture.used("/later"), (0, 0));
+    // A removal is never refused, even when the file counts elsewhere from then on.
+    fixture.limit("/later", BYTES, 1);
+    fixture.unlink("/q/d/back").unwrap();
+    assert_eq!(fixture.used("/later"), (100, 1));
+}
+
+#[test]
+fn a_clone_counts_as_much_as_its_source() {
+    let mut fixture = with_data();
+    fixture.limit("/q", BYTES, 180);
+    let copy = fixture.file("/q/copy");
+    let source = fixture.ino("/q/d/f");
+    let clone = |length_bytes| MetaOp::CloneRange {
+        source,
+        source_offset: 0,
+        destination: copy,
+        destination_offset: 0,
+        length_bytes,
+    };
+    assert_eq!(fixture.change(clone(81)), Err(FULL));
+    fixture.change(clone(80)).unwrap();
+    fixture.change(clone(80)).unwrap();
+    assert_eq!(fixture.used("/q"), (180, 3));
+}
+
+#[test]
+fn only_root_sets_quotas_and_only_on_directories() {
+    let mut fixture = with_data();
+    let path = "/q/d/f";
+    assert_eq!(
+        fixture.set_xattr(path, BYTES, b"1", ANY),
+        Err(FsError::NotADirectory)
+    );
+    for bad in ["", "-1", "1k", "99999999999999999999"] {
+        let answer = fixture.set_xattr("/q", BYTES, bad.as_bytes(), ANY);
+        assert!(matches!(answer, Err(FsError::InvalidArgument(_))), "{bad}");
+    }
+    for name in ["used_bytes", "used_files"] {
+        let name = format!("user.harvestfs.{name}");
+        let answer = fixture.set_xattr("/q", &name, b"1", ANY);
+        assert_eq!(answer, Err(FsError::NotPermitted));
+        assert_eq!(fixture.get_xattr(path, &name), Err(FsError::NoAttribute));
+    }
+    fixture.limit("/q", BYTES, 7);
+    fixture.chown("/q", Some(1), None).unwrap();
+    fixture.become_user(1);
+    assert_eq!(fixture.get_xattr("/q", BYTES).unwrap(), "7");
+    assert_eq!(
+        fixture.set_xattr("/q", BYTES, b"8", ANY),
+        Err(FsError::NotPermitted)
+    );
+    assert_eq!(
+        fixture.remove_xattr("/q", BYTES),
+        Err(FsError::NotPermitted)
+    );
+}
+
+#[test]
+fn the_nearest_quota_is_the_total_and_the_tightest_leaves_the_rest() {
+    let mut fixture = with_data();
+    assert_eq!(fixture.room("/q").total_bytes, u64::MAX);
+    fixture.limit("/", BYTES, 110);
+    fixture.limit("/q", BYTES, 1_000);
+    fixture.limit("/q", FILES, 5);
+    let room = fixture.room("/q/d/f");
+    assert_eq!((room.total_bytes, room.free_bytes), (1_000, 10));
+    assert_eq!((room.total_inodes, room.free_inodes), (5, 3));
+    assert_eq!(fixture.room("/").total_bytes, 110);
+}
+
+#[test]
+fn a_snapshot_has_quotas_and_one_of_the_version_before_has_none() {
+    let mut fixture = with_data();
+    let mut old = fixture.snapshot();
+    old[8] = 1;
+    let mut rest = &old[..];
+    let read = Namespace::read_snapshot(&mut rest).unwrap();
+    assert_eq!(snapshot(&read), fixture.snapshot());
+    fixture.limit("/q", BYTES, 100);
+    fixture.link("/q/d/f", "/q/f").unwrap();
+    let bytes = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
+    assert_eq!(fixture.snapshot(), bytes);
+    assert_eq!(fixture.used("/q"), (100, 2));
+    assert_eq!(fixture.put("/q/d/f", 100, 1), Err(FULL));
+    let mut newer = bytes;
+    newer[8] = 3;
+    let read = Namespace::read_snapshot(&mut &newer[..]);
+    assert!(matches!(read, Err(SnapshotError::Version(_))));
+}

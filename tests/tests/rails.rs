@@ -1,0 +1,82 @@
+//! What keeps users from harming each other and themselves, on real mounts.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount};
+use rustix::io::Errno;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn cluster() -> Cluster {
+    Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    })
+}
+
+/// Writes a file and syncs it, so that whatever is wrong is told.
+fn put(path: &Path, length_bytes: usize) -> Result<(), Errno> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(&vec![7; length_bytes])?;
+        file.sync_all()
+    };
+    write().map_err(|error: std::io::Error| Errno::from_io_error(&error).expect("an errno"))
+}
+
+fn quota(cluster: &Cluster, arguments: &[&str]) -> serde_json::Value {
+    let all = [&["fs", "quota", "--json"], arguments].concat();
+    serde_json::from_str(&cluster.output_of(&all)).expect("JSON")
+}
+
+#[test]
+fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    let limited = mount.join("limited");
+    fs::create_dir(&limited).expect("mkdir");
+    let set = quota(&cluster, &["/limited", "--bytes", "1MiB", "--files", "3"]);
+    assert_eq!(set["quota_bytes"], 1 << 20);
+    assert_eq!(set["used_files"], 0);
+
+    put(&limited.join("a"), 600 << 10).expect("below the quota");
+    assert_eq!(put(&limited.join("b"), 600 << 10), Err(Errno::DQUOT));
+    // The file is there, without what it had no quota for.
+    assert_eq!(fs::metadata(limited.join("b")).expect("stat").len(), 0);
+    put(&limited.join("b"), 400 << 10).expect("in place of what was refused");
+    let room = rustix::fs::statvfs(&limited).expect("statfs");
+    assert_eq!(room.f_blocks * room.f_frsize, 1 << 20);
+    assert_eq!(room.f_bavail * room.f_frsize, 24 << 10);
+    assert_eq!((room.f_files, room.f_favail), (3, 1));
+    let all = rustix::fs::statvfs(&mount).expect("statfs");
+    assert!(all.f_blocks * all.f_frsize > 1 << 30, "the mount's own");
+
+    fs::write(limited.join("c"), "").expect("the last file");
+    let refused = fs::create_dir(limited.join("d")).expect_err("a fourth");
+    assert_eq!(refused.raw_os_error(), Some(Errno::DQUOT.raw_os_error()));
+    fs::write(mount.join("outside"), vec![7; 100 << 10]).expect("write");
+    let refused = fs::rename(mount.join("outside"), limited.join("outside"));
+    let refused = refused.expect_err("a fourth").raw_os_error();
+    assert_eq!(refused, Some(Errno::DQUOT.raw_os_error()));
+
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.wait_alive(3, DEADLINE);
+    let kept = quota(&cluster, &["/limited"]);
+    assert_eq!(kept["quota_files"], 3);
+    assert_eq!(kept["used_bytes"], 1000 << 10);
+    assert_eq!(put(&limited.join("c"), 100 << 10), Err(Errno::DQUOT));
+    fs::remove_file(limited.join("a")).expect("rm");
+    fs::rename(mount.join("outside"), limited.join("outside")).expect("there is room now");
+    let none = quota(&cluster, &["/limited", "--bytes", "none", "--files", "none"]);
+    assert_eq!(none["quota_bytes"], serde_json::Value::Null);
+    put(&limited.join("a"), 2 << 20).expect("no quota");
+}
