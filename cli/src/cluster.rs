@@ -76,6 +76,22 @@ impl ClusterArgs {
         config::load(&path).map(Some)
     }
 
+    /// The directory of the cluster on this machine, unless a configuration file is named instead.
+    ///
+    /// # Errors
+    /// When there is no home directory to look for it.
+    pub fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
+        match &self.config {
+            Some(_) => Ok(None),
+            None => up::data_directory(self.data.as_deref()).map(Some),
+        }
+    }
+
+    /// The configuration file that is named instead of a cluster's directory.
+    pub fn config_file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     /// Opens a session.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 pub use self::commands::Commands;
-use crate::node::Node;
+use crate::node::{Node, unix_now_ms};
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -151,6 +151,7 @@ impl NamenodeLink {
                 busy: busy.denial().is_some(),
                 primary: busy.primary(),
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
+                unix_ms: unix_now_ms().unwrap_or(0),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {
                 Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),

@@ -43,6 +43,12 @@ pub struct Node {
     known: watch::Sender<bool>,
 }
 
+/// The clock, in milliseconds since 1970; none when it is before.
+pub fn unix_now_ms() -> Option<u64> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since_1970.as_millis()).ok()
+}
+
 impl Node {
     pub fn new(
         store: BlockStore,
@@ -104,9 +110,8 @@ impl Node {
                 retry_after_ms: UNREGISTERED_RETRY_MS,
             });
         }
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         // A clock before 1970 makes every token look valid for long; it is not trusted.
-        let now_unix_ms = since_1970.map_or(u64::MAX, |since| since.as_millis() as u64);
+        let now_unix_ms = unix_now_ms().unwrap_or(u64::MAX);
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         tokens.verify(token, block, right, now_unix_ms)
     }

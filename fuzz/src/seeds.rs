@@ -313,6 +313,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             busy: false,
             primary: None,
             active_streams: 1,
+            unix_ms: 1 << 40,
         })),
         Request::Node(NodeRequest::BlockReport(BlockReport {
             storage: StorageId(9),

@@ -106,6 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 busy: false,
                 primary: None,
                 active_streams: 0,
+                unix_ms: 0,
             };
             let heard = cluster.heartbeat(now_ms, NodeId(node), &heartbeat);
             assert_eq!(heard, Ok(()));

@@ -52,6 +52,8 @@ pub struct ClusterStatus {
     pub cluster: ClusterId,
     /// Version of the namenode's software.
     pub version: String,
+    /// The namenode's clock, in milliseconds since 1970.
+    pub unix_ms: u64,
     /// Seconds since the namenode started.
     pub uptime_s: u64,
     /// False while block locations are still being learned after a start.
@@ -105,6 +107,9 @@ pub struct NodeStatus {
     pub replicas: u64,
     /// Milliseconds since its last heartbeat, if it sent one since the namenode started.
     pub heartbeat_age_ms: Option<u64>,
+    /// How far its clock was ahead of the namenode's at the last heartbeat, in milliseconds; negative
+    /// when it was behind.
+    pub clock_ahead_ms: Option<i64>,
 }
 
 /// The result of `harvestfs admin fsck`.

@@ -44,6 +44,9 @@ const CA_VALIDITY: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 /// Certificates are valid from an hour ago, so that clocks which differ a little do not refuse them.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
+/// Later than any certificate is valid: the year 9999 ends the dates that one can hold.
+const END_OF_TIME_UNIX_S: u64 = 300_000_000_000;
+
 /// What a part of the cluster is, and so what it may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -389,9 +392,11 @@ impl Identity {
         let certificate = read_certificate(&certificate_path)?;
         let key = read_key(&key_path)?;
         check_key_matches(&certificate, &key, &certificate_path, &key_path)?;
-        check_issued_by(&certificate, &authority).map_err(|error| IdentityError::NotAccepted {
-            path: certificate_path,
-            reason: error.to_string(),
+        check_issued_by(&certificate, &authority, UnixTime::now()).map_err(|error| {
+            IdentityError::NotAccepted {
+                path: certificate_path,
+                reason: error.to_string(),
+            }
         })?;
         Ok(Self {
             peer: Peer::from_certificate(&certificate)?,
@@ -432,6 +437,22 @@ impl Identity {
     /// The certificate of this identity.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
+    }
+
+    /// Until when the certificate is valid, in seconds since 1970.
+    ///
+    /// # Errors
+    /// [`IdentityError::BadFile`] when the certificate cannot be read as one.
+    pub fn expires_unix_s(&self) -> Result<u64, IdentityError> {
+        // The verifier is the parser here: at the end of time, it says since when that is too late.
+        let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIME_UNIX_S));
+        match check_issued_by(&self.certificate, &self.authority, end_of_time) {
+            Err(webpki::Error::CertExpired { not_after, .. }) => Ok(not_after.as_secs()),
+            other => Err(IdentityError::BadFile {
+                path: CERT_FILE.into(),
+                reason: format!("its validity has no end: {other:?}"),
+            }),
+        }
     }
 
     /// The certificate of the authority that this identity trusts.
@@ -507,6 +528,7 @@ fn check_key_matches(
 fn check_issued_by(
     certificate: &CertificateDer<'_>,
     authority: &CertificateDer<'_>,
+    now: UnixTime,
 ) -> Result<(), webpki::Error> {
     let anchor = webpki::anchor_from_trusted_cert(authority)?;
     let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
@@ -515,7 +537,7 @@ fn check_issued_by(
             algorithms.all,
             &[anchor],
             &[],
-            UnixTime::now(),
+            now,
             webpki::KeyUsage::client_auth(),
             None,
             None,

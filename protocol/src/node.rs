@@ -63,6 +63,8 @@ pub struct Heartbeat {
     pub primary: Option<PrimaryLoad>,
     /// Block streams under way.
     pub active_streams: u32,
+    /// The server's clock when it was sent, in milliseconds since 1970.
+    pub unix_ms: u64,
 }
 
 /// What the primary tenant of a server uses of it, on average over the second before.

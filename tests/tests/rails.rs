@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount};
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, wait_until};
 use rustix::io::Errno;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -76,7 +76,55 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
     assert_eq!(put(&limited.join("c"), 100 << 10), Err(Errno::DQUOT));
     fs::remove_file(limited.join("a")).expect("rm");
     fs::rename(mount.join("outside"), limited.join("outside")).expect("there is room now");
-    let none = quota(&cluster, &["/limited", "--bytes", "none", "--files", "none"]);
+    let none = quota(
+        &cluster,
+        &["/limited", "--bytes", "none", "--files", "none"],
+    );
     assert_eq!(none["quota_bytes"], serde_json::Value::Null);
     put(&limited.join("a"), 2 << 20).expect("no quota");
+}
+
+fn doctor(cluster: &Cluster) -> (Option<i32>, serde_json::Value) {
+    let output = cluster.command(&["admin", "doctor", "--json"]);
+    let diagnosis = serde_json::from_slice(&output.stdout).expect("JSON");
+    (output.status.code(), diagnosis)
+}
+
+#[test]
+fn the_doctor_finds_what_is_wrong_and_says_what_to_do() {
+    let mut cluster = cluster();
+    cluster.wait_alive(3, DEADLINE);
+    wait_until("all is well", DEADLINE, || {
+        let (_, diagnosis) = doctor(&cluster);
+        let checked = diagnosis["checked"].as_array().map(Vec::len);
+        assert_eq!(checked, Some(10), "every area: {diagnosis}");
+        let findings = diagnosis["findings"].as_array().expect("findings");
+        // Whoever else uses this machine may break mounts.
+        findings.iter().all(|finding| finding["area"] == "mounts")
+    });
+
+    let client = cluster.path("client/client.toml");
+    let text = fs::read_to_string(&client).expect("a configuration");
+    fs::write(&client, format!("{text}colour = \"blue\"\n")).expect("write");
+    let key = cluster.path("datanode-1/identity/key.pem");
+    fs::remove_file(&key).expect("a key");
+    cluster.kill("namenode");
+    let (code, diagnosis) = doctor(&cluster);
+    assert_eq!(code, Some(1));
+    let found = |area: &str, part: &str| {
+        let findings = diagnosis["findings"].as_array().expect("findings");
+        let fits = |finding: &&serde_json::Value| {
+            let what = finding["what"].as_str().expect("what");
+            finding["area"] == area && what.contains(part)
+        };
+        let found = findings.iter().find(fits);
+        let found = found.unwrap_or_else(|| panic!("{area}, {part}: {diagnosis:#}"));
+        assert!(!found["advice"].as_str().expect("advice").is_empty());
+    };
+    found("configuration", "colour");
+    found("certificates", "key.pem");
+    found("namenode", "cannot reach the namenode");
+    let said = cluster.command(&["admin", "doctor"]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("ERROR: namenode: "), "{said}");
 }

@@ -105,6 +105,7 @@ impl Fleet {
                 busy: false,
                 primary: None,
                 active_streams: 0,
+                unix_ms: 0,
             },
         }
     }

@@ -1,5 +1,6 @@
 //! `harvestfs admin`: for the operator.
 
+mod doctor;
 mod history;
 mod link;
 mod placement;
@@ -29,6 +30,20 @@ pub struct AdminArgs {
 
 #[derive(Debug, Subcommand)]
 enum AdminCommand {
+    /// Check what operators have in hand: clocks, versions, certificates, configuration, disks, quotas,
+    /// mounts. Says what to do; exit status 1 when something is wrong.
+    Doctor {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    #[command(flatten)]
+    OfNamenode(NamenodeCommand),
+}
+
+/// What needs the namenode.
+#[derive(Debug, Subcommand)]
+enum NamenodeCommand {
     /// Show the cluster at a glance.
     Status {
         /// Print JSON.
@@ -61,22 +76,25 @@ enum AdminCommand {
 /// # Errors
 /// When the cluster cannot be reached, or `fsck` found something.
 pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
-    let access = args.cluster.access("admin")?;
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?
-        .block_on(async {
-            let link = AdminLink::connect(&access).await?;
-            let result = execute(&link, &args.command).await;
-            link.close().await;
-            result
-        })
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let command = match &args.command {
+            AdminCommand::Doctor { json } => return doctor::run(&args.cluster, *json).await,
+            AdminCommand::OfNamenode(command) => command,
+        };
+        let link = AdminLink::connect(&args.cluster.access("admin")?).await?;
+        let result = execute(&link, command).await;
+        link.close().await;
+        result
+    })
 }
 
-async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()> {
+async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<()> {
     match command {
-        AdminCommand::Status { json } => {
+        NamenodeCommand::Status { json } => {
             let AdminReply::Status(status) = link.ask(AdminRequest::Status, DEADLINE).await? else {
                 return Err(link::unexpected());
             };
@@ -87,7 +105,7 @@ async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()>
             }
             Ok(())
         }
-        AdminCommand::Nodes { json } => {
+        NamenodeCommand::Nodes { json } => {
             let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
                 return Err(link::unexpected());
             };
@@ -98,7 +116,7 @@ async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()>
             }
             Ok(())
         }
-        AdminCommand::Fsck { json } => {
+        NamenodeCommand::Fsck { json } => {
             let AdminReply::Fsck(report) = link.ask(AdminRequest::Fsck, FSCK_DEADLINE).await?
             else {
                 return Err(link::unexpected());
@@ -114,12 +132,12 @@ async fn execute(link: &AdminLink, command: &AdminCommand) -> anyhow::Result<()>
                 anyhow::bail!("the file system is not healthy")
             }
         }
-        AdminCommand::Snapshot => {
+        NamenodeCommand::Snapshot => {
             link.ask(AdminRequest::Snapshot, FSCK_DEADLINE).await?;
             Ok(())
         }
-        AdminCommand::History(command) => history::execute(link, command).await,
-        AdminCommand::Placement(command) => placement::execute(link, command).await,
+        NamenodeCommand::History(command) => history::execute(link, command).await,
+        NamenodeCommand::Placement(command) => placement::execute(link, command).await,
     }
 }
 

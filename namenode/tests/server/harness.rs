@@ -392,6 +392,7 @@ impl Datanode {
             busy: false,
             primary: None,
             active_streams: 0,
+            unix_ms: 0,
         };
         match self.link.node(NodeRequest::Heartbeat(heartbeat)).await {
             Ok(NodeReply::Heartbeat(reply)) => reply,

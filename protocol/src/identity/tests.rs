@@ -193,3 +193,16 @@ impl Identity {
         self
     }
 }
+
+#[test]
+fn an_identity_knows_when_it_expires() {
+    let authority = CertificateAuthority::in_memory().unwrap();
+    let validity = Duration::from_secs(1_000_000);
+    let identity = authority.issue(Role::Client, "c", validity).unwrap();
+    let now_s = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let left_s = identity.expires_unix_s().unwrap() - now_s;
+    assert!((900_000..=1_000_000).contains(&left_s), "{left_s}");
+}

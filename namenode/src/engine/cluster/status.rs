@@ -138,7 +138,7 @@ impl Cluster {
         (self.table.bytes() + self.queue.bytes() + nodes + timers) as u64
     }
 
-    /// Every node ever registered, by number.
+    /// Every node ever registered, by number; of clocks, only the server knows.
     #[must_use]
     pub fn nodes(&self, now_ms: u64) -> Vec<NodeStatus> {
         let mut nodes: Vec<NodeStatus> = self
@@ -160,6 +160,7 @@ impl Cluster {
                         .map(|it| it.blocks().len() as u64)
                         .sum(),
                     heartbeat_age_ms: node.heard.then(|| now_ms.saturating_sub(node.heard_ms)),
+                    clock_ahead_ms: None,
                 }
             })
             .collect();

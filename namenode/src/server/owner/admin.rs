@@ -90,7 +90,12 @@ impl Owner {
                 self.answer(responder, Ok(Reply::Admin(status)), record);
             }
             AdminRequest::Nodes => {
-                let nodes = self.cluster.nodes(self.clock.now_ms());
+                let mut nodes = self.cluster.nodes(self.clock.now_ms());
+                for status in &mut nodes {
+                    let connection = self.node_connections.get(&status.node);
+                    let connected = connection.and_then(|id| self.connections.get(id));
+                    status.clock_ahead_ms = connected.and_then(|it| it.clock_ahead_ms);
+                }
                 responder.send(&Ok(Reply::Admin(AdminReply::Nodes(nodes))));
             }
             AdminRequest::Fsck => {
@@ -123,6 +128,7 @@ impl Owner {
         ClusterStatus {
             cluster: self.formatted.cluster,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            unix_ms: clock::unix_now_ms(),
             uptime_s: self.clock.now_ms() / 1_000,
             ready: summary.ready,
             inodes: counts.inodes,

@@ -105,6 +105,8 @@ struct Connected {
     node: Option<NodeId>,
     /// The set of token keys that the datanode has.
     keys_version: u64,
+    /// How far the datanode's clock was ahead of ours at its last heartbeat.
+    clock_ahead_ms: Option<i64>,
 }
 
 /// A reply and how to send it.
@@ -288,6 +290,7 @@ impl Owner {
                     session: None,
                     node: None,
                     keys_version: 0,
+                    clock_ahead_ms: None,
                 };
                 self.connections.insert(connection, connected);
             }

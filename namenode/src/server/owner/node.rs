@@ -177,11 +177,14 @@ impl Owner {
                 });
         let version = self.tokens.version();
         let keys = match self.connections.get_mut(&connection) {
-            Some(connected) if connected.keys_version != version => {
+            Some(connected) => {
+                let ahead_ms = i128::from(heartbeat.unix_ms) - i128::from(now_unix_ms);
+                connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
+                let changed = connected.keys_version != version;
                 connected.keys_version = version;
-                Some(self.tokens.all())
+                changed.then(|| self.tokens.all())
             }
-            _ => None,
+            None => None,
         };
         Ok(HeartbeatReply { commands, keys })
     }

@@ -48,6 +48,7 @@ fn a_silent_node_is_first_stale_then_dead() {
         busy: false,
         primary: None,
         active_streams: 0,
+        unix_ms: 0,
     };
     assert_eq!(
         world.cluster.heartbeat(world.now_ms, node, &heartbeat),

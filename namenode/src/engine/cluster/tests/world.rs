@@ -294,6 +294,7 @@ impl World {
             busy: self.nodes[node].busy,
             primary: None,
             active_streams: 0,
+            unix_ms: 0,
         };
         let id = self.nodes[node].id;
         let result = self.cluster.heartbeat(self.now_ms, id, &heartbeat);

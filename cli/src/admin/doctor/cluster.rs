@@ -1,0 +1,333 @@
+//! What the namenode knows: of itself, of datanodes and their clocks, of space and of blocks.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus},
+    types::VolumeStatus,
+};
+
+use super::{Area, Diagnosis};
+use crate::{
+    admin::{
+        DEADLINE,
+        link::{self, AdminLink},
+    },
+    units,
+};
+
+/// Clocks that differ by more have block tokens and certificates expire at odd times. Far above what
+/// any time service leaves, and above what a loaded machine makes of one question.
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(30);
+/// Beyond this share of the quota in use, blocks soon find no room.
+const FULL_PERCENT: u64 = 90;
+
+/// Asks the namenode, and judges what it says.
+pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
+    let asked = Instant::now();
+    match link.ask(AdminRequest::Status, DEADLINE).await {
+        Ok(AdminReply::Status(status)) => {
+            let delay = asked.elapsed();
+            judge_status(&status, diagnosis);
+            judge_clock(&status, unix_now_ms(), delay, diagnosis);
+        }
+        other => refused(other, diagnosis),
+    }
+    match link.ask(AdminRequest::Nodes, DEADLINE).await {
+        Ok(AdminReply::Nodes(nodes)) => judge_nodes(&nodes, diagnosis),
+        other => refused(other, diagnosis),
+    }
+}
+
+fn refused(answer: anyhow::Result<AdminReply>, diagnosis: &mut Diagnosis) {
+    let error = answer.err().unwrap_or_else(link::unexpected);
+    diagnosis.error(
+        Area::Namenode,
+        format!("it does not answer as it should: {error:#}"),
+        "look at the log of the namenode",
+    );
+}
+
+fn unix_now_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_1970.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
+fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
+    for area in [Area::Namenode, Area::Versions, Area::Blocks, Area::Quotas] {
+        diagnosis.checked(area);
+    }
+    let own = env!("CARGO_PKG_VERSION");
+    if status.version != own {
+        diagnosis.error(
+            Area::Versions,
+            format!("the namenode is version {}, this is {own}", status.version),
+            "all parts run the same release: copy the new binary everywhere and restart the parts",
+        );
+    }
+    if !status.ready {
+        diagnosis.warning(
+            Area::Namenode,
+            "it has just started and is still learning where blocks are",
+            "wait until the datanodes have reported, then ask again",
+        );
+    } else if status.lost_blocks > 0 {
+        diagnosis.error(
+            Area::Blocks,
+            format!("{} blocks have no replica left", status.lost_blocks),
+            "bring back the datanodes that are dead; `harvestfs admin fsck` names the files",
+        );
+    } else if status.under_replicated_blocks > 0 {
+        diagnosis.warning(
+            Area::Blocks,
+            format!(
+                "{} blocks have fewer replicas than they should; {} repairs are under way",
+                status.under_replicated_blocks, status.repairs_under_way
+            ),
+            "wait for repair; `harvestfs admin repair` shows and changes its budget",
+        );
+    }
+    if status.used_bytes.saturating_mul(100) > status.quota_bytes.saturating_mul(FULL_PERCENT) {
+        diagnosis.warning(
+            Area::Quotas,
+            format!(
+                "{} of the {} that live datanodes may use are in use",
+                units::human(status.used_bytes),
+                units::human(status.quota_bytes)
+            ),
+            "add datanodes or volumes, raise quotas with `harvestfs admin quota`, or remove files",
+        );
+    }
+}
+
+/// Compares the namenode's clock with ours; the answer took `delay`.
+fn judge_clock(status: &ClusterStatus, now_ms: u64, delay: Duration, diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Clocks);
+    let difference = Duration::from_millis(now_ms.abs_diff(status.unix_ms));
+    if difference > CLOCK_DIFFERENCE_MAX + delay {
+        diagnosis.error(
+            Area::Clocks,
+            format!(
+                "the namenode's clock and this one differ by {} s",
+                difference.as_secs()
+            ),
+            "have a time service (chrony, systemd-timesyncd) set both",
+        );
+    }
+}
+
+fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
+    for area in [Area::Datanodes, Area::Clocks, Area::Quotas] {
+        diagnosis.checked(area);
+    }
+    if nodes.is_empty() {
+        diagnosis.error(
+            Area::Datanodes,
+            "no datanode has ever registered",
+            "make one with `harvestfs init datanode` and start it",
+        );
+    }
+    for node in nodes {
+        let name = &node.server.name;
+        if !node.alive {
+            diagnosis.error(
+                Area::Datanodes,
+                format!("{name} is dead"),
+                "start it, or look at its log; its blocks are repaired meanwhile",
+            );
+            continue;
+        }
+        let ahead = Duration::from_millis(node.clock_ahead_ms.unwrap_or(0).unsigned_abs());
+        if ahead > CLOCK_DIFFERENCE_MAX {
+            diagnosis.error(
+                Area::Clocks,
+                format!(
+                    "the clock of {name} and the namenode's differ by {} s",
+                    ahead.as_secs()
+                ),
+                "have a time service (chrony, systemd-timesyncd) set both",
+            );
+        }
+        for volume in &node.volumes {
+            judge_volume(name, volume, diagnosis);
+        }
+    }
+}
+
+fn judge_volume(server: &str, volume: &VolumeStatus, diagnosis: &mut Diagnosis) {
+    let id = volume.storage;
+    if !volume.healthy {
+        diagnosis.error(
+            Area::Datanodes,
+            format!("volume {id} of {server} cannot be used"),
+            "the log of the datanode says why; replace the disk, or empty its directory",
+        );
+    } else if volume.quota_bytes == 0 {
+        diagnosis.warning(
+            Area::Quotas,
+            format!("volume {id} of {server} has a quota of nothing"),
+            "raise it with `harvestfs admin quota`, or remove the volume from datanode.toml",
+        );
+    } else if volume.used_bytes > volume.quota_bytes {
+        diagnosis.warning(
+            Area::Quotas,
+            format!(
+                "volume {id} of {server} uses {} of {}: its owner wants space back",
+                units::human(volume.used_bytes),
+                units::human(volume.quota_bytes)
+            ),
+            "wait: replicas are moved away, and at the deadline given up",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::{
+        ids::{ClusterId, NodeId, StorageId},
+        node::ServerDescription,
+        types::StorageClass,
+    };
+
+    use super::{super::Severity, *};
+
+    fn status() -> ClusterStatus {
+        ClusterStatus {
+            cluster: ClusterId(1),
+            version: env!("CARGO_PKG_VERSION").into(),
+            unix_ms: 1_000_000,
+            uptime_s: 60,
+            ready: true,
+            inodes: 1,
+            files: 0,
+            directories: 1,
+            blocks: 0,
+            under_replicated_blocks: 0,
+            lost_blocks: 0,
+            repairs_under_way: 0,
+            repairs_done: 0,
+            sessions: 0,
+            nodes_alive: 1,
+            nodes_known: 1,
+            quota_bytes: 100,
+            used_bytes: 90,
+            journal_lsn: 1,
+            engine_bytes: 1,
+        }
+    }
+
+    fn node() -> NodeStatus {
+        NodeStatus {
+            node: NodeId(1),
+            server: ServerDescription {
+                name: "a".into(),
+                rack: "r".into(),
+                environment: "e".into(),
+                machine_function: "f".into(),
+                data_addr: "127.0.0.1:1".parse().unwrap(),
+            },
+            volumes: vec![VolumeStatus {
+                storage: StorageId(7),
+                class: StorageClass::Disk,
+                quota_bytes: 100,
+                used_bytes: 50,
+                healthy: true,
+                shrinks_in_ms: None,
+            }],
+            alive: true,
+            busy: false,
+            replicas: 0,
+            heartbeat_age_ms: Some(1),
+            clock_ahead_ms: Some(-5),
+        }
+    }
+
+    fn found(judge: impl FnOnce(&mut Diagnosis)) -> Vec<(Area, Severity)> {
+        let mut diagnosis = Diagnosis::default();
+        judge(&mut diagnosis);
+        let findings = diagnosis.findings.iter();
+        findings
+            .map(|finding| (finding.area, finding.severity))
+            .collect()
+    }
+
+    #[test]
+    fn a_cluster_that_is_well_has_no_findings() {
+        assert_eq!(found(|it| judge_status(&status(), it)), []);
+        assert_eq!(found(|it| judge_nodes(&[node()], it)), []);
+        let second = Duration::from_secs(1);
+        assert_eq!(
+            found(|it| judge_clock(&status(), 1_031_000, second, it)),
+            []
+        );
+    }
+
+    #[test]
+    fn each_fault_of_the_namenode_is_found() {
+        type Spoil = fn(&mut ClusterStatus);
+        let faults: [(Spoil, Area, Severity); 5] = [
+            (
+                |it| it.version = "0.0.1".into(),
+                Area::Versions,
+                Severity::Error,
+            ),
+            (|it| it.ready = false, Area::Namenode, Severity::Warning),
+            (|it| it.lost_blocks = 1, Area::Blocks, Severity::Error),
+            (
+                |it| it.under_replicated_blocks = 1,
+                Area::Blocks,
+                Severity::Warning,
+            ),
+            (|it| it.used_bytes = 91, Area::Quotas, Severity::Warning),
+        ];
+        for (spoil, area, severity) in faults {
+            let mut status = status();
+            spoil(&mut status);
+            assert_eq!(found(|it| judge_status(&status, it)), [(area, severity)]);
+        }
+        let zero = Duration::ZERO;
+        for now_ms in [1_031_000, 969_000] {
+            let found = found(|it| judge_clock(&status(), now_ms, zero, it));
+            assert_eq!(found, [(Area::Clocks, Severity::Error)]);
+        }
+    }
+
+    #[test]
+    fn each_fault_of_a_datanode_is_found() {
+        type Spoil = fn(&mut NodeStatus);
+        let faults: [(Spoil, Area, Severity); 5] = [
+            (|it| it.alive = false, Area::Datanodes, Severity::Error),
+            (
+                |it| it.clock_ahead_ms = Some(-31_000),
+                Area::Clocks,
+                Severity::Error,
+            ),
+            (
+                |it| it.volumes[0].healthy = false,
+                Area::Datanodes,
+                Severity::Error,
+            ),
+            (
+                |it| it.volumes[0].quota_bytes = 0,
+                Area::Quotas,
+                Severity::Warning,
+            ),
+            (
+                |it| it.volumes[0].used_bytes = 101,
+                Area::Quotas,
+                Severity::Warning,
+            ),
+        ];
+        for (spoil, area, severity) in faults {
+            let mut node = node();
+            spoil(&mut node);
+            assert_eq!(found(|it| judge_nodes(&[node], it)), [(area, severity)]);
+        }
+        assert_eq!(
+            found(|it| judge_nodes(&[], it)),
+            [(Area::Datanodes, Severity::Error)]
+        );
+    }
+}

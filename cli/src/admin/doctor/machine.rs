@@ -1,0 +1,283 @@
+//! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
+//! and mounts.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use harvestfs_protocol::identity::Identity;
+use serde::de::DeserializeOwned;
+
+use super::{Area, Diagnosis};
+use crate::{
+    cluster::ClusterArgs,
+    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
+    units,
+};
+
+/// Certificates that expire sooner are to be renewed now.
+const EXPIRY_NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A mount that does not answer within this time hangs.
+const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
+/// A mount that is being unmounted is gone after this time, and no finding.
+const UNMOUNT_PAUSE: Duration = Duration::from_secs(2);
+/// How the kernel calls mounts of ours.
+const MOUNT_TYPE: &str = "fuse.harvestfs";
+
+const RENEW: &str = "make a new one with `harvestfs init` on the machine that has the authority, copy \
+                     it, and restart the part";
+
+/// Looks at the parts that are configured here, and at the mounts of this machine.
+///
+/// # Errors
+/// When it is not known which cluster is meant.
+pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<()> {
+    match (args.directory()?, args.config_file()) {
+        (Some(directory), _) => examine_directory(&directory, diagnosis),
+        (None, Some(file)) => examine_client(file, diagnosis),
+        (None, None) => {}
+    }
+    examine_mounts(diagnosis);
+    Ok(())
+}
+
+/// Every part whose configuration is in a cluster's directory.
+fn examine_directory(directory: &Path, diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Configuration);
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        diagnosis.error(
+            Area::Configuration,
+            format!("there is no cluster in {}", directory.display()),
+            "make one with `harvestfs up`, or name another with --data or --config",
+        );
+        return;
+    };
+    let mut parts: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    parts.sort();
+    for part in parts {
+        for (name, examine_part) in [
+            (
+                "namenode.toml",
+                examine_namenode as fn(&Path, &mut Diagnosis),
+            ),
+            ("datanode.toml", examine_datanode),
+            ("client.toml", examine_client),
+        ] {
+            let file = part.join(name);
+            if file.exists() {
+                examine_part(&file, diagnosis);
+            }
+        }
+    }
+}
+
+fn load<T: DeserializeOwned>(file: &Path, diagnosis: &mut Diagnosis) -> Option<T> {
+    diagnosis.checked(Area::Configuration);
+    let loaded = config::load(file);
+    if let Err(error) = &loaded {
+        let advice = "put the file right; the part does not start with it";
+        diagnosis.error(Area::Configuration, format!("{error:#}"), advice);
+    }
+    loaded.ok()
+}
+
+fn examine_namenode(file: &Path, diagnosis: &mut Diagnosis) {
+    if let Some(config) = load::<NamenodeConfig>(file, diagnosis) {
+        examine_certificate(&config::beside(file, &config.identity), diagnosis);
+    }
+}
+
+fn examine_client(file: &Path, diagnosis: &mut Diagnosis) {
+    if let Some(config) = load::<ClientConfig>(file, diagnosis) {
+        examine_certificate(&config::beside(file, &config.identity), diagnosis);
+    }
+}
+
+fn examine_datanode(file: &Path, diagnosis: &mut Diagnosis) {
+    let Some(config) = load::<DatanodeConfig>(file, diagnosis) else {
+        return;
+    };
+    examine_certificate(&config::beside(file, &config.identity), diagnosis);
+    for volume in &config.volumes {
+        examine_disk(&config::beside(file, &volume.path), volume, diagnosis);
+    }
+}
+
+fn examine_certificate(directory: &Path, diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Certificates);
+    let expires = Identity::load(directory).and_then(|identity| identity.expires_unix_s());
+    let now_s = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    match expires {
+        Err(error) => diagnosis.error(Area::Certificates, error.to_string(), RENEW),
+        Ok(expires_s) => judge_expiry(directory, expires_s, now_s, diagnosis),
+    }
+}
+
+fn judge_expiry(directory: &Path, expires_s: u64, now_s: u64, diagnosis: &mut Diagnosis) {
+    let left_s = expires_s.saturating_sub(now_s);
+    if left_s < EXPIRY_NOTICE.as_secs() {
+        let days = left_s / 86_400;
+        diagnosis.warning(
+            Area::Certificates,
+            format!(
+                "the certificate in {} expires in {days} days",
+                directory.display()
+            ),
+            RENEW,
+        );
+    }
+}
+
+fn examine_disk(path: &Path, volume: &VolumeConfig, diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Disks);
+    let Ok(stat) = rustix::fs::statvfs(path) else {
+        diagnosis.error(
+            Area::Disks,
+            format!("the volume {} is not there", path.display()),
+            "mount its disk; a volume that was never used is made when the datanode starts",
+        );
+        return;
+    };
+    let total_bytes = stat.f_blocks.saturating_mul(stat.f_frsize);
+    if volume.quota.0 > total_bytes {
+        diagnosis.warning(
+            Area::Disks,
+            format!(
+                "{} may use {}, but its disk has {} in all",
+                path.display(),
+                units::human(volume.quota.0),
+                units::human(total_bytes)
+            ),
+            "lower `quota` in datanode.toml to what the owner can spare",
+        );
+    }
+}
+
+/// The mounts of HarvestFS on this machine, whichever cluster they are of.
+fn examine_mounts(diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Mounts);
+    let bad: Vec<_> = mounts()
+        .into_iter()
+        .filter(|mount| fault_of(mount).is_some())
+        .collect();
+    if bad.is_empty() {
+        return;
+    }
+    thread::sleep(UNMOUNT_PAUSE);
+    let still_mounted = mounts();
+    for mount in bad.iter().filter(|mount| still_mounted.contains(mount)) {
+        if let Some(fault) = fault_of(mount) {
+            let shown = mount.display();
+            diagnosis.error(
+                Area::Mounts,
+                format!("{shown} {fault}"),
+                format!(
+                    "see whether the namenode can be reached, and the log of the mount; if its \
+                     process is gone, `umount --lazy {shown}` and mount it again"
+                ),
+            );
+        }
+    }
+}
+
+/// What is wrong with a mount, if anything.
+fn fault_of(mount: &Path) -> Option<String> {
+    let (sender, answers) = mpsc::channel();
+    let mount = mount.to_owned();
+    // Its thread may hang for as long as the mount does.
+    thread::spawn(move || sender.send(rustix::fs::statvfs(&mount).map(drop)));
+    match answers.recv_timeout(MOUNT_DEADLINE) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("does not work: {error}")),
+        Err(_) => Some(format!("did not answer for {} s", MOUNT_DEADLINE.as_secs())),
+    }
+}
+
+fn mounts() -> Vec<PathBuf> {
+    // Without /proc there is nothing to be seen, and nothing to be done about it here.
+    mounts_in(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+}
+
+fn mounts_in(table: &str) -> Vec<PathBuf> {
+    table
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ');
+            let mount = fields.nth(1)?;
+            // The kernel writes these so that fields can be told apart.
+            (fields.next()? == MOUNT_TYPE)
+                .then(|| mount.replace("\\040", " ").replace("\\011", "\t").into())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Severity, *};
+
+    #[test]
+    fn mounts_of_ours_are_found_in_the_table() {
+        let table = "proc /proc proc rw 0 0\n\
+                     harvestfs /mnt/a\\040b fuse.harvestfs rw,nosuid 0 0\n\
+                     other /mnt/c fuse.other rw 0 0\n";
+        assert_eq!(mounts_in(table), [PathBuf::from("/mnt/a b")]);
+    }
+
+    #[test]
+    fn a_certificate_is_reported_before_it_expires() {
+        let day_s = 86_400;
+        for (days, findings) in [(31, 0), (29, 1), (0, 1)] {
+            let mut diagnosis = Diagnosis::default();
+            judge_expiry(
+                Path::new("d"),
+                100 * day_s + days * day_s,
+                100 * day_s,
+                &mut diagnosis,
+            );
+            assert_eq!(diagnosis.findings.len(), findings, "{days}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_directory_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut diagnosis = Diagnosis::default();
+        examine_directory(&directory.path().join("nothing"), &mut diagnosis);
+        assert_eq!(diagnosis.findings[0].area, Area::Configuration);
+
+        for (part, name) in [("namenode", "namenode.toml"), ("client", "client.toml")] {
+            std::fs::create_dir(directory.path().join(part)).unwrap();
+            std::fs::write(directory.path().join(part).join(name), "x = 1\n").unwrap();
+        }
+        let datanode = directory.path().join("datanode-1");
+        std::fs::create_dir(&datanode).unwrap();
+        let text = "name = \"a\"\nrack = \"r\"\nenvironment = \"e\"\nmachine_function = \"f\"\n\
+                    listen = \"127.0.0.1:0\"\nnamenodes = []\nidentity = \"identity\"\n\
+                    [[volume]]\npath = \".\"\nquota = \"8000PiB\"\n\
+                    [[volume]]\npath = \"gone\"\nquota = \"1GiB\"\n";
+        std::fs::write(datanode.join("datanode.toml"), text).unwrap();
+        let mut diagnosis = Diagnosis::default();
+        examine_directory(directory.path(), &mut diagnosis);
+        let found: Vec<_> = diagnosis
+            .findings
+            .iter()
+            .map(|finding| (finding.area, finding.severity))
+            .collect();
+        let error = |area| (area, Severity::Error);
+        assert_eq!(
+            found,
+            [
+                error(Area::Configuration),
+                error(Area::Certificates),
+                (Area::Disks, Severity::Warning),
+                error(Area::Disks),
+                error(Area::Configuration),
+            ]
+        );
+    }
+}
