@@ -309,6 +309,34 @@ impl Client {
         Ok(())
     }
 
+    /// Removes a name to the trash, `/.trash`, where it stays for as long as a directory above says,
+    /// or else for `retention_s` seconds; a directory with everything below. Renaming it restores it.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn remove_to_trash(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        retention_s: u32,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::RemoveToTrash {
+            parent,
+            name: name.clone(),
+            retention_s,
+        };
+        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let MetaReply::Removed(Some(attr)) = reply else {
+            return Err(ClientError::UnexpectedReply("RemoveToTrash"));
+        };
+        ticket.changed_entry(parent, name, None);
+        let subdirectories = -i32::from(attr.kind == FileKind::Directory);
+        ticket.changed_directory(parent, &attr, -1, subdirectories.into());
+        ticket.changed_inode(attr.ino);
+        Ok(())
+    }
+
     /// Renames; returns the attributes of what was replaced.
     ///
     /// # Errors

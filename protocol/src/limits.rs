@@ -44,6 +44,8 @@ pub const EXTENTS_PER_REPLY_MAX: usize = 8_192;
 pub const INODES_PER_SEARCH_MAX: usize = 16_384;
 /// Most pieces of files in one request to relocate them.
 pub const RELOCATIONS_PER_REQUEST_MAX: usize = 1_024;
+/// Most inodes that one command removes from the trash: a fraction of a millisecond.
+pub const TRASH_INODES_PER_COMMAND_MAX: usize = 1_024;
 /// Most directory entries in one reply.
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 /// Most blocks in one allocation, location or seal request.

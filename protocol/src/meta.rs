@@ -330,6 +330,19 @@ pub enum MetaOp {
         /// At most [`crate::limits::RELOCATIONS_PER_REQUEST_MAX`].
         pieces: Vec<Relocation>,
     },
+
+    // --- trash ---
+    /// Removes a name to the trash, from where it can be restored by renaming it; a directory with
+    /// everything below. (Unlink does the same where a directory asks for it, for the last name of a
+    /// file.) Journaled. Reply: [`MetaReply::Removed`].
+    RemoveToTrash {
+        /// Directory.
+        parent: InodeId,
+        /// Name.
+        name: Name,
+        /// Seconds for which it is kept, unless a directory above says how long.
+        retention_s: u32,
+    },
 }
 
 /// A piece of a file whose data was copied.

@@ -243,7 +243,7 @@ fn permissions(mode: u16) -> String {
 }
 
 /// `2026-11-21T02:37:00Z` (civil calendar from days, as in RFC 3339).
-fn utc(time: Timestamp) -> String {
+pub(super) fn utc(time: Timestamp) -> String {
     let distance = Duration::from_nanos(time.0.unsigned_abs());
     let time = if time.0 < 0 {
         UNIX_EPOCH - distance

@@ -3,6 +3,7 @@
 mod list;
 mod quota;
 mod transfer;
+mod trash;
 
 use std::{ffi::OsString, io::Write, os::unix::ffi::OsStrExt, path::PathBuf};
 
@@ -88,7 +89,7 @@ enum FsCommand {
         /// Path in the cluster: an existing directory, or the new name.
         destination: OsString,
     },
-    /// Remove.
+    /// Remove, to the trash unless told otherwise.
     Rm {
         /// Paths in the cluster.
         #[arg(required = true)]
@@ -99,7 +100,13 @@ enum FsCommand {
         /// Say nothing of what does not exist.
         #[arg(short, long)]
         force: bool,
+        /// Remove for good, except where a directory keeps what is removed from it.
+        #[arg(long)]
+        skip_trash: bool,
     },
+    /// Show, restore or purge what was removed to the trash.
+    #[command(subcommand)]
+    Trash(trash::TrashCommand),
     /// Make directories.
     Mkdir {
         /// Paths in the cluster.
@@ -198,12 +205,14 @@ impl Files {
                 paths,
                 recursive,
                 force,
+                skip_trash,
             } => {
                 for path in paths {
-                    self.rm(path, *recursive, *force).await?;
+                    self.rm(path, *recursive, *force, *skip_trash).await?;
                 }
                 Ok(())
             }
+            FsCommand::Trash(command) => self.trash(command).await,
             FsCommand::Mkdir { paths, parents } => {
                 for path in paths {
                     self.mkdir(path, *parents).await?;
@@ -400,7 +409,13 @@ impl Files {
         Ok(())
     }
 
-    async fn rm(&self, path: &OsString, recursive: bool, force: bool) -> anyhow::Result<()> {
+    async fn rm(
+        &self,
+        path: &OsString,
+        recursive: bool,
+        force: bool,
+        skip_trash: bool,
+    ) -> anyhow::Result<()> {
         let context = || format!("cannot remove {}", path.to_string_lossy());
         let found = self
             .client
@@ -411,6 +426,17 @@ impl Files {
             found => found.with_context(context)?,
         };
         let (parent, name) = self.parent_of(path).await?;
+        if !skip_trash
+            && !trash::is_in_trash(path.as_bytes())
+            && (recursive || attr.kind != FileKind::Directory)
+        {
+            let retention_s = trash::RETENTION_S;
+            return self
+                .client
+                .remove_to_trash(&self.credentials, parent, &name, retention_s)
+                .await
+                .with_context(context);
+        }
         if attr.kind != FileKind::Directory {
             self.client
                 .unlink(&self.credentials, parent, &name)

@@ -13,7 +13,7 @@ use crate::units::{self, Size};
 
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
 const QUOTA_FILES: &str = "user.harvestfs.quota_files";
-const USED_BYTES: &str = "user.harvestfs.used_bytes";
+pub(super) const USED_BYTES: &str = "user.harvestfs.used_bytes";
 const USED_FILES: &str = "user.harvestfs.used_files";
 
 /// `harvestfs fs quota`
@@ -123,7 +123,7 @@ impl Files {
     }
 
     /// The number in an extended attribute, if it has one.
-    async fn number(&self, ino: InodeId, name: &str) -> anyhow::Result<Option<u64>> {
+    pub(super) async fn number(&self, ino: InodeId, name: &str) -> anyhow::Result<Option<u64>> {
         match self
             .client
             .getxattr(&self.credentials, ino, name.as_bytes())

@@ -36,6 +36,7 @@ fn variant(op: &MetaOp) -> &'static str {
         MetaOp::Link { .. } => "Link",
         MetaOp::Unlink { .. } => "Unlink",
         MetaOp::RemoveDir { .. } => "RemoveDir",
+        MetaOp::RemoveToTrash { .. } => "RemoveToTrash",
         MetaOp::Rename { .. } => "Rename",
         MetaOp::SetXattr { .. } => "SetXattr",
         MetaOp::RemoveXattr { .. } => "RemoveXattr",
@@ -52,7 +53,7 @@ fn variant(op: &MetaOp) -> &'static str {
     }
 }
 
-const VARIANTS: usize = 31;
+const VARIANTS: usize = 32;
 
 struct Session {
     client: Client,
@@ -358,4 +359,10 @@ async fn set_attributes(s: &mut Session, file: InodeId) {
     assert_eq!(totals.total_bytes, 1 << 30);
     let inodes = totals.total_inodes - totals.free_inodes;
     assert_eq!(inodes, 4, "the root, two files and a FIFO");
+    s.ok(MetaOp::RemoveToTrash {
+        parent: ROOT,
+        name: name("fifo"),
+        retention_s: 60,
+    })
+    .await;
 }

@@ -63,6 +63,7 @@ impl Namespace {
         self.check_links(&names, &mut findings);
         self.check_reachable(&mut findings);
         self.check_usage(&mut findings);
+        self.check_trash(&mut findings);
         self.check_blocks(&mut findings);
         self.check_sessions(&mut findings);
         self.check_sums(&mut findings);
@@ -85,7 +86,7 @@ impl Namespace {
             let Body::Directory(directory) = &inode.body else {
                 continue;
             };
-            for (_, child) in directory.after(None) {
+            for (name, child) in directory.after(None) {
                 let Ok(found) = self.inodes.get(child) else {
                     findings.inode(
                         ino,
@@ -96,6 +97,10 @@ impl Namespace {
                 names.to[slot(child)] += 1;
                 if found.is_directory() {
                     names.subdirectories[slot(ino)] += 1;
+                    let known_as = found.directory().map(|below| below.name.as_ref());
+                    if known_as != Ok(name) {
+                        findings.inode(child, "it is called otherwise than it thinks");
+                    }
                     if found.parent != ino {
                         findings.inode(child, format!("its parent is not {ino}, which names it"));
                     }
@@ -203,6 +208,23 @@ impl Namespace {
         }
     }
 
+    fn check_trash(&self, findings: &mut Findings) {
+        let children = self.trash.directory.map(|ino| {
+            let directory = self.inodes.get(ino).and_then(Inode::directory);
+            directory.map(|it| it.after(None).map(|(_, child)| child).collect())
+        });
+        let children: BTreeSet<InodeId> = match children {
+            None => BTreeSet::new(),
+            Some(Ok(children)) => children,
+            Some(Err(_)) => {
+                return findings.add(None, None, "the trash is no directory");
+            }
+        };
+        if !self.trash.iter().map(|(ino, _)| ino).eq(children) {
+            findings.add(None, None, "what is in the trash is not what is kept of it");
+        }
+    }
+
     fn check_blocks(&self, findings: &mut Findings) {
         let mut uses: HashMap<BlockId, BTreeMap<RulesKey, u64>> = HashMap::new();
         for (ino, inode) in self.inodes.iter() {
@@ -270,7 +292,7 @@ impl Namespace {
     }
 
     fn check_sums(&self, findings: &mut Findings) {
-        let mut sums = [0u64; 7];
+        let mut sums = [0u64; 8];
         for (_, inode) in self.inodes.iter() {
             sums[0] += 1;
             match &inode.body {
@@ -283,6 +305,7 @@ impl Namespace {
                     sums[4] += directory.len() as u64;
                     sums[5] += u64::from(!inode.settings.is_empty());
                     sums[6] += u64::from(!directory.quota.is_unlimited());
+                    sums[7] += u64::from(directory.trash_s.is_some());
                 }
                 _ => {}
             }
@@ -295,6 +318,7 @@ impl Namespace {
             self.names,
             self.directories_with_settings,
             self.directories_with_quota,
+            self.directories_with_trash,
         ];
         if sums != kept {
             findings.add(None, None, format!("the sums are {kept:?}, not {sums:?}"));

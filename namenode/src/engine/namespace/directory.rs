@@ -86,6 +86,11 @@ pub(super) struct Directory {
     /// What is below it.
     pub used: Usage,
     pub quota: Quota,
+    /// Seconds for which the trash keeps what is removed from it, and from those below that say
+    /// nothing; 0: nothing is kept.
+    pub trash_s: Option<u32>,
+    /// Its name in the directory above; the root has none.
+    pub name: Box<[u8]>,
     entries: BTreeMap<EntryName, InodeId>,
 }
 

@@ -11,7 +11,7 @@
 //! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
 //! | `operation` | what operators changed while the cluster ran |
-//! | `usage` | what is below each directory, and quotas |
+//! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -36,6 +36,7 @@ mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod trash;
 mod tree;
 mod usage;
 mod views;
@@ -65,6 +66,7 @@ use rename::Place;
 use servers::{Server, ServerTable};
 use sessions::SessionTable;
 use settings::Settings;
+use trash::Trash;
 
 /// The namespace of one cluster.
 #[derive(Debug, Default)]
@@ -79,12 +81,14 @@ pub struct Namespace {
     orphans: BTreeSet<InodeId>,
     /// The directories that name each file with several names: ascending, one for each name.
     further_names: BTreeMap<InodeId, Vec<InodeId>>,
+    trash: Trash,
 
     // Sums, to answer without a walk.
     files: u64,
     directories: u64,
     directories_with_settings: u64,
     directories_with_quota: u64,
+    directories_with_trash: u64,
     names: u64,
     spilled_pieces: u64,
 
@@ -155,6 +159,10 @@ impl Namespace {
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
             Command::ReleaseOrphans { inodes, .. } => {
                 self.release_orphans(inodes, effects);
+                Ok(Outcome::Done)
+            }
+            Command::PurgeTrash { inodes, now } => {
+                self.purge_trash(inodes, *now, effects);
                 Ok(Outcome::Done)
             }
             Command::Mutate {
@@ -251,6 +259,11 @@ impl Namespace {
             MetaOp::Link { ino, parent, name } => self.link(call, *ino, *parent, name, effects),
             MetaOp::Unlink { parent, name } => self.unlink(call, *parent, name, effects),
             MetaOp::RemoveDir { parent, name } => self.remove_dir(call, *parent, name, effects),
+            MetaOp::RemoveToTrash {
+                parent,
+                name,
+                retention_s,
+            } => self.remove_to_trash(call, *parent, name, *retention_s, effects),
             MetaOp::Rename {
                 parent,
                 name,

@@ -58,6 +58,13 @@ impl Namespace {
             });
         }
         self.check_rename(call, (source, old), (target, new), mode)?;
+        // Names get into the trash by removals only, and the trash itself stays where it is.
+        for ino in [source, new.parent].into_iter().chain(target) {
+            self.check_not_trash(ino)?;
+        }
+        if mode == RenameMode::Exchange {
+            self.check_not_trash(old.parent)?;
+        }
         let exchange = mode == RenameMode::Exchange;
         let moves = self.plan_rename((source, old), (target, new), exchange)?;
         for planned in moves {

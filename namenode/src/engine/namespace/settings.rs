@@ -1,7 +1,7 @@
 //! Settings of files and directories: the extended attributes `user.harvestfs.*`. Some say how blocks
 //! are placed, and are inherited; quotas are of the directory on which they are set.
 
-use std::num::NonZeroU8;
+use std::{num::NonZeroU8, str::FromStr};
 
 use harvestfs_protocol::{
     error::FsError,
@@ -21,6 +21,12 @@ pub(super) enum Setting {
     Class,
     QuotaBytes,
     QuotaFiles,
+    /// How long the trash keeps what is removed from a directory.
+    TrashSeconds,
+    /// Where something in the trash was: read-only.
+    TrashOrigin,
+    /// Until when it can be restored: read-only.
+    TrashExpires,
     /// Bytes below a directory: read-only.
     UsedBytes,
     /// Inodes below a directory: read-only.
@@ -30,12 +36,13 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    pub const STORED: [Self; 5] = [
+    pub const STORED: [Self; 6] = [
         Self::Replication,
         Self::Durability,
         Self::Class,
         Self::QuotaBytes,
         Self::QuotaFiles,
+        Self::TrashSeconds,
     ];
 
     pub fn name(self) -> &'static [u8] {
@@ -45,6 +52,9 @@ impl Setting {
             Self::Class => b"user.harvestfs.class",
             Self::QuotaBytes => b"user.harvestfs.quota_bytes",
             Self::QuotaFiles => b"user.harvestfs.quota_files",
+            Self::TrashSeconds => b"user.harvestfs.trash_s",
+            Self::TrashOrigin => b"user.harvestfs.trash_origin",
+            Self::TrashExpires => b"user.harvestfs.trash_expires_s",
             Self::UsedBytes => b"user.harvestfs.used_bytes",
             Self::UsedFiles => b"user.harvestfs.used_files",
             Self::Locations => b"user.harvestfs.locations",
@@ -54,6 +64,7 @@ impl Setting {
     pub fn by_name(name: &[u8]) -> Option<Self> {
         Self::STORED
             .into_iter()
+            .chain([Self::TrashOrigin, Self::TrashExpires])
             .chain([Self::UsedBytes, Self::UsedFiles, Self::Locations])
             .find(|setting| setting.name() == name)
     }
@@ -180,12 +191,14 @@ fn parse_replication(value: &[u8]) -> Result<NonZeroU8, FsError> {
         .ok_or_else(replication_error)
 }
 
-/// A quota: the text of a number.
-pub(super) fn parse_quota(value: &[u8]) -> Result<u64, FsError> {
+/// A quota or a time in seconds: the text of a number.
+pub(super) fn parse_number<T: FromStr>(value: &[u8]) -> Result<T, FsError> {
     std::str::from_utf8(value)
         .ok()
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| FsError::InvalidArgument("a quota is a number; remove it for none".into()))
+        .ok_or_else(|| {
+            FsError::InvalidArgument("it is a number; remove the attribute for none".into())
+        })
 }
 
 fn parse_durability(value: &[u8]) -> Result<Durability, FsError> {

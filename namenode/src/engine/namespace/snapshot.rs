@@ -25,12 +25,13 @@ use super::{
     servers::Server,
     sessions::Session,
     settings::Settings,
+    trash::Trashed,
     usage::Quota,
 };
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
-/// The version of what follows the magic. Version 1 had neither quotas nor what operators changed; it
-/// reads as one without.
+/// The version of what follows the magic. Version 1 had neither quotas nor trash, nor what operators
+/// changed; it reads as one without.
 const VERSION: u32 = 2;
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
@@ -105,9 +106,17 @@ enum Record {
         records: u64,
     },
     /// Of the inode before.
-    Quota {
-        bytes: Option<u64>,
-        inodes: Option<u64>,
+    DirectorySettings {
+        quota_bytes: Option<u64>,
+        quota_inodes: Option<u64>,
+        trash_s: Option<u32>,
+    },
+    /// Comes behind the inodes, and before what is in it.
+    TrashDirectory(InodeId),
+    Trashed {
+        ino: InodeId,
+        origin: Vec<u8>,
+        expires: Timestamp,
     },
 }
 
@@ -297,6 +306,16 @@ impl Namespace {
         }
         frames.put_parts(self.inodes.free().iter().copied(), Record::Free)?;
         frames.put_parts(self.orphans.iter().copied(), Record::Orphans)?;
+        if let Some(directory) = self.trash.directory {
+            frames.put(&Record::TrashDirectory(directory))?;
+        }
+        for (ino, trashed) in self.trash.iter() {
+            frames.put(&Record::Trashed {
+                ino,
+                origin: trashed.origin.to_vec(),
+                expires: trashed.expires,
+            })?;
+        }
         let records = frames.records;
         frames.put(&Record::End { records })?;
         frames.flush()
@@ -353,8 +372,13 @@ fn write_slot<W: Write>(slot: &Slot, frames: &mut Frames<W>) -> Result<(), Snaps
                 .filter_map(|(name, ino)| Some((Name::new(name).ok()?, ino)));
             frames.put_parts(entries, Record::Entries)?;
             let Quota { bytes, inodes } = directory.quota;
-            if !directory.quota.is_unlimited() {
-                frames.put(&Record::Quota { bytes, inodes })?;
+            let trash_s = directory.trash_s;
+            if !directory.quota.is_unlimited() || trash_s.is_some() {
+                frames.put(&Record::DirectorySettings {
+                    quota_bytes: bytes,
+                    quota_inodes: inodes,
+                    trash_s,
+                })?;
             }
         }
         _ => {}
@@ -458,7 +482,28 @@ impl Reader {
             Record::Extents(extents) => self.take_extents(&extents),
             Record::Entries(entries) => self.take_entries(&entries),
             Record::Xattr { name, value } => self.take_xattr(&name, &value),
-            Record::Quota { bytes, inodes } => self.take_quota(Quota { bytes, inodes }),
+            Record::DirectorySettings {
+                quota_bytes,
+                quota_inodes,
+                trash_s,
+            } => {
+                let quota = Quota {
+                    bytes: quota_bytes,
+                    inodes: quota_inodes,
+                };
+                self.take_directory_settings(quota, trash_s)
+            }
+            Record::TrashDirectory(ino) => namespace.trash.directory.replace(ino).is_none(),
+            Record::Trashed {
+                ino,
+                origin,
+                expires,
+            } => {
+                let origin = origin.into();
+                let fresh = namespace.trash.get(ino).is_none();
+                namespace.trash.insert(ino, Trashed { origin, expires });
+                fresh
+            }
             Record::Free(slots) => {
                 self.free.extend(slots);
                 self.free.len() as u64 <= namespace.inodes.slots()
@@ -514,12 +559,13 @@ impl Reader {
             .all(|(name, ino)| directory.insert(name, *ino).is_none())
     }
 
-    fn take_quota(&mut self, quota: Quota) -> bool {
+    fn take_directory_settings(&mut self, quota: Quota, trash_s: Option<u32>) -> bool {
         let Some(Body::Directory(directory)) = self.current().map(|inode| &mut inode.body) else {
             return false;
         };
         directory.quota = quota;
-        !quota.is_unlimited()
+        directory.trash_s = trash_s;
+        true
     }
 
     fn take_xattr(&mut self, name: &[u8], value: &[u8]) -> bool {
@@ -575,6 +621,7 @@ impl Namespace {
                     self.names += directory.len() as u64;
                     self.directories_with_settings += u64::from(!inode.settings.is_empty());
                     self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
+                    self.directories_with_trash += u64::from(directory.trash_s.is_some());
                 }
                 _ => {}
             }

@@ -2,7 +2,7 @@
 
 use harvestfs_protocol::{
     error::FsError,
-    ids::InodeId,
+    ids::{InodeId, SessionId},
     limits::{DIRECTORY_DEPTH_MAX, LINKS_MAX, SYMLINK_BYTES_MAX},
     meta::MetaReply,
     name::Name,
@@ -15,6 +15,7 @@ use super::{
     directory::Directory,
     inode::{ALL_MODE_BITS, Body, FileData, GROUP_EXECUTE, Inode, SET_GROUP_ID, STICKY},
     permissions::{self, EXECUTE, WRITE},
+    rename::Place,
     settings::Settings,
     usage::Usage,
 };
@@ -78,7 +79,8 @@ impl Namespace {
         if found.is_some() {
             return Err(FsError::Exists);
         }
-        permissions::check(credentials, inode, WRITE | EXECUTE)
+        permissions::check(credentials, inode, WRITE | EXECUTE)?;
+        self.check_not_trash(parent)
     }
 
     /// The directory and those above it, up to the root.
@@ -254,6 +256,41 @@ impl Namespace {
         Ok(MetaReply::Attr(attr))
     }
 
+    /// Adds a directory of the file system's own, with the owner of the one that it is in.
+    pub(super) fn add_own_directory(
+        &mut self,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<InodeId, FsError> {
+        let above = self.inodes.get(parent)?;
+        let credentials = Credentials {
+            uid: above.uid,
+            gid: above.gid,
+            groups: Vec::new(),
+        };
+        let call = Call {
+            session: SessionId(0),
+            credentials: &credentials,
+            now,
+            held_elsewhere: false,
+        };
+        let birth = Birth {
+            gid: credentials.gid,
+            group_of_directory: false,
+            settings: Settings::default(),
+        };
+        let body = Body::Directory(Box::default());
+        match self.add_inode(&call, parent, name, birth, mode, body, effects)? {
+            MetaReply::Attr(attr) => Ok(attr.ino),
+            _ => Err(FsError::Internal(
+                "a new directory has no attributes".into(),
+            )),
+        }
+    }
+
     /// Puts an inode without a name into the table.
     pub(super) fn insert_inode(&mut self, inode: Inode) -> Result<InodeId, FsError> {
         let kind = inode.kind();
@@ -310,6 +347,16 @@ impl Namespace {
         if victim.is_directory() {
             return Err(FsError::IsADirectory);
         }
+        if victim.nlink == 1
+            && let Some(retention_s) = self.retention_s(parent)
+        {
+            let old = Place { parent, name };
+            match self.put_into_trash(call, ino, old, retention_s, effects) {
+                // Where there is no room for the trash, what is removed is gone.
+                Err(FsError::QuotaExceeded) => {}
+                done => return done,
+            }
+        }
         let planned = self.plan_move(ino, Some(parent), None)?;
         self.carry_out(planned);
         self.remove_name(parent, name, false, call.now, effects);
@@ -330,6 +377,7 @@ impl Namespace {
         if !victim.directory()?.is_empty() {
             return Err(FsError::NotEmpty);
         }
+        self.check_not_trash(ino)?;
         let planned = self.plan_move(ino, Some(parent), None)?;
         self.carry_out(planned);
         self.remove_name(parent, name, true, call.now, effects);
@@ -353,6 +401,11 @@ impl Namespace {
             self.names += u64::from(directory.insert(name, ino).is_none());
             inode.nlink += u32::from(is_directory);
             inode.content_changed(now);
+        }
+        if let Ok(inode) = self.inodes.get_mut(ino)
+            && let Body::Directory(directory) = &mut inode.body
+        {
+            directory.name = name.as_bytes().into();
         }
         note_entry(parent, name, effects);
     }
@@ -430,6 +483,7 @@ impl Namespace {
             Body::Directory(directory) => {
                 self.directories -= 1;
                 self.directories_with_quota -= u64::from(!directory.quota.is_unlimited());
+                self.directories_with_trash -= u64::from(directory.trash_s.is_some());
                 self.directories_with_settings -= u64::from(!inode.settings.is_empty());
             }
             _ => {}

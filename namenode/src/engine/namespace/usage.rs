@@ -151,6 +151,11 @@ impl Namespace {
         {
             inode.parent = first;
         }
+        if let Some(trash) = self.trash.directory
+            && !planned.parents.contains(&trash)
+        {
+            self.trash.remove(planned.ino);
+        }
         if planned.parents.len() > 1 {
             self.further_names.insert(planned.ino, planned.parents);
         } else {
@@ -309,12 +314,32 @@ impl Namespace {
                 self.further_names.insert(ino, parents);
             }
         }
+        self.restore_names_of_directories();
         let sums = self.add_up_usage();
         self.inodes.for_each_mut(|index, inode| {
             if let Body::Directory(directory) = &mut inode.body {
                 directory.used = sums[index];
             }
         });
+    }
+
+    fn restore_names_of_directories(&mut self) {
+        let mut names: Vec<(InodeId, Box<[u8]>)> = Vec::new();
+        for (_, inode) in self.inodes.iter() {
+            if let Body::Directory(directory) = &inode.body {
+                let entries = directory.after(None);
+                let is_directory = |ino| self.inodes.get(ino).is_ok_and(Inode::is_directory);
+                let below = entries.filter(|(_, child)| is_directory(*child));
+                names.extend(below.map(|(name, child)| (child, name.into())));
+            }
+        }
+        for (ino, name) in names {
+            if let Ok(inode) = self.inodes.get_mut(ino)
+                && let Body::Directory(directory) = &mut inode.body
+            {
+                directory.name = name;
+            }
+        }
     }
 
     /// Each name of what is no directory, as the inode and the directory that names it, ascending.

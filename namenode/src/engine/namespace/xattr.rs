@@ -160,6 +160,14 @@ impl Namespace {
     ) -> Result<MetaReply, FsError> {
         let kind = kind_of(name)?;
         let inode = self.inodes.get(ino)?;
+        if let Some(told) = self.of_trash(ino, name) {
+            // Also of symlinks and others that have no attributes of users: or they could not be
+            // restored.
+            if !permissions::owns(credentials, inode) {
+                permissions::check(credentials, inode, READ)?;
+            }
+            return Ok(MetaReply::Bytes(told));
+        }
         check_read(credentials, inode, kind)?;
         let value = if name.starts_with(settings::PREFIX) {
             self.setting(inode, name)
@@ -167,6 +175,19 @@ impl Namespace {
             inode.xattr(name).map(<[u8]>::to_vec)
         };
         value.map(MetaReply::Bytes).ok_or(FsError::NoAttribute)
+    }
+
+    /// What the trash knows of something in it.
+    fn of_trash(&self, ino: InodeId, name: &[u8]) -> Option<Vec<u8>> {
+        let trashed = self.trash.get(ino)?;
+        match Setting::by_name(name)? {
+            Setting::TrashOrigin => Some(trashed.origin.to_vec()),
+            Setting::TrashExpires => {
+                let seconds = trashed.expires.0.div_euclid(1_000_000_000);
+                Some(seconds.to_string().into_bytes())
+            }
+            _ => None,
+        }
     }
 
     /// A setting: what holds for a file, what is set on a directory.
@@ -178,6 +199,7 @@ impl Namespace {
                 Setting::QuotaFiles => directory.quota.inodes,
                 Setting::UsedBytes => Some(directory.used.bytes),
                 Setting::UsedFiles => Some(directory.used.inodes),
+                Setting::TrashSeconds => directory.trash_s.map(u64::from),
                 _ => None,
             };
             if let Some(number) = number {
@@ -228,8 +250,11 @@ impl Namespace {
             let setting = known_setting(name)?;
             check_mode(mode, is_set(inode, setting))?;
             if is_quota(setting) {
-                let quota = settings::parse_quota(value)?;
+                let quota = settings::parse_number(value)?;
                 self.set_quota(call, ino, setting, Some(quota))?;
+            } else if setting == Setting::TrashSeconds {
+                let seconds = settings::parse_number(value)?;
+                self.set_retention(ino, Some(seconds))?;
             } else {
                 let mut changed = inode.settings;
                 changed.set(setting, value)?;
@@ -268,6 +293,8 @@ impl Namespace {
             }
             if is_quota(setting) {
                 self.set_quota(call, ino, setting, None)?;
+            } else if setting == Setting::TrashSeconds {
+                self.set_retention(ino, None)?;
             } else {
                 let mut changed = inode.settings;
                 changed.clear(setting);
@@ -310,6 +337,17 @@ impl Namespace {
         Ok(())
     }
 
+    /// Sets how long the trash keeps what is removed from a directory; none leaves it to those above.
+    fn set_retention(&mut self, ino: InodeId, seconds: Option<u32>) -> Result<(), FsError> {
+        let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
+            return Err(FsError::NotADirectory);
+        };
+        let before = std::mem::replace(&mut directory.trash_s, seconds);
+        self.directories_with_trash += u64::from(seconds.is_some());
+        self.directories_with_trash -= u64::from(before.is_some());
+        Ok(())
+    }
+
     fn xattr_changed(
         &mut self,
         call: &Call,
@@ -330,6 +368,7 @@ fn is_set(inode: &Inode, setting: Setting) -> bool {
     match (&inode.body, setting) {
         (Body::Directory(directory), Setting::QuotaBytes) => directory.quota.bytes.is_some(),
         (Body::Directory(directory), Setting::QuotaFiles) => directory.quota.inodes.is_some(),
+        (Body::Directory(directory), Setting::TrashSeconds) => directory.trash_s.is_some(),
         _ => inode.settings.is_set(setting),
     }
 }
@@ -337,8 +376,8 @@ fn is_set(inode: &Inode, setting: Setting) -> bool {
 fn known_setting(name: &[u8]) -> Result<Setting, FsError> {
     Setting::by_name(name).ok_or_else(|| {
         FsError::InvalidArgument(
-            "the settings are user.harvestfs.replication, .durability, .class, .quota_bytes and \
-             .quota_files"
+            "the settings are user.harvestfs.replication, .durability, .class, .quota_bytes, \
+             .quota_files and .trash_s"
                 .into(),
         )
     })

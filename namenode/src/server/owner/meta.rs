@@ -72,6 +72,7 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Link { .. }
         | MetaOp::Unlink { .. }
         | MetaOp::RemoveDir { .. }
+        | MetaOp::RemoveToTrash { .. }
         | MetaOp::Rename { .. }
         | MetaOp::SetXattr { .. }
         | MetaOp::RemoveXattr { .. }
@@ -383,10 +384,11 @@ impl Owner {
         };
         let id = self.gate.next_id();
         let effects = applied.effects;
+        let author = self.author_of(&effects, asker.session);
         let now_ms = self.clock.now_ms();
         let (announcements, waits_for_others) =
             self.leases
-                .changed(now_ms, asker.session, &effects.inodes, &effects.entries, id);
+                .changed(now_ms, author, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
         let reply = match applied.reply {
             Outcome::Blocks(blocks) => {
@@ -541,7 +543,8 @@ fn each_told_by_mutation(op: &MetaOp, reply: &MetaReply, told: &mut impl FnMut(C
         | MetaOp::Symlink { parent, .. }
         | MetaOp::Link { parent, .. }
         | MetaOp::Unlink { parent, .. }
-        | MetaOp::RemoveDir { parent, .. } => told(Cached::Entries(*parent)),
+        | MetaOp::RemoveDir { parent, .. }
+        | MetaOp::RemoveToTrash { parent, .. } => told(Cached::Entries(*parent)),
         MetaOp::Rename {
             parent, new_parent, ..
         } => {

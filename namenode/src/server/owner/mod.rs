@@ -13,6 +13,7 @@ mod meta;
 mod node;
 mod placement;
 mod session;
+mod trash;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -385,6 +386,7 @@ impl Owner {
         self.cluster.tick(now_ms, &mut self.rng);
         self.end_silent_sessions(now_ms);
         self.historian.tick(clock::unix_now_s());
+        self.purge_expired_trash();
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
             if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {

@@ -8,6 +8,7 @@ mod model;
 mod model_content;
 mod model_quota;
 mod model_rename;
+mod model_trash;
 mod names;
 mod permissions;
 mod quotas;
@@ -16,6 +17,7 @@ mod rename;
 mod sessions;
 mod snapshots;
 mod steps;
+mod trash;
 mod xattrs;
 
 use harvestfs_protocol::{

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::meta::{SetTime, SetXattrMode};
 
-use super::{model_quota::is_quota, *};
+use super::{model_quota::is_quota, model_trash::TRASH_S, *};
 
 pub const W: u16 = 2;
 pub const X: u16 = 1;
@@ -16,6 +16,9 @@ pub struct Model {
     pub blocks: BTreeMap<BlockId, ModelBlock>,
     pub sessions: BTreeSet<SessionId>,
     pub orphans: BTreeSet<InodeId>,
+    pub trash_directory: Option<InodeId>,
+    /// What is in the trash: where it was, and until when it is kept.
+    pub trash: BTreeMap<InodeId, (Vec<u8>, i64)>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub struct Context<'a> {
     pub held_elsewhere: bool,
     /// The number that a new inode gets.
     pub fresh: InodeId,
+    /// The number that the directory of the trash has, once there is one.
+    pub trash: InodeId,
 }
 
 pub type Answer = Result<MetaReply, FsError>;
@@ -258,7 +263,13 @@ impl Model {
         if self.walk(who, dir, name)?.is_some() {
             return Err(FsError::Exists);
         }
-        self.may_add(who, dir)
+        self.may_add(who, dir)?;
+        self.not_trash(dir)
+    }
+
+    pub fn not_trash(&self, ino: InodeId) -> Result<(), FsError> {
+        let is_trash = self.trash_directory == Some(ino);
+        (!is_trash).then_some(()).ok_or(FsError::NotPermitted)
     }
 
     pub fn touch_dir(&mut self, dir: InodeId, now: i64) {
@@ -268,7 +279,7 @@ impl Model {
     }
 
     /// The nearest value of a setting at or above a directory.
-    fn setting_above(&self, dir: InodeId, name: &[u8]) -> Option<Vec<u8>> {
+    pub fn setting_above(&self, dir: InodeId, name: &[u8]) -> Option<Vec<u8>> {
         let mut next = Some(dir);
         while let Some(ino) = next {
             if let Some(value) = self.inodes[&ino].xattrs.get(name) {
@@ -325,10 +336,13 @@ impl Model {
 
     pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
         let removes = matches!(op, MetaOp::Unlink { .. } | MetaOp::RemoveDir { .. });
-        if removes {
-            return self.perform(context, op);
-        }
-        self.within_quotas(|model| model.perform(context, op))
+        let answer = if removes {
+            self.perform(context, op)
+        } else {
+            self.within_quotas(|model| model.perform(context, op))
+        };
+        self.look_into_trash();
+        answer
     }
 
     fn perform(&mut self, context: &Context, op: &MetaOp) -> Answer {
@@ -392,9 +406,36 @@ impl Model {
                     (_, true) if !victim.entries.is_empty() => return Err(FsError::NotEmpty),
                     _ => {}
                 }
+                let last_of_file = !victim.is_dir() && self.links(ino) == 1;
+                self.not_trash(ino)?;
+                if let (true, Some(seconds)) = (last_of_file, self.kept_s(*parent)) {
+                    let kept = self.within_quotas(|model| {
+                        model.put_into_trash(context, (*parent, name), seconds)
+                    });
+                    if kept.is_ok() {
+                        return kept;
+                    }
+                }
                 self.node_mut(*parent).entries.remove(name);
                 self.touch_dir(*parent, context.now);
                 Ok(MetaReply::Removed(Some(self.dropped(context, ino))))
+            }
+            MetaOp::RemoveToTrash {
+                parent,
+                name,
+                retention_s,
+            } => {
+                let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
+                self.may_take(who, *parent, ino)?;
+                if self.inodes[&ino].is_dir() {
+                    self.inodes[&ino].demand(who, W)?;
+                }
+                self.not_trash(ino)?;
+                if self.is_trash_or_below(*parent) {
+                    return Err(invalid());
+                }
+                let seconds = self.kept_s(*parent).unwrap_or(*retention_s);
+                self.put_into_trash(context, (*parent, name), seconds)
             }
             MetaOp::Rename {
                 parent,
@@ -424,12 +465,13 @@ impl Model {
                     }
                     b"user.harvestfs.durability" => ["strict", "space"].contains(&text.as_ref()),
                     name if is_quota(name) => text.parse::<u64>().is_ok(),
+                    TRASH_S => text.parse::<u32>().is_ok(),
                     _ => true,
                 };
                 if !good {
                     return Err(invalid());
                 }
-                if is_quota(name) && !node.is_dir() {
+                if (is_quota(name) || name == TRASH_S) && !node.is_dir() {
                     return Err(FsError::NotADirectory);
                 }
                 if is_quota(name) && who.uid != 0 {

@@ -79,6 +79,11 @@ impl Model {
             }
         }
 
+        let concerned = [source, new.0].into_iter().chain(target);
+        for ino in concerned.chain(exchange.then_some(old.0)) {
+            self.not_trash(ino)?;
+        }
+
         self.node_mut(old.0).entries.remove(old.1);
         self.node_mut(new.0).entries.insert(new.1.clone(), source);
         self.node_mut(source).ctime = context.now;

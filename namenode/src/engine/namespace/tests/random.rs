@@ -181,6 +181,7 @@ impl World {
             4..=5 => self.close_session(),
             6..=9 => self.release_orphans(),
             10..=13 => self.crash(),
+            14..=23 => self.purge(),
             _ if self.model.sessions.is_empty() => self.open_session(),
             _ => self.mutate(),
         }
@@ -235,6 +236,27 @@ impl World {
         for ino in inodes {
             assert!(self.model.orphans.remove(&ino));
             self.model.inodes.remove(&ino);
+        }
+    }
+
+    fn purge(&mut self) {
+        let mut inodes: Vec<_> = self.model.trash.keys().copied().collect();
+        inodes.retain(|_| self.rng.random());
+        let purge = Command::PurgeTrash {
+            inodes: inodes.clone(),
+            now: Timestamp(self.now),
+        };
+        self.apply(&purge).unwrap();
+        let context = Context {
+            who: &Credentials::root(),
+            session: SessionId(0),
+            now: self.now,
+            held_elsewhere: true,
+            fresh: InodeId(0),
+            trash: InodeId(0),
+        };
+        if !inodes.is_empty() {
+            self.model.purge(&context, &inodes);
         }
     }
 
@@ -293,6 +315,7 @@ impl World {
             now: self.now,
             held_elsewhere,
             fresh,
+            trash: self.namespace.trash_directory().unwrap_or(InodeId(0)),
         };
         if let (MetaOp::AllocateBlocks { rules, .. }, Ok(Outcome::Blocks(blocks))) = (&op, &got) {
             self.model.allocated(session, *rules, blocks);
@@ -302,7 +325,8 @@ impl World {
         match (got, expected) {
             (Ok(Outcome::Meta(got)), Ok(expected)) => {
                 if let MetaReply::Removed(Some(attr)) = &got {
-                    assert_eq!(last_name == Some(attr.ino), attr.nlink == 0);
+                    let kept = self.model.trash.contains_key(&attr.ino);
+                    assert_eq!(last_name == Some(attr.ino) && !kept, attr.nlink == 0);
                 }
                 assert_eq!(
                     without_versions(got),
@@ -361,6 +385,14 @@ impl World {
             let name = name.clone();
             let got = query(MetaOp::GetXattr { ino, name });
             assert_eq!(got, MetaReply::Bytes(value.clone()));
+        }
+        if let Some((origin, expires)) = self.model.trash.get(&ino) {
+            let expires_s = expires.div_euclid(1_000_000_000).to_string();
+            for (name, told) in [("origin", origin.clone()), ("expires_s", expires_s.into())] {
+                let name = format!("user.harvestfs.trash_{name}").into_bytes();
+                let got = query(MetaOp::GetXattr { ino, name });
+                assert_eq!(got, MetaReply::Bytes(told));
+            }
         }
         match node.kind {
             FileKind::Regular => {

@@ -49,6 +49,8 @@ fn full() -> Fixture {
     fixture
         .commit(orphan, &[extent(0, 9, blocks[1], 0)])
         .unwrap();
+    fixture.file("/d/trashed");
+    fixture.trash("/d/trashed", 60).unwrap();
     fixture.held_elsewhere = true;
     fixture.unlink("/orphan").unwrap();
     fixture
@@ -200,7 +202,7 @@ proptest! {
     #[test]
     fn no_bytes_make_the_reader_panic(
         payload in proptest::collection::vec(any::<u8>(), 1..300),
-        kind in 0..14u8,
+        kind in 0..16u8,
     ) {
         // A frame with a good checksum: a header, then one record of each kind.
         let mut bytes = Fixture::new().snapshot()[..12].to_vec();

@@ -168,7 +168,7 @@ fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
 }
 
 fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
-    let choices: [(&str, &[&str]); 8] = [
+    let choices: [(&str, &[&str]); 9] = [
         ("user.a", &["", "1", "value"]),
         ("user.b", &["2"]),
         ("trusted.t", &["3"]),
@@ -180,6 +180,7 @@ fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
         ("user.harvestfs.durability", &["strict", "space", "loose"]),
         ("user.harvestfs.quota_bytes", &["0", "700", "5000", "x"]),
         ("user.harvestfs.quota_files", &["0", "5", "20", "-1"]),
+        ("user.harvestfs.trash_s", &["0", "60", "x"]),
     ];
     let (name, values) = choices.choose(rng).unwrap();
     (
@@ -236,9 +237,18 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
             let (parent, name) = existing_place(rng, model);
             MetaOp::Unlink { parent, name }
         }
-        32..=34 => {
+        32..=33 => {
             let (parent, name) = existing_place(rng, model);
             MetaOp::RemoveDir { parent, name }
+        }
+        34 => {
+            let (parent, name) = existing_place(rng, model);
+            let retention_s = 7;
+            MetaOp::RemoveToTrash {
+                parent,
+                name,
+                retention_s,
+            }
         }
         35..=46 => {
             let (parent, name) = existing_place(rng, model);

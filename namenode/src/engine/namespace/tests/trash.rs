@@ -1,0 +1,210 @@
+//! The trash: what gets there, how it leaves, and what nobody may do to it.
+
+use super::{xattrs::ANY, *};
+use crate::engine::namespace::trash::Trashed;
+
+const TRASH_S: &str = "user.harvestfs.trash_s";
+const ORIGIN: &str = "user.harvestfs.trash_origin";
+
+impl Fixture {
+    /// Removes to the trash; gives the path there.
+    pub fn trash(&mut self, path: &str, retention_s: u32) -> Result<String, FsError> {
+        let (parent, name) = self.place(path);
+        let removed = self.remove(MetaOp::RemoveToTrash {
+            parent,
+            name: name.clone(),
+            retention_s,
+        })?;
+        let ino = removed.unwrap().ino;
+        Ok(format!("/.trash/{:016x}-{name}", ino.0))
+    }
+
+    fn purge(&mut self, inodes: Vec<InodeId>) {
+        self.now += 1;
+        let now = Timestamp(self.now);
+        let purge = Command::PurgeTrash { inodes, now };
+        assert_eq!(self.apply(&purge), Ok(Outcome::Done));
+    }
+
+    fn expired(&self, now: i64) -> Vec<InodeId> {
+        self.namespace.expired_trash(Timestamp(now)).collect()
+    }
+
+    fn trashed(&self, ino: InodeId) -> Option<&Trashed> {
+        self.namespace.trash.get(ino)
+    }
+}
+
+/// `/d/f` with data, and `/d/sub/g`.
+fn with_tree() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.dir("/d");
+    fixture.dir("/d/sub");
+    fixture.file("/d/sub/g");
+    let file = fixture.file("/d/f");
+    let block = fixture.allocate(1)[0];
+    fixture.commit(file, &[extent(0, 9, block, 0)]).unwrap();
+    fixture
+}
+
+#[test]
+fn a_file_comes_back_with_its_data() {
+    let mut fixture = with_tree();
+    let file = fixture.ino("/d/f");
+    let before = fixture.extents(file);
+    let there = fixture.trash("/d/f", 60).unwrap();
+    assert_eq!(fixture.try_ino("/d/f"), Err(FsError::NotFound));
+    assert_eq!(fixture.ino(&there), file);
+    assert_eq!(fixture.get_xattr(&there, ORIGIN).unwrap(), "/d/f");
+    fixture
+        .rename(&there, "/d/f", RenameMode::NoReplace)
+        .unwrap();
+    assert_eq!(fixture.ino("/d/f"), file);
+    assert_eq!(fixture.extents(file), before);
+    assert_eq!(fixture.trashed(file), None);
+    assert_eq!(fixture.get_xattr("/d/f", ORIGIN), Err(FsError::NoAttribute));
+}
+
+#[test]
+fn a_tree_goes_as_one_and_comes_back_as_one() {
+    let mut fixture = with_tree();
+    let there = fixture.trash("/d", 60).unwrap();
+    assert_eq!(fixture.list("/"), [".trash"]);
+    assert_eq!(fixture.list(&format!("{there}/sub")), ["g"]);
+    assert_eq!(fixture.get_xattr(&there, ORIGIN).unwrap(), "/d");
+    fixture
+        .rename(&there, "/again", RenameMode::NoReplace)
+        .unwrap();
+    assert_eq!(fixture.list("/again"), ["f", "sub"]);
+}
+
+#[test]
+fn unlink_keeps_the_last_name_where_a_directory_asks_for_it() {
+    let mut fixture = with_tree();
+    fixture.set_xattr("/d", TRASH_S, b"60", ANY).unwrap();
+    fixture.link("/d/f", "/d/also").unwrap();
+    fixture.unlink("/d/also").unwrap();
+    assert_eq!(fixture.try_ino("/.trash"), Err(FsError::NotFound));
+    let file = fixture.ino("/d/f");
+    let kept = fixture.unlink("/d/f").unwrap().unwrap();
+    assert_eq!((kept.ino, kept.nlink), (file, 1));
+    let deeper = fixture.ino("/d/sub/g");
+    fixture.unlink("/d/sub/g").unwrap();
+    assert!(fixture.trashed(deeper).is_some(), "inherited");
+    // In the trash, a removal is one.
+    let name = format!("/.trash/{:016x}-f", file.0);
+    assert_eq!(fixture.unlink(&name).unwrap().unwrap().nlink, 0);
+    // A directory below can say no.
+    fixture.set_xattr("/d/sub", TRASH_S, b"0", ANY).unwrap();
+    fixture.file("/d/sub/h");
+    assert_eq!(fixture.unlink("/d/sub/h").unwrap().unwrap().nlink, 0);
+    fixture.remove_xattr("/d/sub", TRASH_S).unwrap();
+    fixture.remove_xattr("/d", TRASH_S).unwrap();
+    fixture.file("/d/sub/h");
+    assert_eq!(fixture.unlink("/d/sub/h").unwrap().unwrap().nlink, 0);
+}
+
+#[test]
+fn what_expired_is_purged_and_its_blocks_are_freed() {
+    let mut fixture = with_tree();
+    let block = fixture.extents(fixture.ino("/d/f"))[0].block;
+    fixture.seal(block, 9).unwrap();
+    let tree = fixture.ino("/d");
+    fixture.trash("/d", 2).unwrap();
+    let second = 1_000_000_000;
+    assert_eq!(fixture.expired(second), []);
+    assert_eq!(fixture.expired(3 * second), [tree]);
+    fixture.purge(vec![tree, InodeId(77), InodeId::ROOT]);
+    assert_eq!(fixture.list("/.trash"), [""; 0]);
+    let orphans: Vec<_> = fixture.namespace.orphans().collect();
+    assert_eq!(orphans.len(), 4, "two files, two directories");
+    let now = Timestamp(fixture.now);
+    let release = Command::ReleaseOrphans {
+        inodes: orphans,
+        now,
+    };
+    fixture.apply(&release).unwrap();
+    assert_eq!(
+        changes_of(&fixture.effects, block),
+        [BlockChange::Freed { block }]
+    );
+    assert_eq!(fixture.expired(i64::MAX), []);
+}
+
+#[test]
+fn a_large_tree_is_purged_in_steps() {
+    let mut fixture = Fixture::new();
+    let tree = fixture.dir("/t");
+    for number in 0..1_500 {
+        fixture.file(&format!("/t/{number}"));
+    }
+    fixture.trash("/t", 0).unwrap();
+    fixture.purge(vec![tree]);
+    assert_eq!(fixture.namespace.orphans().count(), 1_024);
+    assert_eq!(fixture.expired(i64::MAX), [tree]);
+    fixture.purge(vec![tree]);
+    assert_eq!(fixture.namespace.orphans().count(), 1_501);
+}
+
+#[test]
+fn the_trash_stays_where_it_is_and_takes_removals_only() {
+    let mut fixture = with_tree();
+    let there = fixture.trash("/d/f", 60).unwrap();
+    let forbidden = Err(FsError::NotPermitted);
+    assert_eq!(
+        fixture.create("/.trash/x", FileKind::Fifo, FILE),
+        forbidden.clone()
+    );
+    let forbidden = forbidden.map(|_: Attr| None);
+    let replace = RenameMode::Replace;
+    assert_eq!(fixture.rename("/d/sub", "/.trash/x", replace), forbidden);
+    assert_eq!(fixture.rename("/.trash", "/x", replace), forbidden);
+    let again = fixture.trash(&there, 60);
+    assert!(
+        matches!(again, Err(FsError::InvalidArgument(_))),
+        "{again:?}"
+    );
+    assert_eq!(fixture.trash("/.trash", 60), Err(FsError::NotPermitted));
+    fixture.unlink(&there).unwrap();
+    assert_eq!(fixture.remove_dir("/.trash"), forbidden);
+}
+
+#[test]
+fn only_who_may_remove_may_remove_to_the_trash_and_take_out_again() {
+    let mut fixture = with_tree();
+    fixture.chmod("/d", 0o1777).unwrap();
+    fixture.become_user(1);
+    assert_eq!(fixture.trash("/d/f", 60), Err(FsError::NotPermitted));
+    fixture.create("/d/mine", FileKind::Regular, FILE).unwrap();
+    let mine = fixture.trash("/d/mine", 60).unwrap();
+    fixture.become_user(2);
+    let take = fixture.rename(&mine, "/d/yours", RenameMode::Replace);
+    assert_eq!(take, Err(FsError::NotPermitted));
+    fixture.become_user(1);
+    fixture
+        .rename(&mine, "/d/mine", RenameMode::Replace)
+        .unwrap();
+}
+
+#[test]
+fn without_room_for_the_trash_a_removal_removes() {
+    let mut fixture = with_tree();
+    fixture.set_xattr("/d", TRASH_S, b"60", ANY).unwrap();
+    fixture.unlink("/d/sub/g").unwrap();
+    let limit = "user.harvestfs.quota_bytes";
+    fixture.set_xattr("/.trash", limit, b"5", ANY).unwrap();
+    assert_eq!(fixture.trash("/d/f", 60), Err(FsError::QuotaExceeded));
+    assert_eq!(fixture.unlink("/d/f").unwrap().unwrap().nlink, 0);
+}
+
+#[test]
+fn something_else_of_its_name_is_left_alone() {
+    let mut fixture = with_tree();
+    fixture.file("/.trash");
+    let refused = fixture.trash("/d/f", 60);
+    assert!(
+        matches!(refused, Err(FsError::InvalidArgument(_))),
+        "{refused:?}"
+    );
+    fixture.ino("/d/f");
+}

@@ -1,0 +1,290 @@
+//! The trash: removed files and trees that can be restored for a while.
+//!
+//! It is the directory `/.trash`. What is in it keeps its inode, so that nothing of it has to be
+//! copied; its name there starts with the number of the inode. Names come into that directory only by
+//! removals, and leave it by rename (restored) or removal (purged). When their time is over,
+//! [`Command::PurgeTrash`](super::Command) removes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{InodeId, SessionId},
+    limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX},
+    meta::MetaReply,
+    name::Name,
+    types::{Credentials, Timestamp},
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    inode::{Inode, STICKY},
+    permissions,
+    rename::Place,
+};
+
+const NAME: &[u8] = b".trash";
+/// Everybody can take out what is theirs.
+const MODE: u16 = 0o777 | STICKY;
+const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
+
+/// What is in the trash.
+#[derive(Debug, Default)]
+pub(super) struct Trash {
+    /// `/.trash`, once something was removed.
+    pub directory: Option<InodeId>,
+    entries: BTreeMap<InodeId, Trashed>,
+    by_expiry: BTreeSet<(Timestamp, InodeId)>,
+}
+
+/// Something in the trash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trashed {
+    /// Its path before; empty when that was longer than a path may be.
+    pub origin: Box<[u8]>,
+    /// When it may be removed for good.
+    pub expires: Timestamp,
+}
+
+impl Trash {
+    pub fn get(&self, ino: InodeId) -> Option<&Trashed> {
+        self.entries.get(&ino)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (InodeId, &Trashed)> {
+        self.entries.iter().map(|(&ino, trashed)| (ino, trashed))
+    }
+
+    pub fn insert(&mut self, ino: InodeId, trashed: Trashed) {
+        self.remove(ino);
+        self.by_expiry.insert((trashed.expires, ino));
+        self.entries.insert(ino, trashed);
+    }
+
+    pub fn remove(&mut self, ino: InodeId) {
+        if let Some(trashed) = self.entries.remove(&ino) {
+            self.by_expiry.remove(&(trashed.expires, ino));
+        }
+    }
+}
+
+fn name_in_trash(ino: InodeId, name: &Name) -> Result<Name, FsError> {
+    let mut bytes = format!("{:016x}-", ino.0).into_bytes();
+    bytes.extend(name.as_bytes());
+    bytes.truncate(NAME_BYTES_MAX);
+    Name::new(&bytes)
+}
+
+impl Namespace {
+    /// The directory `/.trash`, once something was removed to it.
+    #[must_use]
+    pub fn trash_directory(&self) -> Option<InodeId> {
+        self.trash.directory
+    }
+
+    /// What in the trash may be removed for good, the oldest first.
+    pub fn expired_trash(&self, now: Timestamp) -> impl Iterator<Item = InodeId> {
+        let expired = self.trash.by_expiry.iter();
+        expired
+            .take_while(move |(expires, _)| *expires <= now)
+            .map(|(_, ino)| *ino)
+    }
+
+    /// Seconds for which what is removed from a directory is kept; none when it is not, and for what
+    /// is in the trash.
+    pub(super) fn retention_s(&self, dir: InodeId) -> Option<u32> {
+        if self.directories_with_trash == 0 {
+            return None;
+        }
+        for (ino, inode) in self.ancestors(dir) {
+            if Some(ino) == self.trash.directory {
+                return None;
+            }
+            if let Some(seconds) = inode.directory().ok()?.trash_s {
+                return (seconds > 0).then_some(seconds);
+            }
+        }
+        None
+    }
+
+    /// Refuses what only removals may do: names come into the trash by them, and it stays.
+    pub(super) fn check_not_trash(&self, ino: InodeId) -> Result<(), FsError> {
+        if self.trash.directory == Some(ino) {
+            return Err(FsError::NotPermitted);
+        }
+        Ok(())
+    }
+
+    /// Removes a file, or a tree, to the trash, because the caller asks for it.
+    pub(super) fn remove_to_trash(
+        &mut self,
+        call: &Call,
+        parent: InodeId,
+        name: &Name,
+        retention_s: u32,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let ino = self.find(call.credentials, parent, name)?;
+        let victim = self.inodes.get(ino)?;
+        permissions::check_removal(call.credentials, self.inodes.get(parent)?, victim)?;
+        if victim.is_directory() {
+            // Its `..` changes.
+            permissions::check(call.credentials, victim, permissions::WRITE)?;
+        }
+        self.check_not_trash(ino)?;
+        let in_trash = |ino| Some(ino) == self.trash.directory;
+        if self.ancestors(parent).any(|(ino, _)| in_trash(ino)) {
+            return Err(FsError::InvalidArgument(
+                "it is in the trash already".into(),
+            ));
+        }
+        let retention_s = self.retention_s(parent).unwrap_or(retention_s);
+        self.put_into_trash(call, ino, Place { parent, name }, retention_s, effects)
+    }
+
+    /// Moves to the trash what may be removed.
+    pub(super) fn put_into_trash(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        old: Place,
+        retention_s: u32,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        let new_name = name_in_trash(ino, old.name)?;
+        let mut origin = self.path_of(old.parent);
+        origin.push(b'/');
+        origin.extend(old.name.as_bytes());
+        if origin.len() > SYMLINK_BYTES_MAX {
+            origin.clear();
+        }
+        if let Some(directory) = self.trash.directory {
+            let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
+            self.check_quotas(&planned.charges)?;
+        }
+        let directory = self.make_trash(call, effects)?;
+        let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
+        self.carry_out(planned);
+        let is_directory = self.inodes.get(ino)?.is_directory();
+        self.remove_name(old.parent, old.name, is_directory, call.now, effects);
+        self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
+        let expires = i64::from(retention_s).saturating_mul(NANOSECONDS_PER_SECOND);
+        let trashed = Trashed {
+            origin: origin.into(),
+            expires: Timestamp(call.now.0.saturating_add(expires)),
+        };
+        self.trash.insert(ino, trashed);
+        let inode = self.inodes.get_mut(ino)?;
+        inode.ctime = call.now;
+        effects.inodes.push(ino);
+        Ok(MetaReply::Removed(Some(inode.attr(ino))))
+    }
+
+    /// The directory of the trash; made when it is needed first.
+    fn make_trash(&mut self, call: &Call, effects: &mut Effects) -> Result<InodeId, FsError> {
+        if let Some(directory) = self.trash.directory {
+            return Ok(directory);
+        }
+        let name = Name::new(NAME)?;
+        if self
+            .inodes
+            .get(InodeId::ROOT)?
+            .directory()?
+            .get(&name)
+            .is_some()
+        {
+            return Err(FsError::InvalidArgument(
+                "`/.trash` is something else: give that another name".into(),
+            ));
+        }
+        let made = self.add_own_directory(InodeId::ROOT, &name, MODE, call.now, effects)?;
+        self.trash.directory = Some(made);
+        Ok(made)
+    }
+
+    /// The path of a directory from the root, without the last slash.
+    fn path_of(&self, dir: InodeId) -> Vec<u8> {
+        let names: Vec<&[u8]> = self
+            .ancestors(dir)
+            .filter(|(ino, _)| *ino != InodeId::ROOT)
+            .filter_map(|(_, inode)| inode.directory().ok().map(|it| it.name.as_ref()))
+            .collect();
+        let mut path = Vec::new();
+        for name in names.into_iter().rev() {
+            path.push(b'/');
+            path.extend(name);
+        }
+        path
+    }
+
+    /// Removes from the trash for good, deepest first and a bounded number of inodes; the rest stays
+    /// for the next command. What is removed becomes an orphan: only the server knows whether it is
+    /// held.
+    pub(super) fn purge_trash(
+        &mut self,
+        inodes: &[InodeId],
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        let credentials = Credentials::root();
+        let call = Call {
+            session: SessionId(0),
+            credentials: &credentials,
+            now,
+            held_elsewhere: true,
+        };
+        let mut budget = TRASH_INODES_PER_COMMAND_MAX;
+        for &ino in inodes {
+            if self.trash.get(ino).is_some() {
+                self.purge(&call, ino, &mut budget, effects);
+            }
+        }
+    }
+
+    fn purge(&mut self, call: &Call, top: InodeId, budget: &mut usize, effects: &mut Effects) {
+        let Some(directory) = self.trash.directory else {
+            return;
+        };
+        let Some(name) = self.name_of(directory, top) else {
+            return;
+        };
+        let mut above = vec![(directory, name, top)];
+        while *budget > 0
+            && let Some((parent, name, ino)) = above.last()
+        {
+            let (parent, ino) = (*parent, *ino);
+            if let Some((name, child)) = self.first_entry(ino) {
+                above.push((ino, name, child));
+                continue;
+            }
+            let (Ok(planned), Ok(is_directory)) = (
+                self.plan_move(ino, Some(parent), None),
+                self.inodes.get(ino).map(Inode::is_directory),
+            ) else {
+                return;
+            };
+            self.carry_out(planned);
+            self.remove_name(parent, name, is_directory, call.now, effects);
+            if self.lose_name(call, ino, effects).is_err() {
+                return;
+            }
+            above.pop();
+            *budget -= 1;
+        }
+    }
+
+    fn first_entry(&self, ino: InodeId) -> Option<(Name, InodeId)> {
+        let directory = self.inodes.get(ino).ok()?.directory().ok()?;
+        let (name, child) = directory.after(None).next()?;
+        Some((Name::new(name).ok()?, child))
+    }
+
+    /// The name of what is in the trash: it starts with its number.
+    fn name_of(&self, directory: InodeId, ino: InodeId) -> Option<Name> {
+        let entries = self.inodes.get(directory).ok()?.directory().ok()?;
+        let before = Name::new(format!("{:016x}", ino.0).as_bytes()).ok()?;
+        let (name, found) = entries.after(Some(&before)).next()?;
+        (found == ino).then(|| Name::new(name).ok()).flatten()
+    }
+}
