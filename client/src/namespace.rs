@@ -332,7 +332,7 @@ impl Client {
         };
         ticket.changed_entry(parent, name, None);
         let subdirectories = -i32::from(attr.kind == FileKind::Directory);
-        ticket.changed_directory(parent, &attr, -1, subdirectories.into());
+        ticket.changed_directory(parent, &attr, -1, subdirectories);
         ticket.changed_inode(attr.ino);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{Read, Write},
     path::Path,
     time::Duration,
 };
@@ -130,4 +130,106 @@ fn the_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let said = cluster.command(&["admin", "doctor"]);
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("ERROR: namenode: "), "{said}");
+}
+
+fn trashed(cluster: &Cluster) -> Vec<serde_json::Value> {
+    let listed = cluster.output_of(&["fs", "trash", "ls", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    listed["entries"].as_array().expect("entries").clone()
+}
+
+#[test]
+fn what_is_removed_can_be_restored_until_it_expires() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    fs::create_dir_all(mount.join("tree/below")).expect("mkdir");
+    fs::write(mount.join("tree/below/f"), "kept").expect("write");
+    assert!(trashed(&cluster).is_empty());
+
+    cluster.output_of(&["fs", "rm", "-r", "/tree"]);
+    assert!(!mount.join("tree").exists());
+    let entry = trashed(&cluster).remove(0);
+    assert_eq!(entry["origin"], "/tree");
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.wait_alive(3, DEADLINE);
+    let name = entry["entry"].as_str().expect("a name");
+    let to = cluster.output_of(&["fs", "trash", "restore", name]);
+    assert_eq!(to.trim(), "/tree");
+    let restored = fs::read_to_string(mount.join("tree/below/f"));
+    assert_eq!(restored.expect("read"), "kept");
+    assert!(trashed(&cluster).is_empty());
+
+    // Through the mount, where a directory asks for it.
+    let flags = rustix::fs::XattrFlags::empty();
+    let keep = |seconds: &str| {
+        let name = "user.harvestfs.trash_s";
+        rustix::fs::setxattr(mount.join("tree"), name, seconds.as_bytes(), flags).expect("xattr");
+    };
+    keep("3600");
+    fs::remove_dir_all(mount.join("tree/below")).expect("rm -r");
+    let entry = trashed(&cluster).remove(0);
+    assert_eq!(entry["origin"], "/tree/below/f");
+    let name = entry["entry"].as_str().expect("a name");
+    assert_eq!(
+        fs::read_to_string(mount.join(".trash").join(name)).expect("it can be read there"),
+        "kept"
+    );
+    cluster.output_of(&["fs", "trash", "restore", name]);
+    assert!(mount.join("tree/below/f").exists(), "with its directory");
+
+    // Expired, and gone by itself; what is open stays readable.
+    keep("1");
+    let open = File::open(mount.join("tree/below/f")).expect("open");
+    fs::remove_file(mount.join("tree/below/f")).expect("rm");
+    wait_until("it is purged", DEADLINE, || trashed(&cluster).is_empty());
+    let mut content = String::new();
+    (&open).read_to_string(&mut content).expect("read");
+    assert_eq!(content, "kept");
+    drop(open);
+    keep("3600");
+    fs::write(mount.join("tree/g"), "purged").expect("write");
+    fs::remove_file(mount.join("tree/g")).expect("rm");
+    cluster.output_of(&["fs", "trash", "purge", "--all"]);
+    assert!(trashed(&cluster).is_empty());
+    cluster.wait_healthy(DEADLINE);
+}
+
+#[test]
+fn a_server_is_decommissioned_by_its_rack_and_used_again() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        replication: 2,
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.mount("mount");
+    for number in 0..8 {
+        put(&mount.join(number.to_string()), 1 << 20).expect("write");
+    }
+    cluster.stop("mount");
+    cluster.wait_healthy(DEADLINE);
+    let admin = |arguments: &[&str]| {
+        let all = [&["admin", "decommission"], arguments].concat();
+        cluster.command(&all)
+    };
+    let unknown = admin(&["start", "--rack", "nowhere"]);
+    assert!(!unknown.status.success());
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said.contains("nowhere"), "{said}");
+
+    wait_until("nothing needs the server", DEADLINE, || {
+        admin(&["start", "--rack", "rack-1"]).status.success()
+    });
+    cluster.kill(&Cluster::datanode(1));
+    let fsck = cluster.fsck();
+    assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
+    cluster.start_datanode(1);
+    cluster.wait_alive(4, DEADLINE);
+    let stopped = cluster.command(&["admin", "decommission", "stop", "datanode-1"]);
+    assert!(stopped.status.success(), "{stopped:?}");
 }

@@ -1,5 +1,6 @@
 //! `harvestfs admin`: for the operator.
 
+mod decommission;
 mod doctor;
 mod history;
 mod link;
@@ -67,6 +68,9 @@ enum NamenodeCommand {
     /// What is known of the primary tenants: CPU use and reimages.
     #[command(subcommand)]
     History(history::HistoryCommand),
+    /// Take servers or racks out of use while their data is kept whole, or end that.
+    #[command(subcommand)]
+    Decommission(decommission::DecommissionCommand),
     #[command(flatten)]
     Placement(placement::PlacementCommand),
 }
@@ -137,6 +141,7 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             Ok(())
         }
         NamenodeCommand::History(command) => history::execute(link, command).await,
+        NamenodeCommand::Decommission(command) => decommission::execute(link, command).await,
         NamenodeCommand::Placement(command) => placement::execute(link, command).await,
     }
 }

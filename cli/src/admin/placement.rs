@@ -118,7 +118,7 @@ fn storage(text: &str) -> Result<StorageId, String> {
         .map_err(|_| format!("`{text}` is not a volume: a number"))
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let unit_at = text
         .find(|letter: char| !letter.is_ascii_digit())
         .unwrap_or(text.len());
@@ -222,7 +222,10 @@ pub async fn execute(link: &AdminLink, command: &PlacementCommand) -> anyhow::Re
     }
 }
 
-async fn ask(link: &AdminLink, request: PlacementRequest) -> anyhow::Result<PlacementReply> {
+pub(super) async fn ask(
+    link: &AdminLink,
+    request: PlacementRequest,
+) -> anyhow::Result<PlacementReply> {
     match link.ask(AdminRequest::Placement(request), DEADLINE).await? {
         AdminReply::Placement(reply) => Ok(reply),
         _ => Err(link::unexpected()),
@@ -240,7 +243,7 @@ async fn report(
     }
 }
 
-async fn wait_until_safe(
+pub(super) async fn wait_until_safe(
     link: &AdminLink,
     servers: &[String],
     hold: bool,
@@ -426,7 +429,7 @@ fn print_limits(limits: &RepairLimits) {
     );
 }
 
-fn print_impact(impact: &ReimageImpact) {
+pub(super) fn print_impact(impact: &ReimageImpact) {
     println!(
         "{} replicas on the servers; without them {} blocks would be lost, {} left with their last \
          replica, {} below their replication",

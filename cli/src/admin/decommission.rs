@@ -1,0 +1,112 @@
+//! `harvestfs admin decommission`: takes servers, or racks, out of use while their data is kept whole.
+//!
+//! It is the hold of `admin safe-to-reimage`, for people who think in machines and racks: what the
+//! servers have is copied elsewhere within the budgets of repair, and they get nothing new.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, NodeStatus},
+    placement::PlacementRequest,
+};
+
+use super::{
+    DEADLINE,
+    link::{self, AdminLink},
+    placement,
+};
+
+/// `harvestfs admin decommission`
+#[derive(Debug, Subcommand)]
+pub enum DecommissionCommand {
+    /// Copy elsewhere what servers have, and give them nothing new; exit status 1 while blocks
+    /// would lack replicas without them.
+    Start {
+        #[command(flatten)]
+        which: Which,
+        /// Wait until every block has all its replicas elsewhere.
+        #[arg(long)]
+        wait: bool,
+        /// With --wait: give up waiting after this time, such as `30m` (the copying goes on).
+        #[arg(long, value_parser = placement::duration, requires = "wait")]
+        timeout: Option<Duration>,
+    },
+    /// Show how much is still to be copied; exit status 1 while blocks would lack replicas.
+    Status {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Use the servers again.
+    Stop {
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+/// Which servers.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Names of servers.
+    #[arg(required_unless_present = "racks")]
+    servers: Vec<String>,
+    /// All servers of a rack; may be repeated.
+    #[arg(long = "rack", value_name = "RACK")]
+    racks: Vec<String>,
+}
+
+/// Runs one of the commands.
+///
+/// # Errors
+/// When the cluster cannot be reached or refuses, or blocks would lack replicas.
+pub async fn execute(link: &AdminLink, command: &DecommissionCommand) -> anyhow::Result<()> {
+    let (which, hold, timeout) = match command {
+        DecommissionCommand::Start {
+            which,
+            wait,
+            timeout,
+        } => {
+            let once = (!wait).then_some(Duration::ZERO);
+            (which, true, timeout.or(once))
+        }
+        DecommissionCommand::Status { which } => (which, false, None),
+        DecommissionCommand::Stop { which } => {
+            let servers = servers(link, which).await?;
+            placement::ask(link, PlacementRequest::Release { servers }).await?;
+            return Ok(());
+        }
+    };
+    let servers = servers(link, which).await?;
+    let impact = placement::wait_until_safe(link, &servers, hold, timeout).await?;
+    println!("{}", servers.join(" "));
+    placement::print_impact(&impact);
+    if impact.waiting > 0 {
+        bail!(
+            "{} blocks still need these servers: repair is at work, or finds no other place",
+            impact.waiting
+        );
+    }
+    println!("Nothing needs these servers any more: they can be stopped.");
+    Ok(())
+}
+
+async fn servers(link: &AdminLink, which: &Which) -> anyhow::Result<Vec<String>> {
+    let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
+        return Err(link::unexpected());
+    };
+    select(&nodes, which)
+}
+
+fn select(nodes: &[NodeStatus], which: &Which) -> anyhow::Result<Vec<String>> {
+    let mut selected: BTreeSet<&str> = which.servers.iter().map(String::as_str).collect();
+    for rack in &which.racks {
+        let before = selected.len();
+        let there = nodes.iter().filter(|node| node.server.rack == *rack);
+        selected.extend(there.map(|node| node.server.name.as_str()));
+        if selected.len() == before {
+            bail!("no further server is in rack {rack}; `harvestfs admin nodes` shows the racks");
+        }
+    }
+    Ok(selected.into_iter().map(str::to_owned).collect())
+}
