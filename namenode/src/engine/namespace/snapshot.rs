@@ -24,7 +24,7 @@ use super::{
     operation::Operations,
     servers::Server,
     sessions::Session,
-    settings::Settings,
+    settings::{self, Settings},
     trash::Trashed,
     usage::Quota,
 };
@@ -38,6 +38,8 @@ const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
 /// behind an almost full frame.
 const FRAME_BYTES_MAX: usize = 1 << 20;
+/// No counter gets that far in the life of a cluster, and each can go on from there.
+const COUNTER_MAX: u64 = u64::MAX / 2;
 /// Extents, entries or numbers in one record.
 const ITEMS_PER_RECORD: usize = 1_024;
 
@@ -445,7 +447,9 @@ impl Reader {
                 namespace.sessions.last = last_session;
                 namespace.blocks.set_last(last_block);
                 namespace.operations = operations;
-                true
+                let rules = formatted.map(|it| it.default_rules);
+                last_session.max(last_block) <= COUNTER_MAX
+                    && rules.is_none_or(|rules| settings::check_rules(&rules).is_ok())
             }
             Record::Server(server) => namespace.servers.push(server).is_some(),
             Record::Session {
@@ -476,8 +480,11 @@ impl Reader {
                 true
             }
             Record::Inode(record) => {
+                let rules = record.settings.rules(namespace.default_rules());
+                let sound =
+                    record.content_version <= COUNTER_MAX && settings::check_rules(&rules).is_ok();
                 self.inode = namespace.inodes.push_slot(record.slot());
-                self.inode.is_some()
+                sound && self.inode.is_some()
             }
             Record::Extents(extents) => self.take_extents(&extents),
             Record::Entries(entries) => self.take_entries(&entries),

@@ -116,7 +116,7 @@ fn other_files_and_versions_are_refused() {
 #[test]
 fn contradictions_are_found_behind_good_checksums() {
     type Spoil = fn(&mut Fixture);
-    let spoils: [(&str, Spoil); 11] = [
+    let spoils: [(&str, Spoil); 17] = [
         ("a link too many", |f| f.inode("/linked").nlink += 1),
         ("a file cut short", |f| {
             let Body::Regular(file) = &mut f.inode("/linked").body else {
@@ -151,6 +151,27 @@ fn contradictions_are_found_behind_good_checksums() {
         }),
         ("a session of the future", |f| f.namespace.sessions.last = 0),
         ("a block of the future", |f| f.namespace.blocks.set_last(1)),
+        ("sessions at their end", |f| {
+            f.namespace.sessions.last = u64::MAX
+        }),
+        ("blocks at their end", |f| {
+            f.namespace.blocks.set_last(u64::MAX)
+        }),
+        ("versions at their end", |f| {
+            f.inode("/linked").content_version = u64::MAX
+        }),
+        ("something in the trash that is not kept", |f| {
+            let there = f.namespace.trash.iter().next().unwrap().0;
+            f.namespace.trash.remove(there)
+        }),
+        ("something kept that is not in the trash", |f| {
+            let (_, kept) = f.namespace.trash.iter().next().unwrap();
+            let kept = kept.clone();
+            f.namespace.trash.insert(InodeId::ROOT, kept);
+        }),
+        ("no trash, but something in it", |f| {
+            f.namespace.trash.directory = None
+        }),
     ];
     for (what, spoil) in spoils {
         let mut fixture = full();
@@ -180,6 +201,19 @@ fn every_cut_is_noticed() {
     for end in (0..100).chain((100..bytes.len()).step_by(97)) {
         assert!(read(&bytes[..end]).is_err(), "{end}");
     }
+}
+
+/// Found by the fuzz target `namespace_snapshot`.
+#[test]
+fn a_count_of_records_at_its_end_is_damage() {
+    let mut bytes = Fixture::new().snapshot()[..12].to_vec();
+    let mut frame = vec![0, 0, 0, 0, 12];
+    frame.extend([0xff; 9]);
+    frame.push(1);
+    bytes.extend(u32::try_from(frame.len()).unwrap().to_le_bytes());
+    bytes.extend(crc32fast::hash(&frame).to_le_bytes());
+    bytes.extend(frame);
+    assert!(matches!(read(&bytes), Err(SnapshotError::Damaged(_))));
 }
 
 #[test]
