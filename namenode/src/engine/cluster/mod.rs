@@ -37,6 +37,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 mod blocks;
 mod budget;
+mod faults;
 mod grid;
 mod membership;
 mod moves;
@@ -54,6 +55,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use faults::{BlockFault, FaultReason};
 pub use options::ClusterOptions;
 pub use repair::Repair;
 pub use status::{ClusterSummary, FsckCounts};

@@ -176,6 +176,17 @@ impl RepairQueue {
         entry
     }
 
+    /// The entry of a block.
+    pub(super) fn get(&self, slot: Slot) -> Option<&Entry> {
+        let place = self.places.get(&slot)?;
+        let entries = if place.asleep {
+            &self.asleep
+        } else {
+            &self.ranks[usize::from(place.rank)].entries
+        };
+        entries.get(place.position as usize)
+    }
+
     /// Lets a block sleep until a time, and changes how it is tried then.
     pub(super) fn delay(&mut self, slot: Slot, until_ms: u64, change: impl FnOnce(&mut Entry)) {
         let rank = self.places.get(&slot).map(|place| place.rank);

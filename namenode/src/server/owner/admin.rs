@@ -1,14 +1,16 @@
 //! Requests of operators, and the snapshots that the namenode writes on its own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFinding, FsckReport};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::rpc::{Reply, Response};
 use harvestfs_protocol::transport::Responder;
 use tokio::sync::mpsc;
 
 use super::Owner;
+use crate::engine::cluster::BlockFault;
 use crate::engine::namespace::Command;
 use crate::journal::Lsn;
 use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
@@ -166,6 +168,8 @@ impl Owner {
                     .to_owned(),
             ));
         }
+        let room = FINDINGS_MAX.saturating_sub(findings.len());
+        findings.extend(self.block_findings(room));
         findings.truncate(FINDINGS_MAX);
         let healthy = findings.is_empty()
             && replicas.missing_replicas == 0
@@ -183,6 +187,31 @@ impl Owner {
             excess_replicas: replicas.excess_replicas,
             findings,
         }
+    }
+
+    /// What is wrong with blocks, which files are concerned, and why it is not put right yet.
+    fn block_findings(&self, findings_max: usize) -> Vec<FsckFinding> {
+        let faults = self.cluster.faults(self.clock.now_ms(), findings_max);
+        let mut users: BTreeMap<BlockId, InodeId> = BTreeMap::new();
+        // Going over all inodes of a larger namespace would make everybody wait.
+        if !faults.is_empty() && self.namespace.counts().inodes <= self.options.fsck_in_place_max {
+            let blocks = faults.iter().map(|fault| fault.block).collect();
+            users.extend(self.namespace.files_using(&blocks));
+        }
+        let paths = self.namespace.paths(&users.values().copied().collect());
+        let finding = |fault: &BlockFault| {
+            let ino = users.get(&fault.block).copied();
+            FsckFinding {
+                ino,
+                path: ino.and_then(|ino| paths.get(&ino).cloned()),
+                block: Some(fault.block),
+                message: format!(
+                    "block {} has {} of {} replicas: {}",
+                    fault.block, fault.replicas, fault.wanted, fault.reason
+                ),
+            }
+        };
+        faults.iter().map(finding).collect()
     }
 
     fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder<Response>) {

@@ -1,0 +1,96 @@
+//! What is wrong with single blocks, and why it has not been put right yet.
+
+use harvestfs_protocol::ids::BlockId;
+
+use super::{
+    Cluster,
+    table::{Block, Slot},
+};
+
+/// A block that is not as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockFault {
+    /// The block.
+    pub block: BlockId,
+    /// Replicas that it has.
+    pub replicas: usize,
+    /// Replicas that it should have.
+    pub wanted: usize,
+    /// Why it is not put right yet.
+    pub reason: FaultReason,
+}
+
+/// Why a block is not as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultReason {
+    /// There is nothing to copy from.
+    #[error("all servers that had it are dead or were reimaged: bring one back with its data")]
+    NoReplica,
+    /// It is being copied.
+    #[error("a repair is under way")]
+    UnderWay,
+    /// Repair is on hold.
+    #[error("repair waits, since many servers fell silent together")]
+    Storm,
+    /// The policy finds no server.
+    #[error("no server can take a replica within its constraints: add servers, space or racks")]
+    NoPlace,
+    /// It is in the queue.
+    #[error("it waits for its turn within the budget of repair")]
+    Queued,
+    /// Something that is needed to decide has not been reported yet.
+    #[error("it waits for reports of datanodes")]
+    Unknown,
+    /// Removal takes its turns too.
+    #[error("a replica too many, or a damaged one, is being removed")]
+    Excess,
+}
+
+impl Cluster {
+    /// The first blocks that lack replicas or have too many; O(blocks) when all is well.
+    #[must_use]
+    pub fn faults(&self, now_ms: u64, faults_max: usize) -> Vec<BlockFault> {
+        let all = self.table.iter();
+        all.filter_map(|(slot, block)| self.fault(now_ms, slot, block))
+            .take(faults_max)
+            .collect()
+    }
+
+    fn fault(&self, now_ms: u64, slot: Slot, block: &Block) -> Option<BlockFault> {
+        if block.required_bytes == 0 {
+            return None;
+        }
+        let tally = self.tally(slot, block);
+        let replicas = tally.good + tally.excess;
+        let wanted = block.wanted();
+        let reason = if replicas + tally.last_resort == 0 {
+            FaultReason::NoReplica
+        } else if block.sealed && replicas < wanted {
+            self.why_not_repaired(now_ms, slot)
+        } else if block.sealed && (replicas > wanted || tally.bad + tally.last_resort > 0) {
+            FaultReason::Excess
+        } else {
+            return None;
+        };
+        Some(BlockFault {
+            block: block.id,
+            replicas,
+            wanted,
+            reason,
+        })
+    }
+
+    fn why_not_repaired(&self, now_ms: u64, slot: Slot) -> FaultReason {
+        if self.in_flight.contains_key(&slot) {
+            return FaultReason::UnderWay;
+        }
+        if self.storm_remaining_ms(now_ms).is_some() {
+            return FaultReason::Storm;
+        }
+        match self.queue.get(slot) {
+            Some(entry) if entry.unplaced_since_ms.is_some() => FaultReason::NoPlace,
+            Some(_) => FaultReason::Queued,
+            None => FaultReason::Unknown,
+        }
+    }
+}
