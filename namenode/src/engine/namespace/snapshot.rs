@@ -7,7 +7,9 @@
 //! Sums and what files use of blocks are not written: they are added up anew when the snapshot is
 //! read, and [`Namespace::check`] has to find nothing wrong before it is used.
 
-use std::io::{Read, Write};
+mod read;
+
+use std::io::Write;
 
 use harvestfs_protocol::{
     ids::{InodeId, SessionId},
@@ -19,13 +21,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     BlockView, Formatted, Namespace, Outcome,
     chunk_set::ChunkSet,
-    extents::{Extents, Piece, UseChanges},
-    inode::{Body, FileData, Inode, Slot},
+    inode::{Body, Inode, Slot},
     operation::Operations,
     servers::Server,
-    sessions::Session,
-    settings::{self, Settings},
-    trash::Trashed,
+    settings::Settings,
     usage::Quota,
 };
 
@@ -38,8 +37,6 @@ const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
 /// behind an almost full frame.
 const FRAME_BYTES_MAX: usize = 1 << 20;
-/// No counter gets that far in the life of a cluster, and each can go on from there.
-const COUNTER_MAX: u64 = u64::MAX / 2;
 /// Extents, entries or numbers in one record.
 const ITEMS_PER_RECORD: usize = 1_024;
 
@@ -69,7 +66,6 @@ enum Record {
         formatted: Option<Formatted>,
         last_session: u64,
         last_block: u64,
-        operations: Operations,
     },
     Server(Server),
     Session {
@@ -120,6 +116,7 @@ enum Record {
         origin: Vec<u8>,
         expires: Timestamp,
     },
+    Operations(Operations),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -174,43 +171,6 @@ impl InodeRecord {
                 Body::CharDevice(rdev) => BodyRecord::CharDevice(*rdev),
                 Body::BlockDevice(rdev) => BodyRecord::BlockDevice(*rdev),
             },
-        }
-    }
-
-    fn slot(self) -> Slot {
-        // Of what is no directory, it follows from the names.
-        let parent = match self.body {
-            BodyRecord::Directory { parent } => parent,
-            _ => InodeId::ROOT,
-        };
-        let body = match self.body {
-            BodyRecord::Regular { size_bytes } => Body::Regular(FileData {
-                size_bytes,
-                extents: Extents::default(),
-            }),
-            BodyRecord::Directory { .. } => Body::Directory(Box::default()),
-            BodyRecord::Symlink(target) => Body::Symlink(target.into()),
-            BodyRecord::Fifo => Body::Fifo,
-            BodyRecord::Socket => Body::Socket,
-            BodyRecord::CharDevice(rdev) => Body::CharDevice(rdev),
-            BodyRecord::BlockDevice(rdev) => Body::BlockDevice(rdev),
-        };
-        Slot {
-            generation: self.generation,
-            inode: Some(Inode {
-                mode: self.mode,
-                settings: self.settings,
-                nlink: self.nlink,
-                parent,
-                uid: self.uid,
-                gid: self.gid,
-                atime: self.atime,
-                mtime: self.mtime,
-                ctime: self.ctime,
-                content_version: self.content_version,
-                xattrs: None,
-                body,
-            }),
         }
     }
 }
@@ -278,7 +238,6 @@ impl Namespace {
             formatted: self.formatted,
             last_session: self.sessions.last,
             last_block: self.blocks.last(),
-            operations: self.operations.clone(),
         })?;
         for (_, server) in self.servers.iter() {
             frames.put(&Record::Server(server.clone()))?;
@@ -318,41 +277,10 @@ impl Namespace {
                 expires: trashed.expires,
             })?;
         }
+        frames.put(&Record::Operations(self.operations.clone()))?;
         let records = frames.records;
         frames.put(&Record::End { records })?;
         frames.flush()
-    }
-
-    /// Reads what [`Namespace::write_snapshot`] wrote, up to its end and no further. Never panics,
-    /// and never allocates what a damaged snapshot merely claims.
-    ///
-    /// # Errors
-    /// See [`SnapshotError`].
-    pub fn read_snapshot(from: &mut impl Read) -> Result<Self, SnapshotError> {
-        let mut magic = [0; MAGIC.len()];
-        from.read_exact(&mut magic)?;
-        if magic != MAGIC {
-            return Err(SnapshotError::Version("it does not start as one".into()));
-        }
-        let version = read_u32(from)?;
-        if !(1..=VERSION).contains(&version) {
-            return Err(SnapshotError::Version(format!(
-                "it has version {version}, this software reads versions 1 to {VERSION}"
-            )));
-        }
-        let mut reader = Reader::default();
-        let mut payload = Vec::new();
-        while !reader.ended {
-            read_frame(from, &mut payload)?;
-            let mut rest = payload.as_slice();
-            while !rest.is_empty() {
-                let (record, after) = postcard::take_from_bytes(rest)
-                    .map_err(|error| damaged(format!("a record cannot be decoded: {error}")))?;
-                rest = after;
-                reader.take(record)?;
-            }
-        }
-        reader.finish()
     }
 }
 
@@ -392,248 +320,4 @@ fn write_slot<W: Write>(slot: &Slot, frames: &mut Frames<W>) -> Result<(), Snaps
         })?;
     }
     Ok(())
-}
-
-fn read_u32(from: &mut impl Read) -> Result<u32, SnapshotError> {
-    let mut bytes = [0; 4];
-    from.read_exact(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes))
-}
-
-fn read_frame(from: &mut impl Read, payload: &mut Vec<u8>) -> Result<(), SnapshotError> {
-    let length = read_u32(from)? as usize;
-    let checksum = read_u32(from)?;
-    if length == 0 || length > FRAME_BYTES_MAX {
-        return Err(damaged(format!("a frame of {length} bytes")));
-    }
-    payload.resize(length, 0);
-    from.read_exact(payload)?;
-    if crc32fast::hash(payload) != checksum {
-        return Err(damaged("a checksum does not match"));
-    }
-    Ok(())
-}
-
-/// Builds a namespace from records.
-#[derive(Default)]
-struct Reader {
-    namespace: Namespace,
-    records: u64,
-    session: Option<SessionId>,
-    inode: Option<InodeId>,
-    free: Vec<u32>,
-    live_bytes: u64,
-    ended: bool,
-}
-
-impl Reader {
-    fn take(&mut self, record: Record) -> Result<(), SnapshotError> {
-        if self.ended {
-            return Err(damaged("something follows its end"));
-        }
-        if (self.records == 0) != matches!(record, Record::Header { .. }) {
-            return Err(damaged("the header is not the first record, and only that"));
-        }
-        self.records += 1;
-        let namespace = &mut self.namespace;
-        let fits = match record {
-            Record::Header {
-                formatted,
-                last_session,
-                last_block,
-                operations,
-            } => {
-                namespace.formatted = formatted;
-                namespace.sessions.last = last_session;
-                namespace.blocks.set_last(last_block);
-                namespace.operations = operations;
-                let rules = formatted.map(|it| it.default_rules);
-                last_session.max(last_block) <= COUNTER_MAX
-                    && rules.is_none_or(|rules| settings::check_rules(&rules).is_ok())
-            }
-            Record::Server(server) => namespace.servers.push(server).is_some(),
-            Record::Session {
-                session,
-                client,
-                opened,
-                answered_below,
-            } => {
-                self.session = Some(session);
-                let opened = Session::new(client, opened, answered_below);
-                let known = namespace.sessions.sessions.insert(session, opened);
-                known.is_none() && session.0 <= namespace.sessions.last
-            }
-            Record::Reply { sequence, outcome } => self
-                .session
-                .and_then(|session| namespace.sessions.sessions.get_mut(&session))
-                .is_some_and(|session| session.restore_reply(sequence, outcome)),
-            Record::Block { view, committed } => {
-                self.live_bytes = self.live_bytes.saturating_add(view.live_bytes);
-                namespace.blocks.restore(&view, committed)
-            }
-            Record::Vacant { generation } => {
-                self.inode = None;
-                namespace.inodes.push_slot(Slot {
-                    generation,
-                    inode: None,
-                });
-                true
-            }
-            Record::Inode(record) => {
-                let rules = record.settings.rules(namespace.default_rules());
-                let sound =
-                    record.content_version <= COUNTER_MAX && settings::check_rules(&rules).is_ok();
-                self.inode = namespace.inodes.push_slot(record.slot());
-                sound && self.inode.is_some()
-            }
-            Record::Extents(extents) => self.take_extents(&extents),
-            Record::Entries(entries) => self.take_entries(&entries),
-            Record::Xattr { name, value } => self.take_xattr(&name, &value),
-            Record::DirectorySettings {
-                quota_bytes,
-                quota_inodes,
-                trash_s,
-            } => {
-                let quota = Quota {
-                    bytes: quota_bytes,
-                    inodes: quota_inodes,
-                };
-                self.take_directory_settings(quota, trash_s)
-            }
-            Record::TrashDirectory(ino) => namespace.trash.directory.replace(ino).is_none(),
-            Record::Trashed {
-                ino,
-                origin,
-                expires,
-            } => {
-                let origin = origin.into();
-                let fresh = namespace.trash.get(ino).is_none();
-                namespace.trash.insert(ino, Trashed { origin, expires });
-                fresh
-            }
-            Record::Free(slots) => {
-                self.free.extend(slots);
-                self.free.len() as u64 <= namespace.inodes.slots()
-            }
-            Record::Orphans(inodes) => {
-                namespace.orphans.extend(inodes);
-                true
-            }
-            Record::End { records } => {
-                self.ended = true;
-                Some(self.records) == records.checked_add(1)
-            }
-        };
-        if fits {
-            Ok(())
-        } else {
-            Err(damaged(format!(
-                "record {} does not fit those before it",
-                self.records
-            )))
-        }
-    }
-
-    fn current(&mut self) -> Option<&mut Inode> {
-        self.namespace.inodes.get_mut(self.inode?).ok()
-    }
-
-    fn take_extents(&mut self, extents: &[Extent]) -> bool {
-        let Some(Body::Regular(file)) = self.current().map(|inode| &mut inode.body) else {
-            return false;
-        };
-        // The use of blocks is added up at the end.
-        let mut changes = UseChanges::default();
-        for extent in extents {
-            let Some(piece) = Piece::new(extent) else {
-                return false;
-            };
-            // Behind the ones before: nothing may be hidden.
-            if file.extents.from(piece.file_offset).next().is_some() {
-                return false;
-            }
-            file.extents.write(piece, &mut changes);
-        }
-        true
-    }
-
-    fn take_entries(&mut self, entries: &[(Name, InodeId)]) -> bool {
-        let Some(Body::Directory(directory)) = self.current().map(|inode| &mut inode.body) else {
-            return false;
-        };
-        entries
-            .iter()
-            .all(|(name, ino)| directory.insert(name, *ino).is_none())
-    }
-
-    fn take_directory_settings(&mut self, quota: Quota, trash_s: Option<u32>) -> bool {
-        let Some(Body::Directory(directory)) = self.current().map(|inode| &mut inode.body) else {
-            return false;
-        };
-        directory.quota = quota;
-        directory.trash_s = trash_s;
-        true
-    }
-
-    fn take_xattr(&mut self, name: &[u8], value: &[u8]) -> bool {
-        let Some(inode) = self.current() else {
-            return false;
-        };
-        inode.xattrs.get_or_insert_default().insert(name, value);
-        true
-    }
-
-    fn finish(self) -> Result<Namespace, SnapshotError> {
-        let mut namespace = self.namespace;
-        if !namespace.inodes.set_free(self.free) {
-            return Err(damaged("its free slots are not free"));
-        }
-        if !namespace.add_up() {
-            return Err(damaged("a file uses a block that is not there"));
-        }
-        if namespace.blocks.live_bytes() != self.live_bytes {
-            return Err(damaged("files do not use of blocks what these say"));
-        }
-        match namespace.check().into_iter().next() {
-            None => Ok(namespace),
-            Some(finding) => Err(damaged(format!(
-                "{} (inode {:?}, block {:?})",
-                finding.message, finding.ino, finding.block
-            ))),
-        }
-    }
-}
-
-impl Namespace {
-    /// Adds up what snapshots leave out. False when a file uses an unknown block.
-    fn add_up(&mut self) -> bool {
-        let default_rules = self.default_rules();
-        let blocks = &mut self.blocks;
-        for (_, inode) in self.inodes.iter() {
-            match &inode.body {
-                Body::Regular(file) => {
-                    self.files += 1;
-                    self.spilled_pieces += file.extents.spilled_pieces() as u64;
-                    let rules = inode.settings.rules(default_rules);
-                    if !file
-                        .extents
-                        .iter()
-                        .all(|piece| blocks.restore_use(rules, &piece))
-                    {
-                        return false;
-                    }
-                }
-                Body::Directory(directory) => {
-                    self.directories += 1;
-                    self.names += directory.len() as u64;
-                    self.directories_with_settings += u64::from(!inode.settings.is_empty());
-                    self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
-                    self.directories_with_trash += u64::from(directory.trash_s.is_some());
-                }
-                _ => {}
-            }
-        }
-        self.restore_usage();
-        true
-    }
 }
