@@ -159,7 +159,7 @@ impl Namespace {
             }
         }
         let root = self.inodes.get(InodeId::ROOT);
-        if root.is_ok_and(|root| root.parent != InodeId::ROOT) {
+        if !root.is_ok_and(|root| root.is_directory() && root.parent == InodeId::ROOT) {
             findings.inode(InodeId::ROOT, "the root is not its own parent");
         }
         for (ino, inode) in self.inodes.iter() {
