@@ -11,6 +11,7 @@ use fuser::{
 };
 use harvestfs_client::ClientError;
 use harvestfs_protocol::{
+    ids::InodeId,
     limits::{NAME_BYTES_MAX, PACKET_BYTES_MAX},
     meta::AttrChanges,
 };

@@ -97,15 +97,14 @@ impl Namespace {
         if self.directories_with_trash == 0 {
             return None;
         }
+        let mut nearest = None;
         for (ino, inode) in self.ancestors(dir) {
             if Some(ino) == self.trash.directory {
                 return None;
             }
-            if let Some(seconds) = inode.directory().ok()?.trash_s {
-                return (seconds > 0).then_some(seconds);
-            }
+            nearest = nearest.or(inode.directory().ok()?.trash_s);
         }
-        None
+        nearest.filter(|&seconds| seconds > 0)
     }
 
     /// Refuses what only removals may do: names come into the trash by them, and it stays.

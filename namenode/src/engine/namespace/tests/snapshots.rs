@@ -26,7 +26,7 @@ fn full() -> Fixture {
     }
     for (ino, name) in [
         (directory, "user.harvestfs.replication"),
-        (directory, "user.harvestfs.quota_bytes"),
+        (directory, "user.harvestfs.trash_s"),
         (fixture.ino("/linked"), "user.a"),
     ] {
         fixture
@@ -38,6 +38,14 @@ fn full() -> Fixture {
             })
             .unwrap();
     }
+    fixture
+        .set_xattr(
+            "/d",
+            "user.harvestfs.quota_files",
+            b"100",
+            SetXattrMode::Any,
+        )
+        .unwrap();
     let blocks = fixture.allocate(3);
     let ino = fixture.ino("/linked");
     let pieces: Vec<_> = (0..3000)
