@@ -25,7 +25,12 @@ fn an_authority_is_created_once_and_loaded_again() {
     let loaded = CertificateAuthority::load(dir.path()).unwrap();
     assert_eq!(loaded.certificate(), created.certificate());
     let identity = loaded.issue(Role::Client, "mount", DAY).unwrap();
-    check_issued_by(identity.certificate(), created.certificate()).unwrap();
+    check_issued_by(
+        identity.certificate(),
+        created.certificate(),
+        UnixTime::now(),
+    )
+    .unwrap();
     assert!(matches!(
         CertificateAuthority::create(dir.path()),
         Err(IdentityError::AlreadyExists { .. })
