@@ -57,7 +57,8 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
     let stat = cluster.output_of(&["fs", "stat", "--json", "/limited/b"]);
     let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
     assert_eq!(stat["size_bytes"], 0);
-    put(&limited.join("b"), 400 << 10).expect("in place of what was refused");
+    fs::remove_file(limited.join("b")).expect("rm");
+    put(&limited.join("b"), 400 << 10).expect("below the quota");
     let room = rustix::fs::statvfs(&limited).expect("statfs");
     assert_eq!(room.f_blocks * room.f_frsize, 1 << 20);
     assert_eq!(room.f_bavail * room.f_frsize, 24 << 10);
