@@ -61,7 +61,7 @@ impl Cluster {
             return None;
         }
         let tally = self.tally(slot, block);
-        let replicas = tally.good + tally.excess;
+        let replicas = tally.present();
         let wanted = block.wanted();
         let reason = if replicas + tally.last_resort == 0 {
             FaultReason::NoReplica
