@@ -14,6 +14,8 @@ use clap::Args;
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
 use harvestfs_fuse_mount::{Mount, MountOptions};
+use harvestfs_http::{Endpoint, MetricsSite};
+use harvestfs_namenode::http::Page;
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::{error::FsError, identity::Identity};
@@ -21,6 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig},
+    http::HttpConfig,
     init::NAMENODE_NAME,
     primary::PrimaryArgs,
     priority,
@@ -106,11 +109,16 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     options.policy = args.policy.unwrap_or(config.policy);
     options.placement.locality = config.locality;
     config.repair.apply(&mut options.cluster);
+    let identity = options.identity.clone();
     raise_open_files();
     // One thread for the connections; the engine and the journal have their own.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
+        let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let mut namenode = Namenode::start(options).await?;
+        if let Some(endpoint) = endpoint {
+            tokio::spawn(endpoint.serve(Page::new(namenode.observer())));
+        }
         println!("{READY} {}", namenode.local_addr());
         tokio::select! {
             () = stop.received() => {
@@ -138,7 +146,7 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
         );
     }
     let mut options = DatanodeOptions::new(
-        identity,
+        identity.clone(),
         NAMENODE_NAME.to_owned(),
         args.namenodes.clone().unwrap_or(config.namenodes),
     );
@@ -157,7 +165,11 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
     current_thread(async {
         let mut stop = StopSignal::listen()?;
+        let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let datanode = Datanode::start(options).await?;
+        if let Some(endpoint) = endpoint {
+            tokio::spawn(endpoint.serve(MetricsSite(datanode.metrics_text())));
+        }
         tokio::select! {
             () = datanode.registered() => println!("{READY} {}", datanode.local_addr()),
             () = stop.received() => {
@@ -201,10 +213,11 @@ async fn reload_quotas(path: &Path, datanode: &Datanode) {
 /// When it cannot be mounted.
 pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let config: ClientConfig = config::load(&args.config)?;
+    let identity = Identity::load(&config::beside(&args.config, &config.identity))?;
     let mut client = ClientOptions::new(
         args.namenodes.clone().unwrap_or(config.namenodes),
         NAMENODE_NAME.to_owned(),
-        Identity::load(&config::beside(&args.config, &config.identity))?,
+        identity.clone(),
     );
     let compaction_bytes_per_s = config.compaction_bytes_per_s.0;
     client.dirty_bytes_max = config.dirty.0;
@@ -218,7 +231,11 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     runtime.block_on(async {
         let mut stop = StopSignal::listen()?;
+        let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let mut mount = Mount::start(client, options).await?;
+        if let Some(endpoint) = endpoint {
+            tokio::spawn(endpoint.serve(MetricsSite(mount.metrics_text())));
+        }
         println!("{READY} {}", args.directory.display());
         if compaction_bytes_per_s > 0 {
             let client = mount.client().clone();
@@ -255,6 +272,20 @@ async fn compact_now_and_then(client: Client, bytes_per_s: u64) {
             Err(error) => tracing::warn!(%error, "compaction stopped; it is tried again"),
         }
     }
+}
+
+/// The socket of a part's page or metrics, if it is to have one.
+async fn endpoint(
+    http: Option<&HttpConfig>,
+    path: &Path,
+    identity: &Identity,
+) -> anyhow::Result<Option<Endpoint>> {
+    let Some(http) = http else {
+        return Ok(None);
+    };
+    let endpoint = http.bind(path, identity).await?;
+    tracing::info!(url = endpoint.url(), "can be looked at");
+    Ok(Some(endpoint))
 }
 
 /// Open replicas, those that are lent by datanodes, and connections: the usual soft limit of 1024 is

@@ -22,6 +22,7 @@ use crate::{
         self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig,
         PrimarySourceConfig, Priority, RepairConfig, VolumeConfig,
     },
+    http::HttpConfig,
     units::Size,
 };
 
@@ -51,6 +52,10 @@ enum What {
         /// Address of the namenode.
         #[arg(long, default_value = "127.0.0.1:9310")]
         listen: SocketAddr,
+        /// Address of its page and metrics, for whoever shows an administrator's certificate or the
+        /// token that is made.
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
         #[command(flatten)]
         layout: LayoutArgs,
     },
@@ -91,6 +96,10 @@ enum What {
         /// How it competes with others for CPU and disks: `idle`, `low` or `normal`.
         #[arg(long, default_value = "idle")]
         priority: Priority,
+        /// Address of its metrics, for whoever shows an administrator's certificate or the token that
+        /// is made.
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
         /// A directory and the most bytes to use there.
         #[arg(long = "volume", required = true, value_name = "DIR=SIZE", value_parser = volume)]
         volumes: Vec<(PathBuf, Size)>,
@@ -113,6 +122,9 @@ enum What {
             value_delimiter = ','
         )]
         namenode: Vec<SocketAddr>,
+        /// Address of the metrics of a mount, for everybody on the same machine: 127.0.0.1:PORT.
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
         /// Allow `harvestfs admin` with it.
         #[arg(long)]
         administrator: bool,
@@ -168,9 +180,10 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
         What::Cluster {
             data,
             listen,
+            http,
             layout,
         } => {
-            cluster(data, *listen, layout)?;
+            cluster(data, *listen, *http, layout)?;
             println!(
                 "Made a cluster in {0}.\n\
                  Start its namenode:  harvestfs namenode --config {0}/namenode/namenode.toml\n\
@@ -189,9 +202,11 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             machine_function,
             primary_source,
             priority,
+            http,
             volumes,
         } => {
             refuse_existing(out)?;
+            make_private_directory(out)?;
             let config = DatanodeConfig {
                 name: name.clone(),
                 rack: rack.clone(),
@@ -214,6 +229,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                         class: Class::Disk,
                     })
                     .collect(),
+                http: proven(*http, out)?,
             };
             datanode(data, out, &config)?;
             println!(
@@ -226,6 +242,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             data,
             out,
             namenode,
+            http,
             administrator,
         } => {
             refuse_existing(out)?;
@@ -234,7 +251,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             } else {
                 Role::Client
             };
-            client(data, out, role, name, namenode)?;
+            client(data, out, role, name, namenode, *http)?;
             println!(
                 "Move {0} to where it is needed, then: harvestfs mount DIR --config {0}/client.toml",
                 out.display()
@@ -248,7 +265,12 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When there is one already, or something cannot be written.
-pub fn cluster(data: &Path, listen: SocketAddr, layout: &LayoutArgs) -> anyhow::Result<()> {
+pub fn cluster(
+    data: &Path,
+    listen: SocketAddr,
+    http: Option<SocketAddr>,
+    layout: &LayoutArgs,
+) -> anyhow::Result<()> {
     if data.join("ca").exists() {
         bail!("{} holds a cluster already", data.display());
     }
@@ -271,10 +293,11 @@ pub fn cluster(data: &Path, listen: SocketAddr, layout: &LayoutArgs) -> anyhow::
             policy: PolicyKind::default(),
             locality: Locality::default(),
             repair: RepairConfig::default(),
+            http: proven(http, &namenode)?,
         },
     )?;
     for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {
-        client(data, &data.join(name), role, name, &[listen])?;
+        client(data, &data.join(name), role, name, &[listen], None)?;
     }
     harvestfs_namenode::server::format(
         &namenode.join("data"),
@@ -316,13 +339,17 @@ fn client(
     role: Role,
     name: &str,
     namenodes: &[SocketAddr],
+    http: Option<SocketAddr>,
 ) -> anyhow::Result<()> {
     let authority = CertificateAuthority::load(&data.join("ca"))?;
     make_private_directory(out)?;
     issue(&authority, role, name, &out.join("identity"))?;
     config::store(
         &out.join("client.toml"),
-        &ClientConfig::new(namenodes.to_vec(), "identity".into()),
+        &ClientConfig {
+            http: http.map(HttpConfig::anyone),
+            ..ClientConfig::new(namenodes.to_vec(), "identity".into())
+        },
     )
 }
 
@@ -335,6 +362,13 @@ fn issue(
     Ok(authority
         .issue(role, name, CERTIFICATE_LIFETIME)?
         .save(directory)?)
+}
+
+/// What a part that is asked to serve HTTP is configured to, with a new token in its directory.
+fn proven(listen: Option<SocketAddr>, directory: &Path) -> anyhow::Result<Option<HttpConfig>> {
+    listen
+        .map(|listen| HttpConfig::proven(listen, directory))
+        .transpose()
 }
 
 fn refuse_existing(out: &Path) -> anyhow::Result<()> {

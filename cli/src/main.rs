@@ -7,6 +7,7 @@ mod cluster;
 mod config;
 mod daemon;
 mod fs;
+mod http;
 mod init;
 mod logging;
 mod primary;

@@ -64,6 +64,7 @@ mod committer;
 mod compaction;
 mod content;
 mod core;
+mod counters;
 mod error;
 mod extents;
 mod file;
@@ -93,6 +94,7 @@ mod writer;
 
 pub use client::{CacheListener, Client, DirPage};
 pub use compaction::Compacted;
+pub use counters::ClientCounters;
 pub use error::ClientError;
 pub use file::{File, OpenFlags};
 pub use options::ClientOptions;

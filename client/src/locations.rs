@@ -55,6 +55,8 @@ struct Inner {
     failed: HashMap<NodeId, Instant>,
     /// Until when a datanode is probably busy.
     busy: HashMap<NodeId, Instant>,
+    /// How often a datanode said that it is.
+    denials: u64,
 }
 
 impl Locations {
@@ -211,7 +213,14 @@ impl Locations {
     /// A datanode's owner needs it.
     pub(crate) fn note_busy(&self, node: NodeId, retry_after_ms: u32, now: Instant) {
         let wait = Duration::from_millis(retry_after_ms.into()).clamp(BUSY_MIN, BUSY_MAX);
-        self.lock().busy.insert(node, now + wait);
+        let mut inner = self.lock();
+        inner.busy.insert(node, now + wait);
+        inner.denials += 1;
+    }
+
+    /// How often a datanode said that its owner needs it.
+    pub(crate) fn denials(&self) -> u64 {
+        self.lock().denials
     }
 
     /// A datanode would not take or give what it was asked for.

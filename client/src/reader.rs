@@ -48,6 +48,7 @@ pub(crate) struct ReadTimes {
     small: Times,
     large: Times,
     hedges: HedgeBudget,
+    hedged_reads: AtomicU64,
 }
 
 /// Counts in reads: a hedge costs [`READS_PER_HEDGE`] of them.
@@ -91,6 +92,11 @@ struct Times {
 }
 
 impl ReadTimes {
+    /// Reads for which a second replica was asked.
+    pub(crate) fn hedged_reads(&self) -> u64 {
+        self.hedged_reads.load(Ordering::Relaxed)
+    }
+
     fn of(&self, bytes: u64) -> &Times {
         if bytes <= SMALL_BYTES {
             &self.small
@@ -274,6 +280,7 @@ async fn read_round(
             (None, None) => (first.await, node.clone()),
             (None, Some(second_node)) => {
                 tracing::debug!(block = %target.block, slow = node.name, "asking a second replica");
+                core.read_times.hedged_reads.fetch_add(1, Ordering::Relaxed);
                 let second = attempt(core, &second_node, location, target, BytesMut::new());
                 tokio::pin!(second);
                 // The one that ends first counts, unless it failed and the other does better.

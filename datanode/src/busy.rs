@@ -5,6 +5,7 @@ use std::time::{Duration, Instant as StdInstant};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::node::PrimaryLoad;
 use harvestfs_telemetry::gate::Verdict;
+use harvestfs_telemetry::metrics::Counter;
 use harvestfs_telemetry::primary::{Monitor, Status};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -34,11 +35,17 @@ impl BusySignal {
         }
     }
 
-    /// Looks at the primary and at the disks, for ever.
-    pub async fn keep_looking(&self, store: &BlockStore) {
+    /// Looks at the primary and at the disks, for ever, and adds up how long the server is left
+    /// alone.
+    pub async fn keep_looking(&self, store: &BlockStore, busy_seconds: &Counter) {
+        let mut looked = Instant::now();
         loop {
             self.look(store);
             tokio::time::sleep(LOOK_INTERVAL).await;
+            let since = std::mem::replace(&mut looked, Instant::now());
+            if self.denied.borrow().is_some() {
+                busy_seconds.inc_by((looked - since).as_secs_f64());
+            }
         }
     }
 

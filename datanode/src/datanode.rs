@@ -136,6 +136,12 @@ impl Datanode {
         self.node.known().await;
     }
 
+    /// What is told to Prometheus, whenever it is called; without waiting.
+    pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
+        let node = self.node.clone();
+        move || node.metrics_text()
+    }
+
     /// The volumes that cannot be used, and why.
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {
@@ -203,7 +209,7 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
 /// Keeps the node's knowledge of its primary fresh until it stops.
 async fn watch_busy(node: Arc<Node>) {
     tokio::select! {
-        () = node.busy.keep_looking(&node.store) => {}
+        () = node.busy.keep_looking(&node.store, &node.metrics.busy_seconds) => {}
         () = node.stopping() => {}
     }
 }

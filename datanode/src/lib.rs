@@ -29,6 +29,7 @@
 mod budget;
 mod busy;
 mod datanode;
+mod metrics;
 mod namenode_link;
 mod node;
 mod options;

@@ -152,6 +152,7 @@ impl NamenodeLink {
                 primary: busy.primary(),
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
                 unix_ms: unix_now_ms().unwrap_or(0),
+                denials: self.node.metrics.denials(),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {
                 Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),

@@ -16,6 +16,7 @@ use harvestfs_protocol::types::NodeInfo;
 use tokio::sync::watch;
 
 use crate::busy::BusySignal;
+use crate::metrics::{Metrics, Sample};
 use crate::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
@@ -36,6 +37,8 @@ pub struct Node {
     pub short_circuit: Option<ShortCircuit>,
     /// Block streams under way.
     pub active_streams: AtomicU32,
+    /// What is measured.
+    pub metrics: Metrics,
     tokens: RwLock<TokenVerifier>,
     node_id: AtomicU32,
     block_bytes: AtomicU64,
@@ -62,6 +65,7 @@ impl Node {
             busy,
             short_circuit,
             active_streams: AtomicU32::new(0),
+            metrics: Metrics::new(),
             tokens: RwLock::default(),
             node_id: AtomicU32::new(UNREGISTERED.0),
             block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
@@ -145,6 +149,17 @@ impl Node {
     pub async fn known(&self) {
         // The sender lives as long as `self`.
         let _ = self.known.subscribe().wait_for(|known| *known).await;
+    }
+
+    /// What is told to Prometheus. Waits for nothing.
+    pub fn metrics_text(&self) -> String {
+        self.metrics.text(&Sample {
+            busy: self.busy.denial().is_some(),
+            registered: *self.known.borrow(),
+            streams: self.active_streams.load(Ordering::Relaxed),
+            primary: self.busy.primary(),
+            volumes: self.store.status(),
+        })
     }
 
     /// Tells all tasks to come to an end.

@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use harvestfs_protocol::data::{ReadPacket, ReadRequest};
 use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{FrameSender, TransportError};
+use harvestfs_telemetry::metrics::WholeCounter;
 use tokio::task::JoinHandle;
 
 use crate::node::Node;
@@ -25,9 +27,13 @@ const PIECES_AHEAD: usize = 4;
 pub async fn serve(
     node: &Node,
     request: &ReadRequest,
+    peer: Role,
     sender: &mut FrameSender,
 ) -> Result<(), TransportError> {
-    if let Err(error) = send_range(node, request, sender).await? {
+    let _timer = node.metrics.read.timer();
+    let sent_bytes = node.metrics.read_for(peer);
+    if let Err(error) = send_range(node, request, sent_bytes, sender).await? {
+        node.metrics.read.note_failure(&error);
         sender.send(&ReadPacket::Failed(error)).await?;
     }
     sender.finish()
@@ -36,6 +42,7 @@ pub async fn serve(
 async fn send_range(
     node: &Node,
     request: &ReadRequest,
+    sent_bytes: &WholeCounter,
     sender: &mut FrameSender,
 ) -> Result<Result<(), DataError>, TransportError> {
     let block = request.block;
@@ -60,12 +67,14 @@ async fn send_range(
             block_offset: piece.block_offset,
             checksums: piece.checksums,
         };
+        sent_bytes.inc_by(piece.data.len() as u64);
         sender.send_with_data(&packet, piece.data).await?;
         if node.is_stopping() {
             return Ok(Err(DataError::Stopping));
         }
         // Packets end at chunk borders: the reader goes on elsewhere from there.
         if let Some(denial) = node.busy.denial() {
+            node.metrics.denied_reads.inc();
             return Ok(Err(denial));
         }
         current = match ahead.next().await {

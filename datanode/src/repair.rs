@@ -78,9 +78,16 @@ impl Repairer {
         let fetched = match self.node.busy.denial() {
             // The namenode finds another target.
             Some(_) => Err(StoreError::Busy),
-            None => self.fetch(&repair).await,
+            None => {
+                let _timer = self.node.metrics.repair.timer();
+                self.fetch(&repair).await
+            }
         };
         if let Err(error) = fetched {
+            match error {
+                StoreError::Busy => self.node.metrics.denied_repairs.inc(),
+                _ => self.node.metrics.repair.count_failure(),
+            }
             tracing::warn!(block = %repair.block, %error, "a repair failed");
             if let Some(&storage) = store.healthy_storages().first() {
                 self.report_failure(storage, repair.block);
@@ -171,6 +178,7 @@ impl Repairer {
             }
             writer.write(vec![packet], false).await?;
             *offset += data_bytes;
+            self.node.metrics.written_by_repair.inc_by(data_bytes);
         }
         Ok(())
     }

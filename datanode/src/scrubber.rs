@@ -50,7 +50,10 @@ async fn verify_volume(node: &Node, storage: StorageId, start: BlockId, budget: 
         match verify(node, block, budget).await {
             Ok(()) | Err(StoreError::NoSuchReplica) => {}
             // Reported by the store itself.
-            Err(error) => tracing::warn!(%block, %error, "the scrubber found a bad replica"),
+            Err(error) => {
+                node.metrics.scrub.count_failure();
+                tracing::warn!(%block, %error, "the scrubber found a bad replica");
+            }
         }
     }
 }
@@ -66,7 +69,11 @@ async fn verify(node: &Node, block: BlockId, budget: &Budget) -> Result<(), Stor
     while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
         budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
         node.busy.free().await;
-        node.store.read(block, (first_chunk, chunks), true).await?;
+        let _timer = node.metrics.scrub.timer();
+        let piece = node.store.read(block, (first_chunk, chunks), true).await?;
+        node.metrics
+            .read_by_scrubber
+            .inc_by(piece.data.len() as u64);
     }
     Ok(())
 }

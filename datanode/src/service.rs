@@ -13,6 +13,7 @@ use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{
     CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, Incoming, TransportError,
 };
+use harvestfs_telemetry::metrics::WholeCounter;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::node::{Node, StreamCount};
@@ -66,7 +67,8 @@ async fn serve_connection(
             return;
         }
     };
-    match connection.peer().role {
+    let peer = connection.peer().role;
+    match peer {
         Role::Client | Role::Datanode => {}
         Role::Namenode | Role::Admin => {
             let reason = "datanodes talk to clients and datanodes only";
@@ -79,7 +81,7 @@ async fn serve_connection(
             Ok((StreamKind::Data, sender, receiver)) => {
                 let (node, streams, alive) = (node.clone(), streams.clone(), alive.upgrade());
                 tokio::spawn(async move {
-                    serve_stream(node, &streams, sender, receiver).await;
+                    serve_stream(node, peer, &streams, sender, receiver).await;
                     drop(alive);
                 });
             }
@@ -106,6 +108,7 @@ fn log_end(connection: &Connection, error: &TransportError) {
 
 async fn serve_stream(
     node: Arc<Node>,
+    peer: Role,
     streams: &Semaphore,
     mut sender: FrameSender,
     mut receiver: FrameReceiver,
@@ -124,7 +127,8 @@ async fn serve_stream(
     };
     let denial = match request {
         _ if node.is_stopping() => Some(DataError::Stopping),
-        DataRequest::Read(_) | DataRequest::Write(_) => node.busy.denial(),
+        DataRequest::Read(_) => note(node.busy.denial(), &node.metrics.denied_reads),
+        DataRequest::Write(_) => note(node.busy.denial(), &node.metrics.denied_writes),
         // What was written is made safe also while the server is busy: it is little work, and the
         // writer cannot go on elsewhere before.
         // What is lent is denied where it is lent.
@@ -145,7 +149,7 @@ async fn serve_stream(
         }
         (DataRequest::Seal(_), Some(error)) => answer(sender, &SealReply::Err(error)).await,
         (DataRequest::Read(request), None) => {
-            read_stream::serve(&node, &request, &mut sender).await
+            read_stream::serve(&node, &request, peer, &mut sender).await
         }
         (DataRequest::Write(request), None) => {
             write_stream::serve(node, request, sender, receiver).await
@@ -165,6 +169,14 @@ async fn serve_stream(
     }
 }
 
+/// Counts a denial, if it is one.
+fn note(denial: Option<DataError>, denials: &WholeCounter) -> Option<DataError> {
+    if denial.is_some() {
+        denials.inc();
+    }
+    denial
+}
+
 /// Sends the only message of a stream.
 async fn answer<M: serde::Serialize>(
     mut sender: FrameSender,
@@ -175,7 +187,12 @@ async fn answer<M: serde::Serialize>(
 }
 
 async fn seal(node: &Node, request: &SealRequest) -> SealReply {
+    let _timer = node.metrics.seal.timer();
     node.check_token(&request.token, request.block, Right::Write)?;
     let sealed = node.store.seal(request.block, request.length_bytes).await;
-    Ok(sealed?)
+    sealed.map_err(|error| {
+        let error = DataError::from(error);
+        node.metrics.seal.note_failure(&error);
+        error
+    })
 }

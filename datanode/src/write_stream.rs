@@ -60,9 +60,17 @@ pub async fn serve(
     mut sender: FrameSender,
     receiver: FrameReceiver,
 ) -> Result<(), TransportError> {
-    let (writer, downstream) = match stand(&node, &request).await {
+    let timer = node.metrics.open.timer();
+    let standing = stand(&node, &request).await;
+    drop(timer);
+    let (writer, downstream) = match standing {
         Ok(standing) => standing,
-        Err(Failure { node, error }) => {
+        Err(Failure {
+            node: failed,
+            error,
+        }) => {
+            node.metrics.open.note_failure(&error);
+            let node = failed;
             sender.send(&WriteAck::Failed { node, error }).await?;
             return sender.finish();
         }
@@ -187,7 +195,10 @@ impl Pipeline {
     async fn watch_for_denial(&self) {
         let denial = tokio::select! {
             () = self.node.stopping() => DataError::Stopping,
-            denial = self.node.busy.denied() => denial,
+            denial = self.node.busy.denied() => {
+                self.node.metrics.denied_writes.inc();
+                denial
+            }
         };
         self.fail(denial);
     }
@@ -276,8 +287,8 @@ impl Pipeline {
                 }
             }
             let is_work = !batch.writes.is_empty() || batch.sync;
-            if is_work && let Err(error) = writer.write(batch.writes, batch.sync).await {
-                return self.fail(error.into());
+            if is_work && let Err(error) = self.write_batch(&mut writer, &mut batch).await {
+                return self.fail(error);
             }
             let Some(length_bytes) = batch.seal else {
                 self.progress.local_done(batch.packets);
@@ -287,6 +298,27 @@ impl Pipeline {
                 Ok(()) => self.progress.local_done(batch.packets),
                 Err(error) => self.fail(error.into()),
             };
+        }
+    }
+
+    async fn write_batch(
+        &self,
+        writer: &mut BlockWriter,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
+        let metrics = &self.node.metrics;
+        let _timer = metrics.write.timer();
+        let writes = std::mem::take(&mut batch.writes);
+        match writer.write(writes, batch.sync).await {
+            Ok(()) => {
+                metrics.written_by_clients.inc_by(batch.bytes as u64);
+                Ok(())
+            }
+            Err(error) => {
+                let error = DataError::from(error);
+                metrics.write.note_failure(&error);
+                Err(error)
+            }
         }
     }
 

@@ -6,7 +6,9 @@ use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::{sync::watch, task::spawn_blocking};
 
-use crate::{kernel_cache::KernelCache, read_ahead, serve::Adapter, shared::Shared};
+use crate::{
+    kernel_cache::KernelCache, metrics::Metrics, read_ahead, serve::Adapter, shared::Shared,
+};
 
 /// Threads that read requests from the kernel. They only hand over, so that a few serve many
 /// callers; each holds a buffer of 16 MiB.
@@ -71,6 +73,7 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Mount {
     directory: PathBuf,
     client: Client,
+    metrics: Arc<Metrics>,
     unmounter: SessionUnmounter,
     ended: Ended,
 }
@@ -99,6 +102,7 @@ impl Mount {
             source,
         };
         let shared = Arc::new(Shared::new());
+        let metrics = Arc::new(Metrics::new());
         let adapter = Adapter::new(
             client.clone(),
             shared.clone(),
@@ -131,6 +135,7 @@ impl Mount {
         Ok(Self {
             directory: options.directory,
             client,
+            metrics,
             unmounter,
             ended,
         })
@@ -140,6 +145,12 @@ impl Mount {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// What is told to Prometheus, whenever it is called; without waiting.
+    pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
+        let (client, metrics) = (self.client.clone(), self.metrics.clone());
+        move || metrics.text(&client.counters())
     }
 
     /// Returns when the file system is unmounted, by whomever; then ends the session with the

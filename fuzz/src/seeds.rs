@@ -314,6 +314,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             primary: None,
             active_streams: 1,
             unix_ms: 1 << 40,
+            denials: 2,
         })),
         Request::Node(NodeRequest::BlockReport(BlockReport {
             storage: StorageId(9),

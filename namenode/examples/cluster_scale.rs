@@ -107,6 +107,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 primary: None,
                 active_streams: 0,
                 unix_ms: 0,
+                denials: 0,
             };
             let heard = cluster.heartbeat(now_ms, NodeId(node), &heartbeat);
             assert_eq!(heard, Ok(()));

@@ -1,9 +1,11 @@
 //! HarvestFS namenode: keeps the namespace, and knows where blocks are.
 //!
 //! - [`engine`]: the state machine without I/O;
+//! - [`http`]: the page and the metrics;
 //! - [`journal`]: makes what must survive durable;
 //! - [`server`]: network, sessions, leases and snapshots around both.
 
 pub mod engine;
+pub mod http;
 pub mod journal;
 pub mod server;

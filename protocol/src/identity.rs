@@ -460,7 +460,8 @@ impl Identity {
         &self.authority
     }
 
-    pub(crate) fn clone_key(&self) -> PrivateKeyDer<'static> {
+    /// A copy of the private key, for TLS. It is nobody else's.
+    pub fn clone_key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
     }
 }

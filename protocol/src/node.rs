@@ -65,6 +65,9 @@ pub struct Heartbeat {
     pub active_streams: u32,
     /// The server's clock when it was sent, in milliseconds since 1970.
     pub unix_ms: u64,
+    /// Reads, writes and repairs that were denied or broken off because the owner needs the server,
+    /// since the datanode started.
+    pub denials: u64,
 }
 
 /// What the primary tenant of a server uses of it, on average over the second before.

@@ -5,6 +5,7 @@
 //! - [`gate`]: whether a server is to be left to its owner now;
 //! - [`primary`]: samples of what a primary uses;
 //! - [`profile`]: what history says of a tenant, the input of placement.
+//! - [`metrics`]: what each part tells Prometheus;
 //! - [`history`]: a month of CPU use, and years of reimages, in memory and on disk.
 //! - [`reimages`]: reimage rates, and tenants that are reimaged together.
 //! - [`spectrum`]: the pattern, average and peak of a series.
@@ -14,6 +15,7 @@ pub mod analysis;
 pub mod classes;
 pub mod gate;
 pub mod history;
+pub mod metrics;
 pub mod primary;
 pub mod profile;
 pub mod reimages;

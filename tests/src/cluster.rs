@@ -27,6 +27,8 @@ pub struct ClusterOptions {
     pub quota: &'static str,
     /// Which servers replicas go to.
     pub policy: &'static str,
+    /// Whether namenode and datanodes serve HTTP; see [`Cluster::http`].
+    pub http: bool,
 }
 
 impl Default for ClusterOptions {
@@ -40,6 +42,7 @@ impl Default for ClusterOptions {
             // Most tests are about something else, and have too few servers to lose one and keep
             // replicas as far apart as `harvest` does.
             policy: "stock",
+            http: false,
         }
     }
 }
@@ -51,6 +54,7 @@ pub struct Cluster {
     policy: &'static str,
     mounts: Vec<PathBuf>,
     namenode: SocketAddr,
+    http: BTreeMap<String, SocketAddr>,
     directory: TempDir,
 }
 
@@ -68,55 +72,73 @@ impl Cluster {
             policy: options.policy,
             mounts: Vec::new(),
             namenode,
+            http: BTreeMap::new(),
             directory,
+        };
+        if options.http {
+            let names = (1..=options.datanodes).map(datanode);
+            for name in names.chain(["namenode".to_owned()]) {
+                cluster.http.insert(name, free_tcp_address());
+            }
+        }
+        let http = |cluster: &Self, name: &str| -> Vec<String> {
+            let address = cluster.http.get(name);
+            address.map_or_else(Vec::new, |address| vec![format!("--http={address}")])
         };
         let namenode = namenode.to_string();
         let data = cluster.path("");
-        let run = |arguments: &[&str]| {
+        let run = |arguments: &[&str], more: &[String]| {
             let output = Command::new(harvestfs())
                 .args(arguments)
+                .args(more)
                 .arg("--data")
                 .arg(&data)
                 .output()
                 .expect("the binary runs");
             assert!(output.status.success(), "{arguments:?}: {output:?}");
         };
-        run(&[
-            "init",
-            "cluster",
-            "--listen",
-            &namenode,
-            "--replication",
-            &options.replication.to_string(),
-            "--block-size",
-            options.block_size,
-        ]);
+        run(
+            &[
+                "init",
+                "cluster",
+                "--listen",
+                &namenode,
+                "--replication",
+                &options.replication.to_string(),
+                "--block-size",
+                options.block_size,
+            ],
+            &http(&cluster, "namenode"),
+        );
         for number in 1..=options.datanodes {
             let name = datanode(number);
-            run(&[
-                "init",
-                "datanode",
-                &name,
-                "--out",
-                &cluster.path(&name).to_string_lossy(),
-                "--namenode",
-                &namenode,
-                "--listen",
-                "127.0.0.1:0",
-                "--rack",
-                &format!("rack-{number}"),
-                "--environment",
-                &format!("environment-{number}"),
-                "--machine-function",
-                &format!("function-{number}"),
-                // Other tests may keep this machine busy.
-                "--primary-source",
-                "none",
-                "--priority",
-                "normal",
-                "--volume",
-                &format!("volume={}", options.quota),
-            ]);
+            run(
+                &[
+                    "init",
+                    "datanode",
+                    &name,
+                    "--out",
+                    &cluster.path(&name).to_string_lossy(),
+                    "--namenode",
+                    &namenode,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--rack",
+                    &format!("rack-{number}"),
+                    "--environment",
+                    &format!("environment-{number}"),
+                    "--machine-function",
+                    &format!("function-{number}"),
+                    // Other tests may keep this machine busy.
+                    "--primary-source",
+                    "none",
+                    "--priority",
+                    "normal",
+                    "--volume",
+                    &format!("volume={}", options.quota),
+                ],
+                &http(&cluster, &name),
+            );
         }
         cluster.start_namenode();
         for number in 1..=options.datanodes {
@@ -129,6 +151,31 @@ impl Cluster {
     #[must_use]
     pub fn namenode(&self) -> SocketAddr {
         self.namenode
+    }
+
+    /// Where a part serves HTTP.
+    ///
+    /// # Panics
+    /// When it does not, see [`ClusterOptions::http`].
+    #[must_use]
+    pub fn http(&self, name: &str) -> SocketAddr {
+        self.http[name]
+    }
+
+    /// Has the namenode serve its page to everybody on this machine, as with `up`; it is started
+    /// again. Returns the address of the page.
+    ///
+    /// # Panics
+    /// When the configuration cannot be written.
+    pub fn serve_page_to_anyone(&mut self) -> String {
+        let address = free_tcp_address();
+        let path = self.path("namenode/namenode.toml");
+        let config = fs::read_to_string(&path).expect("its configuration");
+        let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"anyone\"\n");
+        fs::write(&path, http).expect("it can be written");
+        self.stop("namenode");
+        self.start_namenode();
+        format!("http://{address}/")
     }
 
     /// What `harvestfs admin nodes --json` says of one datanode.
@@ -368,6 +415,12 @@ impl Drop for Cluster {
 
 fn datanode(number: usize) -> String {
     format!("datanode-{number}")
+}
+
+/// A TCP port of this machine that nobody uses now.
+pub fn free_tcp_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("it is bound")
 }
 
 fn free_address() -> SocketAddr {

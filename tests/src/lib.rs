@@ -5,15 +5,19 @@
 //! cluster is dropped, also after a panic.
 
 mod binary;
+mod browser;
 mod cluster;
 mod data;
 mod mounts;
 mod process;
+mod prometheus;
 mod requirements;
 
 pub use binary::harvestfs;
-pub use cluster::{Cluster, ClusterOptions};
+pub use browser::Browser;
+pub use cluster::{Cluster, ClusterOptions, free_tcp_address};
 pub use data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
+pub use prometheus::{Prometheus, Target, TargetAccess};
 pub use requirements::{can_mount, criu, have_program, have_space, skip};
 
 use std::{

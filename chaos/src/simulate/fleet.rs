@@ -106,6 +106,7 @@ impl Fleet {
                 primary: None,
                 active_streams: 0,
                 unix_ms: 0,
+                denials: 0,
             },
         }
     }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
 
-use crate::units::Size;
+use crate::{http::HttpConfig, units::Size};
 
 /// What is wrong with a configuration file, and where.
 #[derive(Debug)]
@@ -59,6 +59,8 @@ pub struct NamenodeConfig {
     /// Budgets of repair.
     #[serde(default)]
     pub repair: RepairConfig,
+    /// Where metrics and the page can be looked at; nowhere if absent.
+    pub http: Option<HttpConfig>,
 }
 
 /// `[repair]` in `namenode.toml`; what is absent is as usual.
@@ -122,6 +124,8 @@ pub struct DatanodeConfig {
     /// The primary tenant of the server.
     #[serde(default)]
     pub primary: PrimaryConfig,
+    /// Where metrics can be looked at; nowhere if absent.
+    pub http: Option<HttpConfig>,
     /// What the owner lets us use.
     #[serde(rename = "volume")]
     pub volumes: Vec<VolumeConfig>,
@@ -206,6 +210,8 @@ pub struct ClientConfig {
     /// Checkpoints of jobs.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    /// Where metrics of a mount can be looked at; nowhere if absent.
+    pub http: Option<HttpConfig>,
 }
 
 impl ClientConfig {
@@ -217,6 +223,7 @@ impl ClientConfig {
             dirty: default_dirty(),
             compaction_bytes_per_s: default_compaction(),
             checkpoint: CheckpointConfig::default(),
+            http: None,
         }
     }
 }
@@ -382,6 +389,7 @@ quota = "1GiB"
                 per_hour: Some(3),
                 ..RepairConfig::default()
             },
+            http: Some(HttpConfig::anyone("127.0.0.1:2".parse().unwrap())),
         };
         store(&path, &config).unwrap();
         let loaded: NamenodeConfig = load(&path).unwrap();
@@ -391,6 +399,7 @@ quota = "1GiB"
             (PolicyKind::Greedy, Locality::Off)
         );
         assert_eq!(loaded.repair.per_hour, Some(3));
+        assert_eq!(loaded.http, config.http);
         std::fs::write(
             &path,
             "listen = \"127.0.0.1:1\"\nidentity = \"i\"\ndata = \"d\"\n",

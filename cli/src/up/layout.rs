@@ -1,7 +1,7 @@
 //! What `up` puts where, and what it remembers of how the cluster was made.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::{SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,7 @@ use crate::{
         self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
         Priority, VolumeConfig,
     },
+    http::HttpConfig,
     init::{self, LayoutArgs},
     primary::Cast,
     units::{self, Size},
@@ -45,6 +46,8 @@ pub struct Layout {
     pub mount: PathBuf,
     /// Where the namenode listens.
     pub namenode: SocketAddr,
+    /// Where its page is.
+    page: SocketAddr,
     made: Made,
     /// What the datanodes replay as their primary tenants, if anything.
     pub cast: Option<Cast>,
@@ -69,6 +72,7 @@ impl Layout {
                 init::cluster(
                     &data,
                     free_address()?,
+                    None,
                     &LayoutArgs {
                         replication: Some(made.replication),
                         block_size: Some(made.block_size),
@@ -82,6 +86,7 @@ impl Layout {
         std::fs::create_dir_all(Self::log_directory(&data))?;
         let mut layout = Self {
             namenode: Self::configured_address(&data)?,
+            page: SocketAddr::from(([127, 0, 0, 1], 0)),
             data,
             mount,
             made,
@@ -121,8 +126,10 @@ impl Layout {
     pub fn welcome(&self) -> String {
         format!(
             "HarvestFS is mounted at {}\n\
+             Look at it at http://{}/\n\
              ({} datanodes with {} each, {} replicas of each block; logs in {})",
             self.mount.display(),
+            self.page,
             self.made.datanodes,
             units::human(self.made.quota.0),
             self.made.replication,
@@ -132,6 +139,16 @@ impl Layout {
 
     /// Before a start: somebody else may listen where the namenode did, so it moves.
     pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
+        if self.page.ip().is_loopback() && TcpListener::bind(self.page).is_err() {
+            let path = self.data.join("namenode/namenode.toml");
+            let mut config: NamenodeConfig = config::load(&path)?;
+            self.page = free_page_address()?;
+            config.http = config.http.map(|http| HttpConfig {
+                listen: self.page,
+                ..http
+            });
+            config::store(&path, &config)?;
+        }
         if UdpSocket::bind(self.namenode).is_ok() {
             return Ok(());
         }
@@ -159,13 +176,17 @@ impl Layout {
         Ok(config.listen)
     }
 
-    fn configure_namenode(&self, args: &UpArgs) -> anyhow::Result<()> {
-        let Some(policy) = args.policy else {
-            return Ok(());
-        };
+    /// The policy as asked for, and a page for everybody on this machine.
+    fn configure_namenode(&mut self, args: &UpArgs) -> anyhow::Result<()> {
         let path = self.data.join("namenode/namenode.toml");
         let mut config: NamenodeConfig = config::load(&path)?;
-        config.policy = policy;
+        config.policy = args.policy.unwrap_or(config.policy);
+        let http = match config.http {
+            Some(http) => http,
+            None => HttpConfig::anyone(free_page_address()?),
+        };
+        self.page = http.listen;
+        config.http = Some(http);
         config::store(&path, &config)
     }
 
@@ -202,6 +223,7 @@ impl Layout {
                         quota: self.made.quota,
                         class: config::Class::Disk,
                     }],
+                    http: None,
                 },
             )?;
         }
@@ -280,6 +302,13 @@ fn datanode_name(number: u16) -> String {
 fn free_address() -> anyhow::Result<SocketAddr> {
     UdpSocket::bind("127.0.0.1:0")
         .and_then(|socket| socket.local_addr())
+        .context("no free port on 127.0.0.1")
+}
+
+/// A browser remembers the page under it.
+fn free_page_address() -> anyhow::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
         .context("no free port on 127.0.0.1")
 }
 

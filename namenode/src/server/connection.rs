@@ -1,6 +1,7 @@
 //! One connection: reads requests and hands them to the owner, which answers.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
@@ -8,10 +9,12 @@ use harvestfs_protocol::identity::Peer;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport::{
-    CloseCode, Connection, Incoming, NoticeSender, Responder, RpcServer, TransportError,
+    CloseCode, Connection, Incoming, NoticeSender, RpcServer, TransportError,
 };
 use tokio::sync::mpsc;
 
+use super::metrics::{RequestMetrics, Responder};
+use super::observer::Question;
 use super::sessions::ConnectionId;
 
 /// How long a connection may take until it has opened its request stream.
@@ -37,8 +40,10 @@ pub(crate) enum Event {
         /// What.
         request: Request,
         /// How to answer.
-        responder: Responder<Response>,
+        responder: Responder,
     },
+    /// Somebody looks.
+    Look(Question),
     /// Nothing more will come.
     Disconnected {
         /// From whom.
@@ -47,7 +52,12 @@ pub(crate) enum Event {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(id: ConnectionId, incoming: Incoming, events: mpsc::Sender<Event>) {
+pub(crate) async fn serve(
+    id: ConnectionId,
+    incoming: Incoming,
+    events: mpsc::Sender<Event>,
+    metrics: &Arc<RequestMetrics>,
+) {
     let remote = incoming.remote_addr();
     let connection = match incoming.establish().await {
         Ok(connection) => connection,
@@ -75,7 +85,7 @@ pub(crate) async fn serve(id: ConnectionId, incoming: Incoming, events: mpsc::Se
     if events.send(connected).await.is_err() {
         return;
     }
-    let ended = forward(id, &mut server, &events).await;
+    let ended = forward(id, &mut server, &events, metrics).await;
     match ended {
         Ok(()) | Err(TransportError::ClosedByPeer { .. } | TransportError::Closed) => {
             tracing::debug!(%remote, %peer, connection = id, "disconnected");
@@ -113,8 +123,10 @@ async fn forward(
     id: ConnectionId,
     server: &mut RpcServer<Request, Response, Notice>,
     events: &mpsc::Sender<Event>,
+    metrics: &Arc<RequestMetrics>,
 ) -> Result<(), TransportError> {
     while let Some((request, responder)) = server.next().await? {
+        let responder = Responder::new(&request, responder, metrics);
         let event = Event::Request {
             connection: id,
             request,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use harvestfs_telemetry::metrics::Histogram;
 use tokio::sync::Notify;
 
 use crate::journal::{Batch, JournalCounters, JournalError, JournalWriter, Lsn};
@@ -21,11 +22,13 @@ pub(crate) struct Log {
     last_lsn: Lsn,
     /// Something that was awaited is on stable storage, or the journal failed.
     progress: Arc<Notify>,
+    /// How long what is awaited takes to get there.
+    seconds: Histogram,
 }
 
 impl Log {
     /// Continues after the record `last_lsn`.
-    pub(crate) fn new(writer: JournalWriter, last_lsn: Lsn) -> Self {
+    pub(crate) fn new(writer: JournalWriter, last_lsn: Lsn, seconds: Histogram) -> Self {
         Self {
             counters: writer.counters(),
             writer,
@@ -33,6 +36,7 @@ impl Log {
             awaited: false,
             last_lsn,
             progress: Arc::new(Notify::new()),
+            seconds,
         }
     }
 
@@ -69,10 +73,12 @@ impl Log {
 
     async fn submit(&self, records: Vec<Vec<u8>>, wants_durable: bool) {
         let progress = Arc::clone(&self.progress);
+        let timer = wants_durable.then(|| self.seconds.start_timer());
         let batch = Batch {
             records,
             wants_durable,
             done: Box::new(move |outcome| {
+                drop(timer);
                 if wants_durable || outcome.is_err() {
                     progress.notify_one();
                 }
@@ -99,6 +105,11 @@ impl Log {
     /// Bytes of records since the start.
     pub(crate) fn appended_bytes(&self) -> u64 {
         self.counters.appended_bytes()
+    }
+
+    /// What the journal counts.
+    pub(crate) fn counters(&self) -> Arc<JournalCounters> {
+        Arc::clone(&self.counters)
     }
 
     /// What stopped the journal, if something did.

@@ -12,6 +12,7 @@
 //!                                          journal thread --+
 //! ```
 
+mod activity;
 mod checkpoint;
 mod clock;
 mod connection;
@@ -21,7 +22,10 @@ mod gate;
 mod history;
 mod leases;
 mod log;
+mod metrics;
+mod observer;
 mod options;
+mod overview;
 mod owner;
 mod recovery;
 mod sessions;
@@ -41,12 +45,15 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use data_dir::{FormatOptions, format};
 pub use error::NamenodeError;
+pub(crate) use observer::Gone;
+pub use observer::Observer;
 pub use options::{NamenodeOptions, SnapshotTrigger};
 pub use token_keys::TokenKeyError;
 
 use self::clock::Clock;
 use self::history::Historian;
 use self::log::Log;
+use self::metrics::{Metrics, RequestMetrics};
 use self::owner::{Owner, Parts, Stop};
 use self::recovery::Restored;
 use self::token_keys::TokenKeys;
@@ -70,7 +77,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 ///
 /// Dropping it stops it as [`Namenode::kill`] does, without waiting.
 pub struct Namenode {
-    local_addr: SocketAddr,
+    ready: Ready,
     stop: Option<oneshot::Sender<Stop>>,
     ended: oneshot::Receiver<Result<(), NamenodeError>>,
 }
@@ -93,8 +100,8 @@ impl Namenode {
             })
             .map_err(NamenodeError::Thread)?;
         match ready.await {
-            Ok(local_addr) => Ok(Self {
-                local_addr,
+            Ok(ready) => Ok(Self {
+                ready,
                 stop: Some(stop_sender),
                 ended,
             }),
@@ -109,7 +116,13 @@ impl Namenode {
     /// The address that it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+        self.ready.local_addr
+    }
+
+    /// What looks at it while it runs.
+    #[must_use]
+    pub fn observer(&self) -> Observer {
+        self.ready.observer.clone()
     }
 
     /// Stops accepting requests, answers those in flight, makes everything durable, and ends.
@@ -148,10 +161,16 @@ impl Namenode {
     }
 }
 
+/// What is known of a namenode once it serves.
+struct Ready {
+    local_addr: SocketAddr,
+    observer: Observer,
+}
+
 /// Runs a namenode on this thread until it ends.
 fn run(
     options: NamenodeOptions,
-    ready: oneshot::Sender<SocketAddr>,
+    ready: oneshot::Sender<Ready>,
     stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -162,7 +181,7 @@ fn run(
 }
 
 /// Restores everything that does not need the network.
-fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
+fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, NamenodeError> {
     let Restored {
         namespace,
         formatted,
@@ -198,7 +217,7 @@ fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
         namespace,
         formatted,
         cluster,
-        log: Log::new(writer, last_lsn),
+        log: Log::new(writer, last_lsn, metrics.journal.clone()),
         records_since_snapshot,
         tokens,
         historian,
@@ -212,7 +231,7 @@ fn prepare(options: &NamenodeOptions) -> Result<Owner, NamenodeError> {
 
 async fn serve(
     options: &NamenodeOptions,
-    ready: oneshot::Sender<SocketAddr>,
+    ready: oneshot::Sender<Ready>,
     stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
     let listen_error = |source| NamenodeError::Listen {
@@ -223,12 +242,20 @@ async fn serve(
         .map_err(listen_error)?;
     let local_addr = endpoint.local_addr().map_err(listen_error)?;
     // Blocks this thread; whoever dials in meanwhile tries again.
-    let owner = prepare(options)?;
+    let metrics = Arc::new(Metrics::new());
+    let owner = prepare(options, &metrics)?;
     let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
-    let accepting = tokio::spawn(accept(endpoint.clone(), events_sender));
+    let accepting = tokio::spawn(accept(
+        endpoint.clone(),
+        events_sender.clone(),
+        Arc::clone(&metrics.requests),
+    ));
     tracing::info!(%local_addr, "the namenode is ready");
     // Whoever started it may be gone; then it is told to stop next.
-    let _ = ready.send(local_addr);
+    let _ = ready.send(Ready {
+        local_addr,
+        observer: Observer::new(events_sender, owner.journal_counters(), metrics),
+    });
     let result = owner.run(events, stop).await;
     accepting.abort();
     tokio::time::sleep(LAST_REPLIES_GRACE).await;
@@ -239,7 +266,11 @@ async fn serve(
     result
 }
 
-async fn accept(endpoint: Endpoint, events: mpsc::Sender<connection::Event>) {
+async fn accept(
+    endpoint: Endpoint,
+    events: mpsc::Sender<connection::Event>,
+    metrics: Arc<RequestMetrics>,
+) {
     let open = Arc::new(AtomicUsize::new(0));
     let mut next_id = 0;
     while let Some(incoming) = endpoint.accept().await {
@@ -251,8 +282,9 @@ async fn accept(endpoint: Endpoint, events: mpsc::Sender<connection::Event>) {
         next_id += 1;
         open.fetch_add(1, Ordering::Relaxed);
         let (events, open) = (events.clone(), Arc::clone(&open));
+        let metrics = Arc::clone(&metrics);
         tokio::spawn(async move {
-            connection::serve(next_id, incoming, events).await;
+            connection::serve(next_id, incoming, events, &metrics).await;
             open.fetch_sub(1, Ordering::Relaxed);
         });
     }

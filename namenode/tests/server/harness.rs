@@ -393,6 +393,7 @@ impl Datanode {
             primary: None,
             active_streams: 0,
             unix_ms: 0,
+            denials: 0,
         };
         match self.link.node(NodeRequest::Heartbeat(heartbeat)).await {
             Ok(NodeReply::Heartbeat(reply)) => reply,

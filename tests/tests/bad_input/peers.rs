@@ -59,6 +59,7 @@ fn a_certificate_allows_its_role_only() {
         primary: None,
         active_streams: 0,
         unix_ms: 0,
+        denials: 0,
     }));
     let register = |name: String| {
         Request::Node(NodeRequest::Register(RegisterNode {

@@ -10,7 +10,7 @@ use harvestfs_protocol::{
 };
 
 use super::{
-    Cluster, ClusterError,
+    Cluster, ClusterError, Happening,
     node::{Life, Node},
     table::{NodeIx, Storage, StorageIx},
 };
@@ -86,6 +86,7 @@ impl Cluster {
         it.busy = false;
         it.active_streams = 0;
         let before = std::mem::take(&mut it.storages);
+        let mut replicas_gone = None;
         for &storage in &before {
             let id = self.table.storages[storage as usize].id;
             if !volumes.iter().any(|volume| volume.storage == id) {
@@ -95,8 +96,13 @@ impl Cluster {
                     .quotas
                     .retain(|it| it.is_not_of(storage));
                 self.storage_indexes.remove(&id);
+                let blocks = self.table.storages[storage as usize].blocks().len() as u64;
+                *replicas_gone.get_or_insert(0) += blocks;
                 self.lose(storage);
             }
+        }
+        if let Some(replicas) = replicas_gone {
+            self.happenings.note(Happening::Reimaged { node, replicas });
         }
         for volume in volumes {
             let storage = self.register_volume(index, volume);
@@ -332,6 +338,9 @@ impl Cluster {
                     since_ms: self.now_ms,
                 };
                 node.stale = true;
+                if node.heard {
+                    self.happenings.note(Happening::Died { node: node.id });
+                }
                 node.deletes.clear();
                 node.seal.clear();
                 node.report.clear();
@@ -405,8 +414,12 @@ impl Cluster {
             None if many && died => {
                 let until_ms = self.now_ms + self.options.storm_hold_ms;
                 self.storm.active = Some((window_start_ms, until_ms));
+                self.happenings.note(Happening::RepairHeld);
             }
-            Some((_, until_ms)) if !many || self.now_ms >= until_ms => self.storm.active = None,
+            Some((_, until_ms)) if !many || self.now_ms >= until_ms => {
+                self.storm.active = None;
+                self.happenings.note(Happening::RepairReleased);
+            }
             _ => {}
         }
     }

@@ -14,6 +14,8 @@
 //! - `places`: where blocks are and why, for operators;
 //! - `moves`: diversity, replicas that have to leave their server or are misplaced;
 //! - `repair`: re-creating lost replicas within the budgets;
+//! - `happenings`: what is told of all that to whoever watches;
+//! - `risk`: which blocks may be lost, and why they still may;
 //! - `removal`: removing what is too much, bad or unknown; commands.
 //!
 //! Invariants:
@@ -39,6 +41,7 @@ mod blocks;
 mod budget;
 mod faults;
 mod grid;
+mod happenings;
 mod membership;
 mod moves;
 mod node;
@@ -49,6 +52,7 @@ mod queue;
 mod removal;
 mod repair;
 mod reports;
+mod risk;
 mod settle;
 mod status;
 mod table;
@@ -56,12 +60,15 @@ mod table;
 mod tests;
 
 pub use faults::{BlockFault, FaultReason};
+pub use happenings::{Happening, RepairEnd};
 pub use options::ClusterOptions;
 pub use repair::Repair;
-pub use status::{ClusterSummary, FsckCounts};
+pub use risk::BlockAtRisk;
+pub use status::{ClusterSummary, FsckCounts, NodeActivity};
 
 use blocks::Writing;
 use grid::GridState;
+use happenings::Happenings;
 use membership::Storm;
 use node::Node;
 use queue::RepairQueue;
@@ -138,6 +145,7 @@ pub struct Cluster {
     settle_from: Option<Slot>,
     storm: Storm,
     next_scan_ms: u64,
+    happenings: Happenings,
 }
 
 impl Cluster {
@@ -175,6 +183,7 @@ impl Cluster {
             settle_from: None,
             storm: Storm::default(),
             next_scan_ms: now_ms,
+            happenings: Happenings::default(),
         }
     }
 

@@ -61,7 +61,7 @@ impl Cluster {
         }
     }
 
-    fn block_place(&self, id: BlockId) -> Option<BlockPlace> {
+    pub(super) fn block_place(&self, id: BlockId) -> Option<BlockPlace> {
         let slot = self.table.slot(id)?;
         let block = self.table.get(slot)?;
         let holders = self.holders(slot, block);
@@ -153,7 +153,7 @@ fn is_strict(block: &Block) -> bool {
     block.rules.durability == Durability::Strict
 }
 
-fn grid_cell(cell: Cell) -> GridCell {
+pub(super) fn grid_cell(cell: Cell) -> GridCell {
     GridCell {
         row: cell.row() as u8,
         column: cell.column() as u8,

@@ -23,6 +23,8 @@ pub(super) const RANKS: usize = MISPLACED + 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: Slot,
+    /// Since when it waits.
+    pub(super) since_ms: u64,
     /// Attempts that failed so far.
     pub(super) attempts: u8,
     /// The target of the last attempt that failed.
@@ -31,6 +33,13 @@ pub(super) struct Entry {
     pub(super) unplaced_since_ms: Option<u64>,
     /// Not to be tried before.
     due_ms: u64,
+}
+
+impl Entry {
+    /// When it is tried next, at the earliest.
+    pub(super) fn due_ms(&self) -> u64 {
+        self.due_ms
+    }
 }
 
 /// A set of entries, each in one rank. Adding, moving and removing one costs O(1); a rank is gone
@@ -107,6 +116,7 @@ impl RepairQueue {
             None => {
                 let entry = Entry {
                     slot,
+                    since_ms: now_ms,
                     attempts: 0,
                     avoid: None,
                     unplaced_since_ms: None,
@@ -228,6 +238,35 @@ impl RepairQueue {
         {
             self.add(usize::from(place.rank), entry, false);
         }
+    }
+
+    /// Entries of blocks that have too few replicas, with their ranks, in no order.
+    fn all_repairs(&self) -> impl Iterator<Item = (u8, &Entry)> {
+        let due = self.ranks[..LEAVING].iter().zip(0..);
+        let due = due.flat_map(|(rank, number)| rank.entries.iter().map(move |it| (number, it)));
+        let asleep = self.asleep.iter().filter_map(|entry| {
+            let rank = self.places.get(&entry.slot)?.rank;
+            (usize::from(rank) < LEAVING).then_some((rank, entry))
+        });
+        due.chain(asleep)
+    }
+
+    /// Since when the entry that has waited longest does, of those of blocks that have too few
+    /// replicas. Goes over all of them: some milliseconds for a million.
+    pub(super) fn oldest_ms(&self) -> Option<u64> {
+        self.all_repairs().map(|(_, entry)| entry.since_ms).min()
+    }
+
+    /// The entries of blocks that have too few replicas, the fewest survivors first, at most `max`.
+    /// Goes over all of them.
+    pub(super) fn most_urgent(&self, max: usize) -> Vec<&Entry> {
+        let mut all: Vec<(u8, &Entry)> = self.all_repairs().collect();
+        if all.len() > max {
+            all.select_nth_unstable_by_key(max, |(rank, entry)| (*rank, entry.slot));
+            all.truncate(max);
+        }
+        all.sort_unstable_by_key(|(rank, entry)| (*rank, entry.slot));
+        all.into_iter().map(|(_, entry)| entry).collect()
     }
 
     /// Memory of the tables in bytes.

@@ -11,7 +11,8 @@ use rand::Rng;
 use smallvec::SmallVec;
 
 use super::{
-    Cluster,
+    Cluster, Happening,
+    happenings::RepairEnd,
     queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS},
     table::{NodeIx, ReplicaState, Slot, StorageIx},
 };
@@ -27,12 +28,14 @@ const SOURCES_MAX: usize = 3;
 /// A repair under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
-    source: NodeIx,
-    target: NodeIx,
+    pub(super) source: NodeIx,
+    pub(super) target: NodeIx,
     deadline_ms: u64,
+    /// Since when the block has waited.
+    pub(super) since_ms: u64,
     attempts: u8,
     /// The block had enough replicas, but not in the right places.
-    is_move: bool,
+    pub(super) is_move: bool,
 }
 
 /// A repair that a datanode is to carry out.
@@ -113,6 +116,7 @@ impl Cluster {
             source,
             target,
             deadline_ms: self.now_ms + self.options.repair_timeout_ms,
+            since_ms: entry.since_ms,
             attempts: entry.attempts,
             is_move: rank >= LEAVING,
         };
@@ -135,7 +139,7 @@ impl Cluster {
 
     /// Nodes to copy a block from, and their volumes: those with good replicas; when there is none,
     /// those with replicas that may be good.
-    fn sources(&self, slot: Slot) -> SmallVec<[(NodeIx, StorageIx); 8]> {
+    pub(super) fn sources(&self, slot: Slot) -> SmallVec<[(NodeIx, StorageIx); 8]> {
         let Some(block) = self.table.get(slot) else {
             return SmallVec::new();
         };
@@ -323,6 +327,7 @@ impl Cluster {
         {
             self.repairs_done += u64::from(!ended.is_move);
             self.moves_done += u64::from(ended.is_move);
+            self.note_repair(slot, &ended, RepairEnd::Done);
         }
     }
 
@@ -335,12 +340,28 @@ impl Cluster {
             return;
         };
         self.repairs_failed += 1;
+        self.note_repair(slot, &failed, RepairEnd::Failed);
         self.settle(slot);
         let doublings = failed.attempts.min(BACKOFF_DOUBLINGS_MAX);
         let retry_ms = self.now_ms + (self.options.repair_retry_ms << doublings);
         self.queue.delay(slot, retry_ms, |entry| {
+            entry.since_ms = failed.since_ms;
             entry.attempts = failed.attempts.saturating_add(1);
             entry.avoid = Some(target);
+        });
+    }
+
+    /// Tells whoever watches that a repair ended.
+    fn note_repair(&mut self, slot: Slot, repair: &InFlight, end: RepairEnd) {
+        let Some(block) = self.table.get(slot) else {
+            return;
+        };
+        self.happenings.note(Happening::RepairEnded {
+            block: block.id,
+            source: self.nodes[repair.source as usize].id,
+            target: self.nodes[repair.target as usize].id,
+            is_move: repair.is_move,
+            end,
         });
     }
 

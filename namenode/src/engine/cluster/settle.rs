@@ -4,9 +4,9 @@
 use smallvec::SmallVec;
 
 use super::{
-    Cluster,
+    Cluster, Happening,
     queue::{LEAVING, MISPLACED},
-    table::{Block, Health, NodeIx, ReplicaState, Slot},
+    table::{Block, Health, LEFT_MAX, NodeIx, ReplicaState, Slot},
 };
 
 /// The replicas of a block, counted.
@@ -39,7 +39,8 @@ pub(super) struct Totals {
     pub(super) relevant: u64,
     pub(super) under_replicated: u64,
     pub(super) lost: u64,
-    pub(super) exposed: u64,
+    /// Blocks with fewer replicas than wanted, by how many are left.
+    pub(super) missing: [u64; LEFT_MAX + 1],
     pub(super) misplaced: u64,
     /// Sealed blocks by the number of constraints that hold.
     pub(super) scores: [u64; SCORES],
@@ -57,7 +58,7 @@ impl Totals {
         if let Some(score) = health.score {
             self.scores[usize::from(score)] += 1;
         }
-        self.exposed += u64::from(health.exposed);
+        self.missing[usize::from(health.left)] += u64::from(health.under_replicated);
     }
 
     fn subtract(&mut self, health: Health) {
@@ -68,7 +69,7 @@ impl Totals {
         if let Some(score) = health.score {
             self.scores[usize::from(score)] -= 1;
         }
-        self.exposed -= u64::from(health.exposed);
+        self.missing[usize::from(health.left)] -= u64::from(health.under_replicated);
     }
 }
 
@@ -126,15 +127,22 @@ impl Cluster {
             relevant,
             under_replicated,
             lost: relevant && good + tally.last_resort == 0,
-            exposed: under_replicated && good == 1,
+            left: if under_replicated {
+                good.min(LEFT_MAX) as u8
+            } else {
+                0
+            },
             misplaced,
             score,
         };
-        self.totals
-            .subtract(std::mem::replace(&mut block.health, health));
+        let before = std::mem::replace(&mut block.health, health);
+        self.totals.subtract(before);
         self.totals.add(health);
         if self.safe_mode {
             return;
+        }
+        if health.lost && !before.lost {
+            self.happenings.note(Happening::Lost { block: block.id });
         }
         let enough = relevant && block.sealed && !under_replicated;
         if enough && tally.holders.len() > wanted && !block.excess_queued {

@@ -3,10 +3,17 @@
 use harvestfs_protocol::{
     admin::NodeStatus,
     ids::{BlockId, NodeId},
+    placement::GridCell,
     types::NodeInfo,
 };
 
-use super::{Cluster, budget::Budget, settle::SCORES, table::ReplicaState};
+use super::{
+    Cluster,
+    budget::Budget,
+    places::grid_cell,
+    settle::SCORES,
+    table::{LEFT_MAX, NodeIx, ReplicaState},
+};
 
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
 /// worked off, a few thousand per tick.
@@ -22,8 +29,8 @@ pub struct ClusterSummary {
     pub under_replicated_blocks: u64,
     /// Committed blocks without any replica.
     pub lost_blocks: u64,
-    /// Sealed blocks that should have more than the one replica that is left.
-    pub exposed_blocks: u64,
+    /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.
+    pub missing_by_left: [u64; LEFT_MAX + 1],
     /// Sealed blocks that break a constraint that they were promised.
     pub misplaced_blocks: u64,
     /// Sealed blocks by the number of constraints, of five, that hold among their replicas.
@@ -42,6 +49,8 @@ pub struct ClusterSummary {
     pub repairs_failed: u64,
     /// Nodes that are alive.
     pub nodes_alive: u64,
+    /// Those of them whose primary tenant needs the server.
+    pub nodes_busy: u64,
     /// Nodes ever registered.
     pub nodes_known: u64,
     /// Quotas of the healthy volumes of live nodes, in bytes.
@@ -50,6 +59,19 @@ pub struct ClusterSummary {
     pub used_bytes: u64,
     /// Memory that the engine's tables hold, in bytes, estimated from their capacity.
     pub engine_bytes: u64,
+}
+
+/// What a node has to do with repair, and its place in the grid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeActivity {
+    /// The cell of its tenant, unless that is outside the grid.
+    pub cell: Option<GridCell>,
+    /// Repairs that it serves now.
+    pub repairs_from: u32,
+    /// Repairs that it receives now.
+    pub repairs_to: u32,
+    /// Its replicas are to be copied elsewhere.
+    pub draining: bool,
 }
 
 /// What `fsck` counts of replicas.
@@ -87,10 +109,18 @@ impl Cluster {
         (self.queue.len() + self.in_flight.len()) as u64
     }
 
-    /// [`ClusterSummary::exposed_blocks`], at once.
+    /// Sealed blocks that should have more than the one replica that is left; at once.
     #[must_use]
     pub fn exposed_blocks(&self) -> u64 {
-        self.totals.exposed
+        self.totals.missing[1]
+    }
+
+    /// How long the block that has waited longest for repair has, in milliseconds. O(blocks that
+    /// wait).
+    #[must_use]
+    pub fn oldest_repair_ms(&self, now_ms: u64) -> Option<u64> {
+        let since_ms = self.queue.oldest_ms()?;
+        Some(now_ms.saturating_sub(since_ms))
     }
 
     /// The cluster at a glance; O(nodes).
@@ -110,7 +140,7 @@ impl Cluster {
             blocks: self.table.len() as u64,
             under_replicated_blocks: self.totals.under_replicated,
             lost_blocks: self.totals.lost,
-            exposed_blocks: self.totals.exposed,
+            missing_by_left: self.totals.missing,
             misplaced_blocks: self.totals.misplaced,
             blocks_by_score: self.totals.scores,
             repairs_waiting: self.queue.repairs() as u64,
@@ -119,6 +149,7 @@ impl Cluster {
             repairs_done: self.repairs_done,
             moves_done: self.moves_done,
             repairs_failed: self.repairs_failed,
+            nodes_busy: alive.clone().filter(|node| node.busy).count() as u64,
             nodes_alive: alive.count() as u64,
             nodes_known: self.nodes.len() as u64,
             quota_bytes,
@@ -136,6 +167,27 @@ impl Cluster {
         let entry_bytes = size_of::<(u64, BlockId)>();
         let timers = (self.seals.capacity() + self.excess.capacity()) * entry_bytes;
         (self.table.bytes() + self.queue.bytes() + nodes + timers) as u64
+    }
+
+    /// The name of a node's server.
+    pub(super) fn node_name(&self, node: NodeIx) -> &str {
+        &self.nodes[node as usize].server.name
+    }
+
+    /// What a node has to do with repair, and its place in the grid.
+    #[must_use]
+    pub fn node_activity(&self, node: NodeId) -> Option<NodeActivity> {
+        let index = self.node_index(node)?;
+        let it = &self.nodes[index as usize];
+        let server = self.view.server_at(index as usize);
+        Some(NodeActivity {
+            cell: server
+                .and_then(|server| self.view.cell_of(server))
+                .map(grid_cell),
+            repairs_from: it.outgoing,
+            repairs_to: it.incoming.len() as u32,
+            draining: self.draining.contains(&index),
+        })
     }
 
     /// Every node ever registered, by number; of clocks, only the server knows.

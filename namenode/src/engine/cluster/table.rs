@@ -109,6 +109,9 @@ impl Block {
     }
 }
 
+/// More replicas than this that are left are not told apart.
+pub(super) const LEFT_MAX: usize = 3;
+
 /// What the counters count of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Health {
@@ -118,8 +121,8 @@ pub(super) struct Health {
     pub(super) under_replicated: bool,
     /// No replica of any use.
     pub(super) lost: bool,
-    /// One good replica left of several wanted.
-    pub(super) exposed: bool,
+    /// If it has fewer: how many are left, at most [`LEFT_MAX`].
+    pub(super) left: u8,
     /// Sealed, and breaks a constraint that it was promised.
     pub(super) misplaced: bool,
     /// How many constraints hold among its good replicas, if it is sealed and has any.

@@ -20,14 +20,13 @@ use std::time::Duration;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::history::{HistoryReply, HistoryRequest};
 use harvestfs_protocol::ids::NodeId;
-use harvestfs_protocol::rpc::Response;
-use harvestfs_protocol::transport::Responder;
 use harvestfs_telemetry::analysis::Analysis;
 use harvestfs_telemetry::history::{Collector, ServerMean, Slot};
 use harvestfs_telemetry::profile::TenantKey;
 use tokio::sync::mpsc;
 
 use self::worker::Worker;
+use super::metrics::Responder;
 
 /// Messages that wait for the historian.
 const QUEUED_MAX: usize = 64;
@@ -52,13 +51,13 @@ enum Message {
     /// What servers used in a slot that is over.
     Slot(Slot, Vec<ServerMean>),
     /// A request of an operator.
-    Request(HistoryRequest, Responder<Response>),
+    Request(HistoryRequest, Responder),
 }
 
 /// What the historian tells.
 pub(super) enum Finished {
     /// An answer is ready.
-    Answer(Result<HistoryReply, FsError>, Responder<Response>),
+    Answer(Result<HistoryReply, FsError>, Responder),
     /// History was analysed.
     Analysis(Arc<Analysis>),
 }
@@ -147,7 +146,7 @@ impl Historian {
     }
 
     /// Hands over a request; it is answered by [`Finished::Answer`], or here when too many wait.
-    pub(super) fn request(&mut self, request: HistoryRequest, responder: Responder<Response>) {
+    pub(super) fn request(&mut self, request: HistoryRequest, responder: Responder) {
         if let Err(Message::Request(_, responder)) = self.send(Message::Request(request, responder))
         {
             let busy = FsError::Busy {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFinding, FsckReport};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
-use harvestfs_protocol::rpc::{Reply, Response};
-use harvestfs_protocol::transport::Responder;
+use harvestfs_protocol::rpc::Reply;
 use tokio::sync::mpsc;
 
 use super::Owner;
@@ -16,6 +15,7 @@ use crate::journal::Lsn;
 use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
 use crate::server::clock;
 use crate::server::log::Log;
+use crate::server::metrics::Responder;
 
 /// Findings that a report carries.
 const FINDINGS_MAX: usize = 1_000;
@@ -27,7 +27,7 @@ pub(super) struct Checkpoints {
     results: mpsc::Receiver<Result<Outcome, CheckpointError>>,
     sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
     /// Who waits for the running one.
-    waiting: Vec<Responder<Response>>,
+    waiting: Vec<Responder>,
     /// Where the last snapshot left off.
     last: Covered,
     /// Where the one that is being written will have.
@@ -39,7 +39,7 @@ pub(super) struct Checkpoints {
 /// An operator who waits for a checkpoint that has not begun.
 struct Wanted {
     purpose: Purpose,
-    responder: Responder<Response>,
+    responder: Responder,
 }
 
 /// What a snapshot covers.
@@ -84,7 +84,7 @@ impl Checkpoints {
 }
 
 impl Owner {
-    pub(super) fn admin(&mut self, request: AdminRequest, responder: Responder<Response>) {
+    pub(super) fn admin(&mut self, request: AdminRequest, responder: Responder) {
         match request {
             AdminRequest::Status => {
                 let status = AdminReply::Status(self.status());
@@ -124,7 +124,7 @@ impl Owner {
         }
     }
 
-    fn status(&self) -> ClusterStatus {
+    pub(super) fn status(&self) -> ClusterStatus {
         let counts = self.namespace.counts();
         let summary = self.cluster.summary(self.clock.now_ms());
         ClusterStatus {
@@ -214,7 +214,7 @@ impl Owner {
         faults.iter().map(finding).collect()
     }
 
-    fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder<Response>) {
+    fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder) {
         self.checkpoints
             .wanted
             .push_back(Wanted { purpose, responder });

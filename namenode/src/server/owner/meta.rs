@@ -8,8 +8,7 @@ use harvestfs_protocol::limits::{
     BLOCKS_PER_REQUEST_MAX, GROUPS_MAX, MUTATIONS_IN_FLIGHT_MAX, REPLICATION_MAX,
 };
 use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, StatFs};
-use harvestfs_protocol::rpc::{Reply, Response};
-use harvestfs_protocol::transport::Responder;
+use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules};
 
 use super::locate::LOCATIONS_XATTR;
@@ -19,6 +18,7 @@ use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::leases::Cached;
+use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
 /// When a client may try again that has too much under way.
@@ -95,12 +95,7 @@ struct Asker {
 }
 
 impl Owner {
-    pub(super) fn meta(
-        &mut self,
-        connection: ConnectionId,
-        call: MetaCall,
-        responder: Responder<Response>,
-    ) {
+    pub(super) fn meta(&mut self, connection: ConnectionId, call: MetaCall, responder: Responder) {
         let asker = match self.asker(connection, &call.credentials) {
             Ok(asker) => asker,
             Err(error) => return responder.send(&Err(error)),
@@ -138,7 +133,7 @@ impl Owner {
 
     // --- read-only ---
 
-    fn read(&mut self, asker: Asker, call: &MetaCall, responder: Responder<Response>) {
+    fn read(&mut self, asker: Asker, call: &MetaCall, responder: Responder) {
         let result = self.query(asker, &call.credentials, &call.op);
         let mut record = None;
         match &result {
@@ -242,13 +237,7 @@ impl Owner {
 
     // --- mutations ---
 
-    fn mutate(
-        &mut self,
-        asker: Asker,
-        call: MetaCall,
-        awaited: bool,
-        responder: Responder<Response>,
-    ) {
+    fn mutate(&mut self, asker: Asker, call: MetaCall, awaited: bool, responder: Responder) {
         let Some(responder) = self.answer_repeated(asker, call.sequence, responder) else {
             return;
         };
@@ -281,8 +270,8 @@ impl Owner {
         &mut self,
         asker: Asker,
         sequence: u64,
-        responder: Responder<Response>,
-    ) -> Option<Responder<Response>> {
+        responder: Responder,
+    ) -> Option<Responder> {
         let session = self.sessions.get(asker.session)?;
         if let Some(&held) = session.unanswered.get(&sequence) {
             // The first attempt's connection is gone, or its client would not ask again.

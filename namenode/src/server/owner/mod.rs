@@ -14,9 +14,11 @@ mod node;
 mod placement;
 mod session;
 mod trash;
+mod watch;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -24,24 +26,26 @@ use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::transport::{NoticeSender, Responder};
+use harvestfs_protocol::transport::NoticeSender;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
+use super::activity::Activity;
 use super::clock::{self, Clock};
 use super::connection::Event;
 use super::gate::{Gate, Undurable};
 use super::history::Historian;
 use super::leases::{Announcement, Leases, WaitId};
 use super::log::Log;
+use super::metrics::Responder;
 use super::sessions::{ConnectionId, Sessions};
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
-use crate::engine::cluster::Cluster;
+use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
-use crate::journal::Lsn;
+use crate::journal::{JournalCounters, Lsn};
 
 /// Events taken in one round. More would delay the first of them; fewer would cost a wake-up of the
 /// journal for each.
@@ -95,6 +99,7 @@ pub(crate) struct Owner {
     historian: Historian,
     /// The session that compacts, and until when no other may.
     compactor: Option<(SessionId, u64)>,
+    activity: Activity,
 }
 
 /// Somebody who is connected.
@@ -112,14 +117,14 @@ struct Connected {
 
 /// A reply and how to send it.
 struct Answer {
-    responder: Responder<Response>,
+    responder: Responder,
     response: Response,
     /// The mutation that it answers.
     mutation: Option<(SessionId, u64)>,
 }
 
 /// What [`Owner::new`] is made of.
-pub(crate) struct Parts {
+pub(super) struct Parts {
     pub options: NamenodeOptions,
     pub namespace: Namespace,
     pub formatted: Formatted,
@@ -133,7 +138,7 @@ pub(crate) struct Parts {
 }
 
 impl Owner {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         let Parts {
             options,
             namespace,
@@ -171,6 +176,7 @@ impl Owner {
             stopping: false,
             historian,
             compactor: None,
+            activity: Activity::default(),
         };
         owner.restore_soft_state();
         owner
@@ -300,17 +306,13 @@ impl Owner {
                 request,
                 responder,
             } => self.on_request(connection, request, responder),
+            Event::Look(question) => question(self),
             Event::Disconnected { connection } => self.on_disconnected(connection),
         }
     }
 
     /// Who may ask what. What is not named here is denied.
-    fn on_request(
-        &mut self,
-        connection: ConnectionId,
-        request: Request,
-        responder: Responder<Response>,
-    ) {
+    fn on_request(&mut self, connection: ConnectionId, request: Request, responder: Responder) {
         let Some(role) = self.connections.get(&connection).map(|c| c.peer.role) else {
             // Every connection is announced before its first request and lives until its last.
             tracing::error!(connection, "a request of an unknown connection");
@@ -384,6 +386,7 @@ impl Owner {
         self.last_tick_ms = now_ms;
         self.on_progress();
         self.cluster.tick(now_ms, &mut self.rng);
+        self.note_happenings();
         self.end_silent_sessions(now_ms);
         self.historian.tick(clock::unix_now_s());
         self.purge_expired_trash();
@@ -393,6 +396,30 @@ impl Owner {
                 tracing::error!(%error, "the keys of block tokens were not changed; trying again");
             }
         }
+    }
+
+    /// Keeps what the engine tells, for whoever looks.
+    fn note_happenings(&mut self) {
+        let now_s = clock::unix_now_s();
+        let happenings: Vec<Happening> = self.cluster.take_happenings().collect();
+        for happening in happenings {
+            let cluster = &self.cluster;
+            let name = |node| match cluster.node_info(node) {
+                Some(info) => info.name,
+                None => node.to_string(),
+            };
+            self.activity.note(now_s, happening, name);
+        }
+    }
+
+    /// What the journal counts.
+    pub(crate) fn journal_counters(&self) -> Arc<JournalCounters> {
+        self.log.counters()
+    }
+
+    /// The record that a reply which may show anything has to wait for.
+    pub(crate) fn undurable(&self) -> Option<Lsn> {
+        self.undurable.last()
     }
 
     /// The journal may have more on stable storage than when we looked last.
@@ -440,7 +467,7 @@ impl Owner {
     }
 
     /// Sends a response once `record` is durable, if given.
-    fn answer(&mut self, responder: Responder<Response>, response: Response, record: Option<Lsn>) {
+    fn answer(&mut self, responder: Responder, response: Response, record: Option<Lsn>) {
         let id = self.gate.next_id();
         let answer = Answer {
             responder,

@@ -9,9 +9,8 @@ use harvestfs_protocol::node::{
     Heartbeat, HeartbeatReply, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
     ServerDescription,
 };
-use harvestfs_protocol::rpc::{Reply, Response};
+use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::token::Right;
-use harvestfs_protocol::transport::Responder;
 
 use super::Owner;
 use super::session::unexpected_outcome;
@@ -19,6 +18,7 @@ use crate::engine::cluster::ClusterError;
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::clock;
+use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
 impl Owner {
@@ -26,7 +26,7 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         request: NodeRequest,
-        responder: Responder<Response>,
+        responder: Responder,
     ) {
         if let NodeRequest::Register(register) = request {
             return match self.register(connection, register) {
@@ -165,6 +165,7 @@ impl Owner {
         self.cluster
             .heartbeat(now_ms, node, heartbeat)
             .map_err(|error| FsError::Protocol(error.to_string()))?;
+        self.activity.observe(clock::unix_now_s(), node, heartbeat);
         if let Some(primary) = &heartbeat.primary {
             self.historian.observe(node, primary.cpu_permille);
         }

@@ -5,7 +5,6 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
 use harvestfs_protocol::limits::BLOCKS_PER_REPORT_MAX;
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
-use harvestfs_protocol::name::Name;
 use harvestfs_protocol::placement::{PlacementReply, PlacementRequest, RepairChange};
 use harvestfs_protocol::types::Credentials;
 
@@ -24,7 +23,8 @@ impl Owner {
         match request {
             PlacementRequest::Report { mut blocks, file } => {
                 if let Some(path) = file {
-                    blocks.extend(self.blocks_of_file(&path)?);
+                    let ino = self.find(path.as_bytes())?.ino;
+                    blocks.extend(self.blocks_of_file(ino)?);
                 }
                 for &block in &blocks {
                     if self.namespace.block(block).is_none() {
@@ -157,24 +157,13 @@ impl Owner {
     }
 
     /// The blocks of a file's first extents, in the order of its content.
-    fn blocks_of_file(&self, path: &str) -> Result<Vec<BlockId>, FsError> {
-        let root = Credentials::root();
-        let mut ino = InodeId::ROOT;
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            let lookup = MetaOp::Lookup {
-                parent: ino,
-                name: Name::new(part.as_bytes())?,
-            };
-            let MetaReply::Attr(attr) = self.namespace.query(&root, &lookup)? else {
-                return Err(FsError::Internal("a lookup told no attributes".into()));
-            };
-            ino = attr.ino;
-        }
+    pub(super) fn blocks_of_file(&self, ino: InodeId) -> Result<Vec<BlockId>, FsError> {
         let extents = MetaOp::GetExtents {
             ino,
             from_offset: 0,
         };
-        let MetaReply::Extents { extents, .. } = self.namespace.query(&root, &extents)? else {
+        let reply = self.namespace.query(&Credentials::root(), &extents)?;
+        let MetaReply::Extents { extents, .. } = reply else {
             return Err(FsError::Internal("a file told no extents".into()));
         };
         let mut blocks: Vec<BlockId> = Vec::new();

@@ -6,13 +6,13 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::meta::{OpenSession, SessionOpened};
-use harvestfs_protocol::rpc::{Reply, Response};
-use harvestfs_protocol::transport::Responder;
+use harvestfs_protocol::rpc::Reply;
 
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::clock;
+use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
 /// When a client may try again that found too many sessions.
@@ -26,7 +26,7 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         open: OpenSession,
-        responder: Responder<Response>,
+        responder: Responder,
     ) {
         let opened = match open.resume {
             None => self.new_session(connection),
@@ -136,7 +136,7 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         notice: u64,
-        responder: Responder<Response>,
+        responder: Responder,
     ) {
         let session = match self.session_of(connection) {
             Ok(session) => session,
@@ -147,11 +147,7 @@ impl Owner {
         self.release(released);
     }
 
-    pub(super) fn close_session(
-        &mut self,
-        connection: ConnectionId,
-        responder: Responder<Response>,
-    ) {
+    pub(super) fn close_session(&mut self, connection: ConnectionId, responder: Responder) {
         let ended = self.session_of(connection).and_then(|id| {
             let lsn = self.end_session(id, true)?;
             let released = self.leases.closed(id);

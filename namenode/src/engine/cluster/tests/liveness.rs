@@ -49,6 +49,7 @@ fn a_silent_node_is_first_stale_then_dead() {
         primary: None,
         active_streams: 0,
         unix_ms: 0,
+        denials: 0,
     };
     assert_eq!(
         world.cluster.heartbeat(world.now_ms, node, &heartbeat),

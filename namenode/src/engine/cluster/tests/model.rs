@@ -405,7 +405,7 @@ fn check_tables(world: &World) {
         totals.relevant += u64::from(block.health.relevant);
         totals.under_replicated += u64::from(block.health.under_replicated);
         totals.lost += u64::from(block.health.lost);
-        totals.exposed += u64::from(block.health.exposed);
+        totals.missing[usize::from(block.health.left)] += u64::from(block.health.under_replicated);
     }
     assert_eq!(totals, cluster.totals);
     for (index, node) in cluster.nodes.iter().enumerate() {

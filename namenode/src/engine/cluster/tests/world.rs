@@ -295,6 +295,7 @@ impl World {
             primary: None,
             active_streams: 0,
             unix_ms: 0,
+            denials: 0,
         };
         let id = self.nodes[node].id;
         let result = self.cluster.heartbeat(self.now_ms, id, &heartbeat);

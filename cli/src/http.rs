@@ -1,0 +1,92 @@
+//! `[http]` in the configuration of a part: where its metrics, and the namenode's page, can be looked
+//! at, and by whom.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::bail;
+use harvestfs_http::{Access, Endpoint, Token};
+use harvestfs_protocol::identity::Identity;
+use serde::{Deserialize, Serialize};
+
+use crate::config;
+
+/// File name of the token beside the configuration.
+const TOKEN_FILE: &str = "http-token";
+
+/// `[http]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpConfig {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// Who may look.
+    #[serde(default)]
+    pub access: AccessConfig,
+    /// File of the token; relative to the configuration.
+    #[serde(default = "token_file")]
+    pub token: PathBuf,
+}
+
+/// Who may look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessConfig {
+    /// Whoever shows the certificate of an administrator, or the token; with TLS.
+    #[default]
+    Proven,
+    /// Everybody on this machine; without TLS.
+    Anyone,
+}
+
+fn token_file() -> PathBuf {
+    TOKEN_FILE.into()
+}
+
+impl HttpConfig {
+    /// For everybody on this machine.
+    pub fn anyone(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            access: AccessConfig::Anyone,
+            token: token_file(),
+        }
+    }
+
+    /// For whoever proves that they may look; makes the token beside the configuration in
+    /// `directory`.
+    ///
+    /// # Errors
+    /// When the token cannot be written.
+    pub fn proven(listen: SocketAddr, directory: &Path) -> anyhow::Result<Self> {
+        Token::create(&directory.join(TOKEN_FILE))?;
+        Ok(Self {
+            listen,
+            access: AccessConfig::Proven,
+            token: token_file(),
+        })
+    }
+
+    /// Starts to listen as the configuration file `path` says, for the part that `identity` is.
+    ///
+    /// # Errors
+    /// When the token cannot be read, or the address not be listened on.
+    pub async fn bind(&self, path: &Path, identity: &Identity) -> anyhow::Result<Endpoint> {
+        let access = match self.access {
+            AccessConfig::Anyone => Access::Anyone,
+            AccessConfig::Proven if !identity.peer().role.listens() => bail!(
+                "{}: the certificate of a {} cannot prove a server: write access = \"anyone\" and an \
+                 address of this machine, such as 127.0.0.1",
+                path.display(),
+                identity.peer().role
+            ),
+            AccessConfig::Proven => Access::Proven {
+                identity: identity.clone(),
+                token: Token::load(&config::beside(path, &self.token))?,
+            },
+        };
+        Ok(Endpoint::bind(self.listen, access).await?)
+    }
+}

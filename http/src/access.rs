@@ -1,0 +1,134 @@
+//! Who may ask.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use harvestfs_protocol::identity::{Identity, Peer, Role};
+use hyper::StatusCode;
+use hyper::header::{self, HeaderMap};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::CertificateDer;
+use rustls::server::WebPkiClientVerifier;
+use tokio_rustls::TlsAcceptor;
+
+use crate::{Answer, Token};
+
+/// Who may ask.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// Anyone who can reach it, without TLS; only for an address of the loopback interface.
+    Anyone,
+    /// With TLS: an administrator's certificate, or the token.
+    Proven {
+        /// Certificate and key of the part that listens.
+        identity: Identity,
+        /// The token.
+        token: Token,
+    },
+}
+
+/// [`Access`], ready to be checked.
+pub(crate) enum Guard {
+    Anyone,
+    Proven { tls: TlsAcceptor, token: Token },
+}
+
+impl Guard {
+    pub(crate) fn new(access: Access) -> Result<Self, rustls::Error> {
+        Ok(match access {
+            Access::Anyone => Self::Anyone,
+            Access::Proven { identity, token } => Self::Proven {
+                tls: acceptor(&identity)?,
+                token,
+            },
+        })
+    }
+
+    /// Says why a request is not to be answered, if it is not. `certificate` is what the peer proved
+    /// in the handshake.
+    pub(crate) fn refusal(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&CertificateDer<'_>>,
+    ) -> Option<Answer> {
+        match self {
+            Self::Anyone => {
+                // A page from elsewhere whose name was made to point here comes with that name.
+                let host = headers.get(header::HOST);
+                let is_here = host.is_none_or(|host| is_this_machine(host.as_bytes()));
+                let why = "this is answered only under the name localhost or an address of it";
+                (!is_here).then(|| Answer::plain(StatusCode::FORBIDDEN, why))
+            }
+            Self::Proven { token, .. } => {
+                let is_admin = certificate
+                    .and_then(|certificate| Peer::from_certificate(certificate).ok())
+                    .is_some_and(|peer| peer.role == Role::Admin);
+                let authorization = headers.get(header::AUTHORIZATION);
+                let is_admitted =
+                    is_admin || authorization.is_some_and(|value| token.is_in(value.as_bytes()));
+                let how = "show an administrator's certificate, or the token as bearer or password";
+                (!is_admitted).then(|| Answer::plain(StatusCode::UNAUTHORIZED, how))
+            }
+        }
+    }
+}
+
+/// Whether the value of a `Host` header names this machine by an address or as `localhost`.
+fn is_this_machine(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host) else {
+        return false;
+    };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// TLS under the cluster's certificate; a client certificate is verified if there is one.
+fn acceptor(identity: &Identity) -> Result<TlsAcceptor, rustls::Error> {
+    let provider = Arc::new(default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(identity.authority().clone())?;
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![identity.certificate().clone()], identity.clone_key())?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_this_machine() {
+        for yes in [
+            "localhost",
+            "localhost:80",
+            "127.0.0.1",
+            "127.0.0.2:9311",
+            "[::1]:9311",
+            "[::1]",
+        ] {
+            assert!(is_this_machine(yes.as_bytes()), "{yes}");
+        }
+        for no in [
+            "",
+            "evil.example",
+            "evil.example:9311",
+            "10.0.0.1:9311",
+            "localhost.evil.example",
+        ] {
+            assert!(!is_this_machine(no.as_bytes()), "{no}");
+        }
+        assert!(!is_this_machine(b"\xff"));
+    }
+}

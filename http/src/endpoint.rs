@@ -1,0 +1,187 @@
+//! Listening, and one task for each connection.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::access::Guard;
+use crate::{Access, Answer, Get, Site};
+
+/// Connections at a time: some browsers and a few collectors.
+const CONNECTIONS_MAX: usize = 64;
+/// How long the TLS handshake may take.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the head of a request may take; also how long a connection may be idle.
+const HEAD_DEADLINE: Duration = Duration::from_secs(60);
+/// How long an answer may take to be found.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a connection may live: browsers make a new one.
+const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
+/// Most bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// After a failure to accept: too many open files, most likely.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why an endpoint cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr} for HTTP: {source}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Anyone may ask, and the address can be reached from other machines.
+    #[error(
+        "{0} can be reached from other machines: access = \"anyone\" is for addresses such as 127.0.0.1; \
+         write access = \"proven\""
+    )]
+    NotLoopback(SocketAddr),
+    /// The certificate is of no use for TLS.
+    #[error("the certificate is of no use for HTTP: {0}")]
+    Certificate(#[from] rustls::Error),
+}
+
+/// A socket that listens, and who may ask there.
+pub struct Endpoint {
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    guard: Guard,
+}
+
+impl Endpoint {
+    /// Starts to listen; connections wait until [`Endpoint::serve`] runs.
+    ///
+    /// # Errors
+    /// [`HttpError`].
+    pub async fn bind(addr: SocketAddr, access: Access) -> Result<Self, HttpError> {
+        if matches!(access, Access::Anyone) && !addr.ip().is_loopback() {
+            return Err(HttpError::NotLoopback(addr));
+        }
+        let error = |source| HttpError::Listen { addr, source };
+        let listener = TcpListener::bind(addr).await.map_err(error)?;
+        Ok(Self {
+            local_addr: listener.local_addr().map_err(error)?,
+            listener,
+            guard: Guard::new(access)?,
+        })
+    }
+
+    /// Where it can be reached.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = match self.guard {
+            Guard::Anyone => "http",
+            Guard::Proven { .. } => "https",
+        };
+        format!("{scheme}://{}/", self.local_addr)
+    }
+
+    /// Serves a site until the future is dropped; connections end a little later by themselves.
+    pub async fn serve(self, site: impl Site) {
+        let site = Arc::new(site);
+        let guard = Arc::new(self.guard);
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+                // Nobody closes it.
+                return;
+            };
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "an HTTP connection was not accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (site, guard) = (Arc::clone(&site), Arc::clone(&guard));
+            tokio::spawn(async move {
+                let served = serve_connection(stream, &guard, &site);
+                let _ = timeout(CONNECTION_DEADLINE, served).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn serve_connection<S: Site>(stream: TcpStream, guard: &Arc<Guard>, site: &Arc<S>) {
+    match &**guard {
+        Guard::Anyone => serve_requests(stream, None, guard, site).await,
+        Guard::Proven { tls, .. } => match timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let certificates = stream.get_ref().1.peer_certificates();
+                let certificate = certificates.and_then(|all| all.first()).cloned();
+                serve_requests(
+                    stream,
+                    certificate.map(CertificateDer::into_owned),
+                    guard,
+                    site,
+                )
+                .await;
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection was not established"),
+            Err(_) => tracing::debug!("an HTTP connection was not established in time"),
+        },
+    }
+}
+
+async fn serve_requests<S: Site>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    certificate: Option<CertificateDer<'static>>,
+    guard: &Arc<Guard>,
+    site: &Arc<S>,
+) {
+    let service = service_fn(|request: Request<Incoming>| {
+        let refusal = guard.refusal(request.headers(), certificate.as_ref());
+        async move { Ok::<_, Infallible>(respond(&request, refusal, &**site).await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "an HTTP connection broke");
+    }
+}
+
+async fn respond<S: Site>(
+    request: &Request<Incoming>,
+    refusal: Option<Answer>,
+    site: &S,
+) -> Response<Full<Bytes>> {
+    let answer = if let Some(refusal) = refusal {
+        refusal
+    } else if request.method() != Method::GET && request.method() != Method::HEAD {
+        Answer::plain(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "only GET: nothing can be changed here",
+        )
+    } else {
+        let get = Get::new(request.uri().path(), request.uri().query().unwrap_or(""));
+        match timeout(ANSWER_DEADLINE, site.answer(&get)).await {
+            Ok(answer) => answer,
+            Err(_) => Answer::unavailable("there was no answer in time; try again"),
+        }
+    };
+    answer.into_response()
+}

@@ -1,0 +1,20 @@
+//! What the parts of HarvestFS serve over HTTP: metrics, and the namenode a page to look at.
+//!
+//! Everything is read-only: only `GET` and `HEAD` are answered. Who may ask is an [`Access`]: with TLS
+//! under the cluster's certificate, whoever shows the certificate of an administrator or the
+//! endpoint's [`Token`]; or, on loopback only and when configured so, anyone on this machine.
+//!
+//! Bounded: connections, the time for a handshake, for a request's head and for an answer, and the
+//! size of a head. A request's body is not read.
+
+mod access;
+mod answer;
+mod endpoint;
+mod site;
+mod token;
+
+pub use access::Access;
+pub use answer::{Answer, Get};
+pub use endpoint::{Endpoint, HttpError};
+pub use site::{MetricsSite, Site};
+pub use token::{Token, TokenError};

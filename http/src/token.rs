@@ -1,0 +1,203 @@
+//! The secret that opens an endpoint to whoever has no certificate: Prometheus, a browser.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use rustix::rand::{GetRandomFlags, getrandom};
+use subtle::ConstantTimeEq;
+
+/// 256 bits: nobody guesses it.
+const RANDOM_BYTES: usize = 32;
+/// Shortest and longest token that a file may hold.
+const TEXT_BYTES_MIN: usize = 16;
+const TEXT_BYTES_MAX: usize = 256;
+
+/// What is wrong with a token's file.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Other users of the machine can read it.
+    #[error("{} can be read by others (mode {mode:03o}): run `chmod 600` on it", path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It holds something else.
+    #[error(
+        "{} holds no token: one line of {TEXT_BYTES_MIN} to {TEXT_BYTES_MAX} visible ASCII characters",
+        path.display()
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A secret. Its `Debug` does not show it.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl Token {
+    /// Makes a new token and writes it to a file that only the owner can read.
+    ///
+    /// # Errors
+    /// [`TokenError::Io`]; an existing file is not replaced.
+    pub fn create(path: &Path) -> Result<(), TokenError> {
+        let error = |source| TokenError::Io {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        };
+        let mut random = [0; RANDOM_BYTES];
+        getrandom(&mut random, GetRandomFlags::empty()).map_err(|errno| error(errno.into()))?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(error)?;
+        writeln!(file, "{}", BASE64_URL_SAFE_NO_PAD.encode(random)).map_err(error)?;
+        file.sync_all().map_err(error)
+    }
+
+    /// Reads the token from a file.
+    ///
+    /// # Errors
+    /// [`TokenError`].
+    pub fn load(path: &Path) -> Result<Self, TokenError> {
+        let error = |source| TokenError::Io {
+            action: "read",
+            path: path.to_owned(),
+            source,
+        };
+        let mode = fs::metadata(path).map_err(error)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(TokenError::Exposed {
+                path: path.to_owned(),
+                mode,
+            });
+        }
+        let text = fs::read_to_string(path).map_err(error)?;
+        let text = text.trim_end();
+        let fits = (TEXT_BYTES_MIN..=TEXT_BYTES_MAX).contains(&text.len());
+        if fits && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(TokenError::Malformed {
+                path: path.to_owned(),
+            })
+        }
+    }
+
+    /// Whether the value of an `Authorization` header proves knowledge of the token: as `Bearer`,
+    /// or as the password of `Basic`, which browsers ask for. Takes as long for a wrong one.
+    pub(crate) fn is_in(&self, authorization: &[u8]) -> bool {
+        let scheme = |name: &str| {
+            let (scheme, value) = authorization.split_at_checked(name.len())?;
+            scheme
+                .eq_ignore_ascii_case(name.as_bytes())
+                .then_some(value)
+        };
+        if let Some(bearer) = scheme("Bearer ") {
+            return self.equals(bearer);
+        }
+        let Some(basic) = scheme("Basic ") else {
+            return false;
+        };
+        let Ok(pair) = base64::prelude::BASE64_STANDARD.decode(basic) else {
+            return false;
+        };
+        let password = pair.iter().position(|&byte| byte == b':');
+        password.is_some_and(|colon| self.equals(&pair[colon + 1..]))
+    }
+
+    fn equals(&self, given: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(given).into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_kept_private_and_recognised() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        Token::create(&path).unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert!(Token::create(&path).is_err(), "never replaced");
+        let token = Token::load(&path).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.trim_end();
+        assert!(!format!("{token:?}").contains(text));
+
+        assert!(token.is_in(format!("Bearer {text}").as_bytes()));
+        assert!(token.is_in(format!("bearer {text}").as_bytes()));
+        let basic = |pair: String| {
+            format!("Basic {}", base64::prelude::BASE64_STANDARD.encode(pair)).into_bytes()
+        };
+        assert!(token.is_in(&basic(format!("me:{text}"))));
+        for wrong in [
+            b"Bearer ".to_vec(),
+            format!("Bearer {}", &text[1..]).into_bytes(),
+            text.as_bytes().to_vec(),
+            basic(text.to_owned()),
+            basic(format!("{text}:")),
+            b"Basic %%%".to_vec(),
+            b"Digest x".to_vec(),
+        ] {
+            assert!(!token.is_in(&wrong), "{}", String::from_utf8_lossy(&wrong));
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_read_or_that_holds_no_token_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        Token::create(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(
+            Token::load(&path),
+            Err(TokenError::Exposed { mode: 0o644, .. })
+        ));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        for text in [
+            "",
+            "short",
+            "two words that are long enough",
+            "ä-long-enough-for-a-token",
+        ] {
+            fs::write(&path, text).unwrap();
+            assert!(
+                matches!(Token::load(&path), Err(TokenError::Malformed { .. })),
+                "{text}"
+            );
+        }
+    }
+}

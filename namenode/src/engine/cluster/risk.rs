@@ -1,0 +1,104 @@
+//! Blocks that may be lost, and why they still may.
+
+use harvestfs_protocol::{ids::BlockId, placement::BlockPlace};
+use serde::Serialize;
+
+use super::{Cluster, queue::Entry, table::Slot};
+
+/// Slots that are gone through for lost blocks: some milliseconds.
+const SEARCHED_MAX: u32 = 1_000_000;
+
+/// A block with fewer replicas than it wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockAtRisk {
+    /// Which.
+    pub block: BlockId,
+    /// Good replicas that are left.
+    pub left: usize,
+    /// Replicas wanted.
+    pub wanted: usize,
+    /// Since when it waits for repair, in milliseconds; `None` while it does not.
+    pub waits_ms: Option<u64>,
+    /// Why it is not repaired yet.
+    pub why: String,
+    /// Where it is.
+    pub place: BlockPlace,
+}
+
+impl Cluster {
+    /// The blocks nearest to being lost, lost ones first, at most `max`. O(blocks that wait for
+    /// repair), and while blocks are lost, bounded, O(blocks).
+    #[must_use]
+    pub fn blocks_at_risk(&self, now_ms: u64, max: usize) -> Vec<BlockAtRisk> {
+        let mut found = Vec::new();
+        if self.safe_mode {
+            // Nothing is known yet.
+            return found;
+        }
+        if self.totals.lost > 0 {
+            let slots = 0..self.table.slots_end().min(SEARCHED_MAX);
+            let lost = slots.filter(|&slot| self.table.get(slot).is_some_and(|it| it.health.lost));
+            for slot in lost.take(max) {
+                let why = "no datanode that is alive has a replica".to_owned();
+                found.extend(self.at_risk(slot, None, why));
+            }
+        }
+        for (&slot, repair) in self
+            .in_flight
+            .iter()
+            .filter(|(_, it)| !it.is_move)
+            .take(max)
+        {
+            let why = format!(
+                "is being copied from {} to {}",
+                self.node_name(repair.source),
+                self.node_name(repair.target)
+            );
+            let waits_ms = Some(now_ms.saturating_sub(repair.since_ms));
+            found.extend(self.at_risk(slot, waits_ms, why));
+        }
+        for entry in self.queue.most_urgent().take(max) {
+            let waits_ms = Some(now_ms.saturating_sub(entry.since_ms));
+            found.extend(self.at_risk(entry.slot, waits_ms, self.why_waiting(entry).to_owned()));
+        }
+        found.sort_by_key(|it| (it.left, std::cmp::Reverse(it.waits_ms), it.block));
+        found.truncate(max);
+        found
+    }
+
+    fn at_risk(&self, slot: Slot, waits_ms: Option<u64>, why: String) -> Option<BlockAtRisk> {
+        let block = self.table.get(slot)?;
+        let tally = self.tally(slot, block);
+        Some(BlockAtRisk {
+            block: block.id,
+            left: tally.good + tally.excess,
+            wanted: block.wanted(),
+            waits_ms,
+            why,
+            place: self.block_place(block.id)?,
+        })
+    }
+
+    fn why_waiting(&self, entry: &Entry) -> &'static str {
+        if self.is_storm() {
+            return "repair waits: many datanodes fell silent together";
+        }
+        if entry.unplaced_since_ms.is_some() {
+            return "no server that can take it keeps all constraints";
+        }
+        let sources = self.sources(entry.slot);
+        if sources
+            .iter()
+            .all(|&node| !self.nodes[node as usize].is_available())
+        {
+            return "the owners of all servers that hold it need them, or they are silent";
+        }
+        if entry.attempts > 0 && entry.not_before_ms > self.now_ms {
+            return "the last attempt failed; the next one comes soon";
+        }
+        if entry.not_before_ms > self.now_ms {
+            return "the repair budget of the servers that hold it is used up, or it is new here";
+        }
+        "waits for its turn"
+    }
+}

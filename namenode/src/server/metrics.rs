@@ -1,0 +1,312 @@
+//! What a namenode tells Prometheus.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::meta::{MetaCall, MetaOp};
+use harvestfs_protocol::node::NodeRequest;
+use harvestfs_protocol::rpc::{Request, Response};
+use harvestfs_protocol::transport;
+use harvestfs_telemetry::metrics::{
+    Gauge, Histogram, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES, NAMENODE_CELL_FREE_BYTES,
+    NAMENODE_CELL_SERVERS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS, NAMENODE_ENGINE_BYTES,
+    NAMENODE_INODES, NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD,
+    NAMENODE_JOURNAL_SECONDS, NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS,
+    NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUOTA_BYTES,
+    NAMENODE_READY, NAMENODE_REFUSALS_TOTAL, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
+    NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SESSIONS, NAMENODE_USED_BYTES, Part, Registry, Timer,
+    WholeCounter, raise_to,
+};
+
+use super::overview::Overview;
+
+/// Names the kinds of requests, each with the pattern of its requests.
+macro_rules! operations {
+    ($($operation:ident $name:literal = $request:pat),* $(,)?) => {
+        /// A kind of request.
+        #[derive(Clone, Copy)]
+        enum Operation { $($operation),* }
+
+        const OPERATIONS: &[(Operation, &str)] = &[$((Operation::$operation, $name)),*];
+
+        fn operation_of(request: &Request) -> Operation {
+            match request {
+                $($request => Operation::$operation,)*
+            }
+        }
+    };
+}
+
+/// The request for a metadata operation.
+macro_rules! meta {
+    ($operation:pat) => {
+        Request::Meta(MetaCall { op: $operation, .. })
+    };
+}
+
+operations! {
+    OpenSession "open_session" = Request::OpenSession(_),
+    CloseSession "close_session" = Request::CloseSession,
+    KeepAlive "keep_alive" = Request::KeepAlive,
+    AckInvalidation "ack_invalidation" = Request::AckInvalidation { .. },
+    Lookup "lookup" = meta!(MetaOp::Lookup { .. }),
+    GetAttr "getattr" = meta!(MetaOp::GetAttr { .. }),
+    Access "access" = meta!(MetaOp::Access { .. }),
+    ReadDir "readdir" = meta!(MetaOp::ReadDir { .. }),
+    ReadLink "readlink" = meta!(MetaOp::ReadLink { .. }),
+    Open "open" = meta!(MetaOp::Open { .. }),
+    GetExtents "get_extents" = meta!(MetaOp::GetExtents { .. }),
+    Locate "locate" = meta!(MetaOp::Locate { .. }),
+    GetXattr "getxattr" = meta!(MetaOp::GetXattr { .. }),
+    ListXattr "listxattr" = meta!(MetaOp::ListXattr { .. }),
+    StatFs "statfs" = meta!(MetaOp::StatFs),
+    FindSparse "find_sparse" = meta!(MetaOp::FindSparse { .. }),
+    Relocate "relocate" = meta!(MetaOp::Relocate { .. }),
+    SetAttr "setattr" = meta!(MetaOp::SetAttr { .. }),
+    Create "create" = meta!(MetaOp::Create { .. }),
+    MakeDir "mkdir" = meta!(MetaOp::MakeDir { .. }),
+    Symlink "symlink" = meta!(MetaOp::Symlink { .. }),
+    Link "link" = meta!(MetaOp::Link { .. }),
+    Unlink "unlink" = meta!(MetaOp::Unlink { .. }),
+    RemoveDir "rmdir" = meta!(MetaOp::RemoveDir { .. }),
+    Rename "rename" = meta!(MetaOp::Rename { .. }),
+    SetXattr "setxattr" = meta!(MetaOp::SetXattr { .. }),
+    RemoveXattr "removexattr" = meta!(MetaOp::RemoveXattr { .. }),
+    Fallocate "fallocate" = meta!(MetaOp::Fallocate { .. }),
+    CloneRange "clone_range" = meta!(MetaOp::CloneRange { .. }),
+    AllocateBlocks "allocate_blocks" = meta!(MetaOp::AllocateBlocks { .. }),
+    Commit "commit" = meta!(MetaOp::Commit { .. }),
+    SealBlocks "seal_blocks" = meta!(MetaOp::SealBlocks { .. }),
+    Release "release" = meta!(MetaOp::Release { .. }),
+    ReportBadReplica "report_bad_replica" = meta!(MetaOp::ReportBadReplica { .. }),
+    Register "register" = Request::Node(NodeRequest::Register(_)),
+    Heartbeat "heartbeat" = Request::Node(NodeRequest::Heartbeat(_)),
+    BlockReport "block_report" =
+        Request::Node(NodeRequest::BlockReport(_) | NodeRequest::IncrementalReport(_)),
+    Admin "admin" = Request::Admin(_),
+}
+
+/// What requests are measured with, resolved once.
+pub(crate) struct RequestMetrics(Vec<(Histogram, WholeCounter)>);
+
+impl RequestMetrics {
+    fn new(registry: &Registry) -> Self {
+        let handles = OPERATIONS.iter().map(|(_, name)| {
+            (
+                registry.latency(&NAMENODE_OPERATION_SECONDS, &[name]),
+                registry.counter(&NAMENODE_REFUSALS_TOTAL, &[name]),
+            )
+        });
+        Self(handles.collect())
+    }
+}
+
+/// Answers one request and measures how long that took. Dropping it tells the client that there will
+/// be no answer, and measures nothing.
+pub(crate) struct Responder {
+    inner: transport::Responder<Response>,
+    metrics: Arc<RequestMetrics>,
+    operation: Operation,
+    timer: Timer,
+}
+
+impl Responder {
+    /// The request came just now.
+    pub(crate) fn new(
+        request: &Request,
+        inner: transport::Responder<Response>,
+        metrics: &Arc<RequestMetrics>,
+    ) -> Self {
+        let operation = operation_of(request);
+        Self {
+            inner,
+            timer: metrics.0[operation as usize].0.start_timer(),
+            metrics: Arc::clone(metrics),
+            operation,
+        }
+    }
+
+    /// Queues the answer; never waits.
+    pub(crate) fn send(self, response: &Response) {
+        if response.is_err() {
+            self.metrics.0[self.operation as usize].1.inc();
+        }
+        self.inner.send(response);
+        self.timer.observe_duration();
+    }
+}
+
+/// Everything that a namenode measures.
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// For connections.
+    pub requests: Arc<RequestMetrics>,
+    /// For the journal.
+    pub journal: Histogram,
+    gauges: Gauges,
+}
+
+/// What is sampled, in the order of the table.
+struct Gauges {
+    journal_bytes: WholeCounter,
+    journal_record: Gauge,
+    ready: Gauge,
+    held: Gauge,
+    files: Gauge,
+    directories: Gauge,
+    others: Gauge,
+    sessions: Gauge,
+    blocks: Gauge,
+    missing: [Gauge; 4],
+    lost: Gauge,
+    misplaced: Gauge,
+    diversity: [Gauge; 6],
+    repairs_waiting: Gauge,
+    moves_waiting: Gauge,
+    under_way: Gauge,
+    oldest: Gauge,
+    repaired: WholeCounter,
+    moved: WholeCounter,
+    failed: WholeCounter,
+    reimages: WholeCounter,
+    free_nodes: Gauge,
+    busy_nodes: Gauge,
+    dead_nodes: Gauge,
+    quota: Gauge,
+    used: Gauge,
+    engine: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let registry = Registry::new(Part::Namenode, env!("CARGO_PKG_VERSION"));
+        let gauge = |metric| registry.gauge(metric, &[]);
+        let inodes = |kind| registry.gauge(&NAMENODE_INODES, &[kind]);
+        let datanodes = |state| registry.gauge(&NAMENODE_DATANODES, &[state]);
+        let repairs = |result| registry.counter(&NAMENODE_REPAIRS_TOTAL, &[result]);
+        let waiting = |reason| registry.gauge(&NAMENODE_REPAIRS_WAITING, &[reason]);
+        let gauges = Gauges {
+            journal_bytes: registry.counter(&NAMENODE_JOURNAL_BYTES_TOTAL, &[]),
+            journal_record: gauge(&NAMENODE_JOURNAL_RECORD),
+            ready: gauge(&NAMENODE_READY),
+            held: gauge(&NAMENODE_REPAIR_HELD_SECONDS),
+            files: inodes("file"),
+            directories: inodes("directory"),
+            others: inodes("other"),
+            sessions: gauge(&NAMENODE_SESSIONS),
+            blocks: gauge(&NAMENODE_BLOCKS),
+            missing: ["0", "1", "2", "more"]
+                .map(|left| registry.gauge(&NAMENODE_MISSING_REPLICAS_BLOCKS, &[left])),
+            lost: gauge(&NAMENODE_LOST_BLOCKS),
+            misplaced: gauge(&NAMENODE_MISPLACED_BLOCKS),
+            diversity: ["0", "1", "2", "3", "4", "5"]
+                .map(|score| registry.gauge(&NAMENODE_DIVERSITY_BLOCKS, &[score])),
+            repairs_waiting: waiting("missing"),
+            moves_waiting: waiting("misplaced"),
+            under_way: gauge(&NAMENODE_REPAIRS_UNDER_WAY),
+            oldest: gauge(&NAMENODE_REPAIR_OLDEST_SECONDS),
+            repaired: repairs("repaired"),
+            moved: repairs("moved"),
+            failed: repairs("failed"),
+            reimages: registry.counter(&NAMENODE_REIMAGES_TOTAL, &[]),
+            free_nodes: datanodes("free"),
+            busy_nodes: datanodes("busy"),
+            dead_nodes: datanodes("dead"),
+            quota: gauge(&NAMENODE_QUOTA_BYTES),
+            used: gauge(&NAMENODE_USED_BYTES),
+            engine: gauge(&NAMENODE_ENGINE_BYTES),
+        };
+        Self {
+            requests: Arc::new(RequestMetrics::new(&registry)),
+            journal: registry.latency(&NAMENODE_JOURNAL_SECONDS, &[]),
+            gauges,
+            registry,
+        }
+    }
+
+    /// All of it as text, with what the engine knows now.
+    pub(crate) fn text(&self, now: &Overview) -> String {
+        let Gauges {
+            journal_bytes,
+            journal_record,
+            ready,
+            held,
+            files,
+            directories,
+            others,
+            sessions,
+            blocks,
+            missing,
+            lost,
+            misplaced,
+            diversity,
+            repairs_waiting,
+            moves_waiting,
+            under_way,
+            oldest,
+            repaired,
+            moved,
+            failed,
+            reimages,
+            free_nodes,
+            busy_nodes,
+            dead_nodes,
+            quota,
+            used,
+            engine,
+        } = &self.gauges;
+        let status = &now.status;
+        raise_to(journal_bytes, now.journal_bytes);
+        raise_to(repaired, status.repairs_done);
+        raise_to(moved, now.repair.moves_done);
+        raise_to(failed, now.repair.failed);
+        raise_to(reimages, now.reimages);
+        let seconds = |ms: Option<u64>| ms.unwrap_or(0) as f64 / 1_000.0;
+        held.set(seconds(now.repair.held_ms));
+        oldest.set(seconds(now.repair.oldest_ms));
+        let busy = now.nodes_busy;
+        for (gauge, value) in [
+            (journal_record, status.journal_lsn),
+            (ready, u64::from(status.ready)),
+            (files, status.files),
+            (directories, status.directories),
+            (others, status.inodes - status.files - status.directories),
+            (sessions, status.sessions),
+            (blocks, status.blocks),
+            (lost, status.lost_blocks),
+            (misplaced, now.misplaced_blocks),
+            (repairs_waiting, now.repair.waiting),
+            (moves_waiting, now.repair.moves_waiting),
+            (under_way, status.repairs_under_way),
+            (free_nodes, status.nodes_alive - busy),
+            (busy_nodes, busy),
+            (dead_nodes, status.nodes_known - status.nodes_alive),
+            (quota, status.quota_bytes),
+            (used, status.used_bytes),
+            (engine, status.engine_bytes),
+        ] {
+            gauge.set(value as f64);
+        }
+        for (gauge, &value) in missing.iter().zip(&now.missing_by_left) {
+            gauge.set(value as f64);
+        }
+        for (gauge, &value) in diversity.iter().zip(&now.blocks_by_score) {
+            gauge.set(value as f64);
+        }
+        for report in &now.cells {
+            let Some(cell) = report.cell else {
+                continue;
+            };
+            let (row, column) = (cell.row.to_string(), cell.column.to_string());
+            for (metric, value) in [
+                (&NAMENODE_CELL_CAPACITY_BYTES, report.capacity_bytes),
+                (&NAMENODE_CELL_FREE_BYTES, report.free_bytes),
+                (&NAMENODE_CELL_SERVERS, u64::from(report.servers)),
+            ] {
+                let gauge = self.registry.gauge(metric, &[&row, &column]);
+                gauge.set(value as f64);
+            }
+        }
+        self.registry.render()
+    }
+}

@@ -1,0 +1,122 @@
+//! What the namenode shows of itself: to Prometheus, and to the page.
+
+use harvestfs_protocol::admin::{ClusterStatus, NodeStatus};
+use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_protocol::placement::{BlockPlace, CellReport, GridCell, TenantReport};
+use serde::Serialize;
+
+use super::activity::{LoadPoint, Told};
+use crate::engine::cluster::BlockAtRisk;
+
+/// The cluster in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Overview {
+    /// What `harvestfs admin status` shows.
+    #[serde(flatten)]
+    pub status: ClusterStatus,
+    /// Name of the policy that places replicas.
+    pub policy: String,
+    /// Bytes of records written to the journal since the start.
+    pub journal_bytes: u64,
+    /// Live datanodes whose owner needs the server.
+    pub nodes_busy: u64,
+    /// Known servers that came back with an empty disk since the start.
+    pub reimages: u64,
+    /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.
+    pub missing_by_left: [u64; 4],
+    /// Sealed blocks that break a constraint that they were promised.
+    pub misplaced_blocks: u64,
+    /// Sealed blocks by how many of the five constraints hold among their replicas.
+    pub blocks_by_score: [u64; 6],
+    /// Repair.
+    pub repair: RepairOverview,
+    /// The nine cells of the grid, row by row; then what is outside.
+    pub cells: Vec<CellReport>,
+}
+
+/// Repair in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RepairOverview {
+    /// Blocks that have too few replicas and wait.
+    pub waiting: u64,
+    /// Blocks that wait for the move of a replica.
+    pub moves_waiting: u64,
+    /// How long the first of the former has waited, in milliseconds.
+    pub oldest_ms: Option<u64>,
+    /// How much longer repair waits at most because many datanodes fell silent together, in
+    /// milliseconds; `None` if it does not.
+    pub held_ms: Option<u64>,
+    /// Replicas moved since the start.
+    pub moves_done: u64,
+    /// Repairs and moves that failed since the start.
+    pub failed: u64,
+}
+
+/// Everything that the page shows of the cluster.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Watched {
+    /// In numbers.
+    #[serde(flatten)]
+    pub overview: Overview,
+    /// Tenants that have servers; a limited number.
+    pub tenants: Vec<TenantReport>,
+    /// Datanodes by name, a limited number.
+    pub nodes: Vec<WatchedNode>,
+    /// Those of the blocks with too few replicas that are nearest to being lost.
+    pub at_risk: Vec<BlockAtRisk>,
+    /// What happened lately, oldest first.
+    pub happenings: Vec<Told>,
+}
+
+/// One datanode.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WatchedNode {
+    /// What `harvestfs admin nodes` shows.
+    #[serde(flatten)]
+    pub status: NodeStatus,
+    /// The cell of its tenant, unless that is outside the grid.
+    pub cell: Option<GridCell>,
+    /// What its primary tenant uses, as last heard.
+    pub primary: Option<PrimaryLoad>,
+    /// What it used over time, oldest first.
+    pub loads: Vec<LoadPoint>,
+    /// Accesses that it denied since it started.
+    pub denials: u64,
+    /// Repairs that it serves now.
+    pub repairs_from: u32,
+    /// Repairs that it receives now.
+    pub repairs_to: u32,
+    /// Its replicas are to be copied elsewhere.
+    pub draining: bool,
+}
+
+/// A page of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listing {
+    /// Its entries, by name.
+    pub entries: Vec<ListedEntry>,
+    /// There are more after the last one.
+    pub more: bool,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ListedEntry {
+    /// Its name, with what is not UTF-8 replaced.
+    pub name: String,
+    /// Its name, percent-encoded, for requests.
+    pub link: String,
+    /// `file`, `directory` or `other`.
+    pub kind: &'static str,
+    /// Size in bytes.
+    pub size_bytes: u64,
+}
+
+/// A file and where it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FilePlaces {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Its first blocks in the order of its content, each once.
+    pub blocks: Vec<BlockPlace>,
+}

@@ -1,0 +1,140 @@
+//! What the owner shows to whoever watches. Changes nothing.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
+use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
+
+use super::Owner;
+use crate::server::overview::{
+    FilePlaces, ListedEntry, Listing, Overview, RepairOverview, Watched, WatchedNode,
+};
+
+/// Datanodes that are shown.
+const NODES_MAX: usize = 1_000;
+/// Blocks at risk that are shown.
+const AT_RISK_MAX: usize = 50;
+/// Entries of a directory that are shown at a time.
+const ENTRIES_MAX: u32 = 200;
+const _: () = assert!(ENTRIES_MAX as usize <= ENTRIES_PER_REPLY_MAX);
+
+impl Owner {
+    /// The cluster in numbers. O(nodes), and O(blocks that wait for repair).
+    pub(crate) fn overview(&self) -> Overview {
+        let now_ms = self.clock.now_ms();
+        let summary = self.cluster.summary(now_ms);
+        let placement = self.cluster.placement_report(&[]);
+        Overview {
+            status: self.status(),
+            policy: placement.policy,
+            journal_bytes: self.log.appended_bytes(),
+            nodes_busy: summary.nodes_busy,
+            reimages: self.activity.reimages(),
+            missing_by_left: summary.missing_by_left,
+            misplaced_blocks: summary.misplaced_blocks,
+            blocks_by_score: summary.blocks_by_score,
+            repair: RepairOverview {
+                waiting: summary.repairs_waiting,
+                moves_waiting: summary.moves_waiting,
+                oldest_ms: self.cluster.oldest_repair_ms(now_ms),
+                held_ms: summary.storm_remaining_ms,
+                moves_done: summary.moves_done,
+                failed: summary.repairs_failed,
+            },
+            cells: placement.cells,
+        }
+    }
+
+    /// Everything that the page shows of the cluster, with what happened after a number.
+    pub(crate) fn watched(&self, since: u64) -> Watched {
+        let now_ms = self.clock.now_ms();
+        let mut nodes = self.cluster.nodes(now_ms);
+        nodes.sort_by(|a, b| a.server.name.cmp(&b.server.name));
+        let nodes = nodes.into_iter().take(NODES_MAX).map(|status| {
+            let said = self.activity.node(status.node);
+            let does = self.cluster.node_activity(status.node).unwrap_or_default();
+            WatchedNode {
+                cell: does.cell,
+                primary: said.and_then(|said| said.primary),
+                loads: said.map(|said| said.loads()).unwrap_or_default(),
+                denials: said.map_or(0, |said| said.denials),
+                repairs_from: does.repairs_from,
+                repairs_to: does.repairs_to,
+                draining: does.draining,
+                status,
+            }
+        });
+        Watched {
+            overview: self.overview(),
+            tenants: self.cluster.placement_report(&[]).tenants,
+            nodes: nodes.collect(),
+            at_risk: self.cluster.blocks_at_risk(now_ms, AT_RISK_MAX),
+            happenings: self.activity.since(since),
+        }
+    }
+
+    /// Entries of a directory in the order of their names, after a name.
+    pub(crate) fn listing(&self, path: &[u8], after: Option<&[u8]>) -> Result<Listing, FsError> {
+        let read = MetaOp::ReadDir {
+            ino: self.find(path)?.ino,
+            after: after.map(Name::new).transpose()?,
+            max_entries: ENTRIES_MAX,
+            with_attributes: true,
+        };
+        let MetaReply::Entries { entries, end, .. } =
+            self.namespace.query(&Credentials::root(), &read)?
+        else {
+            return Err(FsError::Internal("a directory told no entries".into()));
+        };
+        let entries = entries.into_iter().map(|entry| {
+            let name = entry.name.as_bytes();
+            ListedEntry {
+                name: String::from_utf8_lossy(name).into_owned(),
+                link: percent_encode(name, NON_ALPHANUMERIC).to_string(),
+                kind: match entry.kind {
+                    FileKind::Regular => "file",
+                    FileKind::Directory => "directory",
+                    _ => "other",
+                },
+                size_bytes: entry.attr.map_or(0, |attr| attr.size_bytes),
+            }
+        });
+        Ok(Listing {
+            entries: entries.collect(),
+            more: !end,
+        })
+    }
+
+    /// Where a file is.
+    pub(crate) fn file_places(&self, path: &[u8]) -> Result<FilePlaces, FsError> {
+        let attr = self.find(path)?;
+        let blocks = self.blocks_of_file(attr.ino)?;
+        Ok(FilePlaces {
+            size_bytes: attr.size_bytes,
+            blocks: self.cluster.placement_report(&blocks).blocks,
+        })
+    }
+
+    /// The inode with an absolute path. Symlinks are not followed.
+    pub(super) fn find(&self, path: &[u8]) -> Result<Attr, FsError> {
+        let root = Credentials::root();
+        let attributes = |op: &MetaOp| match self.namespace.query(&root, op)? {
+            MetaReply::Attr(attr) => Ok(attr),
+            _ => Err(FsError::Internal("a name told no attributes".into())),
+        };
+        let mut attr = attributes(&MetaOp::GetAttr { ino: InodeId::ROOT })?;
+        for part in path
+            .split(|&byte| byte == b'/')
+            .filter(|part| !part.is_empty())
+        {
+            attr = attributes(&MetaOp::Lookup {
+                parent: attr.ino,
+                name: Name::new(part)?,
+            })?;
+        }
+        Ok(attr)
+    }
+}

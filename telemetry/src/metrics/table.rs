@@ -1,0 +1,122 @@
+//! The table of metrics. Nothing that is not here is told.
+
+use super::{Kind, Metric, Part, Stability};
+
+/// Names each metric twice, for the compiler and for Prometheus, and collects all in [`TABLE`].
+macro_rules! table {
+    ($($constant:ident = $part:ident $kind:ident $unit:literal $name:literal [$($label:literal),*]
+        $stability:ident: $meaning:literal;)*) => {
+        $(
+            #[doc = $meaning]
+            pub const $constant: Metric = Metric {
+                name: $name,
+                part: Part::$part,
+                kind: Kind::$kind,
+                unit: $unit,
+                labels: &[$($label),*],
+                stability: Stability::$stability,
+                meaning: $meaning,
+            };
+        )*
+        /// All metrics, by part.
+        pub const TABLE: &[Metric] = &[$($constant),*];
+    };
+}
+
+table! {
+    BUILD_INFO = Every Gauge "1" "harvestfs_build_info" ["part", "version"]
+        Stable: "Always 1; which part and release this is.";
+    START_TIME_SECONDS = Every Gauge "s" "harvestfs_start_time_seconds" []
+        Stable: "When the process started, in seconds since 1970.";
+
+    NAMENODE_OPERATION_SECONDS = Namenode Latency "s" "harvestfs_namenode_operation_seconds" ["operation"]
+        Stable: "From when a request is taken in hand to its reply; waiting for the journal and for the caches of other clients is part of it.";
+    NAMENODE_REFUSALS_TOTAL = Namenode WholeCounter "requests" "harvestfs_namenode_refusals_total" ["operation"]
+        Stable: "Requests that were answered with an error, a name that does not exist included.";
+    NAMENODE_JOURNAL_SECONDS = Namenode Latency "s" "harvestfs_namenode_journal_seconds" []
+        Stable: "From when records are handed to the journal until they are on stable storage, for records that somebody waits for.";
+    NAMENODE_JOURNAL_BYTES_TOTAL = Namenode WholeCounter "bytes" "harvestfs_namenode_journal_bytes_total" []
+        Stable: "Bytes of records written to the journal.";
+    NAMENODE_JOURNAL_RECORD = Namenode Gauge "records" "harvestfs_namenode_journal_record" []
+        Internal: "Number of the last record of the journal.";
+    NAMENODE_READY = Namenode Gauge "1" "harvestfs_namenode_ready" []
+        Stable: "1 once the locations of blocks are known after a start, 0 before.";
+    NAMENODE_REPAIR_HELD_SECONDS = Namenode Gauge "s" "harvestfs_namenode_repair_held_seconds" []
+        Stable: "How much longer at most repair waits because many datanodes fell silent together; 0 if it does not.";
+    NAMENODE_INODES = Namenode Gauge "inodes" "harvestfs_namenode_inodes" ["kind"]
+        Stable: "Inodes by kind: file, directory, other.";
+    NAMENODE_SESSIONS = Namenode Gauge "sessions" "harvestfs_namenode_sessions" []
+        Stable: "Open sessions of clients.";
+    NAMENODE_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_blocks" []
+        Stable: "Blocks that files use or sessions write.";
+    NAMENODE_MISSING_REPLICAS_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_missing_replicas_blocks" ["left"]
+        Stable: "Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.";
+    NAMENODE_LOST_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_lost_blocks" []
+        Stable: "Blocks with data of which no replica is known.";
+    NAMENODE_MISPLACED_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_misplaced_blocks" []
+        Stable: "Sealed blocks that break a constraint of placement that they were promised.";
+    NAMENODE_DIVERSITY_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_diversity_blocks" ["score"]
+        Stable: "Sealed blocks by how many of the five constraints of placement hold among their replicas: 0 to 5.";
+    NAMENODE_REPAIRS_WAITING = Namenode Gauge "blocks" "harvestfs_namenode_repairs_waiting" ["reason"]
+        Stable: "Blocks that wait for repair (reason missing) or for the move of a replica (reason misplaced).";
+    NAMENODE_REPAIRS_UNDER_WAY = Namenode Gauge "blocks" "harvestfs_namenode_repairs_under_way" []
+        Stable: "Repairs and moves under way.";
+    NAMENODE_REPAIR_OLDEST_SECONDS = Namenode Gauge "s" "harvestfs_namenode_repair_oldest_seconds" []
+        Stable: "How long the block that has waited longest for repair has; 0 if none does.";
+    NAMENODE_REPAIRS_TOTAL = Namenode WholeCounter "repairs" "harvestfs_namenode_repairs_total" ["result"]
+        Stable: "Repairs and moves that ended: repaired, moved, failed.";
+    NAMENODE_REIMAGES_TOTAL = Namenode WholeCounter "reimages" "harvestfs_namenode_reimages_total" []
+        Stable: "Known servers that came back with an empty disk.";
+    NAMENODE_DATANODES = Namenode Gauge "datanodes" "harvestfs_namenode_datanodes" ["state"]
+        Stable: "Datanodes by state: free, busy (their owner needs the server), dead.";
+    NAMENODE_QUOTA_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_quota_bytes" []
+        Stable: "What the owners of live datanodes let us use.";
+    NAMENODE_USED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_used_bytes" []
+        Stable: "What is used of it.";
+    NAMENODE_CELL_CAPACITY_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_cell_capacity_bytes" ["row", "column"]
+        Stable: "Space of a cell of the grid; row 0 has the lowest peaks, column 0 the fewest reimages.";
+    NAMENODE_CELL_FREE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_cell_free_bytes" ["row", "column"]
+        Stable: "Free space of a cell of the grid.";
+    NAMENODE_CELL_SERVERS = Namenode Gauge "servers" "harvestfs_namenode_cell_servers" ["row", "column"]
+        Stable: "Servers of a cell of the grid.";
+    NAMENODE_ENGINE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_engine_bytes" []
+        Internal: "Memory of the engine's tables, estimated from their capacity.";
+
+    DATANODE_OPERATION_SECONDS = Datanode Latency "s" "harvestfs_datanode_operation_seconds" ["operation"]
+        Stable: "read: a range, from request to last byte sent; open: until a pipeline stands; write: a batch of packets, onto the disk; seal; repair: a whole replica fetched; scrub: a piece read and verified.";
+    DATANODE_FAILURES_TOTAL = Datanode WholeCounter "operations" "harvestfs_datanode_failures_total" ["operation"]
+        Stable: "Operations that failed, denials left out.";
+    DATANODE_BYTES_TOTAL = Datanode WholeCounter "bytes" "harvestfs_datanode_bytes_total" ["direction", "purpose"]
+        Stable: "Bytes of blocks by direction (read, written) and purpose: client, repair, scrub.";
+    DATANODE_DENIALS_TOTAL = Datanode WholeCounter "denials" "harvestfs_datanode_denials_total" ["operation"]
+        Stable: "Reads, writes and repairs that were denied or broken off because the owner needs the server.";
+    DATANODE_BUSY = Datanode Gauge "1" "harvestfs_datanode_busy" []
+        Stable: "1 while the server is left to its owner.";
+    DATANODE_BUSY_SECONDS_TOTAL = Datanode Counter "s" "harvestfs_datanode_busy_seconds_total" []
+        Stable: "How long the server has been left to its owner since the start.";
+    DATANODE_PRIMARY_CPU_RATIO = Datanode Gauge "ratio" "harvestfs_datanode_primary_cpu_ratio" []
+        Stable: "What the primary tenant uses of all cores; NaN when that is not known.";
+    DATANODE_PRIMARY_MEMORY_RATIO = Datanode Gauge "ratio" "harvestfs_datanode_primary_memory_ratio" []
+        Stable: "What the primary tenant uses of the memory; NaN when that is not known.";
+    DATANODE_PRIMARY_STALLED_RATIO = Datanode Gauge "ratio" "harvestfs_datanode_primary_stalled_ratio" []
+        Stable: "Time in which some task of the server waited for CPU, memory or a disk, the worst of the three: the owner's slowdown, as far as the kernel measures it; NaN when it does not.";
+    DATANODE_STREAMS = Datanode Gauge "streams" "harvestfs_datanode_streams" []
+        Stable: "Block streams under way.";
+    DATANODE_REGISTERED = Datanode Gauge "1" "harvestfs_datanode_registered" []
+        Stable: "1 once the namenode knows this datanode.";
+    DATANODE_VOLUME_QUOTA_BYTES = Datanode Gauge "bytes" "harvestfs_datanode_volume_quota_bytes" ["storage"]
+        Stable: "What the owner lets us use of a volume.";
+    DATANODE_VOLUME_USED_BYTES = Datanode Gauge "bytes" "harvestfs_datanode_volume_used_bytes" ["storage"]
+        Stable: "What is used of it, reservations included.";
+    DATANODE_VOLUME_HEALTHY = Datanode Gauge "1" "harvestfs_datanode_volume_healthy" ["storage"]
+        Stable: "1 if the volume can be used.";
+
+    MOUNT_DIRTY_BYTES = Mount Gauge "bytes" "harvestfs_mount_dirty_bytes" []
+        Stable: "Written data in memory that is not yet committed.";
+    MOUNT_DENIALS_TOTAL = Mount WholeCounter "denials" "harvestfs_mount_denials_total" []
+        Stable: "Answers of datanodes that their owner needs the server.";
+    MOUNT_HEDGED_READS_TOTAL = Mount WholeCounter "reads" "harvestfs_mount_hedged_reads_total" []
+        Stable: "Reads for which a second replica was asked because the first was slow.";
+    MOUNT_CONNECTED = Mount Gauge "1" "harvestfs_mount_connected" []
+        Stable: "1 while the namenode can be reached.";
+}

@@ -1,0 +1,191 @@
+//! A Prometheus server that scrapes a cluster.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::{Cluster, free_tcp_address, wait_until};
+
+/// How long it may take to start and to see every part.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Where a part is scraped, and what it is asked with.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The job's name.
+    pub job: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// How it is asked.
+    pub access: TargetAccess,
+}
+
+/// How a part is asked.
+#[derive(Clone, Debug)]
+pub enum TargetAccess {
+    /// Without TLS.
+    Plain,
+    /// With the token of this file, and this name in the server's certificate.
+    Token(PathBuf, String),
+    /// With the administrator's certificate, and this name in the server's certificate.
+    Certificate(String),
+}
+
+/// A running server. Ended when dropped.
+#[derive(Debug)]
+pub struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    log: PathBuf,
+}
+
+impl Prometheus {
+    /// Starts `program` in a new directory below the cluster's, with the alert rules of `rules`, and
+    /// waits until it has scraped every target.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start(program: &Path, cluster: &Cluster, targets: &[Target], rules: &Path) -> Self {
+        let directory = cluster.path("prometheus");
+        fs::create_dir(&directory).expect("a directory");
+        let identity = cluster.path("admin/identity");
+        let mut config = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [{}]\n\
+             scrape_configs:\n",
+            rules.display()
+        );
+        for target in targets {
+            config += &format!(
+                "- job_name: {}\n  static_configs: [{{targets: ['{}']}}]\n",
+                target.job, target.address
+            );
+            let ca = identity.join("ca.pem");
+            let tls = |name: &str| format!("ca_file: '{}', server_name: {name}", ca.display());
+            config += &match &target.access {
+                TargetAccess::Plain => String::new(),
+                TargetAccess::Token(token, name) => format!(
+                    "  scheme: https\n  tls_config: {{{}}}\n  authorization: {{credentials_file: '{}'}}\n",
+                    tls(name),
+                    token.display()
+                ),
+                TargetAccess::Certificate(name) => format!(
+                    "  scheme: https\n  tls_config: {{{}, cert_file: '{1}/cert.pem', key_file: '{1}/key.pem'}}\n",
+                    tls(name),
+                    identity.display()
+                ),
+            };
+        }
+        let config_path = directory.join("prometheus.yml");
+        fs::write(&config_path, config).expect("its configuration");
+        let log = directory.join("log");
+        let address = free_tcp_address();
+        let child = Command::new(program)
+            .arg(format!("--config.file={}", config_path.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                directory.join("data").display()
+            ))
+            .arg(format!("--web.listen-address={address}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).expect("its log"))
+            .spawn()
+            .expect("it starts");
+        let prometheus = Self {
+            child,
+            address,
+            log,
+        };
+        prometheus.wait_for_targets(targets.len());
+        prometheus
+    }
+
+    fn wait_for_targets(&self, count: usize) {
+        let mut last = Value::Null;
+        let up = |targets: &Value| {
+            let targets = targets["data"]["activeTargets"].as_array();
+            let targets = targets.map_or(&[][..], Vec::as_slice);
+            targets.len() == count && targets.iter().all(|it| it["health"] == "up")
+        };
+        let end = std::time::Instant::now() + DEADLINE;
+        while std::time::Instant::now() < end {
+            if let Some(targets) = self.get("/api/v1/targets?state=active") {
+                if up(&targets) {
+                    return;
+                }
+                last = targets;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        panic!(
+            "not every target is up: {last:#}\n{}",
+            fs::read_to_string(&self.log).unwrap_or_default()
+        );
+    }
+
+    /// The series that a query gives now.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    #[must_use]
+    pub fn query(&self, query: &str) -> Vec<Value> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let answer = self.get(&format!("/api/v1/query?query={encoded}"));
+        let answer = answer.unwrap_or_else(|| panic!("no answer to {query}"));
+        assert_eq!(answer["status"], "success", "{query}: {answer:#}");
+        answer["data"]["result"].as_array().expect("series").clone()
+    }
+
+    /// Waits until a query gives at least one series.
+    ///
+    /// # Panics
+    /// When it does not, or the server refuses it.
+    pub fn wait_for_data(&self, query: &str) {
+        wait_until(&format!("data for {query}"), DEADLINE, || {
+            !self.query(query).is_empty()
+        });
+    }
+
+    /// Names of all metrics that it has seen.
+    ///
+    /// # Panics
+    /// When it does not say.
+    #[must_use]
+    pub fn metric_names(&self) -> Vec<String> {
+        let answer = self.get("/api/v1/label/__name__/values").expect("names");
+        serde_json::from_value(answer["data"].clone()).expect("a list of names")
+    }
+
+    /// `None` while it does not answer with JSON.
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(self.address).ok()?;
+        stream.set_read_timeout(Some(DEADLINE)).ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
+            self.address
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        serde_json::from_str(body).ok()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,220 @@
+//! The namenode's page in a real browser: what it says, that it lives, that it complains of nothing,
+//! and that it can be used with a keyboard, on a narrow screen, in light and dark, and by ear.
+
+use std::{fs, path::PathBuf};
+
+use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program};
+
+/// Every text whose contrast with what is behind it is below what WCAG 2.1 asks for (AA).
+const TEXTS_OF_LITTLE_CONTRAST: &str = r#"
+(() => {
+  const numbers = (color) => color.match(/[\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (element) => {
+    for (let it = element; it; it = it.parentElement) {
+      const color = numbers(getComputedStyle(it).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const bad = [];
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("noscript, .hidden, .skip")) continue;
+    const style = getComputedStyle(element);
+    const [a, b] = [luminance(numbers(style.color)), luminance(behind(element))].sort((x, y) => y - x);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < (large ? 3 : 4.5)) bad.push(`${walker.currentNode.data.trim()}: ${contrast.toFixed(2)}`);
+  }
+  return bad;
+})()
+"#;
+
+/// What the structure of the page lacks, in words.
+const FAULTS_OF_STRUCTURE: &str = r#"
+(() => {
+  const faults = [];
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  if (!document.documentElement.lang) faults.push("no language");
+  if (!document.title) faults.push("no title");
+  for (const [selector, count] of [["main", 1], ["h1", 1], ["header", 1], ["footer", 1]])
+    if (all(selector).length !== count) faults.push(`${all(selector).length} of ${selector}`);
+  let level = 0;
+  for (const heading of all("h1, h2, h3, h4")) {
+    const own = Number(heading.tagName[1]);
+    if (own > level + 1) faults.push(`${heading.textContent}: level ${own} after ${level}`);
+    level = own;
+  }
+  const ids = all("[id]").map((it) => it.id);
+  if (new Set(ids).size !== ids.length) faults.push("an id twice");
+  for (const name of ["aria-labelledby", "aria-describedby"])
+    for (const it of all(`[${name}]`))
+      if (!document.getElementById(it.getAttribute(name))) faults.push(`${name} to nothing`);
+  for (const table of all("table"))
+    if (table.rows.length && !table.querySelector("th[scope]")) faults.push("a table without headings");
+  for (const it of all("a[href^='#']"))
+    if (!document.getElementById(it.hash.slice(1))) faults.push(`a link to nothing: ${it.hash}`);
+  return faults;
+})()
+"#;
+
+fn no_strings(found: &serde_json::Value, what: &str) {
+    assert_eq!(found, &serde_json::json!([]), "{what}");
+}
+
+fn check_accessibility(browser: &mut Browser) {
+    no_strings(
+        &browser.evaluate(TEXTS_OF_LITTLE_CONTRAST),
+        "texts that are hard to read",
+    );
+    no_strings(&browser.evaluate(FAULTS_OF_STRUCTURE), "structure");
+    let told = browser.accessible();
+    for (role, name) in &told {
+        let must_have_name = [
+            "button",
+            "link",
+            "image",
+            "img",
+            "table",
+            "region",
+            "navigation",
+        ];
+        assert!(
+            !must_have_name.contains(&role.as_str()) || !name.is_empty(),
+            "a {role} has no name in {told:?}"
+        );
+    }
+    for (role, name) in [("heading", "Datanodes"), ("button", "d/"), ("status", "")] {
+        let found = told.iter().any(|(r, n)| r == role && n == name);
+        assert!(found, "no {role} {name:?} in {told:?}");
+    }
+}
+
+/// Keeps what the page looks like where somebody wants to see it.
+fn keep_screenshot(browser: &mut Browser, name: &str) {
+    if let Some(directory) = std::env::var_os("HARVESTFS_TESTS_SCREENSHOTS") {
+        let path = PathBuf::from(directory).join(format!("{name}.png.base64"));
+        fs::write(path, browser.screenshot()).expect("a screenshot");
+    }
+}
+
+#[test]
+fn the_page_shows_the_cluster_as_it_is_and_becomes() {
+    let Some(chromium) = have_program("chromium", "apt install chromium") else {
+        return;
+    };
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 4,
+        policy: "harvest",
+        ..ClusterOptions::default()
+    });
+    let page = cluster.serve_page_to_anyone();
+    let mount = cluster.mount("mnt");
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    let odd = "ä b%&<i>?.bin";
+    fs::write(mount.join("d").join(odd), vec![7; 3 << 20]).expect("write");
+
+    let mut browser = Browser::start(&chromium);
+    browser.show(&page, 1280, 900, "light");
+    let text = |id: &str| format!("document.getElementById('{id}').textContent");
+    browser.wait_for(&format!(
+        "{}.includes('all its replicas')",
+        text("verdict-text")
+    ));
+    for number in 1..=4 {
+        browser.wait_for(&format!("{}.includes('datanode-{number}')", text("nodes")));
+    }
+    browser.wait_for(&format!("{}.includes('4 of 4')", text("tiles")));
+    browser.wait_for("document.querySelectorAll('#grid td').length === 9");
+    check_accessibility(&mut browser);
+    keep_screenshot(&mut browser, "light");
+
+    // With the keyboard alone: into the directory, and to the file.
+    let focus = |which: &str| {
+        format!(
+            "[...document.querySelectorAll('#directory button')].find((it) => it.textContent === {which}).focus()"
+        )
+    };
+    browser.wait_for(
+        "[...document.querySelectorAll('#directory button')].some((it) => it.textContent === 'd/')",
+    );
+    browser.evaluate(&focus("'d/'"));
+    browser.press("Enter", 13);
+    browser.wait_for(&format!(
+        "[...document.querySelectorAll('#directory button')].some((it) => it.textContent === '{odd}')"
+    ));
+    browser.evaluate(&focus(&format!("'{odd}'")));
+    browser.press("Enter", 13);
+    browser.wait_for("document.querySelectorAll('#file .block li').length === 3");
+    browser.wait_for(&format!("{}.includes('{odd}, 3.0 MiB')", text("file")));
+    // Tab goes through everything, and what has the focus can be seen.
+    browser.evaluate("document.activeElement.blur()");
+    let mut reached = Vec::new();
+    for _ in 0..6 {
+        browser.press("Tab", 9);
+        let outline = browser.evaluate("getComputedStyle(document.activeElement).outlineStyle");
+        assert_ne!(outline, "none");
+        reached.push(browser.evaluate("document.activeElement.textContent.trim().slice(0, 20)"));
+    }
+    assert_eq!(reached.len(), 6);
+    assert!(
+        reached.windows(2).all(|pair| pair[0] != pair[1]),
+        "{reached:?}"
+    );
+
+    // What happens is seen without a reload.
+    let updates = browser.evaluate("Number(document.body.dataset.updates)");
+    cluster.stop(&Cluster::datanode(2));
+    cluster.reimage(2);
+    cluster.start_datanode(2);
+    browser.wait_for(&format!(
+        "{}.includes('datanode-2 came back without')",
+        text("live")
+    ));
+    browser.wait_for(&format!("{}.includes('copied from')", text("live")));
+    browser.wait_for(&format!(
+        "{}.includes('all its replicas')",
+        text("verdict-text")
+    ));
+    browser.wait_for(&format!(
+        "Number(document.body.dataset.updates) > {updates}"
+    ));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+
+    for (width, scheme, name) in [
+        (1280, "dark", "dark"),
+        (360, "light", "narrow"),
+        (360, "dark", "narrow-dark"),
+    ] {
+        browser.show(&page, width, 800, scheme);
+        browser.wait_for(&format!("{}.includes('datanode-4')", text("nodes")));
+        browser.wait_for("document.querySelectorAll('#directory button').length > 0");
+        let overflow = browser.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth",
+        );
+        assert_eq!(overflow, 0, "the page is wider than a screen of {width}");
+        check_accessibility(&mut browser);
+        keep_screenshot(&mut browser, name);
+    }
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+
+    // The page outlives the namenode, says so, and goes on when it is back.
+    cluster.stop("namenode");
+    browser.wait_for(&format!(
+        "{}.includes('does not answer')",
+        text("verdict-text")
+    ));
+    cluster.start_namenode();
+    browser.wait_for(&format!(
+        "{}.includes('all its replicas')",
+        text("verdict-text")
+    ));
+}
