@@ -93,7 +93,20 @@ impl Browser {
             "Emulation.setEmulatedMedia",
             json!({ "features": features }),
         );
+        self.evaluate("window.isOld = true");
         self.call("Page.navigate", json!({ "url": url }));
+        let end = Instant::now() + DEADLINE;
+        let loaded = "window.isOld !== true && document.readyState === 'complete'";
+        let asked = json!({ "expression": loaded, "returnByValue": true });
+        loop {
+            // Refused while one document replaces the other.
+            let answer = self.try_call("Runtime.evaluate", asked.clone());
+            if answer.is_ok_and(|answer| answer["result"]["value"] == true) {
+                return;
+            }
+            assert!(Instant::now() < end, "{url} is not shown");
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The value of an expression in the page; promises are waited for.
@@ -168,6 +181,12 @@ impl Browser {
     }
 
     fn call(&mut self, method: &str, parameters: Value) -> Value {
+        let answer = self.try_call(method, parameters);
+        answer.unwrap_or_else(|error| panic!("{method}: {error:#}"))
+    }
+
+    /// The answer, or the browser's refusal.
+    fn try_call(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.next_id += 1;
         let id = self.next_id;
         let mut request = json!({ "id": id, "method": method, "params": parameters });
@@ -186,8 +205,10 @@ impl Browser {
             let message = self.messages.recv_timeout(left);
             let message = message.unwrap_or_else(|error| panic!("{method}: {error}"));
             if message["id"] == id {
-                assert!(message.get("error").is_none(), "{method}: {message:#}");
-                return message["result"].clone();
+                return match message.get("error") {
+                    None => Ok(message["result"].clone()),
+                    Some(error) => Err(error.clone()),
+                };
             }
             self.hear(&message);
         }

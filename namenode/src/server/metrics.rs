@@ -61,6 +61,7 @@ operations! {
     ListXattr "listxattr" = meta!(MetaOp::ListXattr { .. }),
     StatFs "statfs" = meta!(MetaOp::StatFs),
     FindSparse "find_sparse" = meta!(MetaOp::FindSparse { .. }),
+    CreateScratch "create_scratch" = meta!(MetaOp::CreateScratch { .. }),
     Relocate "relocate" = meta!(MetaOp::Relocate { .. }),
     SetAttr "setattr" = meta!(MetaOp::SetAttr { .. }),
     Create "create" = meta!(MetaOp::Create { .. }),

@@ -37,6 +37,9 @@ const number = (count) => count.toLocaleString("en");
 const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 const percent = (permille) => `${Math.round(permille / 10)} %`;
 
+/** A block's name, as commands and logs spell it. */
+const blockName = (id) => `Block ${id.toString(16).padStart(16, "0")}`;
+
 function duration(ms) {
   const s = Math.round(ms / 1000);
   if (s < 60) return `${s} s`;
@@ -228,7 +231,7 @@ function risk(c) {
   }
   const pill = (it) => el("span", { class: `pill ${it.left <= 1 ? "bad" : "warn"}` }, it.left === 0 ? "none left" : `${it.left} of ${it.wanted} left`);
   const why = (it) => `${it.why}${it.waits_ms === null ? "" : ` (for ${duration(it.waits_ms)})`}`;
-  show($("risk"), ...c.at_risk.map((it) => block(it.place, `Block ${it.block}`, el("p", {}, pill(it), " ", why(it)))));
+  show($("risk"), ...c.at_risk.map((it) => block(it.place, blockName(it.block), el("p", {}, pill(it), " ", why(it)))));
 }
 
 // --- live ---
@@ -304,7 +307,7 @@ async function list() {
         : entry.kind === "file" ? button(entry.name, entry.link, () => places(here)) : el("span", {}, entry.name);
       return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "number" }, entry.kind === "file" ? bytes(entry.size_bytes) : ""));
     });
-    const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Name"), el("th", { scope: "col" }, "Size"))), el("tbody", {}, ...rows));
+    const table = el("table", { "aria-label": "Entries" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Name"), el("th", { scope: "col" }, "Size"))), el("tbody", {}, ...rows));
     $("directory").replaceChildren(rows.length ? table : el("p", { class: "quiet" }, "Nothing is in this directory."));
     if (page.more) $("directory").append(button("Show more", "more", list));
   } catch (error) {
@@ -315,7 +318,7 @@ async function list() {
 async function places(names) {
   try {
     const file = await ask(`/api/file?path=${link(names)}`);
-    const blocks = file.blocks.map((place) => block(place, `Block ${place.block}`,
+    const blocks = file.blocks.map((place) => block(place, blockName(place.block),
       el("p", { class: "quiet" }, `${place.held.length} of 5 constraints hold · ${place.strict ? "strict" : "space before distance"} · ${plural(place.replication, "replica")} wanted`)));
     $("file").replaceChildren(el("h3", {}, `${names[names.length - 1].name}, ${bytes(file.size_bytes)}`),
       ...(blocks.length ? blocks : [el("p", { class: "quiet" }, "It has no blocks: it is empty, or all holes.")]));

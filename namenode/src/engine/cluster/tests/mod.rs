@@ -9,5 +9,6 @@ mod places;
 mod removal;
 mod repair;
 mod replicas;
+mod watching;
 mod world;
 mod writers;

@@ -1,0 +1,91 @@
+//! What is told to whoever watches.
+
+use harvestfs_protocol::ids::NodeId;
+
+use super::world::{World, options};
+use crate::engine::cluster::{Happening, RepairEnd};
+
+#[test]
+fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
+    let mut world = World::new(4, 4, options(), 1);
+    for _ in 0..20 {
+        world.write(2);
+    }
+    world.pass(300);
+    assert_eq!(world.cluster.take_happenings().count(), 0);
+    let on_it = world.blocks.keys().filter(|block| world.holders(**block).contains(&NodeId(0)));
+    let held = on_it.count() as u64;
+    world.reimage_all(0);
+    world.connect(0);
+    world.drain(0);
+    world.cluster.tick(world.now_ms, &mut world.rng);
+
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!(summary.missing_by_left, [0, held, 0, 0]);
+    assert_eq!(summary.under_replicated_blocks, held);
+    let at_risk = world.cluster.blocks_at_risk(world.now_ms, 1_000);
+    assert_eq!(at_risk.len() as u64, held);
+    assert!(at_risk.iter().all(|it| (it.left, it.wanted) == (1, 2)));
+    assert_eq!(world.cluster.blocks_at_risk(world.now_ms, 2).len(), 2);
+
+    world.pass(2_000);
+    let oldest_ms = world.cluster.oldest_repair_ms(world.now_ms);
+    let waiting = world.cluster.summary(world.now_ms).repairs_waiting;
+    assert_eq!(oldest_ms.is_some(), waiting > 0);
+    assert!(oldest_ms.is_none_or(|oldest_ms| oldest_ms <= 2_000));
+    world.pass(60_000);
+    assert_eq!(world.cluster.oldest_repair_ms(world.now_ms), None);
+    assert!(world.cluster.blocks_at_risk(world.now_ms, 10).is_empty());
+    let told: Vec<Happening> = world.cluster.take_happenings().collect();
+    let reimaged = Happening::Reimaged {
+        node: NodeId(0),
+        replicas: held,
+    };
+    assert_eq!(told[0], reimaged);
+    let repaired = told.iter().filter(|it| {
+        let Happening::RepairEnded { is_move, end, .. } = it else {
+            return false;
+        };
+        !is_move && *end == RepairEnd::Done
+    });
+    assert_eq!(repaired.count() as u64, held);
+}
+
+#[test]
+fn what_nobody_has_any_more_is_told_and_heads_the_list() {
+    let mut world = World::new(4, 4, options(), 1);
+    let blocks: Vec<_> = (0..10).map(|_| world.write(1)).collect();
+    world.pass(300);
+    let lost: Vec<_> = blocks
+        .into_iter()
+        .filter(|block| world.holders(*block).contains(&NodeId(2)))
+        .collect();
+    assert!(!lost.is_empty(), "the test loses something");
+    world.stop(2);
+    world.pass(10_000);
+    let told: Vec<Happening> = world.cluster.take_happenings().collect();
+    assert!(told.contains(&Happening::Died { node: NodeId(2) }), "{told:?}");
+    for block in &lost {
+        assert!(told.contains(&Happening::Lost { block: *block }), "{told:?}");
+    }
+    let at_risk = world.cluster.blocks_at_risk(world.now_ms, 100);
+    let mut listed: Vec<_> = at_risk.iter().map(|it| it.block).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, lost);
+    assert!(at_risk.iter().all(|it| it.left == 0 && it.why.contains("no datanode")));
+}
+
+#[test]
+fn of_a_flood_the_last_is_told() {
+    let mut world = World::new(3, 3, options(), 1);
+    for _ in 0..400 {
+        world.write(1);
+    }
+    world.pass(300);
+    world.stop(0);
+    world.stop(1);
+    world.stop(2);
+    world.pass(10_000);
+    assert_eq!(world.cluster.take_happenings().count(), 256);
+    assert_eq!(world.cluster.take_happenings().count(), 0);
+}
