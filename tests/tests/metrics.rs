@@ -140,7 +140,10 @@ fn every_query_finds_data_in_a_running_cluster() {
         );
     }
     // Nothing is wrong with this cluster, and the rules can be evaluated.
-    assert_eq!(prometheus.query("ALERTS{alertstate=\"firing\"}"), Vec::<Value>::new());
+    assert_eq!(
+        prometheus.query("ALERTS{alertstate=\"firing\"}"),
+        Vec::<Value>::new()
+    );
 
     // A server that comes back with an empty disk is counted, and so are the repairs that follow.
     cluster.stop(&Cluster::datanode(1));

@@ -15,6 +15,7 @@ fn nine(replication: u8) -> Cluster {
         block_size: "1MiB",
         quota: "1GiB",
         policy: "harvest",
+        ..ClusterOptions::default()
     });
     cluster.wait_alive(9, DEADLINE);
     cluster

@@ -136,7 +136,9 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
     browser.wait_for(&format!("{}.includes('3 of 3')", text("tiles")));
     browser.wait_for("document.querySelectorAll('#grid td').length === 9");
     let listed = |name: &str| {
-        format!("[...document.querySelectorAll('#directory button')].some((it) => it.textContent === '{name}')")
+        format!(
+            "[...document.querySelectorAll('#directory button')].some((it) => it.textContent === '{name}')"
+        )
     };
     browser.wait_for(&listed("d/"));
     check_accessibility(&mut browser);

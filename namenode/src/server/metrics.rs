@@ -1,6 +1,7 @@
 //! What a namenode tells Prometheus.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use harvestfs_protocol::meta::{MetaCall, MetaOp};
 use harvestfs_protocol::node::NodeRequest;
@@ -14,8 +15,8 @@ use harvestfs_telemetry::metrics::{
     NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUOTA_BYTES,
     NAMENODE_READY, NAMENODE_REFUSALS_TOTAL, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
     NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
-    NAMENODE_REPAIRS_WAITING, NAMENODE_SESSIONS, NAMENODE_USED_BYTES, Part, Registry, Timer,
-    WholeCounter, raise_to,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SESSIONS, NAMENODE_USED_BYTES, Part, Registry, WholeCounter,
+    raise_to,
 };
 
 use super::overview::Overview;
@@ -87,16 +88,22 @@ operations! {
     Admin "admin" = Request::Admin(_),
 }
 
-/// What requests are measured with, resolved once.
-pub(crate) struct RequestMetrics(Vec<(Histogram, WholeCounter)>);
+/// What requests are measured with, resolved once; by kind.
+pub(crate) struct RequestMetrics(Vec<Arc<Measured>>);
+
+/// What one kind of request is measured with.
+struct Measured {
+    seconds: Histogram,
+    refusals: WholeCounter,
+}
 
 impl RequestMetrics {
     fn new(registry: &Registry) -> Self {
         let handles = OPERATIONS.iter().map(|(_, name)| {
-            (
-                registry.latency(&NAMENODE_OPERATION_SECONDS, &[name]),
-                registry.counter(&NAMENODE_REFUSALS_TOTAL, &[name]),
-            )
+            Arc::new(Measured {
+                seconds: registry.latency(&NAMENODE_OPERATION_SECONDS, &[name]),
+                refusals: registry.counter(&NAMENODE_REFUSALS_TOTAL, &[name]),
+            })
         });
         Self(handles.collect())
     }
@@ -106,9 +113,8 @@ impl RequestMetrics {
 /// be no answer, and measures nothing.
 pub(crate) struct Responder {
     inner: transport::Responder<Response>,
-    metrics: Arc<RequestMetrics>,
-    operation: Operation,
-    timer: Timer,
+    measured: Arc<Measured>,
+    came: Instant,
 }
 
 impl Responder {
@@ -116,24 +122,24 @@ impl Responder {
     pub(crate) fn new(
         request: &Request,
         inner: transport::Responder<Response>,
-        metrics: &Arc<RequestMetrics>,
+        metrics: &RequestMetrics,
     ) -> Self {
-        let operation = operation_of(request);
         Self {
             inner,
-            timer: metrics.0[operation as usize].0.start_timer(),
-            metrics: Arc::clone(metrics),
-            operation,
+            measured: Arc::clone(&metrics.0[operation_of(request) as usize]),
+            came: Instant::now(),
         }
     }
 
     /// Queues the answer; never waits.
     pub(crate) fn send(self, response: &Response) {
         if response.is_err() {
-            self.metrics.0[self.operation as usize].1.inc();
+            self.measured.refusals.inc();
         }
         self.inner.send(response);
-        self.timer.observe_duration();
+        self.measured
+            .seconds
+            .observe(self.came.elapsed().as_secs_f64());
     }
 }
 

@@ -116,6 +116,7 @@ const sameCell = (a, b) => a && b && a.row === b.row && a.column === b.column;
 const state = (node) => (!node.alive ? "dead" : node.busy ? "busy" : "good");
 
 function cell(report, c) {
+  if (report.servers === 0) return el("td", {}, el("div", { class: "who" }, "no server"));
   const nodes = c.nodes.filter((node) => sameCell(node.cell, report.cell));
   const busy = nodes.filter((node) => node.alive && node.busy);
   const used = report.capacity_bytes - report.free_bytes;

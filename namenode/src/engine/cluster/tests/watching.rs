@@ -13,7 +13,10 @@ fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
     }
     world.pass(300);
     assert_eq!(world.cluster.take_happenings().count(), 0);
-    let on_it = world.blocks.keys().filter(|block| world.holders(**block).contains(&NodeId(0)));
+    let on_it = world
+        .blocks
+        .keys()
+        .filter(|block| world.holders(**block).contains(&NodeId(0)));
     let held = on_it.count() as u64;
     world.reimage_all(0);
     world.connect(0);
@@ -64,15 +67,25 @@ fn what_nobody_has_any_more_is_told_and_heads_the_list() {
     world.stop(2);
     world.pass(10_000);
     let told: Vec<Happening> = world.cluster.take_happenings().collect();
-    assert!(told.contains(&Happening::Died { node: NodeId(2) }), "{told:?}");
+    assert!(
+        told.contains(&Happening::Died { node: NodeId(2) }),
+        "{told:?}"
+    );
     for block in &lost {
-        assert!(told.contains(&Happening::Lost { block: *block }), "{told:?}");
+        assert!(
+            told.contains(&Happening::Lost { block: *block }),
+            "{told:?}"
+        );
     }
     let at_risk = world.cluster.blocks_at_risk(world.now_ms, 100);
     let mut listed: Vec<_> = at_risk.iter().map(|it| it.block).collect();
     listed.sort_unstable();
     assert_eq!(listed, lost);
-    assert!(at_risk.iter().all(|it| it.left == 0 && it.why.contains("no datanode")));
+    assert!(
+        at_risk
+            .iter()
+            .all(|it| it.left == 0 && it.why.contains("no datanode"))
+    );
 }
 
 #[test]
