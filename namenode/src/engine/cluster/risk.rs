@@ -57,7 +57,7 @@ impl Cluster {
             let waits_ms = Some(now_ms.saturating_sub(repair.since_ms));
             found.extend(self.at_risk(slot, waits_ms, why));
         }
-        for entry in self.queue.most_urgent().take(max) {
+        for entry in self.queue.most_urgent(max) {
             let waits_ms = Some(now_ms.saturating_sub(entry.since_ms));
             found.extend(self.at_risk(entry.slot, waits_ms, self.why_waiting(entry).to_owned()));
         }
@@ -71,7 +71,7 @@ impl Cluster {
         let tally = self.tally(slot, block);
         Some(BlockAtRisk {
             block: block.id,
-            left: tally.good + tally.excess,
+            left: tally.present(),
             wanted: block.wanted(),
             waits_ms,
             why,
@@ -89,14 +89,14 @@ impl Cluster {
         let sources = self.sources(entry.slot);
         if sources
             .iter()
-            .all(|&node| !self.nodes[node as usize].is_available())
+            .all(|&(node, _)| !self.nodes[node as usize].is_available())
         {
             return "the owners of all servers that hold it need them, or they are silent";
         }
-        if entry.attempts > 0 && entry.not_before_ms > self.now_ms {
+        if entry.attempts > 0 && entry.due_ms() > self.now_ms {
             return "the last attempt failed; the next one comes soon";
         }
-        if entry.not_before_ms > self.now_ms {
+        if entry.due_ms() > self.now_ms {
             return "the repair budget of the servers that hold it is used up, or it is new here";
         }
         "waits for its turn"
