@@ -30,4 +30,4 @@ pub mod transport;
 pub mod types;
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

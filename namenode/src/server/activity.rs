@@ -178,6 +178,7 @@ mod tests {
                 ..PrimaryLoad::default()
             }),
             active_streams: 0,
+            unix_ms: 0,
             denials: 7,
         }
     }

@@ -95,7 +95,7 @@ fn the_encoding_stays_as_it_is() {
             name: name("x"),
         },
     };
-    let golden = [2, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
+    let golden = [1, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
     assert_eq!(command.encode().unwrap(), golden);
 }
 
