@@ -468,13 +468,12 @@ impl BlockStream {
         }
     }
 
-    /// Notes a packet before it is sent; returns where it starts.
+    /// Notes a packet before it is sent; returns where it starts. One that is not to be sent, because a
+    /// datanode failed a moment ago, is noted too: its jobs are among those that were not
+    /// acknowledged.
     fn begin_packet(&self, layout: Content) -> Option<u64> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        if !matches!(state.phase, Phase::Open) {
-            return None;
-        }
         state.sent += 1;
         let start = round_up_to_chunk(state.sent_bytes);
         let (bytes, jobs, stable, seals) = match layout {
@@ -499,7 +498,7 @@ impl BlockStream {
             seals,
             sent: Instant::now(),
         });
-        Some(start)
+        matches!(state.phase, Phase::Open).then_some(start)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
