@@ -97,13 +97,14 @@ pub async fn serve(listener: UnixListener, node: Arc<Node>) {
         tokio::spawn(async move {
             // The end of the connection is the end of what was lent on it.
             tokio::select! {
+                biased;
+                _ = node.busy.denied() => {}
+                () = node.stopping() => {}
                 ended = lend(&node, socket) => {
                     if let Err(error) = ended {
                         tracing::debug!(%error, "a reader on this host is gone");
                     }
                 }
-                _ = node.busy.denied() => {}
-                () = node.stopping() => {}
             }
             drop(permit);
         });
@@ -147,7 +148,12 @@ async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
 
 async fn find(node: &Node, request: &FileRequest) -> Result<Lent, DataError> {
     node.check_token(&request.token, request.block, Right::Read)?;
-    Ok(node.store.lend(request.block).await?)
+    let lent = node.store.lend(request.block).await?;
+    // It may have become busy while the file was opened.
+    match node.busy.denial() {
+        Some(denial) => Err(denial),
+        None => Ok(lent),
+    }
 }
 
 async fn oldest_ends(loans: &VecDeque<(Instant, Arc<OpenFile>)>) {
