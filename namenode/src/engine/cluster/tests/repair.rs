@@ -8,7 +8,7 @@ use harvestfs_protocol::{
 };
 
 use super::world::{CHUNK, World, options, rules};
-use crate::engine::cluster::ClusterOptions;
+use crate::engine::cluster::{ClusterOptions, FaultReason};
 
 /// The blocks of the repairs that a heartbeat of each node brings, and to whom.
 fn told(world: &mut World) -> BTreeMap<BlockId, NodeId> {
@@ -290,4 +290,38 @@ fn repair_can_be_delayed() {
     assert_eq!(world.told, []);
     world.pass(2_000);
     assert_eq!(world.told.len(), 1);
+}
+
+#[test]
+fn every_fault_has_its_reason() {
+    let mut world = World::new(3, 3, options(), 1);
+    let blocks: Vec<_> = (0..300).map(|_| world.write(2)).collect();
+    world.pass(300);
+    assert_eq!(world.cluster.faults(world.now_ms, 1_000), []);
+    lose_node(&mut world, 0);
+    // Until it has reported what it has, nothing is copied.
+    world.pass(300);
+    let faults = world.cluster.faults(world.now_ms, 1_000);
+    let missing = world.cluster.fsck().missing_replicas;
+    assert_eq!(faults.len() as u64, missing);
+    assert!(!faults.is_empty(), "more than the budget lets be repaired");
+    for fault in &faults {
+        assert_eq!((fault.replicas, fault.wanted), (1, 2));
+        let reasons = [FaultReason::Queued, FaultReason::UnderWay];
+        assert!(reasons.contains(&fault.reason), "{fault:?}");
+    }
+    assert_eq!(world.cluster.faults(world.now_ms, 3).len(), 3);
+    // What was only on the other two is lost with them.
+    for node in [1, 2] {
+        world.reimage_all(node);
+        world.connect(node);
+        world.drain(node);
+    }
+    let lost = world.cluster.fsck().lost_blocks;
+    let faults = world.cluster.faults(world.now_ms, blocks.len());
+    let without_replica = faults
+        .iter()
+        .filter(|fault| fault.reason == FaultReason::NoReplica);
+    assert_eq!(without_replica.count() as u64, lost);
+    assert!(lost > 0);
 }
