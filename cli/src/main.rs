@@ -37,6 +37,9 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
+    #[command(flatten)]
+    log: logging::LogArgs,
+
     /// End when the process with this id, our parent, ends.
     #[arg(long, global = true, hide = true, value_name = "PID")]
     supervised_by: Option<u32>,
@@ -75,7 +78,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    logging::start();
+    logging::start(cli.log);
     if let Some(parent) = cli.supervised_by
         && let Err(error) = daemon::end_with_parent(parent)
     {

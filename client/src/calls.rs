@@ -18,6 +18,7 @@ use harvestfs_protocol::{
     limits::MUTATIONS_IN_FLIGHT_MAX,
     meta::{MetaCall, MetaOp, MetaReply},
     name::Name,
+    request_id::RequestId,
     rpc::{Reply, Request},
     transport::RpcError,
     types::Credentials,
@@ -234,7 +235,7 @@ impl Drop for Pending<'_> {
             .collect();
         let session = number.session.clone();
         let runtime = session.runtime.clone();
-        runtime.spawn(async move {
+        runtime.spawn(RequestId::current().scope(async move {
             let generation = Some(number.generation);
             // Whatever the answer is, nobody waits for it.
             let _ = session.ask(&request, generation).await;
@@ -250,7 +251,7 @@ impl Drop for Pending<'_> {
                     entries: &entries,
                 },
             );
-        });
+        }));
     }
 }
 

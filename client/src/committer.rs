@@ -10,11 +10,13 @@ use harvestfs_protocol::{
     error::FsError,
     limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX},
     meta::{FileCommit, FileCommitted, MetaOp, MetaReply},
+    request_id::RequestId,
     types::{Credentials, Extent},
 };
 
 use crate::{
-    calls::Touched, core::Core, error::ClientError, file_state::FileState, writeback::Order,
+    calls::Touched, core::Core, error::ClientError, file_state::FileState, requests::carrier,
+    writeback::Order,
 };
 
 /// Requests of one kind on their way. Two keep the namenode busy; with more, fewer files share one.
@@ -27,6 +29,8 @@ pub(crate) struct Entry {
     pub(crate) commit: FileCommit,
     pub(crate) credentials: Credentials,
     pub(crate) durable: bool,
+    /// Who waits for it.
+    pub(crate) request: RequestId,
 }
 
 /// See the module.
@@ -58,7 +62,8 @@ impl Committer {
         core.session.runtime.clone().spawn(async move {
             let mut batch = batch;
             while !batch.is_empty() {
-                commit(&core, batch, durable).await;
+                let request = carrier(batch.iter().map(|entry| entry.request));
+                request.scope(commit(&core, batch, durable)).await;
                 let mut queue = core.committer.lock(durable);
                 batch = take_batch(&mut queue.entries);
                 if batch.is_empty() {

@@ -19,6 +19,7 @@ use crate::{
     allocator::Allocator,
     calls::confirm,
     committer::Committer,
+    counters::Fetched,
     error::ClientError,
     file_state::FileState,
     listing::Listings,
@@ -42,6 +43,7 @@ pub(crate) struct Core {
     pub(crate) listings: Listings,
     pub(crate) dirty: DirtyBudget,
     pub(crate) read_times: ReadTimes,
+    pub(crate) fetched: Fetched,
     pub(crate) short_circuit: ShortCircuit,
     /// Bytes read ahead, of all files.
     pub(crate) read_ahead_bytes: AtomicU64,
@@ -99,6 +101,7 @@ impl Core {
                 freed: Notify::new(),
             },
             read_times: ReadTimes::default(),
+            fetched: Fetched::default(),
             short_circuit: ShortCircuit::new(),
             read_ahead_bytes: AtomicU64::new(0),
             block_bytes: AtomicU64::new(link.opened.block_bytes),

@@ -1,5 +1,7 @@
 //! What a client counts, for whoever watches it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::{client::Client, session::LinkState};
 
 /// What a client has seen since it was connected.
@@ -11,8 +13,19 @@ pub struct ClientCounters {
     pub denials: u64,
     /// Reads for which a second replica was asked because the first was slow.
     pub hedged_reads: u64,
+    /// Bytes of blocks, in whole chunks, that datanodes sent.
+    pub network_bytes: u64,
+    /// Bytes of blocks, in whole chunks, that were read from files that a datanode on this host lent.
+    pub short_circuit_bytes: u64,
     /// Whether the namenode can be reached.
     pub connected: bool,
+}
+
+/// Bytes of blocks that were read, by where they came from.
+#[derive(Default)]
+pub(crate) struct Fetched {
+    pub(crate) network: AtomicU64,
+    pub(crate) short_circuit: AtomicU64,
 }
 
 impl Client {
@@ -24,6 +37,8 @@ impl Client {
             dirty_bytes: core.dirty.used(),
             denials: core.locations.denials(),
             hedged_reads: core.read_times.hedged_reads(),
+            network_bytes: core.fetched.network.load(Ordering::Relaxed),
+            short_circuit_bytes: core.fetched.short_circuit.load(Ordering::Relaxed),
             connected: matches!(*core.session.watch_link().borrow(), LinkState::Up(_)),
         }
     }

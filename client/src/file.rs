@@ -14,6 +14,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     limits::FILE_BYTES_MAX,
     meta::{AttrChanges, FallocateMode, MetaOp, MetaReply},
+    request_id::RequestId,
     types::{Attr, Credentials},
 };
 use tokio::task::JoinSet;
@@ -313,11 +314,11 @@ impl File {
             {
                 let (core, credentials) = (reader.core.clone(), reader.credentials.clone());
                 let extents = reader.extents.clone();
-                reads.spawn(async move {
+                reads.spawn(RequestId::current().scope(async move {
                     let others = || others(&extents);
                     let data = read_block(&core, &credentials, block, range, others).await;
                     (index, data)
-                });
+                }));
             }
             match reads.join_next().await {
                 None => return Ok(pieces),

@@ -51,6 +51,7 @@
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
 //! | `compaction` | moves what is left of mostly unused blocks |
+//! | `requests` | what travels together for several requests |
 //! | `sections`, `reader`, `readahead`, `locations` | reading from whichever replica answers |
 //!
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
@@ -81,6 +82,7 @@ mod permissions;
 mod pipeline;
 mod readahead;
 mod reader;
+mod requests;
 mod seal;
 mod sections;
 mod session;

@@ -9,16 +9,21 @@ use std::{
 use bytes::Bytes;
 use harvestfs_protocol::{
     codec::StreamKind,
-    data::{DataRequest, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk},
+    data::{
+        DataRequest, Opening, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk,
+    },
     error::DataError,
     ids::{BlockId, NodeId},
+    request_id::RequestId,
     token::BlockToken,
     transport::{FrameReceiver, FrameSender, TransportError},
     types::{NodeInfo, StorageClass},
 };
 use tokio::{sync::Notify, task::JoinSet};
 
-use crate::{error::ClientError, locations::Locations, packet::Layout, writer::Job};
+use crate::{
+    error::ClientError, locations::Locations, packet::Layout, requests::carrier, writer::Job,
+};
 
 /// A pipeline has to stand within this.
 const READY_DEADLINE: Duration = Duration::from_secs(10);
@@ -129,7 +134,10 @@ pub(crate) async fn open(
     let mut attempts = JoinSet::new();
     for (index, nodes) in heads.iter().cloned().enumerate() {
         let (locations, new) = (locations.clone(), new.clone());
-        attempts.spawn(async move { (index, open_pipeline(&locations, &new, &nodes).await) });
+        attempts.spawn(
+            RequestId::current()
+                .scope(async move { (index, open_pipeline(&locations, &new, &nodes).await) }),
+        );
     }
     let mut opened = Vec::new();
     while let Some(result) = attempts.join_next().await {
@@ -193,12 +201,12 @@ async fn open_pipeline(
         .await
         .map_err(broken)?;
     sender.set_deadline(STALL_DEADLINE);
-    let request = DataRequest::Write(WriteRequest {
+    let request = Opening::from(DataRequest::Write(WriteRequest {
         block: new.block,
         token: new.token,
         class: new.class,
         downstream: downstream.iter().map(|node| (**node).clone()).collect(),
-    });
+    }));
     sender.send(&request).await.map_err(broken)?;
     let mut answer = receiver.recv::<WriteAck>(SUSPICIOUS).await;
     if matches!(answer, Err(TransportError::Deadline { .. })) {
@@ -521,6 +529,7 @@ impl StreamSender {
     pub(crate) async fn send(&mut self, layout: Layout<Job>) {
         let checksums = chunk_checksums(&layout.data);
         let (data, sync) = (layout.data, layout.sync);
+        let request = carrier(layout.pieces.iter().map(|(_, job)| job.request));
         let content = Content::Data {
             bytes: data.len() as u64,
             jobs: layout.pieces,
@@ -531,6 +540,7 @@ impl StreamSender {
                 block_offset,
                 checksums,
                 sync,
+                request,
             };
             self.send_packet(&packet, Some(data)).await;
         }

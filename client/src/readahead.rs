@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use harvestfs_protocol::{
     ids::BlockId,
+    request_id::RequestId,
     types::{Credentials, Extent},
 };
 use tokio::sync::watch;
@@ -212,7 +213,7 @@ fn start(
     let credentials = reader.credentials.clone();
     let extents = reader.extents.clone();
     let wanted = range.clone();
-    core.session.runtime.clone().spawn(async move {
+    let ahead = async move {
         let others = || blocks_after(&extents, file_end);
         let fetch = read_block(&core, &credentials, block, wanted, others);
         tokio::select! {
@@ -222,7 +223,9 @@ fn start(
             // Nobody wants it any more.
             () = sender.closed() => {}
         }
-    });
+    };
+    let runtime = &reader.core.session.runtime;
+    runtime.spawn(RequestId::current().scope(ahead));
     Some(Arc::new(Unit {
         block,
         range,

@@ -12,11 +12,12 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::{
     codec::StreamKind,
-    data::{DataRequest, ReadPacket, ReadRequest, first_mismatch},
+    data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch},
     error::DataError,
     ids::BlockId,
     limits::CHUNK_BYTES,
     meta::MetaOp,
+    request_id::RequestId,
     transport::{FrameReceiver, TransportError},
     types::{Credentials, NodeInfo},
 };
@@ -363,10 +364,10 @@ fn failed(
         corrupt,
     };
     let core = core.clone();
-    tokio::spawn(async move {
+    tokio::spawn(RequestId::current().scope(async move {
         // The namenode may find out by itself as well.
         let _ = core.session.query(&Credentials::root(), op).await;
-    });
+    }));
 }
 
 /// Reads what is missing of the range from one replica, from its file if it is on this host. Returns
@@ -390,23 +391,35 @@ async fn attempt(
             )
             .await
     {
+        let bytes = whole.len() as u64;
+        core.fetched
+            .short_circuit
+            .fetch_add(bytes, Ordering::Relaxed);
         return (data, Ok(whole));
     }
-    let from = target.chunks.start + data.len() as u64;
+    let had = data.len();
+    let from = target.chunks.start + had as u64;
     let result = async {
         let connection = core.locations.connect(node).await?;
         let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
-        let request = DataRequest::Read(ReadRequest {
+        let request = Opening::from(DataRequest::Read(ReadRequest {
             block: target.block,
             token: location.token,
             block_offset: from,
             length_bytes: target.chunks.end - from,
-        });
+        }));
         sender.send(&request).await?;
         sender.finish()?;
         receive(&mut receiver, target, &mut data).await
     }
     .await;
+    let received = match &result {
+        Ok(Some(whole)) => whole.len(),
+        Ok(None) | Err(_) => data.len() - had,
+    };
+    core.fetched
+        .network
+        .fetch_add(received as u64, Ordering::Relaxed);
     match result {
         Ok(Some(whole)) => (BytesMut::new(), Ok(whole)),
         Ok(None) => {

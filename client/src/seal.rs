@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use harvestfs_protocol::{
     codec::StreamKind,
-    data::{DataRequest, SealReply, SealRequest},
+    data::{DataRequest, Opening, SealReply, SealRequest},
     error::DataError,
     ids::{BlockId, NodeId},
     meta::{MetaOp, SealedBlock},
@@ -145,7 +145,8 @@ async fn try_seal(
 ) -> Result<SealReply, TransportError> {
     let connection = locations.connect(node).await?;
     let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
-    sender.send(&DataRequest::Seal(request.clone())).await?;
+    let seal = DataRequest::Seal(request.clone());
+    sender.send(&Opening::from(seal)).await?;
     sender.finish()?;
     match receiver.recv::<SealReply>(SEAL_DEADLINE).await? {
         Some((reply, _)) => Ok(reply),

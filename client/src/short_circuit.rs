@@ -19,12 +19,13 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::{
     codec::StreamKind,
-    data::{DataRequest, ShortCircuitReply, chunk_checksum},
+    data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum},
     ids::{BlockId, NodeId},
     replica_layout::{
         ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, group_end, group_of,
         table_page_position,
     },
+    request_id::RequestId,
     short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host},
     token::BlockToken,
     transport::{Connection, TransportError},
@@ -118,9 +119,14 @@ impl ShortCircuit {
         let chunks =
             u32::try_from(bytes.start / page).ok()?..u32::try_from(bytes.end / page).ok()?;
         let (tables, reader) = (self.tables.clone(), lender.clone());
+        let file = FileRequest {
+            block,
+            token,
+            request: RequestId::current(),
+        };
         let read = spawn_blocking(move || {
             let _permit = permit;
-            reader.read(&tables, FileRequest { block, token }, chunks)
+            reader.read(&tables, file, chunks)
         });
         // The task itself fails only when the runtime is shut down.
         match read.await.ok()? {
@@ -198,9 +204,9 @@ async fn find_socket(
     host: &str,
 ) -> Result<ShortCircuitReply, TransportError> {
     let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
-    let request = DataRequest::ShortCircuit {
+    let request = Opening::from(DataRequest::ShortCircuit {
         host: host.to_owned(),
-    };
+    });
     sender.send(&request).await?;
     sender.finish()?;
     let reply = receiver.recv::<ShortCircuitReply>(SOCKET_DEADLINE).await?;

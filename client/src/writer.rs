@@ -13,6 +13,7 @@ use harvestfs_protocol::{
     error::{DataError, FsError},
     ids::BlockId,
     limits::PACKET_BYTES_MAX,
+    request_id::RequestId,
     types::PlacementRules,
 };
 use tokio::{sync::Notify, time::timeout};
@@ -50,6 +51,8 @@ pub(crate) struct Job {
     pub(crate) piece: TakenPiece,
     /// To be on stable storage when it is acknowledged.
     pub(crate) sync: bool,
+    /// Who waits for it.
+    pub(crate) request: RequestId,
 }
 
 impl Job {
@@ -96,7 +99,8 @@ struct Queue {
 
 enum Step {
     Wait,
-    Open,
+    /// Open a block, for the request that comes first.
+    Open(RequestId),
     Send(Layout<Job>),
     Sync,
     /// Seal the block: it is full, or no more data will come.
@@ -200,7 +204,7 @@ impl DataWriter {
                     }
                 }
                 Step::Stop => return,
-                Step::Open => match self.open(&core).await {
+                Step::Open(request) => match request.scope(self.open(&core)).await {
                     Ok(sender) => active = Some(sender),
                     Err(error) => self.after_failure(&core, &mut trouble, error).await,
                 },
@@ -227,10 +231,10 @@ impl DataWriter {
     fn next_step(&self, core: &Core, active: Option<&StreamSender>, nothing_ends: bool) -> Step {
         let mut queue = self.lock();
         let Some(sender) = active else {
-            return match (queue.jobs.is_empty(), queue.closed) {
-                (false, _) => Step::Open,
-                (true, true) if nothing_ends => Step::Stop,
-                (true, _) => Step::Wait,
+            return match (queue.jobs.front(), queue.closed) {
+                (Some(first), _) => Step::Open(first.request),
+                (None, true) if nothing_ends => Step::Stop,
+                (None, _) => Step::Wait,
             };
         };
         let stream = &sender.stream;

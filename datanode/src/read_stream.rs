@@ -28,11 +28,11 @@ pub async fn serve(
     node: &Node,
     request: &ReadRequest,
     peer: Role,
-    sender: &mut FrameSender,
+    mut sender: FrameSender,
 ) -> Result<(), TransportError> {
     let _timer = node.metrics.read.timer();
     let sent_bytes = node.metrics.read_for(peer);
-    if let Err(error) = send_range(node, request, sent_bytes, sender).await? {
+    if let Err(error) = send_range(node, request, sent_bytes, &mut sender).await? {
         node.metrics.read.note_failure(&error);
         sender.send(&ReadPacket::Failed(error)).await?;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use harvestfs_protocol::data::{DataRequest, ReadPacket, ReadRequest, round_up_to_chunk};
+use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, round_up_to_chunk};
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
 use harvestfs_protocol::node::ReplicaChange;
@@ -161,12 +161,12 @@ impl Repairer {
         }
         let opened = self.node.open_stream(source).await;
         let (mut sender, mut receiver) = opened.map_err(SourceError::Unreachable)?;
-        let request = DataRequest::Read(ReadRequest {
+        let request = Opening::from(DataRequest::Read(ReadRequest {
             block: repair.block,
             token: repair.token,
             block_offset: *offset,
             length_bytes: repair.length_bytes - *offset,
-        });
+        }));
         sender.send(&request).await?;
         let end = round_up_to_chunk(repair.length_bytes);
         while *offset < end {

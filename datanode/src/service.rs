@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{
-    DataRequest, ReadPacket, SealReply, SealRequest, ShortCircuitReply, WriteAck,
+    DataRequest, Opening, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
+    WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::Role;
@@ -110,11 +111,11 @@ async fn serve_stream(
     node: Arc<Node>,
     peer: Role,
     streams: &Semaphore,
-    mut sender: FrameSender,
+    sender: FrameSender,
     mut receiver: FrameReceiver,
 ) {
-    let request = match receiver.recv::<DataRequest>(REQUEST_DEADLINE).await {
-        Ok(Some((request, 0))) => request,
+    let opening = match receiver.recv::<Opening>(REQUEST_DEADLINE).await {
+        Ok(Some((opening, 0))) => opening,
         Ok(Some(_)) => {
             tracing::debug!("a request came with data attached");
             return;
@@ -125,6 +126,19 @@ async fn serve_stream(
             return;
         }
     };
+    let work = serve_request(node, peer, streams, opening.body, sender, receiver);
+    opening.request.scope(work).await;
+}
+
+async fn serve_request(
+    node: Arc<Node>,
+    peer: Role,
+    streams: &Semaphore,
+    request: DataRequest,
+    sender: FrameSender,
+    receiver: FrameReceiver,
+) {
+    log_request(peer, &request);
     let denial = match request {
         _ if node.is_stopping() => Some(DataError::Stopping),
         DataRequest::Read(_) => note(node.busy.denial(), &node.metrics.denied_reads),
@@ -149,7 +163,7 @@ async fn serve_stream(
         }
         (DataRequest::Seal(_), Some(error)) => answer(sender, &SealReply::Err(error)).await,
         (DataRequest::Read(request), None) => {
-            read_stream::serve(&node, &request, peer, &mut sender).await
+            read_stream::serve(&node, &request, peer, sender).await
         }
         (DataRequest::Write(request), None) => {
             write_stream::serve(node, request, sender, receiver).await
@@ -166,6 +180,28 @@ async fn serve_stream(
     };
     if let Err(error) = sent {
         tracing::debug!(%error, "a block stream broke");
+    }
+}
+
+fn log_request(peer: Role, request: &DataRequest) {
+    match request {
+        DataRequest::Read(ReadRequest {
+            block,
+            block_offset,
+            length_bytes,
+            ..
+        }) => tracing::debug!(%peer, %block, block_offset, length_bytes, "a read"),
+        DataRequest::Write(WriteRequest { block, .. }) => {
+            tracing::debug!(%peer, %block, "a write");
+        }
+        DataRequest::Seal(SealRequest {
+            block,
+            length_bytes,
+            ..
+        }) => tracing::debug!(%peer, %block, length_bytes, "a seal"),
+        DataRequest::ShortCircuit { .. } => {
+            tracing::debug!(%peer, "a question for the socket on this host");
+        }
     }
 }
 

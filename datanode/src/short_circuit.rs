@@ -131,7 +131,7 @@ async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         while let Some(request) = decoder.next_frame::<FileRequest>().map_err(invalid)? {
             let lent = if loans.len() < LOANS_MAX {
-                find(node, &request).await
+                request.request.scope(find(node, &request)).await
             } else {
                 Err(DataError::OutOfOrder("too many files are lent".into()))
             };
@@ -147,6 +147,7 @@ async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
 }
 
 async fn find(node: &Node, request: &FileRequest) -> Result<Lent, DataError> {
+    tracing::debug!(block = %request.block, "a file is asked for");
     node.check_token(&request.token, request.block, Right::Read)?;
     let lent = node.store.lend(request.block).await?;
     // It may have become busy while the file was opened.

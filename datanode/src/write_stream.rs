@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harvestfs_protocol::data::{DataRequest, Packet, WriteAck, WriteRequest, round_up_to_chunk};
+use harvestfs_protocol::data::{
+    DataRequest, Opening, Packet, WriteAck, WriteRequest, round_up_to_chunk,
+};
 use harvestfs_protocol::error::DataError;
-use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX, REPLICATION_MAX};
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
@@ -77,6 +79,7 @@ pub async fn serve(
     };
     sender.send(&WriteAck::Ready).await?;
     let pipeline = Pipeline {
+        block: request.block,
         progress: Progress::new(downstream.is_some()),
         node,
     };
@@ -129,10 +132,10 @@ async fn connect_downstream(
         error: DataError::Downstream(reason),
     };
     let (mut sender, mut receiver) = node.open_stream(next).await.map_err(failed)?;
-    let forwarded = DataRequest::Write(WriteRequest {
+    let forwarded = Opening::from(DataRequest::Write(WriteRequest {
         downstream: rest.to_vec(),
         ..request.clone()
-    });
+    }));
     sender
         .send(&forwarded)
         .await
@@ -153,6 +156,7 @@ async fn connect_downstream(
 /// A standing pipeline, as seen from one of its datanodes.
 struct Pipeline {
     node: Arc<Node>,
+    block: BlockId,
     progress: Progress,
 }
 
@@ -235,6 +239,7 @@ impl Pipeline {
                 }
             };
             self.progress.received(data_len);
+            log_packet(self.block, &packet, data_len);
             if let Some(queue) = &forward_queue {
                 // The queue holds a whole window; a closed one means failure, noted elsewhere.
                 let _ = queue.send((packet.clone(), data.slice(..data_len))).await;
@@ -415,12 +420,24 @@ impl Batch {
     }
 }
 
+fn log_packet(block: BlockId, packet: &Packet, data_len: usize) {
+    if let Packet::Data {
+        block_offset,
+        request,
+        ..
+    } = packet
+    {
+        request.during(|| tracing::debug!(%block, block_offset, bytes = data_len, "data has come"));
+    }
+}
+
 fn disk_work(packet: Packet, data: Bytes) -> DiskWork {
     match packet {
         Packet::Data {
             block_offset,
             checksums,
             sync,
+            ..
         } => DiskWork::Write(WritePacket {
             block_offset,
             data,

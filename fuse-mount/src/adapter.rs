@@ -20,6 +20,7 @@ use crate::{
     convert,
     directory::OpenDirectory,
     errno,
+    metrics::Operation,
     reply::{self, GENERATION},
     serve::Adapter,
 };
@@ -56,7 +57,7 @@ impl Filesystem for Adapter {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(reply, async move {
+        self.entry(Operation::Lookup, reply, async move {
             let parent = inner.inode(parent)?;
             inner.client.lookup(&credentials, parent, &name?).await
         });
@@ -75,7 +76,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.attr(reply, node_id, async move {
+        self.attr(Operation::GetAttr, reply, node_id, async move {
             let ino = inner.inode(node_id)?;
             inner.client.getattr(&credentials, ino).await
         });
@@ -120,7 +121,7 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.attr(reply, node_id, async move {
+        self.attr(Operation::SetAttr, reply, node_id, async move {
             let (client, ino) = (&inner.client, inner.inode(node_id)?);
             match written_back {
                 Some(mtime) => {
@@ -137,7 +138,7 @@ impl Filesystem for Adapter {
     fn readlink(&self, request: &Request, node_id: INodeNo, reply: ReplyData) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.serve(async move {
+        self.serve(Operation::ReadLink, async move {
             let read = async {
                 let ino = inner.inode(node_id)?;
                 inner.client.readlink(&credentials, ino).await
@@ -161,7 +162,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(reply, async move {
+        self.entry(Operation::MakeNode, reply, async move {
             let parent = inner.inode(parent)?;
             let kind = convert::file_kind(mode)?;
             let mode = convert::permissions(mode, umask);
@@ -183,7 +184,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(reply, async move {
+        self.entry(Operation::MakeDir, reply, async move {
             let parent = inner.inode(parent)?;
             let mode = convert::permissions(mode, umask);
             inner.client.mkdir(&credentials, parent, &name?, mode).await
@@ -193,7 +194,7 @@ impl Filesystem for Adapter {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.empty(reply, async move {
+        self.empty(Operation::Unlink, reply, async move {
             let parent = inner.inode(parent)?;
             inner.client.unlink(&credentials, parent, &name?).await?;
             Ok(())
@@ -203,7 +204,7 @@ impl Filesystem for Adapter {
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.empty(reply, async move {
+        self.empty(Operation::RemoveDir, reply, async move {
             let parent = inner.inode(parent)?;
             inner.client.rmdir(&credentials, parent, &name?).await
         });
@@ -220,7 +221,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         let target = target.as_os_str().as_bytes().to_vec();
-        self.entry(reply, async move {
+        self.entry(Operation::Symlink, reply, async move {
             let parent = inner.inode(parent)?;
             inner
                 .client
@@ -242,7 +243,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         let (name, new_name) = (convert::name(name), convert::name(new_name));
-        self.empty(reply, async move {
+        self.empty(Operation::Rename, reply, async move {
             let parent = inner.inode(parent)?;
             let new_parent = inner.inode(new_parent)?;
             let mode = convert::rename_mode(flags)?;
@@ -264,7 +265,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(new_name));
-        self.entry(reply, async move {
+        self.entry(Operation::Link, reply, async move {
             let ino = inner.inode(node_id)?;
             let parent = inner.inode(new_parent)?;
             inner.client.link(&credentials, ino, parent, &name?).await
@@ -274,7 +275,7 @@ impl Filesystem for Adapter {
     fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.serve(async move {
+        self.serve(Operation::Open, async move {
             let opened = async {
                 let ino = inner.inode(node_id)?;
                 inner.open(&credentials, ino, flags).await
@@ -299,7 +300,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         let asked_at = inner.shared.invalidations();
-        self.serve(async move {
+        self.serve(Operation::Create, async move {
             let created = async {
                 let parent = inner.inode(parent)?;
                 let mode = convert::permissions(mode, umask);
@@ -339,11 +340,13 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
+        let observed = self.begin(Operation::Read);
         if let Some(pieces) = open.file.try_read_pieces(offset, size as usize) {
-            return reply::pieces(reply, Ok(pieces));
+            return self.inner.answer_read(reply, Ok(pieces));
         }
-        self.serve(async move {
-            reply::pieces(reply, open.file.read_pieces(offset, size as usize).await);
+        let inner = self.inner.clone();
+        self.go_on(observed, async move {
+            inner.answer_read(reply, open.file.read_pieces(offset, size as usize).await);
         });
     }
 
@@ -364,6 +367,8 @@ impl Filesystem for Adapter {
         };
         // At most the size of a request, which the kernel was told.
         let written = data.len() as u32;
+        let observed = self.begin(Operation::Write);
+        self.inner.metrics.written.inc_by(written.into());
         let mut data = Bytes::copy_from_slice(data);
         // Pages that are written back have their place, however the file was opened.
         let append = open.append && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
@@ -376,7 +381,7 @@ impl Filesystem for Adapter {
             }
         }
         let inner = self.inner.clone();
-        self.serve(async move {
+        self.go_on(observed, async move {
             let result = inner
                 .write(&open.file, offset, data, append, kill_privileges)
                 .await;
@@ -398,7 +403,11 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, async move { open.file.flush().await });
+        self.empty(
+            Operation::Flush,
+            reply,
+            async move { open.file.flush().await },
+        );
     }
 
     fn fsync(
@@ -412,7 +421,11 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, async move { open.file.sync().await });
+        self.empty(
+            Operation::Fsync,
+            reply,
+            async move { open.file.sync().await },
+        );
     }
 
     fn release(
@@ -425,6 +438,7 @@ impl Filesystem for Adapter {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let _observed = self.begin(Operation::Release);
         // `flush` came before, with every `close`.
         self.inner.files.remove(handle.0);
         reply.ok();
@@ -443,7 +457,7 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(reply, async move {
+        self.empty(Operation::Fallocate, reply, async move {
             let mode = convert::fallocate_mode(mode)?;
             open.file.fallocate(offset, length, mode).await
         });
@@ -461,7 +475,7 @@ impl Filesystem for Adapter {
         let (Some(open), Ok(offset)) = (self.file(handle), u64::try_from(offset)) else {
             return reply.error(Errno::EINVAL);
         };
-        self.serve(async move {
+        self.serve(Operation::Lseek, async move {
             let found = match whence {
                 convert::SEEK_DATA => open.file.seek_data(offset).await,
                 convert::SEEK_HOLE => open.file.seek_hole(offset).await,
@@ -492,7 +506,7 @@ impl Filesystem for Adapter {
         let (Some(source), Some(destination)) = (self.file(source), self.file(destination)) else {
             return reply.error(Errno::EBADF);
         };
-        self.serve(async move {
+        self.serve(Operation::CopyFileRange, async move {
             let copied = source
                 .copy_range(source_offset, &destination, destination_offset, length)
                 .await;
@@ -504,6 +518,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _request: &Request, node_id: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _observed = self.begin(Operation::OpenDir);
         match self.inner.inode(node_id) {
             Ok(ino) => {
                 let handle = self.inner.directories.insert(OpenDirectory::new(ino));
@@ -526,7 +541,7 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.serve(async move {
+        self.serve(Operation::ReadDir, async move {
             match directory
                 .fill(&inner.client, &credentials, offset, &mut reply)
                 .await
@@ -551,7 +566,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         let asked_at = inner.shared.invalidations();
-        self.serve(async move {
+        self.serve(Operation::ReadDirPlus, async move {
             let ttl = inner.shared.entry_ttl(inner.ttl());
             let filled = directory
                 .fill_plus(
@@ -579,6 +594,7 @@ impl Filesystem for Adapter {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
+        let _observed = self.begin(Operation::ReleaseDir);
         self.inner.directories.remove(handle.0);
         reply.ok();
     }
@@ -591,6 +607,7 @@ impl Filesystem for Adapter {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        let _observed = self.begin(Operation::FsyncDir);
         // Operations on names are durable when they are answered.
         reply.ok();
     }
@@ -600,7 +617,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         // The kernel asks about the mount as a whole by its root, or by no inode.
         let ino = inner.inode(node_id).unwrap_or(InodeId::ROOT);
-        self.serve(async move {
+        self.serve(Operation::StatFs, async move {
             match inner.client.statfs(&credentials, ino).await {
                 Ok(totals) => {
                     let free = totals.free_bytes / STATFS_UNIT_BYTES;
@@ -633,7 +650,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         let (value, mode) = (value.to_vec(), convert::set_xattr_mode(flags));
-        self.empty(reply, async move {
+        self.empty(Operation::SetXattr, reply, async move {
             let ino = inner.inode(node_id)?;
             inner
                 .client
@@ -652,7 +669,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
-        self.serve(async move {
+        self.serve(Operation::GetXattr, async move {
             let value = async {
                 let ino = inner.inode(node_id)?;
                 inner.client.getxattr(&credentials, ino, &name?).await
@@ -664,7 +681,7 @@ impl Filesystem for Adapter {
     fn listxattr(&self, request: &Request, node_id: INodeNo, size: u32, reply: ReplyXattr) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.serve(async move {
+        self.serve(Operation::ListXattr, async move {
             let list = async {
                 let ino = inner.inode(node_id)?;
                 let names = inner.client.listxattr(&credentials, ino).await?;
@@ -680,7 +697,7 @@ impl Filesystem for Adapter {
     fn removexattr(&self, request: &Request, node_id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
-        self.empty(reply, async move {
+        self.empty(Operation::RemoveXattr, reply, async move {
             let ino = inner.inode(node_id)?;
             inner.client.removexattr(&credentials, ino, &name?).await
         });

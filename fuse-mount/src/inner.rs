@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
+use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyEntry};
 use harvestfs_client::{Client, ClientError, File};
 use harvestfs_protocol::{
     error::FsError,
@@ -19,6 +19,7 @@ use crate::{
     directory::OpenDirectory,
     errno,
     handles::Handles,
+    metrics::Metrics,
     reply::{self, GENERATION},
     shared::Shared,
 };
@@ -34,6 +35,8 @@ pub struct Inner {
     pub client: Client,
     /// What the kernel has cached.
     pub shared: Arc<Shared>,
+    /// What is measured.
+    pub metrics: Arc<Metrics>,
     /// Open files.
     pub files: Handles<OpenFile>,
     /// Open directories.
@@ -118,6 +121,15 @@ impl Inner {
             self.ttl(),
             result.map(|attr| convert::attributes(&attr, node_id.0)),
         );
+    }
+
+    /// Answers with data.
+    pub fn answer_read(&self, reply: ReplyData, result: Result<Vec<Bytes>, ClientError>) {
+        if let Ok(pieces) = &result {
+            let bytes: usize = pieces.iter().map(Bytes::len).sum();
+            self.metrics.read.inc_by(bytes as u64);
+        }
+        reply::pieces(reply, result);
     }
 
     /// Writes at an offset, or with `append` at the end.

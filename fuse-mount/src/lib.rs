@@ -13,7 +13,7 @@ mod errno;
 mod handles;
 mod inner;
 mod kernel_cache;
-mod metrics;
+pub mod metrics;
 mod mount;
 mod nodes;
 mod read_ahead;

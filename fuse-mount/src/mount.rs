@@ -106,6 +106,7 @@ impl Mount {
         let adapter = Adapter::new(
             client.clone(),
             shared.clone(),
+            metrics.clone(),
             tokio::runtime::Handle::current(),
         );
         let config = config(options.allow_other);

@@ -15,6 +15,7 @@ use crate::{
     credentials::Callers,
     handles::Handles,
     inner::{Inner, OpenFile},
+    metrics::{Metrics, Observed, Operation},
     reply,
     shared::Shared,
 };
@@ -30,11 +31,17 @@ pub struct Adapter {
 
 impl Adapter {
     /// `runtime` runs what has to wait.
-    pub fn new(client: Client, shared: Arc<Shared>, runtime: Handle) -> Self {
+    pub fn new(
+        client: Client,
+        shared: Arc<Shared>,
+        metrics: Arc<Metrics>,
+        runtime: Handle,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 client,
                 shared,
+                metrics,
                 files: Handles::new(),
                 directories: Handles::new(),
             }),
@@ -45,7 +52,21 @@ impl Adapter {
 
     /// Does the work on this thread as far as it need not wait, which is often to its end: handing
     /// it over costs more than most answers. A task goes on from there.
-    pub fn serve(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn serve(&self, operation: Operation, work: impl Future<Output = ()> + Send + 'static) {
+        self.go_on(self.begin(operation), work);
+    }
+
+    /// A request is taken in hand.
+    pub fn begin(&self, operation: Operation) -> Observed {
+        self.inner.metrics.begin(operation)
+    }
+
+    /// As [`Adapter::serve`], for what was begun already.
+    pub fn go_on(&self, observed: Observed, work: impl Future<Output = ()> + Send + 'static) {
+        let work = observed.request().scope(async move {
+            work.await;
+            drop(observed);
+        });
         let mut work = Box::pin(work);
         let _runtime = self.runtime.enter();
         // Whatever wakes it before the task has it is not lost: the task begins with a look.
@@ -58,32 +79,39 @@ impl Adapter {
     /// Answers with the entry that `work` finds or makes.
     pub fn entry(
         &self,
+        operation: Operation,
         reply: ReplyEntry,
         work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
     ) {
         let inner = self.inner.clone();
         let asked_at = inner.shared.invalidations();
-        self.serve(async move { inner.answer_entry(reply, work.await, asked_at) });
+        self.serve(operation, async move {
+            inner.answer_entry(reply, work.await, asked_at)
+        });
     }
 
     /// Answers with the attributes that `work` finds or changes.
     pub fn attr(
         &self,
+        operation: Operation,
         reply: ReplyAttr,
         node_id: INodeNo,
         work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
     ) {
         let inner = self.inner.clone();
-        self.serve(async move { inner.answer_attr(reply, node_id, work.await) });
+        self.serve(operation, async move {
+            inner.answer_attr(reply, node_id, work.await)
+        });
     }
 
     /// Answers whether `work` succeeded.
     pub fn empty(
         &self,
+        operation: Operation,
         reply: ReplyEmpty,
         work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
     ) {
-        self.serve(async move { reply::empty(reply, work.await) });
+        self.serve(operation, async move { reply::empty(reply, work.await) });
     }
 
     /// The open file, or EBADF.

@@ -2,7 +2,7 @@
 
 use harvestfs_protocol::codec::decode_header;
 use harvestfs_protocol::data::{
-    DataRequest, Packet, ReadPacket, SealReply, ShortCircuitReply, WriteAck,
+    DataRequest, Opening, Packet, ReadPacket, SealReply, ShortCircuitReply, WriteAck,
 };
 use harvestfs_protocol::short_circuit::FileRequest;
 use harvestfs_protocol::token::{Right, TokenKey, TokenVerifier};
@@ -17,9 +17,9 @@ pub fn data_messages(input: &[u8]) {
     };
     match kind % 7 {
         0 => {
-            if let Ok(request) = decode_header::<DataRequest>(header) {
-                check_encodes(&request);
-                check_token(&request);
+            if let Ok(opening) = decode_header::<Opening>(header) {
+                check_encodes(&opening);
+                check_token(&opening.body);
             }
         }
         1 => {

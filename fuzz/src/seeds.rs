@@ -6,7 +6,7 @@ use harvestfs_namenode::engine::namespace::Command;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
-    DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
+    DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
     WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::{DataError, FsError};
@@ -23,6 +23,7 @@ use harvestfs_protocol::node::{
     ServerDescription,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::short_circuit::FileRequest;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
@@ -338,7 +339,11 @@ fn requests() -> Vec<RequestFrame<Request>> {
     }));
     let numbered = (1..).zip(requests);
     numbered
-        .map(|(id, body)| RequestFrame { id, body })
+        .map(|(id, body)| RequestFrame {
+            id,
+            body,
+            request: RequestId::NONE,
+        })
         .collect()
 }
 
@@ -408,12 +413,14 @@ fn data_messages() -> Vec<Vec<u8>> {
     let file = FileRequest {
         block: BlockId(1),
         token: token(Right::Read),
+        request: RequestId::NONE,
     };
     let socket: ShortCircuitReply = Some("/var/lib/harvestfs/short-circuit.sock".into());
     let packet = Packet::Data {
         block_offset: 4096,
         checksums: vec![1, 2],
         sync: true,
+        request: RequestId::NONE,
     };
     let ack = WriteAck::Failed {
         node: NodeId(1),
@@ -425,10 +432,10 @@ fn data_messages() -> Vec<Vec<u8>> {
     };
     let sealed: SealReply = Err(DataError::NoSuchReplica);
     let messages = [
-        (0, postcard_of(&write)),
-        (0, postcard_of(&read)),
-        (0, postcard_of(&seal)),
-        (0, postcard_of(&short_circuit)),
+        (0, postcard_of(&Opening::from(write))),
+        (0, postcard_of(&Opening::from(read))),
+        (0, postcard_of(&Opening::from(seal))),
+        (0, postcard_of(&Opening::from(short_circuit))),
         (1, postcard_of(&packet)),
         (2, postcard_of(&ack)),
         (3, postcard_of(&read_packet)),

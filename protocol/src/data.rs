@@ -1,5 +1,5 @@
-//! Block streams: what clients and datanodes say to datanodes. Each stream starts with one
-//! [`DataRequest`].
+//! Block streams: what clients and datanodes say to datanodes. Each stream starts with an
+//! [`Opening`].
 //!
 //! **Write.** The writer sends [`DataRequest::Write`], then [`Packet`]s, each with its data
 //! attached. A datanode verifies the checksums, writes, forwards to the next datanode of the
@@ -23,11 +23,31 @@ use crate::{
     error::DataError,
     ids::{BlockId, NodeId},
     limits::CHUNK_BYTES,
+    request_id::RequestId,
     token::BlockToken,
     types::{NodeInfo, StorageClass},
 };
 
 /// The first frame of a block stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opening {
+    /// What is asked for.
+    pub body: DataRequest,
+    /// What it is made for.
+    pub request: RequestId,
+}
+
+impl From<DataRequest> for Opening {
+    /// Made for the current request.
+    fn from(body: DataRequest) -> Self {
+        Self {
+            body,
+            request: RequestId::current(),
+        }
+    }
+}
+
+/// What a block stream is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataRequest {
     /// Create a replica and append to it.
@@ -68,6 +88,8 @@ pub enum Packet {
         checksums: Vec<u32>,
         /// Acknowledge when this and all before it is on stable storage of every datanode.
         sync: bool,
+        /// The first request that waits for some of it.
+        request: RequestId,
     },
     /// Acknowledge when all before it is on stable storage of every datanode.
     Sync,

@@ -4,6 +4,7 @@
 //! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
 //!   operators ([`admin`], [`history`]);
 //! - [`data`]: block streams to datanodes;
+//! - [`request_id`]: what connects the logs of all that served one request;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts.
 //!
@@ -23,6 +24,7 @@ pub mod name;
 pub mod node;
 pub mod placement;
 pub mod replica_layout;
+pub mod request_id;
 pub mod rpc;
 pub mod short_circuit;
 pub mod token;

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{FrameDecoder, encode_frame};
 use crate::error::DataError;
 use crate::ids::BlockId;
+use crate::request_id::RequestId;
 use crate::token::BlockToken;
 
 /// How long a file may be used after it was asked for. The datanode counts the space of a replica
@@ -45,6 +46,8 @@ pub struct FileRequest {
     pub block: BlockId,
     /// The right to read it.
     pub token: BlockToken,
+    /// What it is made for.
+    pub request: RequestId,
 }
 
 /// The answer to [`FileRequest`]. With `Ok` comes the file.
@@ -154,6 +157,7 @@ mod tests {
         FileRequest {
             block: BlockId(7),
             token: TokenSigner::new(&key).sign(BlockId(7), Right::Read, u64::MAX),
+            request: RequestId::NONE,
         }
     }
 

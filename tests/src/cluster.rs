@@ -29,6 +29,8 @@ pub struct ClusterOptions {
     pub policy: &'static str,
     /// Whether namenode and datanodes serve HTTP; see [`Cluster::http`].
     pub http: bool,
+    /// Variables that its parts are started with.
+    pub environment: &'static [(&'static str, &'static str)],
 }
 
 impl Default for ClusterOptions {
@@ -43,6 +45,7 @@ impl Default for ClusterOptions {
             // replicas as far apart as `harvest` does.
             policy: "stock",
             http: false,
+            environment: &[],
         }
     }
 }
@@ -52,6 +55,7 @@ impl Default for ClusterOptions {
 pub struct Cluster {
     processes: BTreeMap<String, Process>,
     policy: &'static str,
+    environment: &'static [(&'static str, &'static str)],
     mounts: Vec<PathBuf>,
     namenode: SocketAddr,
     http: BTreeMap<String, SocketAddr>,
@@ -70,6 +74,7 @@ impl Cluster {
         let mut cluster = Self {
             processes: BTreeMap::new(),
             policy: options.policy,
+            environment: options.environment,
             mounts: Vec::new(),
             namenode,
             http: BTreeMap::new(),
@@ -248,7 +253,7 @@ impl Cluster {
 
     fn start_part(&mut self, name: &str, arguments: &[&Path]) {
         let log = self.path(&format!("{name}.log"));
-        let process = Process::start(name, arguments, &log);
+        let process = Process::start(name, arguments, self.environment, &log);
         self.processes.insert(name.to_owned(), process);
     }
 

@@ -26,7 +26,12 @@ pub struct Process {
 
 impl Process {
     /// Starts a part and waits until it says that it is ready.
-    pub fn start(name: &str, arguments: &[&Path], log: &Path) -> Self {
+    pub fn start(
+        name: &str,
+        arguments: &[&Path],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> Self {
         let log_file = File::options()
             .create(true)
             .append(true)
@@ -35,6 +40,7 @@ impl Process {
         let mut child = Command::new(harvestfs())
             .args(["--supervised-by", &std::process::id().to_string()])
             .args(arguments)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log_file)

@@ -251,3 +251,82 @@ fn only_who_proves_it_may_look() {
         "the token is in the log"
     );
 }
+
+/// The events that a part has logged so far.
+fn events(cluster: &Cluster, part: &str) -> Vec<Value> {
+    let text = fs::read_to_string(cluster.path(&format!("{part}.log"))).expect("a log");
+    // The last line may still be on its way.
+    let whole = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
+    let lines = whole.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
+}
+
+/// The requests for which a mount served an operation.
+fn requests_of(cluster: &Cluster, mount: &str, operation: &str) -> BTreeSet<String> {
+    let served = events(cluster, mount).into_iter().filter(|event| {
+        event["fields"]["message"] == "served" && event["fields"]["operation"] == operation
+    });
+    served
+        .map(|event| event["request"].as_str().expect("a request").to_owned())
+        .collect()
+}
+
+fn mentions(cluster: &Cluster, part: &str, request: &str) -> bool {
+    let mut events = events(cluster, part).into_iter();
+    events.any(|event| event["request"] == request)
+}
+
+#[test]
+fn a_request_is_followed_through_the_logs_of_all_parts() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        environment: &[
+            ("HARVESTFS_LOG", "debug,quinn=warn"),
+            ("HARVESTFS_LOG_FORMAT", "json"),
+        ],
+        ..ClusterOptions::default()
+    });
+    let writer = cluster.mount("writer");
+    let file = fs::File::create(writer.join("f")).expect("a file");
+    std::io::Write::write_all(&mut &file, &[7; 300_000]).expect("written");
+    file.sync_all().expect("durable");
+    // What was served is logged after it was answered.
+    let mut synced = BTreeSet::new();
+    wait_until("the fsync is logged", Duration::from_secs(60), || {
+        synced = requests_of(&cluster, "writer", "fsync");
+        !synced.is_empty()
+    });
+    let [request] = &synced.iter().collect::<Vec<_>>()[..] else {
+        panic!("one fsync was asked for: {synced:?}");
+    };
+    let datanodes: Vec<String> = (1..=ClusterOptions::default().datanodes)
+        .map(Cluster::datanode)
+        .collect();
+    wait_until(
+        "the request is in the logs of namenode and datanodes",
+        Duration::from_secs(60),
+        || {
+            let with_data = datanodes
+                .iter()
+                .filter(|it| mentions(&cluster, it, request));
+            mentions(&cluster, "namenode", request) && with_data.count() == 3
+        },
+    );
+
+    let reader = cluster.mount("reader");
+    assert_eq!(fs::read(reader.join("f")).expect("read"), [7; 300_000]);
+    wait_until(
+        "the read is in the log of a datanode",
+        Duration::from_secs(60),
+        || {
+            let reads = requests_of(&cluster, "reader", "read");
+            reads
+                .iter()
+                .any(|read| datanodes.iter().any(|it| mentions(&cluster, it, read)))
+        },
+    );
+}

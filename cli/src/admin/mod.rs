@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus};
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus},
+    request_id::RequestId,
+};
 
 use crate::{cluster::ClusterArgs, units};
 use link::AdminLink;
@@ -84,7 +87,7 @@ pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
+    runtime.block_on(RequestId::random().scope(async {
         let command = match &args.command {
             AdminCommand::Doctor { json } => return doctor::run(&args.cluster, *json).await,
             AdminCommand::OfNamenode(command) => command,
@@ -93,7 +96,7 @@ pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
         let result = execute(&link, command).await;
         link.close().await;
         result
-    })
+    }))
 }
 
 async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<()> {

@@ -15,6 +15,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::RenameMode,
     name::Name,
+    request_id::RequestId,
     types::{Attr, Credentials, FileKind},
 };
 
@@ -153,7 +154,7 @@ pub fn run(args: &FsArgs) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
+    runtime.block_on(RequestId::random().scope(async {
         let files = Files {
             client: args.cluster.client().await?,
             credentials: cluster::own_credentials()?,
@@ -162,7 +163,7 @@ pub fn run(args: &FsArgs) -> anyhow::Result<()> {
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
         result.and(closed)
-    })
+    }))
 }
 
 /// A session, and on whose behalf.

@@ -166,6 +166,7 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command
+        .envs([crate::logging::environment()])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -61,6 +61,7 @@ impl Part {
             .arg("--supervised-by")
             .arg(std::process::id().to_string())
             .args(&self.arguments)
+            .envs([crate::logging::environment()])
             // Ctrl-C is for the supervisor alone: it stops the parts in their order.
             .process_group(0)
             .stdin(Stdio::null())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use harvestfs_protocol::{
     limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX},
     meta::FileCommit,
+    request_id::RequestId,
 };
 
 use super::{Actions, FileState, Inner};
@@ -50,6 +51,11 @@ impl FileState {
         let writer = inner.writer.clone();
         let lane = inner.lane(order);
         let wanted = lane.wanted.is_some();
+        let request = if wanted {
+            lane.request
+        } else {
+            RequestId::current()
+        };
         let mut jobs = Vec::new();
         // Without a flush, only what fills packets.
         while wanted && lane.data.dirty_bytes() > 0
@@ -65,6 +71,7 @@ impl FileState {
                     order,
                     piece,
                     sync: false,
+                    request,
                 });
             }
         }
@@ -106,6 +113,7 @@ impl FileState {
                 },
                 credentials,
                 durable: lane.durable,
+                request: lane.request,
             });
         }
     }

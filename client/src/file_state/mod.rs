@@ -12,6 +12,7 @@ use bytes::Bytes;
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, InodeId},
+    request_id::RequestId,
     types::{Attr, Credentials, PlacementRules, Timestamp},
 };
 use tokio::sync::Notify;
@@ -77,6 +78,8 @@ struct Lane {
     /// The flush that is wanted.
     wanted: Option<Epoch>,
     durable: bool,
+    /// What wanted the last one.
+    request: RequestId,
 }
 
 /// What a critical section decided to do after it.
@@ -92,6 +95,7 @@ impl Lane {
             data: Writeback::new(order),
             wanted: None,
             durable: false,
+            request: RequestId::NONE,
         }
     }
 
@@ -100,6 +104,7 @@ impl Lane {
         let flush = self.data.begin_flush();
         self.wanted = Some(flush);
         self.durable |= durable;
+        self.request = RequestId::current();
         flush
     }
 }

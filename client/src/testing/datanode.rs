@@ -12,8 +12,9 @@ use std::{
 use harvestfs_protocol::{
     codec::StreamKind,
     data::{
-        DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
-        WriteAck, WriteRequest, chunk_checksums, first_mismatch, round_up_to_chunk,
+        DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest,
+        ShortCircuitReply, WriteAck, WriteRequest, chunk_checksums, first_mismatch,
+        round_up_to_chunk,
     },
     error::DataError,
     identity::{Identity, Peer, Role},
@@ -137,11 +138,11 @@ impl Datanode {
             assert_eq!(kind, StreamKind::Data);
             let this = self.clone();
             tokio::spawn(async move {
-                if let Ok(Some((request, _))) = receiver.recv(DEADLINE).await {
+                if let Ok(Some((opening, _))) = receiver.recv::<Opening>(DEADLINE).await {
                     if this.mood() == Mood::Silent {
                         std::future::pending::<()>().await;
                     }
-                    let served = match request {
+                    let served = match opening.body {
                         DataRequest::Write(request) => {
                             this.write(request, &mut sender, &mut receiver).await
                         }
@@ -251,10 +252,10 @@ impl Datanode {
         let connection = dial.await.map_err(broken)?;
         let stream = connection.open_stream(StreamKind::Data).await;
         let (mut sender, mut receiver) = stream.map_err(broken)?;
-        let forwarded = DataRequest::Write(WriteRequest {
+        let forwarded = Opening::from(DataRequest::Write(WriteRequest {
             downstream: rest.to_vec(),
             ..request.clone()
-        });
+        }));
         sender.send(&forwarded).await.map_err(broken)?;
         match receiver.recv::<WriteAck>(DEADLINE).await.map_err(broken)? {
             Some((WriteAck::Ready, _)) => Ok((sender, receiver)),
@@ -274,6 +275,7 @@ impl Datanode {
                 block_offset,
                 checksums,
                 sync,
+                ..
             } => {
                 let start = round_up_to_chunk(replica.data.len() as u64);
                 if *block_offset != start {

@@ -5,12 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{
-    DataRequest, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest,
-    chunk_checksums, first_mismatch,
+    DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck,
+    WriteRequest, chunk_checksums, first_mismatch,
 };
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{
     ConnectionPool, Endpoint, FrameReceiver, FrameSender, TransportError, TransportOptions,
@@ -57,7 +58,10 @@ impl DataClient {
             class: None,
             downstream: pipeline[1..].to_vec(),
         };
-        sender.send(&DataRequest::Write(request)).await.unwrap();
+        sender
+            .send(&Opening::from(DataRequest::Write(request)))
+            .await
+            .unwrap();
         WriteStream {
             sender,
             receiver,
@@ -102,7 +106,10 @@ impl DataClient {
             block_offset,
             length_bytes,
         };
-        sender.send(&DataRequest::Read(request)).await.unwrap();
+        sender
+            .send(&Opening::from(DataRequest::Read(request)))
+            .await
+            .unwrap();
         let mut all = Vec::new();
         while let Some((packet, data_len)) = receiver.recv(DEADLINE).await.unwrap() {
             match packet {
@@ -133,7 +140,10 @@ impl DataClient {
             token,
             length_bytes,
         };
-        sender.send(&DataRequest::Seal(request)).await.unwrap();
+        sender
+            .send(&Opening::from(DataRequest::Seal(request)))
+            .await
+            .unwrap();
         let (reply, _) = receiver.recv(DEADLINE).await.unwrap().unwrap();
         reply
     }
@@ -154,6 +164,7 @@ impl WriteStream {
             block_offset: self.offset,
             checksums: chunk_checksums(&data),
             sync,
+            request: RequestId::NONE,
         };
         self.offset = (self.offset + data.len() as u64).next_multiple_of(4096);
         self.packets += 1;

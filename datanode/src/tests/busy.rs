@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use harvestfs_protocol::data::{DataRequest, ReadPacket, ReadRequest, WriteAck, first_mismatch};
+use harvestfs_protocol::data::{
+    DataRequest, Opening, ReadPacket, ReadRequest, WriteAck, first_mismatch,
+};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::{CHUNK_BYTES, HEARTBEAT_INTERVAL};
@@ -95,7 +97,10 @@ async fn a_read_under_way_is_cut_at_a_chunk_border() {
         block_offset: 0,
         length_bytes: 24 << 20,
     };
-    sender.send(&DataRequest::Read(request)).await.unwrap();
+    sender
+        .send(&Opening::from(DataRequest::Read(request)))
+        .await
+        .unwrap();
     let mut got = Vec::new();
     let denial = loop {
         let (packet, length) = receiver.recv(DEADLINE).await.unwrap().expect("not the end");
@@ -268,7 +273,10 @@ async fn nothing_that_hangs_delays_a_heartbeat() {
                 block_offset: 0,
                 length_bytes: 1,
             };
-            sender.send(&DataRequest::Read(request)).await.unwrap();
+            sender
+                .send(&Opening::from(DataRequest::Read(request)))
+                .await
+                .unwrap();
             let _ = receiver.recv::<ReadPacket>(Duration::from_secs(3600)).await;
         });
     }

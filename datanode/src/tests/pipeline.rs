@@ -6,6 +6,7 @@ use bytes::Bytes;
 use harvestfs_protocol::data::{Packet, WriteAck};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::token::Right;
 use rustix::io::Errno;
 
@@ -174,6 +175,7 @@ async fn what_does_not_fit_ends_the_stream_with_a_reason() {
         block_offset,
         checksums,
         sync: false,
+        request: RequestId::NONE,
     };
     let good = harvestfs_protocol::data::chunk_checksums(b"x");
     let protocol = |error: &DataError| matches!(error, DataError::Protocol(_));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
-use harvestfs_protocol::data::{DataRequest, ReadPacket, ReadRequest, WriteAck};
+use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, WriteAck};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::BlockId;
@@ -178,7 +178,7 @@ async fn random_bytes_harm_nobody() {
             block_offset,
             length_bytes,
         });
-        sender.send(&request).await.unwrap();
+        sender.send(&Opening::from(request)).await.unwrap();
         let answer = receiver.recv::<ReadPacket>(Duration::from_secs(10)).await;
         assert!(
             matches!(answer, Ok(Some((ReadPacket::Failed(_), 0)))),

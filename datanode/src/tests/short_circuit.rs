@@ -7,10 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use harvestfs_protocol::data::{DataRequest, ShortCircuitReply, first_mismatch};
+use harvestfs_protocol::data::{DataRequest, Opening, ShortCircuitReply, first_mismatch};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::replica_layout::{chunk_position, entry_position, file_bytes};
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::short_circuit::{FileRequest, ask, stands, this_host};
 use harvestfs_protocol::token::Right;
 use tokio::task::spawn_blocking;
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 async fn socket_for(cluster: &TestCluster, host: String) -> Option<PathBuf> {
     let (mut sender, mut receiver) = cluster.client.open_stream(&cluster.nodes[0]).await;
     let request = DataRequest::ShortCircuit { host };
-    sender.send(&request).await.unwrap();
+    sender.send(&Opening::from(request)).await.unwrap();
     let reply = receiver.recv::<ShortCircuitReply>(PATIENCE).await.unwrap();
     reply.unwrap().0
 }
@@ -44,6 +45,7 @@ async fn borrow(
     let request = FileRequest {
         block: BlockId(block),
         token: cluster.namenode.token(BlockId(token_of), Right::Read),
+        request: RequestId::NONE,
     };
     let socket = socket.try_clone().unwrap();
     let asked = spawn_blocking(move || ask(&socket, &request)).await;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use harvestfs_protocol::meta::{MetaCall, MetaOp};
 use harvestfs_protocol::node::NodeRequest;
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport;
 use harvestfs_telemetry::metrics::{
@@ -94,6 +95,7 @@ pub(crate) struct RequestMetrics(Vec<Arc<Measured>>);
 
 /// What one kind of request is measured with.
 struct Measured {
+    operation: &'static str,
     seconds: Histogram,
     refusals: WholeCounter,
 }
@@ -102,6 +104,7 @@ impl RequestMetrics {
     fn new(registry: &Registry) -> Self {
         let handles = OPERATIONS.iter().map(|(_, name)| {
             Arc::new(Measured {
+                operation: name,
                 seconds: registry.latency(&NAMENODE_OPERATION_SECONDS, &[name]),
                 refusals: registry.counter(&NAMENODE_REFUSALS_TOTAL, &[name]),
             })
@@ -134,13 +137,24 @@ impl Responder {
 
     /// Queues the answer; never waits.
     pub(crate) fn send(self, response: &Response) {
-        if response.is_err() {
-            self.measured.refusals.inc();
-        }
+        let request = self.inner.request_id();
+        let measured = self.measured;
+        let operation = measured.operation;
         self.inner.send(response);
-        self.measured
-            .seconds
-            .observe(self.came.elapsed().as_secs_f64());
+        let took = self.came.elapsed();
+        measured.seconds.observe(took.as_secs_f64());
+        if let Err(error) = response {
+            measured.refusals.inc();
+            request.during(|| tracing::debug!(operation, %error, ?took, "refused"));
+        } else if request.is_some() {
+            // What nobody asked for, heartbeats above all, would fill the log.
+            request.during(|| tracing::debug!(operation, ?took, "answered"));
+        }
+    }
+
+    /// What the request was made for.
+    pub(crate) fn request_id(&self) -> RequestId {
+        self.inner.request_id()
     }
 }
 

@@ -111,6 +111,12 @@ table! {
     DATANODE_VOLUME_HEALTHY = Datanode Gauge "1" "harvestfs_datanode_volume_healthy" ["storage"]
         Stable: "1 if the volume can be used.";
 
+    MOUNT_OPERATION_SECONDS = Mount Latency "s" "harvestfs_mount_operation_seconds" ["operation"]
+        Stable: "From when a request of the kernel is taken in hand to its answer, by the kernel's name for it. What the kernel answers from its own caches is not among them.";
+    MOUNT_BYTES_TOTAL = Mount WholeCounter "bytes" "harvestfs_mount_bytes_total" ["direction"]
+        Stable: "Bytes of files that the kernel was given (direction read) or handed over (written).";
+    MOUNT_FETCHED_BYTES_TOTAL = Mount WholeCounter "bytes" "harvestfs_mount_fetched_bytes_total" ["way"]
+        Stable: "Bytes of blocks, in whole chunks, that were read from datanodes: over the network (way network), or from a file that a datanode on this host lent (short_circuit). What came from memory is not among them.";
     MOUNT_DIRTY_BYTES = Mount Gauge "bytes" "harvestfs_mount_dirty_bytes" []
         Stable: "Written data in memory that is not yet committed.";
     MOUNT_DENIALS_TOTAL = Mount WholeCounter "denials" "harvestfs_mount_denials_total" []

@@ -9,7 +9,10 @@ use std::{
 use harvestfs_protocol::{
     admin::AdminRequest,
     codec::StreamKind,
-    data::{DataRequest, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest},
+    data::{
+        DataRequest, Opening, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck,
+        WriteRequest,
+    },
     error::{DataError, FsError},
     ids::{BlockId, InodeId, SessionId},
     meta::{MetaOp, MetaReply, OpenSession},
@@ -192,7 +195,8 @@ async fn open(rpc: &mut Rpc, name: &str) -> BlockInfo {
 async fn ask<M: serde::de::DeserializeOwned>(connection: &Connection, request: DataRequest) -> M {
     let stream = connection.open_stream(StreamKind::Data).await;
     let (mut sender, mut receiver) = stream.expect("a stream");
-    sender.send(&request).await.expect("it is taken");
+    let opening = Opening::from(request);
+    sender.send(&opening).await.expect("it is taken");
     let answer = receiver.recv(DEADLINE).await.expect("an answer");
     answer.expect("one before the end").0
 }

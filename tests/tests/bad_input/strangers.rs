@@ -9,6 +9,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::{MetaCall, MetaOp},
     name::Name,
+    request_id::RequestId,
     rpc::Request,
     transport::{CloseCode, RequestFrame, TransportError, TransportOptions},
     types::Credentials,
@@ -157,6 +158,7 @@ fn request_with_too_long_a_name() -> Vec<u8> {
                 name: Name::new(&[b'n'; 255]).expect("not too long"),
             },
         }),
+        request: RequestId::NONE,
     };
     let mut header = postcard::to_stdvec(&request).expect("it can be encoded");
     let length = header

@@ -305,7 +305,10 @@ impl Owner {
                 connection,
                 request,
                 responder,
-            } => self.on_request(connection, request, responder),
+            } => {
+                let id = responder.request_id();
+                id.during(|| self.on_request(connection, request, responder));
+            }
             Event::Look(question) => question(self),
             Event::Disconnected { connection } => self.on_disconnected(connection),
         }

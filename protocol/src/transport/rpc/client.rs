@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use super::outgoing::{Counted, Outgoing};
 use super::{CALLS_IN_FLIGHT_MAX, QUEUED_BYTES_MAX, RequestFrame, ServerFrame};
 use crate::codec::{self, FrameDecoder, StreamKind, WireError};
+use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, RpcError, TransportError};
 
 /// Asks the server at the other end of a connection; many calls may be in flight at once. Cheap to
@@ -155,8 +156,12 @@ impl<Resp> Shared<Resp> {
         // However the call ends, its entry goes.
         let _entry = Entry { shared: self, id };
         let mut frame = Vec::with_capacity(256);
-        codec::encode_frame(&mut frame, &RequestFrame { id, body: request }, 0)
-            .map_err(RpcError::Encode)?;
+        let message = RequestFrame {
+            id,
+            body: request,
+            request: RequestId::current(),
+        };
+        codec::encode_frame(&mut frame, &message, 0).map_err(RpcError::Encode)?;
         // A frame's length fits: it is at most the header limit.
         let bytes = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         self.queueable_bytes

@@ -12,6 +12,8 @@ pub use server::{NoticeSender, Responder, RpcServer};
 
 use serde::{Deserialize, Serialize};
 
+use crate::request_id::RequestId;
+
 /// Most requests of one connection that wait for their answers. Beyond 64 in flight throughput no
 /// longer grows; this many serve a mount whose kernel queues are all full.
 pub const CALLS_IN_FLIGHT_MAX: usize = 1024;
@@ -35,6 +37,8 @@ pub struct RequestFrame<Req> {
     pub id: u64,
     /// The request.
     pub body: Req,
+    /// What it is made for.
+    pub request: RequestId,
 }
 
 /// What a server sends.

@@ -13,6 +13,7 @@ use super::{
     UNREAD_BYTES_MAX,
 };
 use crate::codec::{FrameDecoder, WireError};
+use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, FrameSender, TransportError};
 
 /// Takes the requests of one connection's request stream.
@@ -78,8 +79,9 @@ where
         };
         loop {
             match self.decoder.next_frame::<RequestFrame<Req>>() {
-                Ok(Some(RequestFrame { id, body })) => {
+                Ok(Some(RequestFrame { id, body, request })) => {
                     let responder = Responder {
+                        request,
                         pending: Some(Pending {
                             link: self.link.clone(),
                             id,
@@ -132,6 +134,7 @@ impl Link {
 /// Answers one request, from any thread or task. Dropping it tells the client that there will be no
 /// answer.
 pub struct Responder<Resp> {
+    request: RequestId,
     pending: Option<Pending>,
     types: PhantomData<fn(Resp)>,
 }
@@ -140,6 +143,14 @@ struct Pending {
     link: Arc<Link>,
     id: u64,
     permit: OwnedSemaphorePermit,
+}
+
+impl<Resp> Responder<Resp> {
+    /// What the client made the request for.
+    #[must_use]
+    pub fn request_id(&self) -> RequestId {
+        self.request
+    }
 }
 
 impl<Resp: Serialize> Responder<Resp> {

@@ -1,0 +1,34 @@
+//! Requests whose data or commits travel together.
+
+use harvestfs_protocol::request_id::RequestId;
+
+/// The request in whose name something goes out that several wait for: the first. The log of each of
+/// the others says so, that one can go on following it there.
+pub(crate) fn carrier(requests: impl Iterator<Item = RequestId>) -> RequestId {
+    let mut requests = requests.filter(|request| request.is_some());
+    let Some(first) = requests.next() else {
+        return RequestId::NONE;
+    };
+    let mut told = first;
+    for other in requests {
+        if other != told {
+            told = other;
+            other.during(|| tracing::debug!(carrier = %first, "goes out with another request"));
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_request_carries_the_others() {
+        let (first, second) = (RequestId::random(), RequestId::random());
+        let none = RequestId::NONE;
+        assert_eq!(carrier([none, first, first, second].into_iter()), first);
+        assert_eq!(carrier([none, none].into_iter()), none);
+        assert_eq!(carrier(std::iter::empty()), none);
+    }
+}

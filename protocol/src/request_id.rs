@@ -1,0 +1,82 @@
+//! The name of a request, by which the logs of a client, the namenode and datanodes tell what they did
+//! for it.
+//!
+//! A client chooses it for each operation; calls and block streams that are made while a future or a
+//! closure runs in its scope carry it. What is logged there is written with it. It is no secret and
+//! proves nothing.
+
+use std::fmt;
+use std::future::Future;
+
+use serde::{Deserialize, Serialize};
+
+tokio::task_local! {
+    static CURRENT: RequestId;
+}
+
+/// See the module. Random: clients do not agree on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RequestId(u64);
+
+impl RequestId {
+    /// What nobody asked for: work in the background.
+    pub const NONE: Self = Self(0);
+
+    /// A new name.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::random_range(1..=u64::MAX))
+    }
+
+    /// The request in whose scope this is called.
+    #[must_use]
+    pub fn current() -> Self {
+        CURRENT.try_with(|current| *current).unwrap_or(Self::NONE)
+    }
+
+    /// Whether there is a request.
+    #[must_use]
+    pub fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+
+    /// Has a future run in the scope of this request. A task that it spawns does not, unless it is
+    /// given a scope of its own.
+    pub fn scope<F: Future>(self, future: F) -> impl Future<Output = F::Output> {
+        CURRENT.scope(self, future)
+    }
+
+    /// Has a closure run in the scope of this request.
+    pub fn during<T>(self, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self, work)
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_scope_ends_where_it_ends() {
+        let request = RequestId::random();
+        assert!(request.is_some());
+        assert_eq!(request.to_string().len(), 16);
+        let inner = async {
+            tokio::task::yield_now().await;
+            let nested = RequestId::random().during(RequestId::current);
+            let spawned = tokio::spawn(async { RequestId::current() }).await;
+            (RequestId::current(), nested, spawned.unwrap())
+        };
+        let (current, nested, spawned) = request.scope(inner).await;
+        assert_eq!(current, request);
+        assert!(nested != request && nested.is_some());
+        assert_eq!(spawned, RequestId::NONE);
+        assert_eq!(RequestId::current(), RequestId::NONE);
+    }
+}
