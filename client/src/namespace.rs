@@ -337,6 +337,43 @@ impl Client {
         Ok(())
     }
 
+    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. What is written
+    /// and not committed yet, here or on other mounts, is not in it. Returns the attributes of the copy.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::Exists`] and others.
+    pub async fn create_snapshot(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &Name,
+    ) -> Result<Attr, ClientError> {
+        let op = MetaOp::CreateSnapshot {
+            ino: directory,
+            name: name.clone(),
+        };
+        let (_, reply) = self.mutate(credentials, op, Touched::default()).await?;
+        attr_of(reply, "CreateSnapshot")
+    }
+
+    /// Removes a snapshot of a directory.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn remove_snapshot(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &Name,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::RemoveSnapshot {
+            ino: directory,
+            name: name.clone(),
+        };
+        self.mutate(credentials, op, Touched::default()).await?;
+        Ok(())
+    }
+
     /// Renames; returns the attributes of what was replaced.
     ///
     /// # Errors

@@ -11,6 +11,9 @@ pub(crate) const EXECUTE: u8 = 1;
 
 /// Whether the mode bits permit everything in `mask`.
 pub(crate) fn permits(attr: &Attr, credentials: &Credentials, mask: u8) -> bool {
+    if mask & WRITE != 0 && attr.is_frozen() {
+        return false;
+    }
     if credentials.uid == 0 {
         // Root may execute what somebody may.
         let executable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
@@ -29,7 +32,10 @@ pub(crate) fn permits(attr: &Attr, credentials: &Credentials, mask: u8) -> bool 
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::{ids::InodeId, types::Timestamp};
+    use harvestfs_protocol::{
+        ids::InodeId,
+        types::{MODE_FROZEN, Timestamp},
+    };
 
     use super::*;
 
@@ -66,5 +72,7 @@ mod tests {
         assert!(permits(&attr(0o604), &user(11, 1, &[]), READ));
         assert!(permits(&attr(0), &user(0, 0, &[]), READ | WRITE));
         assert!(!permits(&attr(0o666), &user(0, 0, &[]), EXECUTE));
+        assert!(permits(&attr(MODE_FROZEN), &user(0, 0, &[]), READ));
+        assert!(!permits(&attr(MODE_FROZEN), &user(0, 0, &[]), WRITE));
     }
 }

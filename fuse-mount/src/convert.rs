@@ -34,7 +34,7 @@ pub fn attributes(attr: &Attr, node_id: u64) -> FileAttr {
         ctime: system_time(attr.ctime),
         crtime: UNIX_EPOCH,
         kind: file_type(attr.kind),
-        perm: attr.mode,
+        perm: attr.permission_bits(),
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,

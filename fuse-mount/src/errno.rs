@@ -43,6 +43,7 @@ pub fn of_fs(error: &FsError) -> Errno {
         FsError::NotSupported(_) => Errno::EOPNOTSUPP,
         FsError::Stale => Errno::ESTALE,
         FsError::QuotaExceeded => Errno::EDQUOT,
+        FsError::ReadOnly => Errno::EROFS,
         FsError::NoSpace | FsError::InsufficientDiversity { .. } => {
             tracing::warn!(%error, "an operation failed");
             Errno::ENOSPC

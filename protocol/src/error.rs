@@ -86,6 +86,9 @@ pub enum FsError {
     /// `EDQUOT`: a directory's quota of bytes or of files would be exceeded.
     #[error("the quota of a directory is used up")]
     QuotaExceeded,
+    /// `EROFS`
+    #[error("it is a part of a snapshot, which nothing changes")]
+    ReadOnly,
 }
 
 /// Why a datanode refused or ended a block stream.

@@ -46,6 +46,9 @@ pub const INODES_PER_SEARCH_MAX: usize = 16_384;
 pub const RELOCATIONS_PER_REQUEST_MAX: usize = 1_024;
 /// Most inodes that one command removes from the trash: a fraction of a millisecond.
 pub const TRASH_INODES_PER_COMMAND_MAX: usize = 1_024;
+/// Most names, inodes and extents in a snapshot of a directory: the namenode answers nobody while it
+/// copies them, for a fraction of a second.
+pub const SNAPSHOT_ITEMS_MAX: u64 = 524_288;
 /// Most directory entries in one reply.
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 /// Most blocks in one allocation, location or seal request.

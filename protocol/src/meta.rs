@@ -343,6 +343,26 @@ pub enum MetaOp {
         /// Seconds for which it is kept, unless a directory above says how long.
         retention_s: u32,
     },
+
+    // --- snapshots of directories; for their owners ---
+    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. Metadata only:
+    /// what it copies is at most [`crate::limits::SNAPSHOT_ITEMS_MAX`] names, inodes and extents.
+    /// Journaled.
+    /// Reply: [`MetaReply::Attr`] of the copy of the directory.
+    CreateSnapshot {
+        /// Directory.
+        ino: InodeId,
+        /// Name of the snapshot; it does not start with a dot.
+        name: Name,
+    },
+    /// Removes a snapshot; what only that had is removed in the background. Journaled.
+    /// Reply: [`MetaReply::Done`].
+    RemoveSnapshot {
+        /// Directory.
+        ino: InodeId,
+        /// Name of the snapshot.
+        name: Name,
+    },
 }
 
 /// A piece of a file whose data was copied.

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::FsError, limits::NAME_BYTES_MAX};
 
+/// In a directory that has snapshots, the directory of these. Listings leave it out.
+pub const SNAPSHOTS_NAME: &[u8] = b".snapshot";
+
 /// The name of a directory entry: 1 to 255 bytes, without `/` and NUL, neither `.` nor `..`.
 /// Bytes, not text: POSIX names need not be UTF-8.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -32,6 +32,10 @@ pub enum FileKind {
     BlockDevice,
 }
 
+/// A bit of [`Attr::mode`] beyond those of POSIX: the inode is a part of a snapshot of a directory, and
+/// nobody may change it.
+pub const MODE_FROZEN: u16 = 0o100_000;
+
 /// The attributes of an inode, as `stat(2)` shows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
@@ -39,7 +43,7 @@ pub struct Attr {
     pub ino: InodeId,
     /// What it is.
     pub kind: FileKind,
-    /// Permission bits with set-user-id, set-group-id and sticky (`0o7777`).
+    /// Permission bits with set-user-id, set-group-id and sticky (`0o7777`), and [`MODE_FROZEN`].
     pub mode: u16,
     /// Number of names (for a directory: 2 plus its subdirectories).
     pub nlink: u32,
@@ -62,6 +66,20 @@ pub struct Attr {
     /// Grows with each change of the content, its length included. Tells a cache whether what it
     /// has is still the file.
     pub content_version: u64,
+}
+
+impl Attr {
+    /// The bits of the mode that POSIX knows.
+    #[must_use]
+    pub fn permission_bits(&self) -> u16 {
+        self.mode & !MODE_FROZEN
+    }
+
+    /// Whether it is a part of a snapshot of a directory, which nobody may change.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.mode & MODE_FROZEN != 0
+    }
 }
 
 /// On whose behalf a request is made. Asserted by the mount, which is authenticated.

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
+    os::unix::fs::PermissionsExt,
     path::Path,
     time::Duration,
 };
@@ -200,6 +201,89 @@ fn what_is_removed_can_be_restored_until_it_expires() {
     cluster.output_of(&["fs", "trash", "purge", "--all"]);
     assert!(trashed(&cluster).is_empty());
     cluster.wait_healthy(DEADLINE);
+}
+
+#[test]
+fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let (mount, other) = (cluster.mount("mount"), cluster.mount("other"));
+    let tree = mount.join("tree");
+    fs::create_dir_all(tree.join("below")).expect("mkdir");
+    put(&tree.join("below/f"), 3 << 20).expect("write");
+    put(&tree.join("g"), 100).expect("write");
+    // Both mounts have seen that there is none, and everything that is listed.
+    for mount in [&mount, &other] {
+        assert!(!mount.join("tree/.snapshot").exists());
+        assert_eq!(fs::read_dir(mount.join("tree")).expect("ls").count(), 2);
+    }
+    let snapshot = |arguments: &[&str]| {
+        let all = [&["fs", "snapshot"], arguments].concat();
+        cluster.output_of(&all)
+    };
+    let blocks = || {
+        let status = cluster.output_of(&["admin", "status", "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        status["blocks"].as_u64().expect("a number")
+    };
+    let before = blocks();
+    assert_eq!(snapshot(&["create", "/tree", "one"]).trim(), "one");
+    assert_eq!(blocks(), before, "metadata only");
+
+    fs::write(tree.join("g"), "changed").expect("write");
+    fs::remove_dir_all(tree.join("below")).expect("rm -r");
+    fs::write(tree.join("new"), "").expect("write");
+    for mount in [&mount, &other] {
+        assert_eq!(fs::read_dir(mount.join("tree")).expect("ls").count(), 2);
+        let kept = mount.join("tree/.snapshot/one");
+        assert_eq!(fs::read(kept.join("g")).expect("read"), [7; 100]);
+        let f = fs::read(kept.join("below/f")).expect("read");
+        assert!(f == vec![7; 3 << 20]);
+    }
+    let said = snapshot(&["diff", "/tree", "one"]);
+    assert_eq!(said, "- below\n- below/f\nM g\n+ new\n");
+
+    let kept = tree.join(".snapshot/one");
+    let refused = |result: std::io::Result<()>| {
+        let error = result.expect_err("nothing changes a snapshot");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::ROFS), "{error}");
+    };
+    refused(fs::write(kept.join("g"), "x"));
+    refused(File::options().append(true).open(kept.join("g")).map(drop));
+    refused(fs::write(kept.join("x"), "x"));
+    refused(fs::remove_file(kept.join("g")));
+    refused(fs::remove_dir(tree.join(".snapshot")));
+    refused(fs::rename(kept.join("g"), tree.join("x")));
+    refused(fs::hard_link(kept.join("g"), tree.join("x")));
+    let read_only = fs::Permissions::from_mode(0o400);
+    refused(fs::set_permissions(kept.join("g"), read_only));
+
+    // What is taken out of it is a file like any other.
+    fs::copy(kept.join("below/f"), tree.join("back")).expect("cp");
+    put(&tree.join("back"), 10).expect("write");
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.wait_alive(3, DEADLINE);
+    let snapshot = |arguments: &[&str]| {
+        let all = [&["fs", "snapshot"], arguments].concat();
+        cluster.output_of(&all)
+    };
+    let listed = snapshot(&["ls", "/tree", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    assert_eq!(listed[0]["name"], "one");
+    assert_eq!(listed[0]["used_bytes"], (3 << 20) + 100);
+    let f = fs::read(other.join("tree/.snapshot/one/below/f")).expect("read");
+    assert!(f == vec![7; 3 << 20]);
+
+    snapshot(&["rm", "/tree", "one"]);
+    assert!(!other.join("tree/.snapshot").exists());
+    wait_until("what only the snapshot had is gone", DEADLINE, || {
+        let fsck = cluster.fsck();
+        fsck["lost_blocks"] == 0 && trashed(&cluster).is_empty()
+    });
+    cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Files {
             "  size: {} bytes, {} allocated",
             attr.size_bytes, attr.allocated_bytes
         );
-        println!("  mode: {:04o}  links: {}", attr.mode, attr.nlink);
+        println!("  mode: {:04o}  links: {}", attr.permission_bits(), attr.nlink);
         println!("   uid: {}  gid: {}", attr.uid, attr.gid);
         println!(" inode: {}", attr.ino);
         for (label, time) in [
@@ -167,7 +167,7 @@ fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow
             out,
             "{}{} {:>3} {:>6} {:>6} {:>14} {} ",
             letter(attr.kind),
-            permissions(attr.mode),
+            permissions(attr.permission_bits()),
             attr.nlink,
             attr.uid,
             attr.gid,
@@ -188,7 +188,7 @@ fn attributes(path: &[u8], attr: &Attr) -> serde_json::Value {
         "path": String::from_utf8_lossy(path),
         "inode": attr.ino.0,
         "kind": kind(attr.kind),
-        "mode": format!("{:04o}", attr.mode),
+        "mode": format!("{:04o}", attr.permission_bits()),
         "links": attr.nlink,
         "uid": attr.uid,
         "gid": attr.gid,

@@ -2,6 +2,7 @@
 
 mod list;
 mod quota;
+mod snapshot;
 mod transfer;
 mod trash;
 
@@ -108,6 +109,9 @@ enum FsCommand {
     /// Show, restore or purge what was removed to the trash.
     #[command(subcommand)]
     Trash(trash::TrashCommand),
+    /// Keep a directory as it is now; show, compare or remove what was kept.
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
     /// Make directories.
     Mkdir {
         /// Paths in the cluster.
@@ -214,6 +218,7 @@ impl Files {
                 Ok(())
             }
             FsCommand::Trash(command) => self.trash(command).await,
+            FsCommand::Snapshot(command) => self.snapshot(command).await,
             FsCommand::Mkdir { paths, parents } => {
                 for path in paths {
                     self.mkdir(path, *parents).await?;
@@ -315,7 +320,7 @@ impl Files {
                 FileKind::Directory => {
                     let directory = self
                         .client
-                        .mkdir(&self.credentials, parent, &name, entry.attr.mode)
+                        .mkdir(&self.credentials, parent, &name, entry.attr.permission_bits())
                         .await?;
                     if directory.ino == from {
                         bail!("a directory cannot be copied into itself");
@@ -339,7 +344,7 @@ impl Files {
                             parent,
                             &name,
                             kind,
-                            entry.attr.mode,
+                            entry.attr.permission_bits(),
                             entry.attr.rdev,
                         )
                         .await?;
@@ -354,7 +359,7 @@ impl Files {
             .client
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
-        let copy = self.create(parent, name, from.mode).await?;
+        let copy = self.create(parent, name, from.permission_bits()).await?;
         if copy.ino() == from.ino {
             bail!("{name} is the same file");
         }

@@ -17,7 +17,7 @@ use std::{
 use harvestfs_protocol::{
     ids::InodeId,
     meta::DirEntry,
-    name::Name,
+    name::{Name, SNAPSHOTS_NAME},
     types::{Attr, PlacementRules},
 };
 
@@ -132,7 +132,8 @@ impl MetaCache {
         directory.used = true;
         let found = match directory.names.get(name) {
             Some(found) => *found,
-            None if directory.complete => None,
+            // Listings leave the directory of snapshots out.
+            None if directory.complete && name.as_bytes() != SNAPSHOTS_NAME => None,
             None => return None,
         };
         let Some(ino) = found else {

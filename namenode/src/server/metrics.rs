@@ -73,6 +73,8 @@ operations! {
     Unlink "unlink" = meta!(MetaOp::Unlink { .. }),
     RemoveDir "rmdir" = meta!(MetaOp::RemoveDir { .. }),
     RemoveToTrash "remove_to_trash" = meta!(MetaOp::RemoveToTrash { .. }),
+    CreateSnapshot "create_snapshot" = meta!(MetaOp::CreateSnapshot { .. }),
+    RemoveSnapshot "remove_snapshot" = meta!(MetaOp::RemoveSnapshot { .. }),
     Rename "rename" = meta!(MetaOp::Rename { .. }),
     SetXattr "setxattr" = meta!(MetaOp::SetXattr { .. }),
     RemoveXattr "removexattr" = meta!(MetaOp::RemoveXattr { .. }),

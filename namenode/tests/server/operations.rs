@@ -37,6 +37,8 @@ fn variant(op: &MetaOp) -> &'static str {
         MetaOp::Unlink { .. } => "Unlink",
         MetaOp::RemoveDir { .. } => "RemoveDir",
         MetaOp::RemoveToTrash { .. } => "RemoveToTrash",
+        MetaOp::CreateSnapshot { .. } => "CreateSnapshot",
+        MetaOp::RemoveSnapshot { .. } => "RemoveSnapshot",
         MetaOp::Rename { .. } => "Rename",
         MetaOp::SetXattr { .. } => "SetXattr",
         MetaOp::RemoveXattr { .. } => "RemoveXattr",
@@ -53,7 +55,7 @@ fn variant(op: &MetaOp) -> &'static str {
     }
 }
 
-const VARIANTS: usize = 32;
+const VARIANTS: usize = 34;
 
 struct Session {
     client: Client,
@@ -365,4 +367,12 @@ async fn set_attributes(s: &mut Session, file: InodeId) {
         retention_s: 60,
     })
     .await;
+    let ino = ROOT;
+    let name = name("snapshot");
+    s.ok(MetaOp::CreateSnapshot {
+        ino,
+        name: name.clone(),
+    })
+    .await;
+    s.ok(MetaOp::RemoveSnapshot { ino, name }).await;
 }

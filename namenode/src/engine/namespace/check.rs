@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use harvestfs_protocol::{
     admin::FsckFinding,
     ids::{BlockId, InodeId},
+    name::SNAPSHOTS_NAME,
     types::PlacementRules,
 };
 
@@ -95,6 +96,10 @@ impl Namespace {
                     continue;
                 };
                 names.to[slot(child)] += 1;
+                let may_differ = name == SNAPSHOTS_NAME || self.trash.directory == Some(ino);
+                if found.is_frozen() != inode.is_frozen() && !(found.is_frozen() && may_differ) {
+                    findings.inode(child, "a part of a snapshot outside of one, or the reverse");
+                }
                 if found.is_directory() {
                     names.subdirectories[slot(ino)] += 1;
                     let known_as = found.directory().map(|below| below.name.as_ref());

@@ -90,7 +90,11 @@ impl Namespace {
         pieces: &mut Vec<Piece>,
         effects: &mut Effects,
     ) -> Result<FileCommitted, FsError> {
-        let file = self.inodes.get(commit.ino)?.file()?;
+        let inode = self.inodes.get(commit.ino)?;
+        if inode.is_frozen() {
+            return Err(FsError::ReadOnly);
+        }
+        let file = inode.file()?;
         let base = if commit.append { file.size_bytes } else { 0 };
         pieces.clear();
         for extent in &commit.extents {

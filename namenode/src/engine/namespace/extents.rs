@@ -121,7 +121,7 @@ impl UseChanges {
 }
 
 /// The pieces of one file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) enum Extents {
     #[default]
     Empty,
@@ -129,7 +129,7 @@ pub(super) enum Extents {
     Many(Box<Tree>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tree {
     /// By file offset.
     pieces: BTreeMap<u64, Stretch>,

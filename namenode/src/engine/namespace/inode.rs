@@ -3,7 +3,7 @@
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    types::{Attr, FileKind, Timestamp},
+    types::{Attr, FileKind, MODE_FROZEN, Timestamp},
 };
 
 use super::{directory::Directory, extents::Extents, settings::Settings, xattr::Xattrs};
@@ -47,7 +47,7 @@ pub(super) enum Body {
 }
 
 /// The content of a regular file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FileData {
     pub size_bytes: u64,
     pub extents: Extents,
@@ -64,6 +64,11 @@ impl Inode {
             Body::CharDevice(_) => FileKind::CharDevice,
             Body::BlockDevice(_) => FileKind::BlockDevice,
         }
+    }
+
+    /// Whether it is a part of a snapshot of a directory.
+    pub fn is_frozen(&self) -> bool {
+        self.mode & MODE_FROZEN != 0
     }
 
     pub fn is_directory(&self) -> bool {
@@ -224,6 +229,11 @@ impl InodeTable {
             self.free.push(index);
         }
         Some(inode)
+    }
+
+    /// How many inodes can be added.
+    pub fn room(&self) -> u64 {
+        self.free.len() as u64 + INODES_MAX.saturating_sub(self.slots())
     }
 
     /// Inodes in the table.

@@ -12,6 +12,7 @@
 //! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
 //! | `operation` | what operators changed while the cluster ran |
 //! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
+//! | `frozen` | snapshots of directories |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -25,6 +26,7 @@ mod compaction;
 mod content;
 mod directory;
 mod extents;
+mod frozen;
 mod inode;
 mod operation;
 mod permissions;
@@ -239,6 +241,7 @@ impl Namespace {
                 "more than {GROUPS_MAX} supplementary groups"
             )));
         }
+        self.check_not_frozen(op)?;
         let reply = match op {
             MetaOp::SetAttr { ino, changes } => self.set_attr(call, *ino, changes, effects),
             MetaOp::Create {
@@ -264,6 +267,8 @@ impl Namespace {
                 name,
                 retention_s,
             } => self.remove_to_trash(call, *parent, name, *retention_s, effects),
+            MetaOp::CreateSnapshot { ino, name } => self.create_snapshot(call, *ino, name, effects),
+            MetaOp::RemoveSnapshot { ino, name } => self.remove_snapshot(call, *ino, name, effects),
             MetaOp::Rename {
                 parent,
                 name,

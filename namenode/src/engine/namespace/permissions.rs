@@ -21,8 +21,11 @@ pub(super) fn owns(credentials: &Credentials, inode: &Inode) -> bool {
     is_root(credentials) || credentials.uid == inode.uid
 }
 
-/// Checks the mode bits for everything in `mask`.
+/// Checks the mode bits for everything in `mask`; nobody may write what is in a snapshot.
 pub(super) fn check(credentials: &Credentials, inode: &Inode, mask: u8) -> Result<(), FsError> {
+    if mask & WRITE != 0 && inode.is_frozen() {
+        return Err(FsError::ReadOnly);
+    }
     let granted = if is_root(credentials) {
         // Root may do all, but runs only what somebody may run.
         if inode.is_directory() || inode.mode & 0o111 != 0 {

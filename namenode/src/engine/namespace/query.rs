@@ -94,7 +94,9 @@ impl Namespace {
         // Who may list a directory but not search it sees names only.
         let with_attributes =
             with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
-        let mut rest = directory.after(after);
+        let mut rest = directory
+            .after(after)
+            .filter(|(name, child)| !self.is_hidden(inode, name, *child));
         let mut entries = Vec::new();
         for (name, ino) in rest.by_ref().take(limit) {
             let inode = self.inodes.get(ino)?;

@@ -13,7 +13,7 @@ use harvestfs_protocol::{
     limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX},
     meta::MetaReply,
     name::Name,
-    types::{Credentials, Timestamp},
+    types::{Attr, Credentials, Timestamp},
 };
 
 use super::{
@@ -142,7 +142,7 @@ impl Namespace {
         self.put_into_trash(call, ino, Place { parent, name }, retention_s, effects)
     }
 
-    /// Moves to the trash what may be removed.
+    /// Moves to the trash what may be removed, if that has room.
     pub(super) fn put_into_trash(
         &mut self,
         call: &Call,
@@ -151,16 +151,29 @@ impl Namespace {
         retention_s: u32,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
+        if let Some(directory) = self.trash.directory {
+            let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
+            self.check_quotas(&planned.charges)?;
+        }
+        let attr = self.move_to_trash(call, ino, old, retention_s, effects)?;
+        Ok(MetaReply::Removed(Some(attr)))
+    }
+
+    /// Moves something to the trash, whatever the quota of that.
+    pub(super) fn move_to_trash(
+        &mut self,
+        call: &Call,
+        ino: InodeId,
+        old: Place,
+        retention_s: u32,
+        effects: &mut Effects,
+    ) -> Result<Attr, FsError> {
         let new_name = name_in_trash(ino, old.name)?;
         let mut origin = self.path_of(old.parent);
         origin.push(b'/');
         origin.extend(old.name.as_bytes());
         if origin.len() > SYMLINK_BYTES_MAX {
             origin.clear();
-        }
-        if let Some(directory) = self.trash.directory {
-            let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
-            self.check_quotas(&planned.charges)?;
         }
         let directory = self.make_trash(call, effects)?;
         let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
@@ -177,7 +190,7 @@ impl Namespace {
         let inode = self.inodes.get_mut(ino)?;
         inode.ctime = call.now;
         effects.inodes.push(ino);
-        Ok(MetaReply::Removed(Some(inode.attr(ino))))
+        Ok(inode.attr(ino))
     }
 
     /// The directory of the trash; made when it is needed first.

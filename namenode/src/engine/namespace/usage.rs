@@ -94,7 +94,7 @@ pub(super) struct Move {
 
 impl Namespace {
     /// Bytes and inodes that an inode counts for, itself included.
-    fn weight(inode: &Inode) -> Usage {
+    pub(super) fn weight(inode: &Inode) -> Usage {
         match &inode.body {
             Body::Regular(file) => Usage {
                 bytes: file.extents.allocated_bytes(),

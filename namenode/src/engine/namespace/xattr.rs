@@ -22,7 +22,7 @@ use super::{
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// The extended attributes of one inode; settings are not among them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Xattrs {
     values: BTreeMap<Box<[u8]>, Box<[u8]>>,
     total_bytes: usize,

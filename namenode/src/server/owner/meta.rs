@@ -73,6 +73,8 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Unlink { .. }
         | MetaOp::RemoveDir { .. }
         | MetaOp::RemoveToTrash { .. }
+        | MetaOp::CreateSnapshot { .. }
+        | MetaOp::RemoveSnapshot { .. }
         | MetaOp::Rename { .. }
         | MetaOp::SetXattr { .. }
         | MetaOp::RemoveXattr { .. }

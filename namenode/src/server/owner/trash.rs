@@ -40,11 +40,16 @@ impl Owner {
     }
 
     /// On whose behalf a change is announced. A client does not know what its removal does in the
-    /// trash, so that it is told like everybody else.
+    /// trash, nor where snapshots are, so that it is told like everybody else.
     pub(super) fn author_of(&self, effects: &Effects, session: SessionId) -> SessionId {
-        match self.namespace.trash_directory() {
-            Some(trash) if effects.inodes.contains(&trash) => NOBODY,
-            _ => session,
+        let trash = self.namespace.trash_directory();
+        let in_trash = trash.is_some_and(|trash| effects.inodes.contains(&trash));
+        let mut changed = effects.entries.iter();
+        let in_snapshots = changed.any(|(directory, _)| self.namespace.is_frozen(*directory));
+        if in_trash || in_snapshots {
+            NOBODY
+        } else {
+            session
         }
     }
 }

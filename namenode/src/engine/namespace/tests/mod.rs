@@ -3,9 +3,11 @@
 mod commands;
 mod compaction;
 mod content;
+mod frozen;
 mod limits;
 mod model;
 mod model_content;
+mod model_frozen;
 mod model_quota;
 mod model_rename;
 mod model_trash;
@@ -26,7 +28,9 @@ use harvestfs_protocol::{
     limits::BLOCK_BYTES_MAX,
     meta::{AttrChanges, FileCommit, MetaOp, MetaReply, RenameMode, SealedBlock},
     name::Name,
-    types::{Attr, Credentials, Durability, Extent, FileKind, PlacementRules, Timestamp},
+    types::{
+        Attr, Credentials, Durability, Extent, FileKind, MODE_FROZEN, PlacementRules, Timestamp,
+    },
 };
 
 use super::{Applied, BlockChange, Command, Effects, Namespace, Outcome};

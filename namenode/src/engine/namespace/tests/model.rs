@@ -36,6 +36,8 @@ pub struct Node {
     pub content: Vec<Option<(BlockId, u64)>>,
     pub target: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// It is a part of a snapshot.
+    pub frozen: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +60,9 @@ pub struct Context<'a> {
     pub fresh: InodeId,
     /// The number that the directory of the trash has, once there is one.
     pub trash: InodeId,
+    /// The numbers of what a new snapshot consists of, by path below the directory of snapshots; its
+    /// own is at the empty path.
+    pub copies: &'a BTreeMap<Vec<Name>, InodeId>,
 }
 
 pub type Answer = Result<MetaReply, FsError>;
@@ -85,6 +90,7 @@ impl Node {
             content: Vec::new(),
             target: Vec::new(),
             xattrs: BTreeMap::new(),
+            frozen: false,
         }
     }
 
@@ -198,7 +204,7 @@ impl Model {
         Attr {
             ino,
             kind: node.kind,
-            mode: node.mode,
+            mode: node.mode | if node.frozen { MODE_FROZEN } else { 0 },
             nlink: self.links(ino),
             uid: node.uid,
             gid: node.gid,
@@ -335,7 +341,13 @@ impl Model {
     }
 
     pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
-        let removes = matches!(op, MetaOp::Unlink { .. } | MetaOp::RemoveDir { .. });
+        if self.is_refused_as_frozen(op) {
+            return Err(FsError::ReadOnly);
+        }
+        let removes = matches!(
+            op,
+            MetaOp::Unlink { .. } | MetaOp::RemoveDir { .. } | MetaOp::RemoveSnapshot { .. }
+        );
         let answer = if removes {
             self.perform(context, op)
         } else {
@@ -437,6 +449,8 @@ impl Model {
                 let seconds = self.kept_s(*parent).unwrap_or(*retention_s);
                 self.put_into_trash(context, (*parent, name), seconds)
             }
+            MetaOp::CreateSnapshot { ino, name } => self.create_snapshot(context, *ino, name),
+            MetaOp::RemoveSnapshot { ino, name } => self.remove_snapshot(context, *ino, name),
             MetaOp::Rename {
                 parent,
                 name,

@@ -124,6 +124,9 @@ impl Model {
     }
 
     fn commit(&mut self, context: &Context, commit: &FileCommit) -> Result<FileCommitted, FsError> {
+        if self.node(commit.ino)?.frozen {
+            return Err(FsError::ReadOnly);
+        }
         self.node(commit.ino)?.file()?;
         for extent in &commit.extents {
             let block = self.writable(context.session, extent.block)?;

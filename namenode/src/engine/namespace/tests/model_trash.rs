@@ -47,6 +47,21 @@ impl Model {
         let ino = self.inodes[&dir].entries[name];
         let origin = [&self.path(dir), &b"/"[..], name.as_bytes()].concat();
         let trash = context.trash;
+        self.make_trash(context);
+        self.node_mut(dir).entries.remove(name);
+        self.touch_dir(dir, context.now);
+        let called = format!("{:016x}-{name}", ino.0);
+        let entries = &mut self.node_mut(trash).entries;
+        entries.insert(super::name(&called), ino);
+        self.touch_dir(trash, context.now);
+        self.node_mut(ino).ctime = context.now;
+        let expires = context.now + i64::from(seconds) * 1_000_000_000;
+        self.trash.insert(ino, (origin, expires));
+        Ok(MetaReply::Removed(Some(self.attr(ino))))
+    }
+
+    pub fn make_trash(&mut self, context: &Context) {
+        let trash = context.trash;
         if self.trash_directory.is_none() {
             let (uid, gid) = (
                 self.inodes[&InodeId::ROOT].uid,
@@ -59,16 +74,6 @@ impl Model {
             self.touch_dir(InodeId::ROOT, context.now);
             self.trash_directory = Some(trash);
         }
-        self.node_mut(dir).entries.remove(name);
-        self.touch_dir(dir, context.now);
-        let called = format!("{:016x}-{name}", ino.0);
-        let entries = &mut self.node_mut(trash).entries;
-        entries.insert(super::name(&called), ino);
-        self.touch_dir(trash, context.now);
-        self.node_mut(ino).ctime = context.now;
-        let expires = context.now + i64::from(seconds) * 1_000_000_000;
-        self.trash.insert(ino, (origin, expires));
-        Ok(MetaReply::Removed(Some(self.attr(ino))))
     }
 
     /// Forgets what left the trash.

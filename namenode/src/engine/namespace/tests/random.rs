@@ -135,7 +135,8 @@ impl World {
         for place in self.cache.entries.keys().chain(now.entries.keys()) {
             let told = effects.entries.contains(place);
             let same = now.entries.get(place) == self.cache.entries.get(place);
-            assert!(told || same, "{place:?}: {command:?}");
+            let fresh = !self.cache.attrs.contains_key(&place.0);
+            assert!(told || same || fresh, "{place:?}: {command:?}");
         }
         self.cache = now;
         for change in &effects.blocks {
@@ -254,6 +255,7 @@ impl World {
             held_elsewhere: true,
             fresh: InodeId(0),
             trash: InodeId(0),
+            copies: &BTreeMap::new(),
         };
         if !inodes.is_empty() {
             self.model.purge(&context, &inodes);
@@ -309,6 +311,10 @@ impl World {
             Ok(Outcome::Meta(MetaReply::Attr(attr))) => attr.ino,
             _ => InodeId(0),
         };
+        let copies = match &op {
+            MetaOp::CreateSnapshot { .. } if got.is_ok() => self.copies(fresh),
+            _ => BTreeMap::new(),
+        };
         let context = Context {
             who: &who,
             session,
@@ -316,6 +322,7 @@ impl World {
             held_elsewhere,
             fresh,
             trash: self.namespace.trash_directory().unwrap_or(InodeId(0)),
+            copies: &copies,
         };
         if let (MetaOp::AllocateBlocks { rules, .. }, Ok(Outcome::Blocks(blocks))) = (&op, &got) {
             self.model.allocated(session, *rules, blocks);
@@ -339,6 +346,27 @@ impl World {
                 panic!("{who:?} {op:?}:\n got      {got:?}\n expected {expected:?}")
             }
         }
+    }
+
+    /// What a snapshot consists of, and the directory that it is in.
+    fn copies(&self, top: InodeId) -> BTreeMap<Vec<Name>, InodeId> {
+        let mut copies = BTreeMap::new();
+        let parent = self.namespace.inodes.get(top).unwrap().parent;
+        copies.insert(Vec::new(), parent);
+        let mut waiting = vec![(vec![], parent)];
+        while let Some((path, ino)) = waiting.pop() {
+            let inode = self.namespace.inodes.get(ino).unwrap();
+            let Ok(directory) = inode.directory() else {
+                continue;
+            };
+            for (name, child) in directory.after(None) {
+                let mut path = path.clone();
+                path.push(Name::new(name).unwrap());
+                copies.insert(path.clone(), child);
+                waiting.push((path, child));
+            }
+        }
+        copies
     }
 
     fn compare_blocks(&self) {
@@ -430,7 +458,7 @@ impl World {
                     .into_iter()
                     .map(|entry| (entry.name, entry.ino))
                     .collect();
-                assert_eq!(got, node.entries);
+                assert_eq!(got, self.model.listed(ino));
                 let (bytes, inodes) = self.model.used(ino);
                 for (name, used) in [("used_bytes", bytes), ("used_files", inodes)] {
                     let name = format!("user.harvestfs.{name}").into_bytes();

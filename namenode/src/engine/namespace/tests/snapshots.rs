@@ -59,6 +59,12 @@ fn full() -> Fixture {
         .unwrap();
     fixture.file("/d/trashed");
     fixture.trash("/d/trashed", 60).unwrap();
+    fixture
+        .change(MetaOp::CreateSnapshot {
+            ino: directory,
+            name: name("frozen"),
+        })
+        .unwrap();
     fixture.held_elsewhere = true;
     fixture.unlink("/orphan").unwrap();
     fixture

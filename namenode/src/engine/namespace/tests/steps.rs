@@ -349,6 +349,20 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 }],
             }
         }
+        82..=83 if !crowded => {
+            let ino = any_of(rng, model, FileKind::Directory);
+            let name = some_name(rng);
+            MetaOp::CreateSnapshot { ino, name }
+        }
+        // Or soon there were nothing else.
+        82..=83 => {
+            let all = model.snapshots();
+            let (ino, name) = match all.choose(rng) {
+                Some(snapshot) => snapshot.clone(),
+                None => any_place(rng, model),
+            };
+            MetaOp::RemoveSnapshot { ino, name }
+        }
         _ => some_commit(rng, model, session),
     }
 }

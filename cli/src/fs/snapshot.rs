@@ -1,0 +1,315 @@
+//! `harvestfs fs snapshot`: directories as they were.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io::Write,
+    os::unix::ffi::OsStrExt,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use harvestfs_client::ClientError;
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::ENTRIES_PER_REPLY_MAX,
+    name::{Name, SNAPSHOTS_NAME},
+    types::{Attr, FileKind, Timestamp},
+};
+use serde_json::json;
+
+use super::{Files, list, quota};
+use crate::units;
+
+/// `harvestfs fs snapshot`
+#[derive(Debug, Subcommand)]
+pub(super) enum SnapshotCommand {
+    /// Keep a directory with everything below as it is now. Metadata only: the data is shared. It can
+    /// be read in `.snapshot/NAME` of the directory.
+    Create {
+        /// A directory of the cluster.
+        path: OsString,
+        /// Name of the snapshot [default: the time].
+        name: Option<OsString>,
+    },
+    /// Show the snapshots of a directory.
+    Ls {
+        /// A directory of the cluster.
+        path: OsString,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what was added (+), removed (-) and changed (M) since a snapshot.
+    Diff {
+        /// A directory of the cluster.
+        path: OsString,
+        /// The snapshot.
+        name: OsString,
+        /// A later snapshot to compare it with [default: the directory as it is now].
+        later: Option<OsString>,
+    },
+    /// Remove snapshots.
+    Rm {
+        /// A directory of the cluster.
+        path: OsString,
+        /// The snapshots.
+        #[arg(required = true)]
+        names: Vec<OsString>,
+    },
+}
+
+impl Files {
+    pub(super) async fn snapshot(&self, command: &SnapshotCommand) -> anyhow::Result<()> {
+        match command {
+            SnapshotCommand::Create { path, name } => {
+                let directory = self.find(path).await?;
+                let name = match name {
+                    Some(name) => Name::new(name.as_bytes())?,
+                    None => Name::new(now().as_bytes())?,
+                };
+                self.client
+                    .create_snapshot(&self.credentials, directory.ino, &name)
+                    .await
+                    .with_context(|| {
+                        format!("cannot make snapshot {name} of {}", path.to_string_lossy())
+                    })?;
+                println!("{name}");
+                Ok(())
+            }
+            SnapshotCommand::Ls { path, json } => self.list_snapshots(path, *json).await,
+            SnapshotCommand::Diff { path, name, later } => {
+                self.diff(path, name, later.as_ref()).await
+            }
+            SnapshotCommand::Rm { path, names } => {
+                let directory = self.find(path).await?;
+                for name in names {
+                    self.client
+                        .remove_snapshot(
+                            &self.credentials,
+                            directory.ino,
+                            &Name::new(name.as_bytes())?,
+                        )
+                        .await
+                        .with_context(|| shown(path, name))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The directory of the snapshots of a directory, if it has some.
+    async fn snapshots_of(&self, path: &OsString) -> anyhow::Result<Option<InodeId>> {
+        let directory = self.find(path).await?;
+        if directory.kind != FileKind::Directory {
+            bail!("{} is not a directory", path.to_string_lossy());
+        }
+        let name = Name::new(SNAPSHOTS_NAME)?;
+        match self
+            .client
+            .lookup(&self.credentials, directory.ino, &name)
+            .await
+        {
+            Ok(attr) if attr.is_frozen() => Ok(Some(attr.ino)),
+            Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => Ok(None),
+            Err(error) => Err(error).with_context(|| path.to_string_lossy().into_owned()),
+        }
+    }
+
+    async fn list_snapshots(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
+        let Some(directory) = self.snapshots_of(path).await? else {
+            if json {
+                println!("[]");
+            }
+            return Ok(());
+        };
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let page = self
+                .client
+                .readdir(
+                    &self.credentials,
+                    directory,
+                    after.as_ref(),
+                    ENTRIES_PER_REPLY_MAX,
+                    true,
+                )
+                .await?;
+            after = page.entries.last().map(|entry| entry.name.clone());
+            for entry in page.entries {
+                let attr = match entry.attr {
+                    Some(attr) => attr,
+                    None => self.client.getattr(&self.credentials, entry.ino).await?,
+                };
+                let used_bytes = self.number(attr.ino, quota::USED_BYTES).await?.unwrap_or(0);
+                all.push((entry.name, attr, used_bytes));
+            }
+            if page.end || after.is_none() {
+                break;
+            }
+        }
+        if json {
+            let shown = |(name, attr, used_bytes): &(Name, Attr, u64)| {
+                json!({
+                    "name": name.to_string(),
+                    "created": list::utc(attr.ctime),
+                    "used_bytes": used_bytes,
+                })
+            };
+            let all: Vec<_> = all.iter().map(shown).collect();
+            println!("{}", json!(all));
+            return Ok(());
+        }
+        for (name, attr, used_bytes) in all {
+            let created = list::utc(attr.ctime);
+            println!("{name}  {created}  {}", units::human(used_bytes));
+        }
+        Ok(())
+    }
+
+    async fn diff(
+        &self,
+        path: &OsString,
+        name: &OsString,
+        later: Option<&OsString>,
+    ) -> anyhow::Result<()> {
+        let before = self.tree(self.kept(path, name).await?).await?;
+        let after = match later {
+            Some(later) => self.kept(path, later).await?,
+            None => self.find(path).await?.ino,
+        };
+        let after = self.tree(after).await?;
+        let mut out = std::io::stdout().lock();
+        for (sign, path) in differences(&before, &after) {
+            write!(out, "{sign} ")?;
+            out.write_all(path)?;
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+
+    /// The copy of a directory in one of its snapshots.
+    async fn kept(&self, path: &OsString, name: &OsString) -> anyhow::Result<InodeId> {
+        let directory = self.snapshots_of(path).await?;
+        let directory = directory
+            .with_context(|| format!("{} has no snapshots", path.to_string_lossy()))?;
+        let found = self
+            .client
+            .lookup(&self.credentials, directory, &Name::new(name.as_bytes())?)
+            .await;
+        Ok(found.with_context(|| shown(path, name))?.ino)
+    }
+
+    /// Everything below a directory.
+    async fn tree(&self, directory: InodeId) -> anyhow::Result<BTreeMap<Vec<u8>, Attr>> {
+        let mut tree = BTreeMap::new();
+        let mut walk = self.client.walk(&self.credentials, directory);
+        while let Some(entry) = walk.next().await? {
+            if !entry.path.is_empty() {
+                tree.insert(entry.path, entry.attr);
+            }
+        }
+        Ok(tree)
+    }
+}
+
+fn shown(path: &OsString, name: &OsString) -> String {
+    let (path, name) = (path.to_string_lossy(), name.to_string_lossy());
+    format!("snapshot {name} of {path}")
+}
+
+fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let nanoseconds = since.map_or(0, |since| since.as_nanos());
+    list::utc(Timestamp(i64::try_from(nanoseconds).unwrap_or(i64::MAX)))
+}
+
+/// The paths that differ, in order, with what happened to them.
+fn differences<'a>(
+    before: &'a BTreeMap<Vec<u8>, Attr>,
+    after: &'a BTreeMap<Vec<u8>, Attr>,
+) -> Vec<(char, &'a [u8])> {
+    let mut found = Vec::new();
+    for (path, attr) in before {
+        match after.get(path) {
+            None => found.push(('-', path.as_slice())),
+            Some(now) if now.kind != attr.kind => {
+                found.extend([('-', path.as_slice()), ('+', path.as_slice())]);
+            }
+            Some(now) if is_changed(attr, now) => found.push(('M', path.as_slice())),
+            Some(_) => {}
+        }
+    }
+    let added = after.keys().filter(|path| !before.contains_key(*path));
+    found.extend(added.map(|path| ('+', path.as_slice())));
+    found.sort_by_key(|(_, path)| *path);
+    found
+}
+
+/// Whether something of the same kind is another one, or has other content or attributes. What is in
+/// a directory shows by itself.
+fn is_changed(before: &Attr, after: &Attr) -> bool {
+    let attributes = |attr: &Attr| (attr.permission_bits(), attr.uid, attr.gid, attr.rdev);
+    let content = |attr: &Attr| (attr.size_bytes, attr.mtime, attr.content_version);
+    let is_directory = before.kind == FileKind::Directory;
+    attributes(before) != attributes(after) || !is_directory && content(before) != content(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(kind: FileKind, version: u64) -> Attr {
+        Attr {
+            ino: InodeId(version),
+            kind,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size_bytes: version,
+            allocated_bytes: 0,
+            atime: Timestamp(0),
+            mtime: Timestamp(0),
+            ctime: Timestamp(0),
+            content_version: version,
+        }
+    }
+
+    #[test]
+    fn what_was_added_removed_and_changed_is_told() {
+        use FileKind::{Directory, Regular, Symlink};
+        let tree = |entries: &[(&str, FileKind, u64)]| -> BTreeMap<_, _> {
+            let entries = entries.iter();
+            entries
+                .map(|(path, kind, version)| (path.as_bytes().to_vec(), attr(*kind, *version)))
+                .collect()
+        };
+        let before = tree(&[
+            ("d", Directory, 1),
+            ("d/gone", Regular, 1),
+            ("d/same", Regular, 1),
+            ("d/written", Regular, 1),
+            ("other", Regular, 1),
+        ]);
+        let after = tree(&[
+            ("d", Directory, 2),
+            ("d/new", Regular, 1),
+            ("d/same", Regular, 1),
+            ("d/written", Regular, 2),
+            ("other", Symlink, 1),
+        ]);
+        let found: Vec<_> = differences(&before, &after)
+            .into_iter()
+            .map(|(sign, path)| format!("{sign} {}", String::from_utf8_lossy(path)))
+            .collect();
+        assert_eq!(
+            found,
+            ["- d/gone", "+ d/new", "M d/written", "- other", "+ other"]
+        );
+    }
+}

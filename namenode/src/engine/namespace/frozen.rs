@@ -1,0 +1,362 @@
+//! Snapshots of directories: `D/.snapshot/NAME` is the tree below `D` as it was.
+//!
+//! A snapshot is a copy of the tree's inodes that shares all data, made by one command, and so
+//! atomic. Its inodes are like any others, so that blocks, quotas, compaction, the trash, checks and
+//! the state as bytes have nothing to know of snapshots; but a bit of their mode says that they are
+//! *frozen*, and no operation of a client changes those. `.snapshot` is an entry of `D` that listings
+//! leave out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::SNAPSHOT_ITEMS_MAX,
+    meta::{MetaOp, MetaReply},
+    name::{Name, SNAPSHOTS_NAME},
+    types::MODE_FROZEN,
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    inode::{Body, Inode},
+    permissions,
+    rename::Place,
+    usage::Usage,
+};
+
+/// What a snapshot is going to have.
+#[derive(Default)]
+struct Contents {
+    used: Usage,
+    /// Names, inodes, and pieces of files that have several: what copying costs.
+    items: u64,
+}
+
+impl Contents {
+    fn add(&mut self, inode: &Inode) {
+        self.used.inodes += 1;
+        self.items += 1;
+        if let Body::Regular(file) = &inode.body {
+            self.used.bytes += file.extents.allocated_bytes();
+            self.items += file.extents.spilled_pieces() as u64;
+        }
+    }
+}
+
+/// The copies of files with several names.
+#[derive(Default)]
+struct Linked {
+    copies: BTreeMap<InodeId, InodeId>,
+    /// The directories that name each copy, one for each name.
+    names: BTreeMap<InodeId, Vec<InodeId>>,
+}
+
+impl Namespace {
+    /// Whether an inode is a part of a snapshot of a directory.
+    #[must_use]
+    pub fn is_frozen(&self, ino: InodeId) -> bool {
+        self.inodes.get(ino).is_ok_and(Inode::is_frozen)
+    }
+
+    /// Whether listings of a directory leave out an entry: the one that leads to its snapshots.
+    pub(super) fn is_hidden(&self, directory: &Inode, name: &[u8], child: InodeId) -> bool {
+        name == SNAPSHOTS_NAME && !directory.is_frozen() && self.is_frozen(child)
+    }
+
+    /// Refuses what would change a snapshot. (Commits answer for each file.)
+    pub(super) fn check_not_frozen(&self, op: &MetaOp) -> Result<(), FsError> {
+        let is_place_frozen = |parent: InodeId, name: &Name| {
+            let inode = self.inodes.get(parent);
+            let directory = inode.and_then(Inode::directory);
+            let child = directory.ok().and_then(|directory| directory.get(name));
+            self.is_frozen(parent) || child.is_some_and(|child| self.is_frozen(child))
+        };
+        let is_refused = match op {
+            MetaOp::SetAttr { ino, .. }
+            | MetaOp::SetXattr { ino, .. }
+            | MetaOp::RemoveXattr { ino, .. }
+            | MetaOp::Fallocate { ino, .. }
+            | MetaOp::CloneRange {
+                destination: ino, ..
+            }
+            | MetaOp::CreateSnapshot { ino, .. }
+            | MetaOp::RemoveSnapshot { ino, .. } => self.is_frozen(*ino),
+            MetaOp::Create { parent, .. }
+            | MetaOp::MakeDir { parent, .. }
+            | MetaOp::Symlink { parent, .. } => self.is_frozen(*parent),
+            MetaOp::Link { ino, parent, .. } => self.is_frozen(*ino) || self.is_frozen(*parent),
+            MetaOp::Unlink { parent, name }
+            | MetaOp::RemoveDir { parent, name }
+            | MetaOp::RemoveToTrash { parent, name, .. } => is_place_frozen(*parent, name),
+            MetaOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                ..
+            } => is_place_frozen(*parent, name) || is_place_frozen(*new_parent, new_name),
+            _ => false,
+        };
+        if is_refused {
+            return Err(FsError::ReadOnly);
+        }
+        Ok(())
+    }
+
+    pub(super) fn create_snapshot(
+        &mut self,
+        call: &Call,
+        dir: InodeId,
+        name: &Name,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        self.check_owned_directory(call, dir)?;
+        if name.as_bytes().starts_with(b".") {
+            return Err(FsError::InvalidArgument(
+                "the name of a snapshot does not start with a dot".into(),
+            ));
+        }
+        let in_trash = |(ino, _)| Some(ino) == self.trash.directory;
+        if self.ancestors(dir).any(in_trash) {
+            return Err(FsError::InvalidArgument(
+                "what is in the trash gets no snapshots".into(),
+            ));
+        }
+        let snapshots = self.snapshots_of(dir)?;
+        if let Some(snapshots) = snapshots
+            && self.inodes.get(snapshots)?.directory()?.get(name).is_some()
+        {
+            return Err(FsError::Exists);
+        }
+        let Contents { mut used, .. } = self.contents_of(dir)?;
+        used.inodes += u64::from(snapshots.is_none());
+        if self.inodes.room() < used.inodes {
+            return Err(FsError::NoSpace);
+        }
+        self.check_quotas(&[(dir, used.added())])?;
+
+        let top = self.freeze(dir)?;
+        let snapshots = match snapshots {
+            Some(snapshots) => snapshots,
+            None => {
+                let mode = MODE_FROZEN | (self.inodes.get(dir)?.mode & 0o555);
+                let snapshots_name = Name::new(SNAPSHOTS_NAME)?;
+                self.add_own_directory(dir, &snapshots_name, mode, call.now, effects)?
+            }
+        };
+        self.adopt(snapshots, top)?;
+        self.add_name(snapshots, name, top, true, call.now, effects);
+        self.copy_below(dir, top)?;
+        effects.inodes.push(top);
+        let inode = self.inodes.get_mut(top)?;
+        inode.ctime = call.now;
+        Ok(MetaReply::Attr(inode.attr(top)))
+    }
+
+    pub(super) fn remove_snapshot(
+        &mut self,
+        call: &Call,
+        dir: InodeId,
+        name: &Name,
+        effects: &mut Effects,
+    ) -> Result<MetaReply, FsError> {
+        self.check_owned_directory(call, dir)?;
+        let parent = self.snapshots_of(dir)?.ok_or(FsError::NotFound)?;
+        let directory = self.inodes.get(parent)?.directory()?;
+        let top = directory.get(name).ok_or(FsError::NotFound)?;
+        // Its time in the trash is over at once: there it is removed step by step.
+        self.move_to_trash(call, top, Place { parent, name }, 0, effects)?;
+        if self.inodes.get(parent)?.directory()?.is_empty() {
+            let snapshots_name = Name::new(SNAPSHOTS_NAME)?;
+            let planned = self.plan_move(parent, Some(dir), None)?;
+            self.carry_out(planned);
+            self.remove_name(dir, &snapshots_name, true, call.now, effects);
+            self.lose_name(call, parent, effects)?;
+        }
+        Ok(MetaReply::Done)
+    }
+
+    fn check_owned_directory(&self, call: &Call, dir: InodeId) -> Result<(), FsError> {
+        let inode = self.inodes.get(dir)?;
+        inode.directory()?;
+        if inode.nlink == 0 {
+            return Err(FsError::NotFound);
+        }
+        if permissions::owns(call.credentials, inode) {
+            Ok(())
+        } else {
+            Err(FsError::NotPermitted)
+        }
+    }
+
+    /// The directory of the snapshots of a directory, if it has some.
+    fn snapshots_of(&self, dir: InodeId) -> Result<Option<InodeId>, FsError> {
+        let name = Name::new(SNAPSHOTS_NAME)?;
+        match self.inodes.get(dir)?.directory()?.get(&name) {
+            Some(found) if !self.is_frozen(found) => Err(FsError::InvalidArgument(
+                "`.snapshot` is something else here: give that another name".into(),
+            )),
+            found => Ok(found),
+        }
+    }
+
+    /// Whether a snapshot has what an entry leads to: it has neither other snapshots nor the trash.
+    fn is_kept(&self, directory: &Inode, name: &[u8], child: InodeId) -> bool {
+        !self.is_hidden(directory, name, child) && Some(child) != self.trash.directory
+    }
+
+    /// What a snapshot of a directory is going to have, itself included. Looks at no more than that
+    /// may be.
+    fn contents_of(&self, dir: InodeId) -> Result<Contents, FsError> {
+        let mut contents = Contents::default();
+        contents.add(self.inodes.get(dir)?);
+        let mut linked = BTreeSet::new();
+        let mut waiting = vec![dir];
+        while let Some(ino) = waiting.pop() {
+            let inode = self.inodes.get(ino)?;
+            let entries = inode.directory()?.after(None);
+            for (_, child) in entries.filter(|(name, child)| self.is_kept(inode, name, *child)) {
+                let below = self.inodes.get(child)?;
+                if below.is_directory() {
+                    waiting.push(child);
+                }
+                if below.is_directory() || below.nlink == 1 || linked.insert(child) {
+                    contents.add(below);
+                }
+                // The name.
+                contents.items += 1;
+                if contents.items > SNAPSHOT_ITEMS_MAX {
+                    return Err(FsError::InvalidArgument(format!(
+                        "a snapshot has at most {SNAPSHOT_ITEMS_MAX} names, inodes and extents: make \
+                         snapshots of directories further down"
+                    )));
+                }
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Copies what is below a directory to below its copy.
+    fn copy_below(&mut self, dir: InodeId, copy: InodeId) -> Result<(), FsError> {
+        let mut linked = Linked::default();
+        let mut waiting = VecDeque::from([(dir, copy)]);
+        while let Some((from, to)) = waiting.pop_front() {
+            let inode = self.inodes.get(from)?;
+            let entries: Vec<(Name, InodeId)> = inode
+                .directory()?
+                .after(None)
+                .filter(|(name, child)| self.is_kept(inode, name, *child))
+                .filter_map(|(name, child)| Some((Name::new(name).ok()?, child)))
+                .collect();
+            for (name, child) in entries {
+                let copy = self.copy_of(child, to, &mut linked)?;
+                let is_directory = self.inodes.get(copy)?.is_directory();
+                if is_directory {
+                    waiting.push_back((child, copy));
+                }
+                self.name_copy(to, &name, copy, is_directory)?;
+            }
+        }
+        for (copy, mut names) in linked.names {
+            names.sort_unstable();
+            if let Some(&first) = names.first() {
+                self.adopt(first, copy)?;
+            }
+            if names.len() > 1 {
+                self.further_names.insert(copy, names);
+            }
+        }
+        Ok(())
+    }
+
+    /// The copy that a name in the directory `to` leads to.
+    fn copy_of(
+        &mut self,
+        ino: InodeId,
+        to: InodeId,
+        linked: &mut Linked,
+    ) -> Result<InodeId, FsError> {
+        let inode = self.inodes.get(ino)?;
+        if inode.is_directory() || inode.nlink == 1 {
+            let copy = self.freeze(ino)?;
+            self.adopt(to, copy)?;
+            return Ok(copy);
+        }
+        let copy = match linked.copies.get(&ino) {
+            Some(&copy) => copy,
+            None => self.freeze(ino)?,
+        };
+        linked.copies.insert(ino, copy);
+        linked.names.entry(copy).or_default().push(to);
+        Ok(copy)
+    }
+
+    /// Copies an inode, without its names and entries. The data of a file is shared.
+    fn freeze(&mut self, ino: InodeId) -> Result<InodeId, FsError> {
+        let default_rules = self.default_rules();
+        let inode = self.inodes.get(ino)?;
+        let body = match &inode.body {
+            Body::Regular(file) => {
+                self.spilled_pieces += file.extents.spilled_pieces() as u64;
+                for piece in file.extents.iter() {
+                    self.changes.add(&piece);
+                }
+                Body::Regular(file.clone())
+            }
+            Body::Directory(_) => Body::Directory(Box::default()),
+            Body::Symlink(target) => Body::Symlink(target.clone()),
+            Body::Fifo => Body::Fifo,
+            Body::Socket => Body::Socket,
+            Body::CharDevice(rdev) => Body::CharDevice(*rdev),
+            Body::BlockDevice(rdev) => Body::BlockDevice(*rdev),
+        };
+        let copy = Inode {
+            mode: inode.mode | MODE_FROZEN,
+            nlink: if inode.is_directory() { 2 } else { 0 },
+            xattrs: inode.xattrs.clone(),
+            body,
+            ..*inode
+        };
+        let settings = copy.settings;
+        self.blocks
+            .account(settings.rules(default_rules), &mut self.changes);
+        if copy.is_directory() {
+            self.directories_with_settings += u64::from(!settings.is_empty());
+        }
+        self.insert_inode(copy)
+    }
+
+    /// Counts a copy in a directory.
+    fn adopt(&mut self, dir: InodeId, copy: InodeId) -> Result<(), FsError> {
+        let inode = self.inodes.get_mut(copy)?;
+        inode.parent = dir;
+        let weight = Self::weight(inode);
+        self.charge(&[(dir, weight.added())]);
+        Ok(())
+    }
+
+    /// Adds the entry of a copy. Nothing is announced: nobody knows the directory yet.
+    fn name_copy(
+        &mut self,
+        dir: InodeId,
+        name: &Name,
+        copy: InodeId,
+        is_directory: bool,
+    ) -> Result<(), FsError> {
+        let inode = self.inodes.get_mut(copy)?;
+        if let Body::Directory(directory) = &mut inode.body {
+            directory.name = name.as_bytes().into();
+        } else {
+            inode.nlink += 1;
+        }
+        let above = self.inodes.get_mut(dir)?;
+        if let Body::Directory(directory) = &mut above.body {
+            directory.insert(name, copy);
+            above.nlink += u32::from(is_directory);
+            self.names += 1;
+        }
+        Ok(())
+    }
+}
