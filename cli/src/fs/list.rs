@@ -89,7 +89,11 @@ impl Files {
             "  size: {} bytes, {} allocated",
             attr.size_bytes, attr.allocated_bytes
         );
-        println!("  mode: {:04o}  links: {}", attr.permission_bits(), attr.nlink);
+        println!(
+            "  mode: {:04o}  links: {}",
+            attr.permission_bits(),
+            attr.nlink
+        );
         println!("   uid: {}  gid: {}", attr.uid, attr.gid);
         println!(" inode: {}", attr.ino);
         for (label, time) in [

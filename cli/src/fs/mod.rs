@@ -320,7 +320,12 @@ impl Files {
                 FileKind::Directory => {
                     let directory = self
                         .client
-                        .mkdir(&self.credentials, parent, &name, entry.attr.permission_bits())
+                        .mkdir(
+                            &self.credentials,
+                            parent,
+                            &name,
+                            entry.attr.permission_bits(),
+                        )
                         .await?;
                     if directory.ino == from {
                         bail!("a directory cannot be copied into itself");

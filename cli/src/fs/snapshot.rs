@@ -194,8 +194,8 @@ impl Files {
     /// The copy of a directory in one of its snapshots.
     async fn kept(&self, path: &OsString, name: &OsString) -> anyhow::Result<InodeId> {
         let directory = self.snapshots_of(path).await?;
-        let directory = directory
-            .with_context(|| format!("{} has no snapshots", path.to_string_lossy()))?;
+        let directory =
+            directory.with_context(|| format!("{} has no snapshots", path.to_string_lossy()))?;
         let found = self
             .client
             .lookup(&self.credentials, directory, &Name::new(name.as_bytes())?)

@@ -66,7 +66,11 @@ impl Namespace {
             self.check_not_trash(old.parent)?;
         }
         let exchange = mode == RenameMode::Exchange;
-        let moves = self.plan_rename((source, old), (target, new), exchange)?;
+        let mut moves = self.plan_rename((source, old), (target, new), exchange)?;
+        // As they were planned: while both are still where they were.
+        for planned in &mut moves {
+            self.charge(&std::mem::take(&mut planned.charges));
+        }
         for planned in moves {
             self.carry_out(planned);
         }
@@ -149,7 +153,12 @@ impl Namespace {
         let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent))?];
         if let Some(target) = target {
             let back = exchange.then_some(old.parent);
-            moves.push(self.plan_move(target, Some(new.parent), back)?);
+            let mut other = self.plan_move(target, Some(new.parent), back)?;
+            // One may be a file that counts in the other, by another name that it has there.
+            let left = self.change_within(target, &moves[0].charges);
+            moves[0].change_weight(self.change_within(source, &other.charges));
+            other.change_weight(left);
+            moves.push(other);
         }
         let charges: Vec<_> = moves
             .iter()

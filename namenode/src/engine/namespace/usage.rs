@@ -92,7 +92,28 @@ pub(super) struct Move {
     pub charges: Vec<Charge>,
 }
 
+impl Move {
+    /// What moves counts for more, or less, than when it was planned.
+    pub fn change_weight(&mut self, change: Change) {
+        for (_, charge) in &mut self.charges {
+            let sign = charge.inodes.signum();
+            charge.bytes += sign * change.bytes;
+            charge.inodes += sign * change.inodes;
+        }
+    }
+}
+
 impl Namespace {
+    /// What charges do to a directory and all below, together.
+    pub(super) fn change_within(&self, dir: InodeId, charges: &[Charge]) -> Change {
+        let is_within = |charge: &&Charge| self.ancestors(charge.0).any(|(ino, _)| ino == dir);
+        let within = charges.iter().filter(is_within);
+        within.fold(Change::default(), |sum, (_, change)| Change {
+            bytes: sum.bytes + change.bytes,
+            inodes: sum.inodes + change.inodes,
+        })
+    }
+
     /// Bytes and inodes that an inode counts for, itself included.
     pub(super) fn weight(inode: &Inode) -> Usage {
         match &inode.body {

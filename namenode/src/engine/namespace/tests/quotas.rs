@@ -164,6 +164,23 @@ fn a_file_with_several_names_counts_in_the_first_directory() {
 }
 
 #[test]
+fn a_file_that_counts_in_the_directory_that_it_is_exchanged_for_counts_once() {
+    // The invariants are checked after each step.
+    for (from, to) in [("/a/f", "/d"), ("/d", "/a/f")] {
+        let mut fixture = Fixture::new();
+        fixture.dir("/d");
+        fixture.dir("/a");
+        fixture.file("/d/f");
+        fixture.put("/d/f", 0, 100).unwrap();
+        fixture.link("/d/f", "/a/f").unwrap();
+        fixture.limit("/a", FILES, 1);
+        fixture.limit("/a", BYTES, 0);
+        fixture.rename(from, to, RenameMode::Exchange).unwrap();
+        assert_eq!(fixture.used("/a"), (0, 1));
+    }
+}
+
+#[test]
 fn a_clone_counts_as_much_as_its_source() {
     let mut fixture = with_data();
     fixture.limit("/q", BYTES, 180);
