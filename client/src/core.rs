@@ -4,14 +4,17 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use harvestfs_protocol::{
     ids::{BlockId, InodeId},
-    types::PlacementRules,
+    limits::BLOCKS_PER_REQUEST_MAX,
+    meta::MetaOp,
+    request_id::RequestId,
+    types::{Credentials, PlacementRules},
 };
 use tokio::sync::Notify;
 
@@ -34,6 +37,11 @@ use crate::{
 /// How often files are looked at whose data grows old.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long a file that was closed before its commit waits for others to share a packet with.
+const CLOSE_LINGER: Duration = Duration::from_millis(5);
+/// How long a recalled file's content may take to be committed, within the namenode's patience.
+const RECALL_DEADLINE: Duration = Duration::from_secs(8);
+
 /// See the module.
 pub(crate) struct Core {
     pub(crate) session: Arc<Session>,
@@ -51,6 +59,10 @@ pub(crate) struct Core {
     default_rules: Mutex<PlacementRules>,
     packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
     files: Mutex<HashMap<InodeId, Arc<FileState>>>,
+    /// Files that were closed before what was written to them was committed.
+    pub(crate) closed_early: AtomicUsize,
+    /// Those of them that are not even on their way.
+    closing: Mutex<Vec<(RequestId, Arc<FileState>)>>,
 }
 
 /// Written data in memory, of all files.
@@ -108,8 +120,12 @@ impl Core {
             default_rules: Mutex::new(link.opened.default_rules),
             packs: Mutex::default(),
             files: Mutex::default(),
+            closed_early: AtomicUsize::new(0),
+            closing: Mutex::default(),
             session,
         });
+        // Set once: the session is new.
+        let _ = core.session.core.set(Arc::downgrade(&core));
         tokio::spawn(flush_old_data(core.clone()));
         tokio::spawn(follow_session(core.clone()));
         Ok(core)
@@ -186,6 +202,66 @@ impl Core {
                     waiting_bytes: self.dirty.used(),
                     waited: started.elapsed(),
                 });
+            }
+        }
+    }
+
+    /// Flushes a file soon, together with others that are closed meanwhile: they share packets and
+    /// commits.
+    pub(crate) fn flush_soon(self: &Arc<Self>, file: Arc<FileState>) {
+        let is_first = {
+            let mut closing = lock(&self.closing);
+            closing.push((RequestId::current(), file));
+            closing.len() == 1
+        };
+        if is_first {
+            let core = self.clone();
+            self.session.runtime.spawn(async move {
+                tokio::time::sleep(CLOSE_LINGER).await;
+                let files = std::mem::take(&mut *lock(&core.closing));
+                for (request, file) in files {
+                    request.during(|| file.start_flush());
+                }
+            });
+        }
+    }
+
+    /// Commits what was closed already, of all files.
+    pub(crate) async fn commit_closed(&self) -> Result<(), ClientError> {
+        for file in self.all_files() {
+            if file.is_closed_early() {
+                file.flush(false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits what is in memory of files that somebody else asks about, and tells the namenode.
+    pub(crate) async fn commit_recalled(self: Arc<Self>, inodes: Vec<InodeId>) {
+        let files: Vec<_> = inodes.iter().filter_map(|ino| self.file(*ino)).collect();
+        for file in &files {
+            file.start_flush();
+        }
+        let committed = async {
+            for file in files {
+                if let Err(error) = file.flush(false).await {
+                    tracing::warn!(ino = %file.ino, %error, "what another session asks for is not committed yet");
+                }
+            }
+        };
+        if tokio::time::timeout(RECALL_DEADLINE, committed)
+            .await
+            .is_err()
+        {
+            tracing::warn!("what another session asks for is not committed in time");
+        }
+        for chunk in inodes.chunks(BLOCKS_PER_REQUEST_MAX) {
+            let op = MetaOp::ReturnDelegations {
+                inodes: chunk.to_vec(),
+            };
+            if let Err(error) = self.session.query(&Credentials::root(), op).await {
+                // They end with the connection, or the namenode's patience.
+                tracing::debug!(%error, "cannot return delegations");
             }
         }
     }

@@ -1,11 +1,8 @@
 //! Open files.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -89,17 +86,8 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.state.handle_closed() {
-            let session = &self.client.core().session;
-            let attr = session.cache.attr(self.state.ino);
-            let has_name = attr.is_none_or(|attr| attr.nlink > 0);
-            session
-                .holds
-                .closed(self.state.ino, Instant::now(), has_name);
-        } else {
-            let holds = &self.client.core().session.holds;
-            holds.closed(self.state.ino, Instant::now(), true);
-        }
+        self.state.handle_closed();
+        self.state.release_hold();
     }
 }
 
@@ -400,13 +388,21 @@ impl File {
         Ok(())
     }
 
-    /// Makes what was written visible to every later `open` (what `close` promises).
+    /// Makes what was written visible to every later `open` (what `close` promises). For a small new
+    /// file that may be before it is committed: the namenode asks for it when somebody looks.
     ///
     /// # Errors
     /// What kept the data from being stored; it stays in memory and is tried again by the next flush.
     /// [`ClientError::DataLost`] once, if data had to be given up since.
     pub async fn flush(&self) -> Result<(), ClientError> {
-        let flushed = self.inner.state.flush(false).await;
+        let state = &self.inner.state;
+        if state.has_data() {
+            self.inner.client.core().find_rules(state).await?;
+            if state.close_early() {
+                return self.tell_losses(Ok(()));
+            }
+        }
+        let flushed = state.flush(false).await;
         self.tell_losses(flushed)
     }
 

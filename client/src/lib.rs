@@ -66,6 +66,7 @@ mod compaction;
 mod content;
 mod core;
 mod counters;
+mod delegations;
 mod error;
 mod extents;
 mod file;

@@ -170,7 +170,13 @@ impl Client {
             rdev,
         };
         let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
-        let attr = attr_of(reply, "Create")?;
+        let attr = match reply {
+            MetaReply::Delegated(attr) => {
+                self.core().session.delegations.given(attr.ino);
+                attr
+            }
+            reply => attr_of(reply, "Create")?,
+        };
         if kind == FileKind::Regular {
             // The namenode opened it for us.
             self.core().session.holds.opened(attr.ino);
@@ -348,6 +354,8 @@ impl Client {
         directory: InodeId,
         name: &Name,
     ) -> Result<Attr, ClientError> {
+        // Others are asked by the namenode.
+        self.core().commit_closed().await?;
         let op = MetaOp::CreateSnapshot {
             ino: directory,
             name: name.clone(),

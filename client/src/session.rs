@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -30,6 +30,8 @@ use crate::{
     cache::MetaCache,
     calls::{Sequences, Unconfirmed},
     client::CacheListener,
+    core::Core,
+    delegations::Delegations,
     error::ClientError,
     holds::Holds,
     options::ClientOptions,
@@ -70,6 +72,9 @@ pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) cache: MetaCache,
     pub(crate) holds: Holds,
+    pub(crate) delegations: Delegations,
+    /// Commits what the namenode recalls.
+    pub(crate) core: OnceLock<Weak<Core>>,
     pub(crate) runtime: Handle,
     pub(crate) sequences: Sequences,
     pub(crate) unconfirmed: Unconfirmed,
@@ -131,6 +136,8 @@ impl Session {
         let session = Arc::new(Self {
             cache: MetaCache::new(options.cache_entries_max),
             holds: Holds::new(options.idle_holds_max),
+            delegations: Delegations::default(),
+            core: OnceLock::new(),
             runtime: Handle::current(),
             sequences: Sequences::default(),
             unconfirmed: Unconfirmed::default(),
@@ -321,6 +328,10 @@ impl Session {
             Request::OpenSession(OpenSession {
                 resume,
                 holds: self.holds.all(),
+                delegations: Some(match resume {
+                    Some(_) => self.delegations.all(),
+                    None => Vec::new(),
+                }),
             })
         };
         let resume = resume.filter(|link| link.generation > self.expired.load(Ordering::Acquire));
@@ -339,6 +350,7 @@ impl Session {
                     Some(generation) => generation,
                     None => {
                         self.forget_unconfirmed();
+                        self.delegations.clear();
                         self.sequences.restart()
                     }
                 };
@@ -379,6 +391,14 @@ impl Session {
                     acks.push(*id);
                     self.cache.invalidate_all();
                 }
+                Notice::Recall { inodes } => {
+                    for ino in inodes {
+                        self.delegations.returned(*ino);
+                    }
+                    if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+                        tokio::spawn(core.commit_recalled(inodes.clone()));
+                    }
+                }
             }
         }
         self.tell_listener(move |listener| {
@@ -395,6 +415,7 @@ impl Session {
                         }
                     }
                     Notice::InvalidateAll { .. } => listener.invalidate_all(),
+                    Notice::Recall { .. } => {}
                 }
             }
         })
@@ -556,6 +577,9 @@ async fn release_holds(session: Arc<Session>) {
         let inodes = session.holds.begin_release(Instant::now());
         if inodes.is_empty() {
             continue;
+        }
+        for ino in &inodes {
+            session.delegations.returned(*ino);
         }
         let op = MetaOp::Release {
             inodes: inodes.clone(),

@@ -125,6 +125,12 @@ impl Writeback {
         self.held_bytes == 0
     }
 
+    /// Whether all that was ever written is one segment of at most `max_bytes`, of which nothing was
+    /// taken: then one commit will make all of it visible.
+    pub(crate) fn is_one_dirty_segment(&self, max_bytes: u64) -> bool {
+        self.pieces.is_empty() && self.dirty.is_one_segment() && self.held_bytes <= max_bytes
+    }
+
     pub(crate) fn is_committing(&self) -> bool {
         !self.committing.is_empty()
     }

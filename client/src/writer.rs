@@ -4,7 +4,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,6 +33,8 @@ use crate::{
 
 /// Packets of a pack in flight. More only makes smaller packets: what queues meanwhile shares one.
 const PACK_PACKETS_MAX: usize = 4;
+/// As long as less than this waits, only one packet is in flight.
+const PACK_QUEUED_BYTES: usize = 128 << 10;
 /// Bytes of a chain in flight: covers 10 Gbit/s at several milliseconds for all hops.
 const CHAIN_WINDOW_BYTES: u64 = 8 << 20;
 /// Attempts to get anything onto datanodes before pausing between them.
@@ -89,12 +94,25 @@ pub(crate) struct DataWriter {
     rules: PlacementRules,
     queue: Mutex<Queue>,
     wake: Arc<Notify>,
+    /// A pipeline stands, and nothing failed since.
+    flowing: AtomicBool,
 }
 
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
     closed: bool,
+}
+
+impl Queue {
+    /// Whether at least so much data waits.
+    fn holds(&self, bytes: usize) -> bool {
+        let mut left = bytes;
+        self.jobs.iter().any(|job| {
+            left = left.saturating_sub(job.piece.data.len());
+            left == 0
+        })
+    }
 }
 
 enum Step {
@@ -129,6 +147,7 @@ impl DataWriter {
             rules,
             queue: Mutex::default(),
             wake: Arc::new(Notify::new()),
+            flowing: AtomicBool::new(false),
         });
         core.session.runtime.spawn(writer.clone().run(core.clone()));
         writer
@@ -153,6 +172,11 @@ impl DataWriter {
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.wake.notify_one();
+    }
+
+    /// Whether what is submitted now will most likely be written.
+    pub(crate) fn is_flowing(&self) -> bool {
+        self.flowing.load(Ordering::Relaxed)
     }
 
     /// Looks at the state of the session again.
@@ -185,6 +209,8 @@ impl DataWriter {
             {
                 trouble = None;
             }
+            let flows = active.is_some() && trouble.is_none();
+            self.flowing.store(flows, Ordering::Relaxed);
             match self.next_step(&core, active.as_ref(), finishing.is_empty()) {
                 Step::Wait => {
                     let idle = active
@@ -247,7 +273,9 @@ impl DataWriter {
         }
         let (packets, bytes) = stream.unacked();
         let window_open = match self.topology {
-            Topology::Star => packets < PACK_PACKETS_MAX,
+            Topology::Star => {
+                packets == 0 || packets < PACK_PACKETS_MAX && queue.holds(PACK_QUEUED_BYTES)
+            }
             Topology::Chain => bytes + PACKET_BYTES_MAX as u64 <= CHAIN_WINDOW_BYTES,
         };
         if !window_open {

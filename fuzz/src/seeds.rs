@@ -288,6 +288,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
         Request::OpenSession(OpenSession {
             resume: Some(SessionId(1)),
             holds: vec![InodeId(2)],
+            delegations: Some(vec![InodeId(3)]),
         }),
         Request::KeepAlive,
         Request::AckInvalidation { id: 1 },
@@ -371,6 +372,9 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
             },
         )))),
         ServerFrame::Abandoned { id: 1 },
+        ServerFrame::Notice(Notice::Recall {
+            inodes: vec![InodeId(3)],
+        }),
         ServerFrame::Notice(Notice::Invalidate {
             id: 1,
             inodes: vec![InodeId(2)],

@@ -113,6 +113,7 @@ async fn measure(dir: &Path, row_time: Duration) -> Result<(), Failure> {
     let open = OpenSession {
         resume: None,
         holds: vec![],
+        delegations: None,
     };
     rpc.call(&Request::OpenSession(open), DEADLINE).await??;
 

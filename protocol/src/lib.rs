@@ -32,4 +32,4 @@ pub mod transport;
 pub mod types;
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

@@ -12,6 +12,10 @@
 //!   request was sent: the reply may be the older of the two;
 //! - a client counts its lease from when it sent a request that was answered since, never from
 //!   when the answer came; and forgets everything when that is [`crate::limits::LEASE`] ago.
+//!
+//! A session that creates a file may get its *delegation* with it ([`MetaReply::Delegated`]): then it
+//! need not commit the first content before `close` returns. When another session asks about the
+//! file, the namenode recalls the delegation ([`Notice::Recall`]) and answers after the commit.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +35,9 @@ pub struct OpenSession {
     /// Inodes that the client holds open (see [`MetaOp::Open`]); told again on resumption because
     /// the namenode does not journal them.
     pub holds: Vec<InodeId>,
+    /// Files of which the client has the delegation (see [`MetaReply::Delegated`]); told again on
+    /// resumption for the same reason. `None`: it takes none.
+    pub delegations: Option<Vec<InodeId>>,
 }
 
 /// The session and what the client has to know of the cluster.
@@ -153,7 +160,8 @@ pub enum MetaOp {
         changes: AttrChanges,
     },
     /// Creates a file of any kind but directory and symlink; a regular file is also held as by
-    /// [`MetaOp::Open`]. [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Attr`].
+    /// [`MetaOp::Open`]. [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Attr`] or
+    /// [`MetaReply::Delegated`].
     Create {
         /// Directory.
         parent: InodeId,
@@ -362,6 +370,13 @@ pub enum MetaOp {
         ino: InodeId,
         /// Name of the snapshot.
         name: Name,
+    },
+
+    // --- delegations ---
+    /// What was closed of these files is committed. Reply: [`MetaReply::Done`].
+    ReturnDelegations {
+        /// At most [`crate::limits::BLOCKS_PER_REQUEST_MAX`].
+        inodes: Vec<InodeId>,
     },
 }
 
@@ -577,6 +592,10 @@ pub enum MetaReply {
     },
     /// How many pieces were relocated.
     Relocated(u32),
+    /// The attributes of a file that was created, and the session has its delegation: it may
+    /// answer `close` before the first content is committed. That ends with this commit, with
+    /// [`MetaOp::ReturnDelegations`], [`MetaOp::Release`], the session, and its lease.
+    Delegated(Attr),
 }
 
 /// What the namenode tells a client without being asked.
@@ -595,5 +614,11 @@ pub enum Notice {
     InvalidateAll {
         /// Number to acknowledge.
         id: u64,
+    },
+    /// Somebody asks about these files: commit their content, then answer with
+    /// [`MetaOp::ReturnDelegations`] within [`crate::limits::LEASE`].
+    Recall {
+        /// Files that the session has the delegation of.
+        inodes: Vec<InodeId>,
     },
 }

@@ -48,6 +48,54 @@ fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
     }
 }
 
+/// Small new files are closed before they are committed; others must not notice.
+#[test]
+fn small_files_are_whole_on_another_mount_as_soon_as_they_are_closed() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    for round in 0..40 {
+        // Several, so that blocks are open and `close` need not wait.
+        let content = |i: usize| format!("file {i} of round {round} ").repeat(1 + i * 9);
+        for i in 0..10 {
+            let name = format!("s{round}-{i}");
+            fs::write(one.join(&name), content(i)).expect("write");
+        }
+        match round % 3 {
+            0 => {
+                let name = format!("s{round}-9");
+                assert_eq!(
+                    fs::read_to_string(other.join(&name)).expect("read"),
+                    content(9)
+                );
+            }
+            1 => {
+                let listed = fs::read_dir(&other).expect("list");
+                for entry in listed.map(|entry| entry.expect("entry")) {
+                    let name = entry.file_name().into_string().expect("name");
+                    if name.starts_with(&format!("s{round}-")) {
+                        assert_ne!(entry.metadata().expect("stat").len(), 0, "{name}");
+                    }
+                }
+            }
+            _ => {
+                let moved = other.join("moved");
+                fs::rename(other.join(format!("s{round}-9")), &moved).expect("rename");
+                assert_eq!(fs::read_to_string(&moved).expect("read"), content(9));
+                fs::remove_file(&moved).expect("unlink");
+                continue;
+            }
+        }
+        for i in 0..10 {
+            let name = format!("s{round}-{i}");
+            assert_eq!(
+                fs::read_to_string(other.join(&name)).expect("read"),
+                content(i)
+            );
+        }
+    }
+}
+
 #[test]
 fn names_are_seen_by_other_mounts_at_once() {
     let Some((_cluster, one, other)) = two_mounts() else {

@@ -102,6 +102,8 @@ impl FileState {
             return;
         }
         if let Some(extents) = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX) {
+            // It ends with the first commit.
+            self.core.session.delegations.returned(self.ino);
             actions.commits.push(Entry {
                 file: self.clone(),
                 order,

@@ -4,7 +4,7 @@ mod advance;
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, InodeId},
+    limits::PACKET_BYTES_MAX,
     request_id::RequestId,
     types::{Attr, Credentials, PlacementRules, Timestamp},
 };
@@ -32,6 +33,9 @@ const REWRITES_MAX: u32 = 3;
 /// Flushes of a file that nobody has open any more, before its data is given up: nobody is left to
 /// whom its failure could be told, and memory is needed.
 const FAILURES_UNSEEN_MAX: u32 = 5;
+
+/// Files whose `close` returned before what was written to them was committed. One more waits.
+const CLOSED_EARLY_MAX: usize = 4_096;
 
 /// See the module.
 pub(crate) struct FileState {
@@ -66,6 +70,10 @@ struct Inner {
     losses: u64,
     loss: Option<ClientError>,
     rewrites: u32,
+    /// Its `close` returned before the commit.
+    closed_early: bool,
+    /// Handles that were closed and are to be told of once nothing is in memory.
+    holds_owed: u32,
     /// Failures since the last handle was closed.
     failures_unseen: u32,
     /// Whose placement rules are the file's: its own or, while it is new, those of its directory.
@@ -151,6 +159,8 @@ impl FileState {
                 losses: 0,
                 loss: None,
                 rewrites: 0,
+                closed_early: false,
+                holds_owed: 0,
                 failures_unseen: 0,
                 rules_from: ino,
             }),
@@ -172,11 +182,33 @@ impl FileState {
             inner.handles == 0
         };
         if last {
-            self.start_flush();
+            if !self.is_closed_early() {
+                self.start_flush();
+            }
             self.close_writer();
             self.core.reap(self);
         }
         last
+    }
+
+    /// A handle is gone: the namenode need not hold the file for it, once nothing is in memory that
+    /// is to go into the file.
+    pub(crate) fn release_hold(&self) {
+        {
+            let mut inner = self.lock();
+            if inner.held_bytes() > 0 {
+                inner.holds_owed += 1;
+                return;
+            }
+        }
+        self.hold_closed();
+    }
+
+    fn hold_closed(&self) {
+        let session = &self.core.session;
+        let attr = session.cache.attr(self.ino);
+        let has_name = attr.is_none_or(|attr| attr.nlink > 0);
+        session.holds.closed(self.ino, Instant::now(), has_name);
     }
 
     /// The blocks of the file's own are ended once everything is written.
@@ -312,6 +344,44 @@ impl FileState {
                 tracing::warn!(ino = %file.ino, %error, "cannot flush a file yet");
             }
         });
+    }
+
+    /// Whether a `close` need not wait for the commit, which then follows: the session has
+    /// the file's delegation, one commit will make everything visible, and there is no reason to fear
+    /// that it fails. Data is going into a block with the same rules at this moment, so that a
+    /// cluster which takes none is noticed by a `close` that waits.
+    pub(crate) fn close_early(self: &Arc<Self>) -> bool {
+        let core = &self.core;
+        let Some(rules) = self.rules() else {
+            return false;
+        };
+        if !core.session.delegations.has(self.ino)
+            || core.session.lease_remaining().is_zero()
+            || core.dirty.is_tight()
+            || core.closed_early.load(Ordering::Relaxed) >= CLOSED_EARLY_MAX
+            || !core.pack(rules).is_flowing()
+        {
+            return false;
+        }
+        let (early, first) = {
+            let mut inner = self.lock();
+            let written = &inner.written.data;
+            let early = inner.failure.is_none()
+                && inner.appended.data.is_empty()
+                && written.is_one_dirty_segment(PACKET_BYTES_MAX as u64);
+            let first = early && !std::mem::replace(&mut inner.closed_early, true);
+            (early, first)
+        };
+        if first {
+            core.closed_early.fetch_add(1, Ordering::Relaxed);
+            core.flush_soon(self.clone());
+        }
+        early
+    }
+
+    /// Whether it was closed with something in memory that is not committed yet.
+    pub(crate) fn is_closed_early(&self) -> bool {
+        self.lock().closed_early
     }
 
     /// Waits until everything written so far is part of the file; with `durable`, and on stable
@@ -468,14 +538,25 @@ impl FileState {
 
     /// Changes the state and does what follows from it.
     fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut Inner) -> R) -> R {
+        let mut holds_owed = 0;
         let (result, actions, before, after) = {
             let mut inner = self.lock();
             let before = inner.held_bytes();
             let result = change(&mut inner);
             let actions = self.advance(&mut inner);
-            (result, actions, before, inner.held_bytes())
+            let after = inner.held_bytes();
+            if after == 0 {
+                holds_owed = std::mem::take(&mut inner.holds_owed);
+                if std::mem::take(&mut inner.closed_early) {
+                    self.core.closed_early.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            (result, actions, before, after)
         };
         self.core.dirty.changed(before, after);
+        for _ in 0..holds_owed {
+            self.hold_closed();
+        }
         for (writer, jobs) in actions.jobs {
             writer.submit(jobs);
         }

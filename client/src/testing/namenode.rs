@@ -290,6 +290,7 @@ impl Shared {
                 state.namespace.release(inodes);
                 Ok(MetaReply::Done)
             }
+            MetaOp::ReturnDelegations { .. } => Ok(MetaReply::Done),
             MetaOp::ReportBadReplica {
                 block,
                 node,

@@ -375,7 +375,8 @@ impl Leases {
             .collect()
     }
 
-    fn is_alive(&self, now_ms: u64, session: SessionId) -> bool {
+    /// Whether the session's lease has not run out.
+    pub(crate) fn is_alive(&self, now_ms: u64, session: SessionId) -> bool {
         self.sessions
             .get(&session)
             .is_some_and(|lease| lease.ends_ms > now_ms)

@@ -84,6 +84,7 @@ operations! {
     Commit "commit" = meta!(MetaOp::Commit { .. }),
     SealBlocks "seal_blocks" = meta!(MetaOp::SealBlocks { .. }),
     Release "release" = meta!(MetaOp::Release { .. }),
+    ReturnDelegations "return_delegations" = meta!(MetaOp::ReturnDelegations { .. }),
     ReportBadReplica "report_bad_replica" = meta!(MetaOp::ReportBadReplica { .. }),
     Register "register" = Request::Node(NodeRequest::Register(_)),
     Heartbeat "heartbeat" = Request::Node(NodeRequest::Heartbeat(_)),

@@ -17,6 +17,7 @@ mod checkpoint;
 mod clock;
 mod connection;
 mod data_dir;
+mod delegations;
 mod error;
 mod gate;
 mod history;

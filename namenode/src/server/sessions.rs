@@ -156,6 +156,11 @@ impl Sessions {
         !self.missing.is_empty() || self.holders.contains_key(&ino)
     }
 
+    /// Sessions from before the restart whose clients have not come back.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = SessionId> {
+        self.missing.iter().copied()
+    }
+
     /// Whether sessions from before the restart are still missing.
     pub(crate) fn any_missing(&self) -> bool {
         !self.missing.is_empty()

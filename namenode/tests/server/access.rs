@@ -22,6 +22,7 @@ fn requests() -> Vec<(&'static str, Request)> {
     let open = OpenSession {
         resume: None,
         holds: vec![],
+        delegations: None,
     };
     let call = MetaCall {
         credentials: Credentials::root(),
@@ -87,6 +88,7 @@ async fn one_session_per_connection() {
         Request::OpenSession(OpenSession {
             resume: None,
             holds: vec![],
+            delegations: None,
         })
     };
     let refused = alice.link.ask(open()).await;

@@ -139,8 +139,23 @@ impl Cluster {
         resume: Option<SessionId>,
         holds: Vec<InodeId>,
     ) -> Result<Client, FsError> {
+        self.open_as(name, resume, holds, None).await
+    }
+
+    /// A client that takes delegations, and has these.
+    pub async fn open_as(
+        &self,
+        name: &str,
+        resume: Option<SessionId>,
+        holds: Vec<InodeId>,
+        delegations: Option<Vec<InodeId>>,
+    ) -> Result<Client, FsError> {
         let (link, notices) = self.rpc(Role::Client, name).await;
-        let open = Request::OpenSession(OpenSession { resume, holds });
+        let open = Request::OpenSession(OpenSession {
+            resume,
+            holds,
+            delegations,
+        });
         match link.ask(open).await? {
             Reply::SessionOpened(opened) => {
                 assert_eq!(opened.cluster, CLUSTER);
@@ -230,6 +245,10 @@ impl Client {
         }
     }
 
+    pub fn last_sequence(&self) -> u64 {
+        self.sequence
+    }
+
     pub fn set_sequence(&mut self, sequence: u64) {
         self.sequence = sequence;
     }
@@ -269,7 +288,9 @@ impl Client {
         let link = self.link.clone();
         tokio::spawn(async move {
             while let Some(notice) = notices.recv().await {
-                let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice;
+                let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice else {
+                    continue;
+                };
                 // The namenode may be gone by now.
                 let _ = link.try_ask(Request::AckInvalidation { id }).await;
             }
@@ -278,7 +299,9 @@ impl Client {
 
     /// Acknowledges a notice.
     pub async fn ack(&self, notice: &Notice) {
-        let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice;
+        let (Notice::Invalidate { id, .. } | Notice::InvalidateAll { id }) = notice else {
+            panic!("{notice:?} is answered with ReturnDelegations");
+        };
         let request = Request::AckInvalidation { id: *id };
         assert_eq!(self.link.ask(request).await, Ok(Reply::Done));
     }
@@ -312,6 +335,7 @@ fn is_mutation(op: &MetaOp) -> bool {
             | MetaOp::ListXattr { .. }
             | MetaOp::StatFs { .. }
             | MetaOp::Release { .. }
+            | MetaOp::ReturnDelegations { .. }
             | MetaOp::ReportBadReplica { .. }
     )
 }

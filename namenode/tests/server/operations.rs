@@ -48,6 +48,7 @@ fn variant(op: &MetaOp) -> &'static str {
         MetaOp::Commit { .. } => "Commit",
         MetaOp::SealBlocks { .. } => "SealBlocks",
         MetaOp::Release { .. } => "Release",
+        MetaOp::ReturnDelegations { .. } => "ReturnDelegations",
         MetaOp::ReportBadReplica { .. } => "ReportBadReplica",
         MetaOp::FindSparse { .. } => "FindSparse",
         MetaOp::CreateScratch { .. } => "CreateScratch",
@@ -55,7 +56,7 @@ fn variant(op: &MetaOp) -> &'static str {
     }
 }
 
-const VARIANTS: usize = 34;
+const VARIANTS: usize = 35;
 
 struct Session {
     client: Client,
@@ -93,6 +94,7 @@ async fn every_operation_works_over_the_wire() {
     name_things(&mut s, file).await;
     set_attributes(&mut s, file).await;
     compact(&mut s, &cluster, file).await;
+    s.ok(MetaOp::ReturnDelegations { inodes: vec![file] }).await;
     s.ok(MetaOp::Release { inodes: vec![file] }).await;
     assert_eq!(s.seen.len(), VARIANTS, "seen only {:?}", s.seen);
 }

@@ -80,6 +80,7 @@ fn a_certificate_allows_its_role_only() {
     let open = Request::OpenSession(OpenSession {
         resume: None,
         holds: Vec::new(),
+        delegations: None,
     });
     block_on(async {
         let client = Rpc::connect(&cluster, "client/identity").await;
@@ -128,6 +129,7 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
         Request::OpenSession(OpenSession {
             resume: Some(session),
             holds: Vec::new(),
+            delegations: None,
         })
     };
     block_on(async {
@@ -142,6 +144,7 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
         let open = OpenSession {
             resume: None,
             holds: Vec::new(),
+            delegations: None,
         };
         let opened = client.call(&Request::OpenSession(open)).await;
         let Ok(Reply::SessionOpened(opened)) = opened else {

@@ -101,6 +101,7 @@ impl Rpc {
         let open = OpenSession {
             resume: None,
             holds: Vec::new(),
+            delegations: None,
         };
         let opened = rpc.call(&Request::OpenSession(open)).await;
         assert!(matches!(opened, Ok(Reply::SessionOpened(_))), "{opened:?}");

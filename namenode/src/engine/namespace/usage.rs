@@ -259,6 +259,12 @@ impl Namespace {
         self.check_quotas(&[(inode.parent, change)])
     }
 
+    /// Whether a quota limits what is written to a file or directory.
+    #[must_use]
+    pub fn is_limited(&self, ino: InodeId) -> bool {
+        self.directories_with_quota > 0 && self.room(ino).is_ok_and(|room| room.bytes.is_some())
+    }
+
     /// Total and free bytes, and total and free inodes, as far as quotas limit them, for what is in
     /// a directory or for a file.
     pub(super) fn room(&self, ino: InodeId) -> Result<Room, FsError> {

@@ -23,6 +23,7 @@ fn two_sessions() -> Leases {
 fn id_of(notice: &Notice) -> u64 {
     match notice {
         Notice::Invalidate { id, .. } | Notice::InvalidateAll { id } => *id,
+        Notice::Recall { .. } => panic!("leases recall nothing"),
     }
 }
 
@@ -407,6 +408,7 @@ fn take_notice(leases: &mut Leases, world: &mut World, s: u8) {
                 .retain(|&thing, _| !named.contains(&cached(thing)));
         }
         Notice::InvalidateAll { .. } => client.cache.clear(),
+        Notice::Recall { .. } => panic!("leases recall nothing"),
     }
     hear(leases, world, s);
     let released = leases.acked(session_id(s), id_of(&notice));

@@ -11,6 +11,7 @@ use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, StatFs};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules};
 
+use super::deferred::files_told;
 use super::locate::LOCATIONS_XATTR;
 use super::session::unexpected_outcome;
 use super::{Answer, Owner};
@@ -85,7 +86,9 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::Relocate { .. }
         | MetaOp::Commit { durable: true, .. } => Class::Awaited,
         MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. } => Class::Relaxed,
-        MetaOp::Release { .. } | MetaOp::ReportBadReplica { .. } => Class::Housekeeping,
+        MetaOp::Release { .. }
+        | MetaOp::ReturnDelegations { .. }
+        | MetaOp::ReportBadReplica { .. } => Class::Housekeeping,
     }
 }
 
@@ -103,7 +106,10 @@ impl Owner {
             Err(error) => return responder.send(&Err(error)),
         };
         match class_of(&call.op) {
-            Class::ReadOnly => self.read(asker, &call, responder),
+            Class::ReadOnly => self.read(asker, connection, call, responder),
+            Class::Awaited if self.mutates_ahead_of_commits(asker.session, &call.op) => {
+                self.defer(connection, call, responder);
+            }
             Class::Awaited => self.mutate(asker, call, true, responder),
             Class::Relaxed => self.mutate(asker, call, false, responder),
             Class::Housekeeping => {
@@ -135,8 +141,19 @@ impl Owner {
 
     // --- read-only ---
 
-    fn read(&mut self, asker: Asker, call: &MetaCall, responder: Responder) {
+    fn read(
+        &mut self,
+        asker: Asker,
+        connection: ConnectionId,
+        call: MetaCall,
+        responder: Responder,
+    ) {
         let result = self.query(asker, &call.credentials, &call.op);
+        if let Ok(reply) = &result
+            && self.is_ahead_of_commits(asker.session, &files_told(&call.op, reply))
+        {
+            return self.defer(connection, call, responder);
+        }
         let mut record = None;
         match &result {
             Ok(_) | Err(FsError::NotFound | FsError::NoAttribute) => {
@@ -391,7 +408,7 @@ impl Owner {
             }
             outcome => reply_of(outcome)?,
         };
-        self.follow_mutation(asker, op, &reply);
+        let reply = self.follow_mutation(asker, op, reply);
         Ok(Done {
             id,
             reply,
@@ -401,16 +418,28 @@ impl Owner {
     }
 
     /// What the server itself has to do after a mutation.
-    fn follow_mutation(&mut self, asker: Asker, op: MetaOp, reply: &MetaReply) {
+    fn follow_mutation(&mut self, asker: Asker, op: MetaOp, reply: MetaReply) -> MetaReply {
         let leases = &mut self.leases;
-        each_told_by_mutation(&op, reply, &mut |cached| {
+        each_told_by_mutation(&op, &reply, &mut |cached| {
             leases.granted(asker.session, cached);
         });
-        match (op, reply) {
+        match (op, &reply) {
             (op, MetaReply::Attr(attr)) if creates_file(&op) => {
                 // There is room: it was checked before.
                 if let Err(error) = self.hold(asker.session, attr.ino) {
                     tracing::error!(ino = %attr.ino, %error, "a created file is not held");
+                }
+                // A quota may refuse what is written, which `close` has to tell.
+                if matches!(op, MetaOp::Create { .. })
+                    && !self.namespace.is_limited(attr.ino)
+                    && self.delegations.give(asker.session, attr.ino)
+                {
+                    return MetaReply::Delegated(attr.clone());
+                }
+            }
+            (MetaOp::Commit { files, .. }, _) => {
+                for file in files {
+                    self.delegation_returned(asker.session, file.ino);
                 }
             }
             (MetaOp::SealBlocks { blocks }, _) => {
@@ -422,6 +451,7 @@ impl Owner {
             }
             _ => {}
         }
+        reply
     }
 
     /// The answer to a repeated allocation: the blocks as they were placed, or, when a restart has
@@ -447,11 +477,19 @@ impl Owner {
     fn keep_house(&mut self, asker: Asker, op: MetaOp) -> Result<MetaReply, FsError> {
         match op {
             MetaOp::Release { inodes } => {
+                for &ino in &inodes {
+                    self.delegation_returned(asker.session, ino);
+                }
                 let unheld = inodes
                     .into_iter()
                     .filter(|&ino| self.sessions.release(asker.session, ino))
                     .collect();
                 self.release_orphans(unheld);
+            }
+            MetaOp::ReturnDelegations { inodes } => {
+                for ino in inodes {
+                    self.delegation_returned(asker.session, ino);
+                }
             }
             MetaOp::ReportBadReplica {
                 block,

@@ -7,6 +7,7 @@
 //! engine.
 
 mod admin;
+mod deferred;
 mod history;
 mod locate;
 mod meta;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
+use harvestfs_protocol::limits::DELEGATIONS_PER_SESSION_MAX;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::NoticeSender;
@@ -32,9 +34,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
+use self::deferred::Deferred;
 use super::activity::Activity;
 use super::clock::{self, Clock};
 use super::connection::Event;
+use super::delegations::Delegations;
 use super::gate::{Gate, Undurable};
 use super::history::Historian;
 use super::leases::{Announcement, Leases, WaitId};
@@ -86,6 +90,11 @@ pub(crate) struct Owner {
     node_connections: HashMap<NodeId, ConnectionId>,
     sessions: Sessions,
     leases: Leases,
+    delegations: Delegations,
+    /// Questions that wait for commits.
+    deferred: Vec<Deferred>,
+    /// Some of them may be answered now.
+    deferred_due: bool,
     gate: Gate<Answer>,
     undurable: Undurable,
     /// Changes that have datanodes remove or cut replicas: told to the cluster only when their
@@ -169,6 +178,9 @@ impl Owner {
             node_connections: HashMap::new(),
             sessions: Sessions::default(),
             leases,
+            delegations: Delegations::new(DELEGATIONS_PER_SESSION_MAX, lease_ms),
+            deferred: Vec::new(),
+            deferred_due: false,
             gate: Gate::new(),
             undurable: Undurable::default(),
             destructive: VecDeque::new(),
@@ -312,6 +324,9 @@ impl Owner {
             Event::Look(question) => question(self),
             Event::Disconnected { connection } => self.on_disconnected(connection),
         }
+        if std::mem::take(&mut self.deferred_due) {
+            self.ask_deferred();
+        }
     }
 
     /// Who may ask what. What is not named here is denied.
@@ -391,6 +406,7 @@ impl Owner {
         self.cluster.tick(now_ms, &mut self.rng);
         self.note_happenings();
         self.end_silent_sessions(now_ms);
+        self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
         self.purge_expired_trash();
         if now_ms >= self.next_key_check_ms {

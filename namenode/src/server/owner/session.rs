@@ -40,7 +40,12 @@ impl Owner {
             connected.session = Some(id);
         }
         self.set_holds(id, open.holds);
+        self.delegations.ended(id);
+        if let Some(delegations) = &open.delegations {
+            self.delegations.declared(id, delegations);
+        }
         self.sessions.returned(id);
+        self.deferred_due = true;
         self.release_orphans_unless_missing();
         let reply = Reply::SessionOpened(SessionOpened {
             session: id,
@@ -194,6 +199,8 @@ impl Owner {
         if let Some(connected) = connection.and_then(|c| self.connections.get_mut(&c)) {
             connected.session = None;
         }
+        self.delegations.ended(id);
+        self.deferred_due = true;
         let unheld = self.sessions.removed(id);
         self.release_orphans(unheld);
         self.release_orphans_unless_missing();

@@ -1,0 +1,157 @@
+//! Questions that wait until a file's creator has committed what it closed.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, Notice};
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
+
+use super::Owner;
+use crate::server::delegations::Standing;
+use crate::server::metrics::Responder;
+use crate::server::sessions::ConnectionId;
+
+/// Questions that may wait. One more is answered `Busy`.
+const DEFERRED_MAX: usize = 4_096;
+const RETRY_AFTER_MS: u32 = 100;
+
+/// A question that waits.
+pub(super) struct Deferred {
+    connection: ConnectionId,
+    call: MetaCall,
+    responder: Responder,
+}
+
+impl Owner {
+    /// Whether what `told` tells of is not what was closed yet; then those who have to commit it
+    /// are told to.
+    pub(super) fn is_ahead_of_commits(&mut self, asker: SessionId, told: &[Told]) -> bool {
+        if self.delegations.is_empty() && !self.sessions.any_missing() {
+            return false;
+        }
+        let now_ms = self.clock.now_ms();
+        let mut waits = false;
+        let mut recalls: Vec<(SessionId, Vec<InodeId>)> = Vec::new();
+        let is_alive = |session| self.leases.is_alive(now_ms, session);
+        // Before the restart, a file may have been delegated to a session that is missing.
+        let missing = self
+            .sessions
+            .missing()
+            .any(|other| other != asker && is_alive(other));
+        for file in told {
+            match self.delegations.standing(now_ms, asker, file.ino) {
+                Standing::Free => waits |= missing && file.without_content,
+                Standing::Recalled(holder) => waits |= is_alive(holder),
+                Standing::Recall(holder) => {
+                    if !is_alive(holder) {
+                        continue;
+                    }
+                    waits = true;
+                    self.delegations.recalled(now_ms, file.ino);
+                    match recalls.iter_mut().find(|(session, _)| *session == holder) {
+                        Some((_, inodes)) => inodes.push(file.ino),
+                        None => recalls.push((holder, vec![file.ino])),
+                    }
+                }
+            }
+        }
+        let notices = recalls
+            .into_iter()
+            .map(|(holder, inodes)| (holder, Notice::Recall { inodes }));
+        self.announce(notices.collect());
+        waits
+    }
+
+    /// Whether a mutation would tell of, or keep, files that are not what was closed yet.
+    pub(super) fn mutates_ahead_of_commits(&mut self, asker: SessionId, op: &MetaOp) -> bool {
+        if self.delegations.is_empty() {
+            return false;
+        }
+        let files = match op {
+            MetaOp::Rename { parent, name, .. } => {
+                let lookup = MetaOp::Lookup {
+                    parent: *parent,
+                    name: name.clone(),
+                };
+                match self.namespace.query(&Credentials::root(), &lookup) {
+                    Ok(reply) => files_told(&lookup, &reply),
+                    Err(_) => return false,
+                }
+            }
+            // Which of them are below the directory is not worth finding out.
+            MetaOp::CreateSnapshot { .. } => {
+                let delegated = self.delegations.inodes();
+                let file = |ino| Told {
+                    ino,
+                    without_content: true,
+                };
+                delegated.map(file).collect()
+            }
+            _ => return false,
+        };
+        self.is_ahead_of_commits(asker, &files)
+    }
+
+    /// Keeps a question until it can be answered.
+    pub(super) fn defer(&mut self, connection: ConnectionId, call: MetaCall, responder: Responder) {
+        if self.deferred.len() >= DEFERRED_MAX {
+            return responder.send(&Err(FsError::Busy {
+                retry_after_ms: RETRY_AFTER_MS,
+            }));
+        }
+        self.deferred.push(Deferred {
+            connection,
+            call,
+            responder,
+        });
+    }
+
+    /// Something was committed or given back, or time has passed: asks again.
+    pub(super) fn ask_deferred(&mut self) {
+        for deferred in std::mem::take(&mut self.deferred) {
+            self.meta(deferred.connection, deferred.call, deferred.responder);
+        }
+    }
+
+    /// The session has committed what it had to of a file, or has let go of it.
+    pub(super) fn delegation_returned(&mut self, session: SessionId, ino: InodeId) {
+        if self.delegations.returned(session, ino) && !self.deferred.is_empty() {
+            self.deferred_due = true;
+        }
+    }
+}
+
+/// A file that a reply tells of.
+pub(super) struct Told {
+    ino: InodeId,
+    without_content: bool,
+}
+
+impl Told {
+    fn of(attr: &Attr) -> Option<Self> {
+        (attr.kind == FileKind::Regular).then_some(Self {
+            ino: attr.ino,
+            without_content: attr.size_bytes == 0,
+        })
+    }
+}
+
+/// The files whose size or content a reply tells.
+pub(super) fn files_told(op: &MetaOp, reply: &MetaReply) -> Vec<Told> {
+    match reply {
+        MetaReply::Attr(attr) | MetaReply::Opened { attr, .. } => {
+            Told::of(attr).into_iter().collect()
+        }
+        MetaReply::Entries { entries, .. } => {
+            let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
+            attrs.filter_map(Told::of).collect()
+        }
+        MetaReply::Extents { extents, .. } => match op {
+            MetaOp::GetExtents { ino, .. } => vec![Told {
+                ino: *ino,
+                without_content: extents.is_empty(),
+            }],
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,186 @@
+//! Files that are closed before their content is committed.
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{FileCommit, MetaOp, MetaReply, Notice, RenameMode};
+use harvestfs_protocol::types::Extent;
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+async fn create_delegated(client: &mut Client, text: &str) -> InodeId {
+    match client.call(create(ROOT, text)).await {
+        Ok(MetaReply::Delegated(attr)) => attr.ino,
+        other => panic!("a delegation was expected, not {other:?}"),
+    }
+}
+
+/// Commits 5,000 bytes.
+async fn commit(client: &mut Client, ino: InodeId) {
+    let op = MetaOp::AllocateBlocks {
+        count: 1,
+        rules: RULES,
+        exclude: vec![],
+    };
+    let Ok(MetaReply::Located(located)) = client.call(op).await else {
+        panic!("a block was expected");
+    };
+    let extent = Extent {
+        file_offset: 0,
+        length_bytes: 5_000,
+        block: located.blocks[0].block,
+        block_offset: 0,
+    };
+    let file = FileCommit {
+        ino,
+        extents: vec![extent],
+        append: false,
+        mtime: None,
+    };
+    let op = MetaOp::Commit {
+        files: vec![file],
+        durable: false,
+    };
+    client.call(op).await.unwrap();
+}
+
+/// Asks in a task, so that the answer may wait.
+fn ask(client: &mut Client, op: MetaOp) -> tokio::task::JoinHandle<MetaReply> {
+    let call = client.number(op);
+    let link = client.link.clone();
+    tokio::spawn(async move { meta(&link, call).await.unwrap() })
+}
+
+fn lookup(text: &str) -> MetaOp {
+    MetaOp::Lookup {
+        parent: ROOT,
+        name: name(text),
+    }
+}
+
+fn size_bytes(reply: &MetaReply) -> u64 {
+    match reply {
+        MetaReply::Attr(attr) => attr.size_bytes,
+        MetaReply::Renamed { moved, .. } => moved.size_bytes,
+        MetaReply::Entries { entries, .. } => {
+            let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
+            attrs.map(|attr| attr.size_bytes).max().unwrap_or(0)
+        }
+        other => panic!("unexpected {other:?}"),
+    }
+}
+
+async fn cluster_with_two() -> (Cluster, Datanode, Client, Client) {
+    let cluster = Cluster::new().await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let alice = cluster.open_as("alice", None, vec![], Some(vec![]));
+    let alice = alice.await.unwrap();
+    let bob = cluster.client("bob").await;
+    (cluster, node, alice, bob)
+}
+
+#[tokio::test]
+async fn whoever_asks_waits_for_the_commit() {
+    let (cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    bob.acknowledge_all();
+    let list = MetaOp::ReadDir {
+        ino: ROOT,
+        after: None,
+        max_entries: 10,
+        with_attributes: true,
+    };
+    let rename = MetaOp::Rename {
+        parent: ROOT,
+        name: name("file-2"),
+        new_parent: ROOT,
+        new_name: name("moved"),
+        mode: RenameMode::Replace,
+    };
+    for (i, question) in [lookup("file-0"), list, rename].into_iter().enumerate() {
+        let file = create_delegated(&mut alice, &format!("file-{i}")).await;
+        let answer = ask(&mut bob, question);
+        let notice = loop {
+            match alice.notice().await {
+                notice @ Notice::Recall { .. } => break notice,
+                other => alice.ack(&other).await,
+            }
+        };
+        assert_eq!(notice, Notice::Recall { inodes: vec![file] });
+        assert!(!answer.is_finished(), "nothing was committed yet");
+        alice.acknowledge_all();
+        commit(&mut alice, file).await;
+        assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+        alice = reopened(&cluster, alice).await;
+    }
+}
+
+/// The same session on a new connection, whose notices are not acknowledged by themselves.
+async fn reopened(cluster: &Cluster, client: Client) -> Client {
+    client.link.cut();
+    let sequence = client.last_sequence();
+    let again = cluster.open_as("alice", Some(client.session), vec![], Some(vec![]));
+    let mut again = again.await.unwrap();
+    again.set_sequence(sequence);
+    again
+}
+
+#[tokio::test]
+async fn a_file_that_is_given_back_empty_is_told_as_it_is() {
+    let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    let file = create_delegated(&mut alice, "file").await;
+    // Its creator itself waits for nobody.
+    assert_eq!(
+        alice.attr(MetaOp::GetAttr { ino: file }).await.size_bytes,
+        0
+    );
+    let answer = ask(&mut bob, lookup("file"));
+    assert!(matches!(alice.notice().await, Notice::Recall { .. }));
+    let inodes = vec![file];
+    alice
+        .call(MetaOp::ReturnDelegations { inodes })
+        .await
+        .unwrap();
+    assert_eq!(size_bytes(&answer.await.unwrap()), 0);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_session_that_ended() {
+    let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    create_delegated(&mut alice, "file").await;
+    let answer = ask(&mut bob, lookup("file"));
+    assert!(matches!(alice.notice().await, Notice::Recall { .. }));
+    alice.close().await;
+    assert_eq!(size_bytes(&answer.await.unwrap()), 0);
+}
+
+#[tokio::test]
+async fn delegations_outlive_a_restart_of_the_namenode() {
+    let (mut cluster, _node, mut alice, bob) = cluster_with_two().await;
+    let file = create_delegated(&mut alice, "file").await;
+    let sequence = alice.last_sequence();
+    cluster.kill_and_start().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut bob = cluster
+        .open("bob", Some(bob.session), vec![])
+        .await
+        .unwrap();
+    bob.set_sequence(10);
+    // Alice has not come back, and may have something for it.
+    let answer = ask(&mut bob, lookup("file"));
+    let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
+    let mut alice = alice.await.unwrap();
+    alice.set_sequence(sequence);
+    loop {
+        match alice.notice().await {
+            Notice::Recall { inodes } => {
+                assert_eq!(inodes, [file]);
+                break;
+            }
+            other => alice.ack(&other).await,
+        }
+    }
+    assert!(!answer.is_finished());
+    alice.acknowledge_all();
+    commit(&mut alice, file).await;
+    assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+}
