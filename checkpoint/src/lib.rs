@@ -13,7 +13,6 @@ pub mod intake;
 pub mod manifest;
 pub mod node;
 pub mod page;
-pub mod policy;
 pub mod process;
 pub mod simulate;
 pub mod store;

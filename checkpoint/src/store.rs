@@ -14,10 +14,7 @@ use std::{
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
-use crate::{
-    manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError},
-    policy::Policy,
-};
+use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
 
 /// Starts the name of a dump that is not finished.
 const DRAFT_PREFIX: &str = ".dump-";
@@ -304,28 +301,14 @@ impl Job {
         remove_directory(&self.directory)
     }
 
-    /// Removes all but the newest `keep` checkpoints (at least one is kept), those whose lifetime has
-    /// ended at `now_unix_ms`, and what was given up half-way. Returns the numbers of those removed.
+    /// Removes all but the newest `keep` checkpoints (at least one is kept), and what was given up
+    /// half-way. Returns the numbers of those removed.
     ///
     /// # Errors
     /// When something cannot be removed; what was removed until then stays so.
-    pub fn collect(
-        &self,
-        lock: &JobLock,
-        node: &str,
-        keep: usize,
-        policy: &Policy,
-        now_unix_ms: u64,
-    ) -> Result<Vec<u32>, StoreError> {
-        let mut numbers = self.numbers()?;
-        let kept = numbers.split_off(numbers.len().saturating_sub(keep.max(1)));
-        let mut old = numbers;
-        // What cannot be read says nothing of its age, and is not removed for it.
-        old.extend(kept.into_iter().filter(|&number| {
-            self.checkpoint(number).is_ok_and(|checkpoint| {
-                policy.has_expired(checkpoint.manifest.created_unix_ms, now_unix_ms)
-            })
-        }));
+    pub fn collect(&self, lock: &JobLock, node: &str, keep: usize) -> Result<Vec<u32>, StoreError> {
+        let mut old = self.numbers()?;
+        old.truncate(old.len().saturating_sub(keep.max(1)));
         for &number in &old {
             self.remove(lock, number)?;
         }
@@ -503,26 +486,6 @@ mod tests {
         store.job("job".parse().expect("a name"))
     }
 
-    fn collect(job: &Job, lock: &JobLock, keep: usize) -> Result<Vec<u32>, StoreError> {
-        job.collect(lock, "here", keep, &Policy::default(), 0)
-    }
-
-    #[test]
-    fn what_has_outlived_its_time_is_removed() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let job = job(&directory);
-        dump(&job);
-        dump(&job);
-        let lock = job.lock().expect("it is free");
-        let policy = Policy {
-            lifetime: Some(Duration::from_secs(1)),
-            ..Policy::default()
-        };
-        let collect = |now_ms| job.collect(&lock, "here", 1, &policy, now_ms);
-        assert_eq!(collect(1000).expect("collected"), [1]);
-        assert_eq!(collect(1001).expect("collected"), [2]);
-    }
-
     fn dump(job: &Job) -> Checkpoint {
         let lock = job.lock().expect("it is free");
         let draft = job.begin(&lock, "here").expect("a draft");
@@ -572,7 +535,7 @@ mod tests {
         assert_eq!(dump(&job).manifest.number, 2);
         fs::create_dir(&draft).expect("it is made");
         let lock = job.lock().expect("it is free");
-        collect(&job, &lock, 2).expect("it is collected");
+        job.collect(&lock, "here", 2).expect("it is collected");
         assert!(!draft.exists() && !removed.exists());
         assert!(other.exists(), "another node may be at work on it");
         assert_eq!(job.numbers().expect("numbers"), [1, 2]);
@@ -586,9 +549,9 @@ mod tests {
             dump(&job);
         }
         let lock = job.lock().expect("it is free");
-        let removed = collect(&job, &lock, 2).expect("it is collected");
+        let removed = job.collect(&lock, "here", 2).expect("it is collected");
         assert_eq!(removed, [1, 2]);
-        assert_eq!(collect(&job, &lock, 0).expect("collected"), [3]);
+        assert_eq!(job.collect(&lock, "here", 0).expect("collected"), [3]);
         assert_eq!(job.numbers().expect("numbers"), [4]);
     }
 

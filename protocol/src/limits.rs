@@ -46,6 +46,9 @@ pub const INODES_PER_SEARCH_MAX: usize = 16_384;
 pub const RELOCATIONS_PER_REQUEST_MAX: usize = 1_024;
 /// Most inodes that one command removes from the trash: a fraction of a millisecond.
 pub const TRASH_INODES_PER_COMMAND_MAX: usize = 1_024;
+/// Most files or names that are looked at in one tick of the namenode for whether something is to be
+/// done to them by now: a fraction of a millisecond.
+pub const UPKEEP_INODES_PER_TICK_MAX: usize = 1_024;
 /// Most names, inodes and extents in a snapshot of a directory: the namenode answers nobody while it
 /// copies them, for a fraction of a second.
 pub const SNAPSHOT_ITEMS_MAX: u64 = 524_288;

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{ErrorKind, Read, Seek, SeekFrom, Write},
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -394,6 +394,56 @@ fn special_files_links_and_attributes_are_kept() {
     let mut value = [0; 16];
     let length = rustix::fs::getxattr(one.join("g"), "user.note", &mut value).expect("getxattr");
     assert_eq!(&value[..length], b"kept");
+}
+
+#[test]
+fn replicas_are_raised_and_lifetimes_end_by_themselves() {
+    let Some((mut cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let directory = one.join("d");
+    fs::create_dir(&directory).expect("mkdir");
+    let set = |path: &Path, name: &str, value: &str| {
+        let name = format!("user.harvestfs.{name}");
+        rustix::fs::setxattr(path, name, value.as_bytes(), XattrFlags::empty()).expect("setxattr");
+    };
+    let replicas = |path: &Path| {
+        let mut value = vec![0; 4096];
+        let name = "user.harvestfs.locations";
+        let length = rustix::fs::getxattr(path, name, &mut value).expect("getxattr");
+        let text = String::from_utf8_lossy(&value[..length]).into_owned();
+        let line = text.lines().next().expect("a block").to_owned();
+        line.split_whitespace().skip(3).count()
+    };
+    set(&directory, "replication", "1");
+    set(&directory, "raise_replication", "2");
+    set(&directory, "raise_after_s", "2000000000");
+    let file = directory.join("f");
+    fs::write(&file, vec![7; 1 << 20]).expect("write");
+    assert_eq!(replicas(&file), 1);
+    // What is to be done outlives the namenode.
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    set(&file, "raise_after_s", "1");
+    wait_until("two replicas", Duration::from_secs(90), || {
+        replicas(&other.join("d/f")) == 2
+    });
+
+    let kept = directory.join("tree/below");
+    fs::create_dir_all(&kept).expect("mkdir");
+    fs::write(kept.join("g"), "kept").expect("write");
+    fs::write(directory.join(".hidden"), "").expect("write");
+    let open = File::open(kept.join("g")).expect("open");
+    set(&directory, "lifetime_s", "1");
+    for mount in [&one, &other] {
+        wait_until("all is gone", Duration::from_secs(90), || {
+            fs::read_dir(mount.join("d")).expect("ls").count() == 1
+        });
+    }
+    let mut content = String::new();
+    (&open).read_to_string(&mut content).expect("read");
+    assert_eq!(content, "kept");
+    assert!(directory.join(".hidden").exists());
 }
 
 #[test]

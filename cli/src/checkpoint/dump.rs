@@ -14,9 +14,8 @@ use harvestfs_checkpoint::{
     image::{self, CHAIN_DEPTH_MAX},
     intake::{Intake, IntakeError},
     manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest},
-    policy::Policy,
     process::{ProcessError, Tree, can_freeze, root_of_cgroup},
-    store::{Checkpoint, Draft, Job, Store},
+    store::{Checkpoint, Draft, Job},
 };
 
 use super::{CheckpointArgs, Runner};
@@ -78,7 +77,7 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
     };
     let checkpoint = dump(&runner, &job, pid, freezer, &command.how)?;
     tell(&checkpoint);
-    tidy(&runner, &job, &checkpoint, &args.store()?, keep);
+    tidy(&runner, &job, keep);
     Ok(())
 }
 
@@ -101,22 +100,15 @@ pub fn tell(checkpoint: &Checkpoint) {
 
 /// What can wait until the job no longer stands still. The checkpoint is safe whatever becomes of
 /// it, so a failure is only told.
-pub fn tidy(runner: &Runner, job: &Job, checkpoint: &Checkpoint, store: &Store, keep: usize) {
+pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
     let told = |what: &str, error: &dyn std::fmt::Display| {
         eprintln!("harvestfs: the checkpoint is stored, but {what}: {error}");
     };
-    let policy = match Policy::of(job.directory(), store.directory()) {
-        Ok(policy) => policy,
-        Err(error) => return told("what its directory asks for is not understood", &error),
-    };
-    if let Err(error) = policy.raise(checkpoint) {
-        told("it does not get more replicas", &error);
-    }
     let lock = match job.lock() {
         Ok(lock) => lock,
         Err(error) => return told("old ones are not removed", &error),
     };
-    if let Err(error) = job.collect(&lock, &runner.node_name, keep, &policy, unix_ms()) {
+    if let Err(error) = job.collect(&lock, &runner.node_name, keep) {
         told("old ones are not removed", &error);
     }
     if let Err(error) = image::compact_newest(job, &lock, CHAIN_DEPTH_MAX) {
@@ -258,7 +250,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Milliseconds since 1970.
-pub fn unix_ms() -> u64 {
+fn unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map(millis).unwrap_or(0)
 }

@@ -6,11 +6,10 @@ use harvestfs_checkpoint::{
     image::{self, CHAIN_DEPTH_MAX},
     manifest::{JobName, Manifest},
     node::node_name,
-    policy::Policy,
     store::Job,
 };
 
-use super::{CheckpointArgs, dump::unix_ms};
+use super::CheckpointArgs;
 use crate::units;
 
 /// Arguments of `harvestfs checkpoint list`.
@@ -122,8 +121,7 @@ pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
     for job in jobs(args, command.job.as_ref())? {
         job.numbers()?;
         let lock = job.lock()?;
-        let policy = Policy::of(job.directory(), args.store()?.directory())?;
-        let removed = job.collect(&lock, &node_name(), keep, &policy, unix_ms())?;
+        let removed = job.collect(&lock, &node_name(), keep)?;
         let is_compacted = image::compact_newest(&job, &lock, command.depth)?;
         println!(
             "{}: {} removed{}",

@@ -124,7 +124,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                 let checkpoint = dump(&runner, &it.job, it.tree.root(), None, &command.how)
                     .with_context(|| format!("cannot checkpoint job {}", it.job.name()))?;
                 tell(&checkpoint);
-                tidy(&runner, &it.job, &checkpoint, &store, keep);
+                tidy(&runner, &it.job, keep);
             }
         }
     }

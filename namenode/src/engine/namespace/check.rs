@@ -65,6 +65,7 @@ impl Namespace {
         self.check_reachable(&mut findings);
         self.check_usage(&mut findings);
         self.check_trash(&mut findings);
+        self.check_upkeep(&mut findings);
         self.check_blocks(&mut findings);
         self.check_sessions(&mut findings);
         self.check_sums(&mut findings);
@@ -227,6 +228,27 @@ impl Namespace {
         };
         if !self.trash.iter().map(|(ino, _)| ino).eq(children) {
             findings.add(None, None, "what is in the trash is not what is kept of it");
+        }
+    }
+
+    fn check_upkeep(&self, findings: &mut Findings) {
+        let default_rules = self.default_rules();
+        for (ino, inode) in self.inodes.iter() {
+            let (to_raise, has_lifetime) = match &inode.body {
+                Body::Regular(_) => (inode.settings.raise(default_rules).is_some(), false),
+                Body::Directory(directory) => (false, directory.lifetime_s.is_some()),
+                _ => (false, false),
+            };
+            if self.to_raise.contains(&ino) != to_raise {
+                findings.inode(ino, "the list of files that get more replicas is wrong");
+            }
+            if self.with_lifetime.contains(&ino) != has_lifetime {
+                findings.inode(ino, "the list of directories with a lifetime is wrong");
+            }
+        }
+        let mut listed = self.to_raise.iter().chain(&self.with_lifetime);
+        if let Some(&gone) = listed.find(|ino| self.inodes.get(**ino).is_err()) {
+            findings.inode(gone, "something is to be done to it, but it is gone");
         }
     }
 

@@ -95,6 +95,22 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// These files get the replicas that they are to have in the end. Those whose time has not come
+    /// are skipped.
+    RaiseReplication {
+        /// Files.
+        inodes: Vec<InodeId>,
+        /// When.
+        now: Timestamp,
+    },
+    /// The lifetime of these is over: they go to the trash, to be purged at once. Those whose time has
+    /// not come are skipped.
+    RemoveExpired {
+        /// Names in directories.
+        entries: Vec<(InodeId, Name)>,
+        /// When.
+        now: Timestamp,
+    },
 }
 
 /// Why bytes are not a command.

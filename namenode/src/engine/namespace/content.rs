@@ -262,6 +262,7 @@ impl Namespace {
         let default_rules = self.default_rules();
         let inode = self.inodes.get_mut(ino)?;
         let before = std::mem::replace(&mut inode.settings, settings);
+        let kind = inode.kind();
         match &inode.body {
             Body::Directory(_) => {
                 self.directories_with_settings += u64::from(!settings.is_empty());
@@ -281,6 +282,7 @@ impl Namespace {
             }
             _ => {}
         }
+        self.note_raise(ino, kind, settings);
         Ok(())
     }
 }

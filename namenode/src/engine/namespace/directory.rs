@@ -1,6 +1,6 @@
 //! A directory's entries.
 
-use std::{borrow::Borrow, cmp::Ordering, collections::BTreeMap, ops::Bound};
+use std::{borrow::Borrow, cmp::Ordering, collections::BTreeMap, num::NonZeroU32, ops::Bound};
 
 use harvestfs_protocol::{ids::InodeId, limits::NAME_BYTES_MAX, name::Name};
 
@@ -89,6 +89,8 @@ pub(super) struct Directory {
     /// Seconds for which the trash keeps what is removed from it, and from those below that say
     /// nothing; 0: nothing is kept.
     pub trash_s: Option<u32>,
+    /// Seconds for which what is in it stays after its last change.
+    pub lifetime_s: Option<NonZeroU32>,
     /// Its name in the directory above; the root has none.
     pub name: Box<[u8]>,
     entries: BTreeMap<EntryName, InodeId>,

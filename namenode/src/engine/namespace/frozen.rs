@@ -118,8 +118,7 @@ impl Namespace {
                 "the name of a snapshot does not start with a dot".into(),
             ));
         }
-        let in_trash = |(ino, _)| Some(ino) == self.trash.directory;
-        if self.ancestors(dir).any(in_trash) {
+        if self.is_trash_or_below(dir) {
             return Err(FsError::InvalidArgument(
                 "what is in the trash gets no snapshots".into(),
             ));

@@ -13,6 +13,7 @@
 //! | `operation` | what operators changed while the cluster ran |
 //! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
 //! | `frozen` | snapshots of directories |
+//! | `upkeep` | what is done at its time: more replicas, the end of a lifetime |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
@@ -40,6 +41,7 @@ mod snapshot;
 mod tests;
 mod trash;
 mod tree;
+mod upkeep;
 mod usage;
 mod views;
 mod xattr;
@@ -57,6 +59,7 @@ use harvestfs_protocol::{
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
 pub use operation::{Choice, Operation};
 pub use snapshot::SnapshotError;
+pub use upkeep::EntryCursor;
 pub use views::{BlockView, Counts, Formatted, ServerView, SessionView};
 
 use blocks::BlockTable;
@@ -84,6 +87,10 @@ pub struct Namespace {
     /// The directories that name each file with several names: ascending, one for each name.
     further_names: BTreeMap<InodeId, Vec<InodeId>>,
     trash: Trash,
+    /// Files that are to get more replicas.
+    to_raise: BTreeSet<InodeId>,
+    /// Directories that say how long what is in them stays.
+    with_lifetime: BTreeSet<InodeId>,
 
     // Sums, to answer without a walk.
     files: u64,
@@ -165,6 +172,14 @@ impl Namespace {
             }
             Command::PurgeTrash { inodes, now } => {
                 self.purge_trash(inodes, *now, effects);
+                Ok(Outcome::Done)
+            }
+            Command::RaiseReplication { inodes, now } => {
+                self.raise_replication(inodes, *now, effects)?;
+                Ok(Outcome::Done)
+            }
+            Command::RemoveExpired { entries, now } => {
+                self.remove_expired(entries, *now, effects)?;
                 Ok(Outcome::Done)
             }
             Command::Mutate {

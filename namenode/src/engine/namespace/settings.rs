@@ -1,7 +1,10 @@
 //! Settings of files and directories: the extended attributes `user.harvestfs.*`. Some say how blocks
-//! are placed, and are inherited; quotas are of the directory on which they are set.
+//! are placed, and are inherited; quotas and lifetimes are of the directory on which they are set.
 
-use std::{num::NonZeroU8, str::FromStr};
+use std::{
+    num::{NonZeroU8, NonZeroU32},
+    str::FromStr,
+};
 
 use harvestfs_protocol::{
     error::FsError,
@@ -19,8 +22,14 @@ pub(super) enum Setting {
     Replication,
     Durability,
     Class,
+    /// How many replicas a file gets in the end.
+    RaiseReplication,
+    /// How long after the file's last change.
+    RaiseAfterSeconds,
     QuotaBytes,
     QuotaFiles,
+    /// How long what is in a directory stays after its last change.
+    LifetimeSeconds,
     /// How long the trash keeps what is removed from a directory.
     TrashSeconds,
     /// Where something in the trash was: read-only.
@@ -36,10 +45,13 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    pub const STORED: [Self; 6] = [
+    pub const STORED: [Self; 9] = [
         Self::Replication,
         Self::Durability,
         Self::Class,
+        Self::RaiseReplication,
+        Self::RaiseAfterSeconds,
+        Self::LifetimeSeconds,
         Self::QuotaBytes,
         Self::QuotaFiles,
         Self::TrashSeconds,
@@ -50,6 +62,9 @@ impl Setting {
             Self::Replication => b"user.harvestfs.replication",
             Self::Durability => b"user.harvestfs.durability",
             Self::Class => b"user.harvestfs.class",
+            Self::RaiseReplication => b"user.harvestfs.raise_replication",
+            Self::RaiseAfterSeconds => b"user.harvestfs.raise_after_s",
+            Self::LifetimeSeconds => b"user.harvestfs.lifetime_s",
             Self::QuotaBytes => b"user.harvestfs.quota_bytes",
             Self::QuotaFiles => b"user.harvestfs.quota_files",
             Self::TrashSeconds => b"user.harvestfs.trash_s",
@@ -61,6 +76,15 @@ impl Setting {
         }
     }
 
+    /// Whether files get it from the directories above.
+    fn is_inherited(self) -> bool {
+        use Setting::{Class, Durability, RaiseAfterSeconds, RaiseReplication, Replication};
+        matches!(
+            self,
+            Replication | Durability | Class | RaiseReplication | RaiseAfterSeconds
+        )
+    }
+
     pub fn by_name(name: &[u8]) -> Option<Self> {
         Self::STORED
             .into_iter()
@@ -70,12 +94,21 @@ impl Setting {
     }
 }
 
-/// The settings of one inode that say how blocks are placed; none by default.
+/// Seconds after its last change until a file gets the replicas that it is to have in the end, unless a
+/// setting says otherwise: more than the time between two commits of a file that is being written.
+const RAISE_AFTER_S: u32 = 60;
+
+/// The settings of one inode that say how blocks are placed; none by default. (The first three are a
+/// part of the state as bytes of before the others.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     replication: Option<NonZeroU8>,
     durability: Option<Durability>,
     class: Option<StorageClass>,
+    #[serde(skip)]
+    raise_replication: Option<NonZeroU8>,
+    #[serde(skip)]
+    raise_after_s: Option<NonZeroU32>,
 }
 
 impl Settings {
@@ -85,7 +118,10 @@ impl Settings {
 
     /// Whether every setting is set, so that nothing is left to inherit.
     pub fn is_complete(self) -> bool {
-        self.replication.is_some() && self.durability.is_some() && self.class.is_some()
+        Setting::STORED
+            .into_iter()
+            .filter(|setting| setting.is_inherited())
+            .all(|setting| self.is_set(setting))
     }
 
     /// These, and those of `other` where these say nothing.
@@ -94,6 +130,45 @@ impl Settings {
             replication: self.replication.or(other.replication),
             durability: self.durability.or(other.durability),
             class: self.class.or(other.class),
+            raise_replication: self.raise_replication.or(other.raise_replication),
+            raise_after_s: self.raise_after_s.or(other.raise_after_s),
+        }
+    }
+
+    /// How many replicas a file with these gets in the end, and how many seconds after its last change;
+    /// none when it has as many already.
+    pub fn raise(self, default: PlacementRules) -> Option<(NonZeroU8, u32)> {
+        let replication = self.raise_replication?;
+        let after_s = self.raise_after_s.map_or(RAISE_AFTER_S, NonZeroU32::get);
+        (replication.get() > self.rules(default).replication).then_some((replication, after_s))
+    }
+
+    /// These, when what was to be raised is.
+    pub fn raised(self) -> Self {
+        Self {
+            replication: self.raise_replication.or(self.replication),
+            raise_replication: None,
+            raise_after_s: None,
+            ..self
+        }
+    }
+
+    /// What is to be raised, for the state as bytes.
+    pub fn raise_parts(self) -> (Option<NonZeroU8>, Option<NonZeroU32>) {
+        (self.raise_replication, self.raise_after_s)
+    }
+
+    /// The reverse of [`Self::raise_parts`].
+    pub fn set_raise_parts(&mut self, parts: (Option<NonZeroU8>, Option<NonZeroU32>)) {
+        (self.raise_replication, self.raise_after_s) = parts;
+    }
+
+    /// The number that was set, of those that are no rules.
+    pub fn number(self, setting: Setting) -> Option<u64> {
+        match setting {
+            Setting::RaiseReplication => self.raise_replication.map(|it| it.get().into()),
+            Setting::RaiseAfterSeconds => self.raise_after_s.map(|it| it.get().into()),
+            _ => None,
         }
     }
 
@@ -103,6 +178,7 @@ impl Settings {
             replication: NonZeroU8::new(rules.replication),
             durability: Some(rules.durability),
             class: rules.class,
+            ..Self::default()
         }
     }
 
@@ -120,7 +196,7 @@ impl Settings {
             Setting::Replication => self.replication.is_some(),
             Setting::Durability => self.durability.is_some(),
             Setting::Class => self.class.is_some(),
-            _ => false,
+            setting => self.number(setting).is_some(),
         }
     }
 
@@ -129,6 +205,8 @@ impl Settings {
             Setting::Replication => self.replication = None,
             Setting::Durability => self.durability = None,
             Setting::Class => self.class = None,
+            Setting::RaiseReplication => self.raise_replication = None,
+            Setting::RaiseAfterSeconds => self.raise_after_s = None,
             _ => {}
         }
     }
@@ -139,6 +217,8 @@ impl Settings {
             Setting::Replication => self.replication = Some(parse_replication(value)?),
             Setting::Durability => self.durability = Some(parse_durability(value)?),
             Setting::Class => self.class = Some(parse_class(value)?),
+            Setting::RaiseReplication => self.raise_replication = Some(parse_replication(value)?),
+            Setting::RaiseAfterSeconds => self.raise_after_s = Some(parse_number(value)?),
             _ => return Err(FsError::NotPermitted),
         }
         Ok(())
@@ -191,13 +271,15 @@ fn parse_replication(value: &[u8]) -> Result<NonZeroU8, FsError> {
         .ok_or_else(replication_error)
 }
 
-/// A quota or a time in seconds: the text of a number.
+/// A quota or a time: the text of a number, of one from 1 where 0 makes no sense.
 pub(super) fn parse_number<T: FromStr>(value: &[u8]) -> Result<T, FsError> {
     std::str::from_utf8(value)
         .ok()
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| {
-            FsError::InvalidArgument("it is a number; remove the attribute for none".into())
+            FsError::InvalidArgument(
+                "it is a number, a time one of seconds; remove the attribute for none".into(),
+            )
         })
 }
 

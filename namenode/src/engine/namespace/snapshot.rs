@@ -9,7 +9,10 @@
 
 mod read;
 
-use std::io::Write;
+use std::{
+    io::Write,
+    num::{NonZeroU8, NonZeroU32},
+};
 
 use harvestfs_protocol::{
     ids::{InodeId, SessionId},
@@ -30,8 +33,8 @@ use super::{
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic. Version 1 had neither quotas nor trash, nor what operators
-/// changed; it reads as one without.
-const VERSION: u32 = 2;
+/// changed, and version 2 neither raised replicas nor lifetimes; they read as ones without.
+const VERSION: u32 = 3;
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
@@ -117,6 +120,15 @@ enum Record {
         expires: Timestamp,
     },
     Operations(Operations),
+    /// Of the inode before.
+    Raise {
+        replication: Option<NonZeroU8>,
+        after_s: Option<NonZeroU32>,
+    },
+    /// Of the inode before.
+    Lifetime {
+        seconds: NonZeroU32,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -310,8 +322,18 @@ fn write_slot<W: Write>(slot: &Slot, frames: &mut Frames<W>) -> Result<(), Snaps
                     trash_s,
                 })?;
             }
+            if let Some(seconds) = directory.lifetime_s {
+                frames.put(&Record::Lifetime { seconds })?;
+            }
         }
         _ => {}
+    }
+    let (replication, after_s) = inode.settings.raise_parts();
+    if replication.is_some() || after_s.is_some() {
+        frames.put(&Record::Raise {
+            replication,
+            after_s,
+        })?;
     }
     for (name, value) in inode.xattrs.iter().flat_map(|xattrs| xattrs.iter()) {
         frames.put(&Record::Xattr {

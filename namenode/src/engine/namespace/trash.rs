@@ -107,6 +107,12 @@ impl Namespace {
         nearest.filter(|&seconds| seconds > 0)
     }
 
+    /// Whether a directory is the trash or in it.
+    pub(super) fn is_trash_or_below(&self, dir: InodeId) -> bool {
+        let mut above = self.ancestors(dir);
+        above.any(|(ino, _)| Some(ino) == self.trash.directory)
+    }
+
     /// Refuses what only removals may do: names come into the trash by them, and it stays.
     pub(super) fn check_not_trash(&self, ino: InodeId) -> Result<(), FsError> {
         if self.trash.directory == Some(ino) {
@@ -132,8 +138,7 @@ impl Namespace {
             permissions::check(call.credentials, victim, permissions::WRITE)?;
         }
         self.check_not_trash(ino)?;
-        let in_trash = |ino| Some(ino) == self.trash.directory;
-        if self.ancestors(parent).any(|(ino, _)| in_trash(ino)) {
+        if self.is_trash_or_below(parent) {
             return Err(FsError::InvalidArgument(
                 "it is in the trash already".into(),
             ));
@@ -176,7 +181,11 @@ impl Namespace {
             origin.clear();
         }
         let directory = self.make_trash(call, effects)?;
-        let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
+        // A file may be there already, by another of its names: one is enough.
+        let entries = self.inodes.get(directory)?.directory()?;
+        let is_there = entries.get(&new_name).is_some();
+        let gained = (!is_there).then_some(directory);
+        let planned = self.plan_move(ino, Some(old.parent), gained)?;
         self.carry_out(planned);
         let is_directory = self.inodes.get(ino)?.is_directory();
         self.remove_name(old.parent, old.name, is_directory, call.now, effects);
@@ -188,6 +197,7 @@ impl Namespace {
         };
         self.trash.insert(ino, trashed);
         let inode = self.inodes.get_mut(ino)?;
+        inode.nlink -= u32::from(is_there);
         inode.ctime = call.now;
         effects.inodes.push(ino);
         Ok(inode.attr(ino))

@@ -294,7 +294,9 @@ impl Namespace {
     /// Puts an inode without a name into the table.
     pub(super) fn insert_inode(&mut self, inode: Inode) -> Result<InodeId, FsError> {
         let kind = inode.kind();
+        let settings = inode.settings;
         let ino = self.inodes.insert(inode)?;
+        self.note_raise(ino, kind, settings);
         match kind {
             FileKind::Regular => self.files += 1,
             FileKind::Directory => self.directories += 1,
@@ -470,6 +472,8 @@ impl Namespace {
         let Some(inode) = self.inodes.remove(ino) else {
             return;
         };
+        self.to_raise.remove(&ino);
+        self.with_lifetime.remove(&ino);
         match inode.body {
             Body::Regular(file) => {
                 self.files -= 1;

@@ -200,6 +200,7 @@ impl Namespace {
                 Setting::UsedBytes => Some(directory.used.bytes),
                 Setting::UsedFiles => Some(directory.used.inodes),
                 Setting::TrashSeconds => directory.trash_s.map(u64::from),
+                Setting::LifetimeSeconds => directory.lifetime_s.map(|it| it.get().into()),
                 _ => None,
             };
             if let Some(number) = number {
@@ -208,6 +209,9 @@ impl Namespace {
             if !inode.settings.is_set(setting) {
                 return None;
             }
+        }
+        if let Some(number) = inode.settings.number(setting) {
+            return Some(number.to_string().into_bytes());
         }
         let rules = inode.settings.rules(self.default_rules());
         settings::text(setting, &rules).map(String::into_bytes)
@@ -255,6 +259,9 @@ impl Namespace {
             } else if setting == Setting::TrashSeconds {
                 let seconds = settings::parse_number(value)?;
                 self.set_retention(ino, Some(seconds))?;
+            } else if setting == Setting::LifetimeSeconds {
+                let seconds = settings::parse_number(value)?;
+                self.set_lifetime(ino, Some(seconds))?;
             } else {
                 let mut changed = inode.settings;
                 changed.set(setting, value)?;
@@ -295,6 +302,8 @@ impl Namespace {
                 self.set_quota(call, ino, setting, None)?;
             } else if setting == Setting::TrashSeconds {
                 self.set_retention(ino, None)?;
+            } else if setting == Setting::LifetimeSeconds {
+                self.set_lifetime(ino, None)?;
             } else {
                 let mut changed = inode.settings;
                 changed.clear(setting);
@@ -369,6 +378,7 @@ fn is_set(inode: &Inode, setting: Setting) -> bool {
         (Body::Directory(directory), Setting::QuotaBytes) => directory.quota.bytes.is_some(),
         (Body::Directory(directory), Setting::QuotaFiles) => directory.quota.inodes.is_some(),
         (Body::Directory(directory), Setting::TrashSeconds) => directory.trash_s.is_some(),
+        (Body::Directory(directory), Setting::LifetimeSeconds) => directory.lifetime_s.is_some(),
         _ => inode.settings.is_set(setting),
     }
 }
@@ -376,8 +386,8 @@ fn is_set(inode: &Inode, setting: Setting) -> bool {
 fn known_setting(name: &[u8]) -> Result<Setting, FsError> {
     Setting::by_name(name).ok_or_else(|| {
         FsError::InvalidArgument(
-            "the settings are user.harvestfs.replication, .durability, .class, .quota_bytes, \
-             .quota_files and .trash_s"
+            "the settings are user.harvestfs.replication, .durability, .class, .raise_replication, \
+             .raise_after_s, .lifetime_s, .quota_bytes, .quota_files and .trash_s"
                 .into(),
         )
     })

@@ -15,6 +15,7 @@ mod node;
 mod placement;
 mod session;
 mod trash;
+mod upkeep;
 mod watch;
 
 use std::collections::{HashMap, VecDeque};
@@ -35,6 +36,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
 use self::deferred::Deferred;
+use self::upkeep::Upkeep;
 use super::activity::Activity;
 use super::clock::{self, Clock};
 use super::connection::Event;
@@ -108,6 +110,7 @@ pub(crate) struct Owner {
     historian: Historian,
     /// The session that compacts, and until when no other may.
     compactor: Option<(SessionId, u64)>,
+    upkeep: Upkeep,
     activity: Activity,
 }
 
@@ -188,6 +191,7 @@ impl Owner {
             stopping: false,
             historian,
             compactor: None,
+            upkeep: Upkeep::default(),
             activity: Activity::default(),
         };
         owner.restore_soft_state();
@@ -409,6 +413,7 @@ impl Owner {
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
         self.purge_expired_trash();
+        self.keep_up();
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
             if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {

@@ -30,7 +30,7 @@ impl Owner {
         }
     }
 
-    fn tell_everybody(&mut self, effects: &Effects) {
+    pub(super) fn tell_everybody(&mut self, effects: &Effects) {
         let id = self.gate.next_id();
         let now_ms = self.clock.now_ms();
         let (announcements, _) =

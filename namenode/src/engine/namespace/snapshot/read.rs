@@ -4,6 +4,7 @@ use std::io::Read;
 
 use harvestfs_protocol::{
     ids::{InodeId, SessionId},
+    limits::REPLICATION_MAX,
     name::Name,
     types::Extent,
 };
@@ -201,6 +202,17 @@ impl Reader {
                 };
                 self.take_directory_settings(quota, trash_s)
             }
+            Record::Raise {
+                replication,
+                after_s,
+            } => self.current().is_some_and(|inode| {
+                inode.settings.set_raise_parts((replication, after_s));
+                replication.is_none_or(|it| it.get() <= REPLICATION_MAX)
+            }),
+            Record::Lifetime { seconds } => match self.current().map(|inode| &mut inode.body) {
+                Some(Body::Directory(directory)) => directory.lifetime_s.replace(seconds).is_none(),
+                _ => false,
+            },
             Record::TrashDirectory(ino) => namespace.trash.directory.replace(ino).is_none(),
             Record::Trashed {
                 ino,
@@ -314,12 +326,15 @@ impl Namespace {
     fn add_up(&mut self) -> bool {
         let default_rules = self.default_rules();
         let blocks = &mut self.blocks;
-        for (_, inode) in self.inodes.iter() {
+        for (ino, inode) in self.inodes.iter() {
             match &inode.body {
                 Body::Regular(file) => {
                     self.files += 1;
                     self.spilled_pieces += file.extents.spilled_pieces() as u64;
                     let rules = inode.settings.rules(default_rules);
+                    if inode.settings.raise(default_rules).is_some() {
+                        self.to_raise.insert(ino);
+                    }
                     if !file
                         .extents
                         .iter()
@@ -334,6 +349,9 @@ impl Namespace {
                     self.directories_with_settings += u64::from(!inode.settings.is_empty());
                     self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
                     self.directories_with_trash += u64::from(directory.trash_s.is_some());
+                    if directory.lifetime_s.is_some() {
+                        self.with_lifetime.insert(ino);
+                    }
                 }
                 _ => {}
             }

@@ -1,13 +1,8 @@
 //! Snapshots of directories.
 
-use harvestfs_protocol::{
-    limits::SNAPSHOT_ITEMS_MAX,
-    meta::{FallocateMode, SetXattrMode},
-};
+use harvestfs_protocol::{limits::SNAPSHOT_ITEMS_MAX, meta::FallocateMode};
 
-use super::*;
-
-const ANY: SetXattrMode = SetXattrMode::Any;
+use super::{xattrs::ANY, *};
 
 impl Fixture {
     fn create_snapshot(&mut self, path: &str, called: &str) -> Result<Attr, FsError> {

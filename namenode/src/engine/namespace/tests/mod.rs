@@ -11,6 +11,7 @@ mod model_frozen;
 mod model_quota;
 mod model_rename;
 mod model_trash;
+mod model_upkeep;
 mod names;
 mod permissions;
 mod quotas;
@@ -20,6 +21,7 @@ mod sessions;
 mod snapshots;
 mod steps;
 mod trash;
+mod upkeep;
 mod xattrs;
 
 use harvestfs_protocol::{

@@ -5,7 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::meta::{SetTime, SetXattrMode};
 
-use super::{model_quota::is_quota, model_trash::TRASH_S, *};
+use super::{
+    model_quota::is_quota,
+    model_trash::TRASH_S,
+    model_upkeep::{LIFETIME_S, RAISE_AFTER_S, RAISE_REPLICATION},
+    *,
+};
 
 pub const W: u16 = 2;
 pub const X: u16 = 1;
@@ -66,6 +71,11 @@ pub struct Context<'a> {
 }
 
 pub type Answer = Result<MetaReply, FsError>;
+
+/// Settings that only directories have.
+pub fn is_of_directory(name: &[u8]) -> bool {
+    is_quota(name) || [TRASH_S, LIFETIME_S].contains(&name)
+}
 
 pub fn invalid() -> FsError {
     FsError::InvalidArgument(String::new())
@@ -310,7 +320,12 @@ impl Model {
             }
         }
         if node.kind == FileKind::Regular {
-            for setting in ["replication", "durability"] {
+            for setting in [
+                "replication",
+                "durability",
+                "raise_replication",
+                "raise_after_s",
+            ] {
                 let name = format!("user.harvestfs.{setting}").into_bytes();
                 if let Some(value) = self.setting_above(dir, &name) {
                     node.xattrs.insert(name, value);
@@ -474,18 +489,19 @@ impl Model {
                 }
                 let text = String::from_utf8_lossy(value);
                 let good = match name.as_slice() {
-                    b"user.harvestfs.replication" => {
+                    b"user.harvestfs.replication" | RAISE_REPLICATION => {
                         text.parse().is_ok_and(|n: u8| (1..=10).contains(&n))
                     }
                     b"user.harvestfs.durability" => ["strict", "space"].contains(&text.as_ref()),
                     name if is_quota(name) => text.parse::<u64>().is_ok(),
                     TRASH_S => text.parse::<u32>().is_ok(),
+                    RAISE_AFTER_S | LIFETIME_S => text.parse::<u32>().is_ok_and(|n| n > 0),
                     _ => true,
                 };
                 if !good {
                     return Err(invalid());
                 }
-                if (is_quota(name) || name == TRASH_S) && !node.is_dir() {
+                if is_of_directory(name) && !node.is_dir() {
                     return Err(FsError::NotADirectory);
                 }
                 if is_quota(name) && who.uid != 0 {

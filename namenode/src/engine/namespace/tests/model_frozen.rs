@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    model::{Answer, Context, Model, Node, invalid},
-    model_quota::is_quota,
-    model_trash::TRASH_S,
+    model::{Answer, Context, Model, Node, invalid, is_of_directory},
     *,
 };
 
@@ -144,8 +142,7 @@ impl Model {
         let mut node = self.inodes[&source].clone();
         node.frozen = true;
         if node.is_dir() {
-            let of_directory = |name: &[u8]| is_quota(name) || name == TRASH_S;
-            node.xattrs.retain(|name, _| !of_directory(name));
+            node.xattrs.retain(|name, _| !is_of_directory(name));
         }
         let mut below = self.listed(source);
         below.retain(|_, child| Some(*child) != self.trash_directory);

@@ -183,6 +183,8 @@ impl World {
             6..=9 => self.release_orphans(),
             10..=13 => self.crash(),
             14..=23 => self.purge(),
+            24..=27 => self.raise(),
+            28..=29 => self.end_lifetimes(),
             _ if self.model.sessions.is_empty() => self.open_session(),
             _ => self.mutate(),
         }
@@ -260,6 +262,64 @@ impl World {
         if !inodes.is_empty() {
             self.model.purge(&context, &inodes);
         }
+    }
+
+    /// A time at which some of what is due after 1, 60 or 90 seconds is due.
+    fn later(&mut self) -> i64 {
+        let seconds = [0, 1, 70, 100].choose(&mut self.rng).copied();
+        self.now + seconds.unwrap_or(0) * 1_000_000_000
+    }
+
+    fn raise(&mut self) {
+        let now = self.later();
+        let limit = self.rng.random_range(1..50);
+        let mut due = Vec::new();
+        let mut from = Some(InodeId(0));
+        while let Some(first) = from {
+            let (some, next) = self.namespace.due_raises(Timestamp(now), first, limit);
+            due.extend(some);
+            from = next;
+        }
+        assert_eq!(due, self.model.due_raises(now));
+        let raise = Command::RaiseReplication {
+            inodes: due.clone(),
+            now: Timestamp(now),
+        };
+        self.apply(&raise).unwrap();
+        self.model.raise(&due);
+    }
+
+    fn end_lifetimes(&mut self) {
+        let now = self.later();
+        let limit = self.rng.random_range(1..10);
+        let mut expired = Vec::new();
+        let mut from = Some((InodeId(0), None));
+        while let Some(cursor) = from {
+            let (some, next) = self
+                .namespace
+                .expired_entries(Timestamp(now), &cursor, limit);
+            expired.extend(some);
+            from = next;
+        }
+        assert_eq!(expired, self.model.expired_entries(now));
+        let end = Command::RemoveExpired {
+            entries: expired,
+            now: Timestamp(now),
+        };
+        let got = self.apply(&end).map(|_| ());
+        let context = Context {
+            who: &Credentials::root(),
+            session: SessionId(0),
+            now,
+            held_elsewhere: true,
+            fresh: InodeId(0),
+            trash: self.namespace.trash_directory().unwrap_or(InodeId(0)),
+            copies: &BTreeMap::new(),
+        };
+        let Command::RemoveExpired { entries, .. } = end else {
+            unreachable!("it is one");
+        };
+        assert_eq!(got, self.model.remove_expired(&context, &entries));
     }
 
     /// Starts again from the last snapshot and the commands since.

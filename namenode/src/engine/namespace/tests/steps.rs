@@ -168,7 +168,7 @@ fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
 }
 
 fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
-    let choices: [(&str, &[&str]); 9] = [
+    let choices: [(&str, &[&str]); 12] = [
         ("user.a", &["", "1", "value"]),
         ("user.b", &["2"]),
         ("trusted.t", &["3"]),
@@ -181,6 +181,9 @@ fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
         ("user.harvestfs.quota_bytes", &["0", "700", "5000", "x"]),
         ("user.harvestfs.quota_files", &["0", "5", "20", "-1"]),
         ("user.harvestfs.trash_s", &["0", "60", "x"]),
+        ("user.harvestfs.raise_replication", &["2", "4", "0"]),
+        ("user.harvestfs.raise_after_s", &["1", "90", "0"]),
+        ("user.harvestfs.lifetime_s", &["1", "90", "0"]),
     ];
     let (name, values) = choices.choose(rng).unwrap();
     (

@@ -1,0 +1,169 @@
+//! What is done to files at their time, without anybody asking: replicas are raised, and what has
+//! outlived its lifetime goes.
+//!
+//! Both count from the last change of an inode (`ctime`, which is the namenode's clock). The server
+//! looks again and again, a bounded number of inodes at a time, and has the rest done by a command.
+
+use std::num::NonZeroU32;
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::{InodeId, SessionId},
+    name::Name,
+    types::{Credentials, FileKind, Timestamp},
+};
+
+use super::{
+    Call, Namespace,
+    command::Effects,
+    inode::{Body, Inode},
+    rename::Place,
+    settings::Settings,
+};
+
+const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
+
+/// Where to look on: behind a name in a directory, or at its first one.
+pub type EntryCursor = (InodeId, Option<Name>);
+
+fn is_over(since: Timestamp, seconds: u32, now: Timestamp) -> bool {
+    let time = i64::from(seconds) * NANOSECONDS_PER_SECOND;
+    since.0.saturating_add(time) <= now.0
+}
+
+impl Namespace {
+    /// Of at most `limit` files that are to get more replicas, from `from` on: those whose time has
+    /// come, and where to look on; none when these were the last.
+    #[must_use]
+    pub fn due_raises(
+        &self,
+        now: Timestamp,
+        from: InodeId,
+        limit: usize,
+    ) -> (Vec<InodeId>, Option<InodeId>) {
+        let mut rest = self.to_raise.range(from..).copied();
+        let looked_at = rest.by_ref().take(limit);
+        let due = looked_at.filter(|ino| self.is_raise_due(*ino, now));
+        (due.collect(), rest.next())
+    }
+
+    fn is_raise_due(&self, ino: InodeId, now: Timestamp) -> bool {
+        self.inodes.get(ino).is_ok_and(|inode| {
+            let raise = inode.settings.raise(self.default_rules());
+            raise.is_some_and(|(_, after_s)| is_over(inode.ctime, after_s, now))
+        })
+    }
+
+    /// Keeps the list of files to raise, after a file came or its settings changed.
+    pub(super) fn note_raise(&mut self, ino: InodeId, kind: FileKind, settings: Settings) {
+        if kind == FileKind::Regular && settings.raise(self.default_rules()).is_some() {
+            self.to_raise.insert(ino);
+        } else {
+            self.to_raise.remove(&ino);
+        }
+    }
+
+    pub(super) fn raise_replication(
+        &mut self,
+        inodes: &[InodeId],
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<(), FsError> {
+        for &ino in inodes {
+            if self.to_raise.contains(&ino) && self.is_raise_due(ino, now) {
+                let settings = self.inodes.get(ino)?.settings;
+                self.change_settings(ino, settings.raised())?;
+                effects.inodes.push(ino);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets how long what is in a directory stays; none: for ever.
+    pub(super) fn set_lifetime(
+        &mut self,
+        ino: InodeId,
+        seconds: Option<NonZeroU32>,
+    ) -> Result<(), FsError> {
+        let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
+            return Err(FsError::NotADirectory);
+        };
+        directory.lifetime_s = seconds;
+        if seconds.is_some() {
+            self.with_lifetime.insert(ino);
+        } else {
+            self.with_lifetime.remove(&ino);
+        }
+        Ok(())
+    }
+
+    /// Of at most `limit` names in directories that say how long these stay, from `from` on: those
+    /// whose time is over, and where to look on; none when these were the last.
+    #[must_use]
+    pub fn expired_entries(
+        &self,
+        now: Timestamp,
+        from: &EntryCursor,
+        limit: usize,
+    ) -> (Vec<(InodeId, Name)>, Option<EntryCursor>) {
+        let mut expired = Vec::new();
+        let mut looked_at = 0;
+        for &dir in self.with_lifetime.range(from.0..) {
+            let mut after = from.1.clone().filter(|_| dir == from.0);
+            let Ok(directory) = self.inodes.get(dir).and_then(Inode::directory) else {
+                continue;
+            };
+            let first = after.clone();
+            for (name, _) in directory.after(first.as_ref()) {
+                if looked_at == limit {
+                    return (expired, Some((dir, after)));
+                }
+                looked_at += 1;
+                let Ok(name) = Name::new(name) else {
+                    continue;
+                };
+                after = Some(name.clone());
+                if self.expired(dir, &name, now).is_some() {
+                    expired.push((dir, name));
+                }
+            }
+        }
+        (expired, None)
+    }
+
+    /// What a name leads to, if its time is over. Names that start with a dot are left alone: they are
+    /// of those who keep the directory.
+    fn expired(&self, dir: InodeId, name: &Name, now: Timestamp) -> Option<InodeId> {
+        let directory = self.inodes.get(dir).ok()?.directory().ok()?;
+        let seconds = directory.lifetime_s?.get();
+        let ino = directory.get(name)?;
+        let is_kept = name.as_bytes().starts_with(b".") || self.is_trash_or_below(dir);
+        let since = self.inodes.get(ino).ok()?.ctime;
+        (!is_kept && is_over(since, seconds, now)).then_some(ino)
+    }
+
+    pub(super) fn remove_expired(
+        &mut self,
+        entries: &[(InodeId, Name)],
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<(), FsError> {
+        let credentials = Credentials::root();
+        let call = Call {
+            session: SessionId(0),
+            credentials: &credentials,
+            now,
+            held_elsewhere: true,
+        };
+        for (parent, name) in entries {
+            if let Some(ino) = self.expired(*parent, name, now) {
+                let place = Place {
+                    parent: *parent,
+                    name,
+                };
+                self.move_to_trash(&call, ino, place, 0, effects)?;
+            }
+        }
+        Ok(())
+    }
+}

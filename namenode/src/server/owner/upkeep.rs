@@ -1,0 +1,55 @@
+//! What the namenode does to files at their time: raises replicas, ends lifetimes.
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::UPKEEP_INODES_PER_TICK_MAX;
+
+use super::Owner;
+use crate::engine::namespace::{Command, EntryCursor};
+use crate::server::clock;
+
+/// How far the rounds are.
+#[derive(Debug)]
+pub(super) struct Upkeep {
+    raises_from: InodeId,
+    lifetimes_from: EntryCursor,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self {
+            raises_from: InodeId(0),
+            lifetimes_from: (InodeId(0), None),
+        }
+    }
+}
+
+impl Owner {
+    /// Looks at some of the files and names that something may have to be done to, and does it.
+    pub(super) fn keep_up(&mut self) {
+        let now = clock::wall_now();
+        let limit = UPKEEP_INODES_PER_TICK_MAX;
+        let from = self.upkeep.raises_from;
+        let (inodes, next) = self.namespace.due_raises(now, from, limit);
+        self.upkeep.raises_from = next.unwrap_or(InodeId(0));
+        if !inodes.is_empty() {
+            self.do_upkeep(&Command::RaiseReplication { inodes, now });
+        }
+        let from = &self.upkeep.lifetimes_from;
+        let (entries, next) = self.namespace.expired_entries(now, from, limit);
+        self.upkeep.lifetimes_from = next.unwrap_or((InodeId(0), None));
+        if !entries.is_empty() {
+            self.do_upkeep(&Command::RemoveExpired { entries, now });
+        }
+    }
+
+    fn do_upkeep(&mut self, command: &Command) {
+        // Nobody waits for it: after a crash it is done again.
+        match self.execute(command, false) {
+            Ok((applied, _)) => {
+                self.tell_everybody(&applied.effects);
+                self.release_orphans(applied.effects.inodes);
+            }
+            Err(error) => tracing::error!(%error, "what was due could not be done"),
+        }
+    }
+}
