@@ -32,9 +32,11 @@ use super::{
 };
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
-/// The version of what follows the magic. Version 1 had neither quotas nor trash, nor what operators
-/// changed, and version 2 neither raised replicas nor lifetimes; they read as ones without.
-const VERSION: u32 = 3;
+/// The version of what follows the magic. No two differ in one bit: no checksum covers it.
+const VERSION: u32 = 4;
+/// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
+/// had neither raised replicas nor lifetimes.
+const VERSIONS_BEFORE: [u32; 2] = [1, 2];
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits

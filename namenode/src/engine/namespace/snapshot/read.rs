@@ -10,7 +10,8 @@ use harvestfs_protocol::{
 };
 
 use super::{
-    BodyRecord, FRAME_BYTES_MAX, InodeRecord, MAGIC, Record, SnapshotError, VERSION, damaged,
+    BodyRecord, FRAME_BYTES_MAX, InodeRecord, MAGIC, Record, SnapshotError, VERSION,
+    VERSIONS_BEFORE, damaged,
 };
 use crate::engine::namespace::{
     Namespace,
@@ -38,9 +39,9 @@ impl Namespace {
             return Err(SnapshotError::Version("it does not start as one".into()));
         }
         let version = read_u32(from)?;
-        if !(1..=VERSION).contains(&version) {
+        if version != VERSION && !VERSIONS_BEFORE.contains(&version) {
             return Err(SnapshotError::Version(format!(
-                "it has version {version}, this software reads versions 1 to {VERSION}"
+                "it has version {version}, this software reads {VERSION} and {VERSIONS_BEFORE:?}"
             )));
         }
         let mut reader = Reader::default();
