@@ -14,7 +14,11 @@ pub(super) struct Budget {
     slot_ms: u64,
     /// Number of the slot under way, counted from time 0.
     slot: u64,
-    /// Apart, because repair looks at nodes and volumes far more often than at their budgets.
+    /// The slot with whose start the oldest events leave the window; no slot when there are none.
+    /// Until then `sum` is right, and `counts` need not be looked at.
+    falls: u64,
+    /// Events of each slot from 61 before `falls` on; the others are 0. Apart, because repair looks
+    /// at budgets far more often than it charges them, and such looks are all over the memory.
     /// Saturates far above any limit of a slot.
     counts: Box<[u16; SLOTS_KEPT as usize]>,
     sum: u32,
@@ -28,6 +32,7 @@ impl Budget {
         Self {
             slot_ms: window_ms.div_ceil(SLOTS).max(1),
             slot: 0,
+            falls: u64::MAX,
             counts: Box::new([0; SLOTS_KEPT as usize]),
             sum: 0,
         }
@@ -35,20 +40,21 @@ impl Budget {
 
     /// Events within the window up to now. Time that runs backwards counts as standing still.
     pub(super) fn used(&mut self, now_ms: u64) -> u32 {
-        let slot = (now_ms / self.slot_ms).max(self.slot);
-        let passed = slot - self.slot;
-        if self.sum > 0 && passed >= SLOTS_KEPT {
-            self.counts.fill(0);
-            self.sum = 0;
+        self.slot = self.slot.max(now_ms / self.slot_ms);
+        while self.falls <= self.slot {
+            self.forget_oldest();
         }
-        if self.sum > 0 {
-            for step in 1..=passed {
-                let index = ((self.slot + step) % SLOTS_KEPT) as usize;
-                self.sum -= u32::from(std::mem::take(&mut self.counts[index]));
-            }
-        }
-        self.slot = slot;
         self.sum
+    }
+
+    /// The oldest events leave the window.
+    fn forget_oldest(&mut self) {
+        let oldest = self.falls - SLOTS_KEPT;
+        let count = &mut self.counts[(oldest % SLOTS_KEPT) as usize];
+        self.sum -= u32::from(std::mem::take(count));
+        self.falls = (oldest + 1..oldest + SLOTS_KEPT)
+            .find(|slot| self.counts[(slot % SLOTS_KEPT) as usize] > 0)
+            .map_or(u64::MAX, |slot| slot + SLOTS_KEPT);
     }
 
     /// Events within the window up to the last [`Budget::used`].
@@ -59,11 +65,7 @@ impl Budget {
     /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
     /// [`Budget::used`].
     pub(super) fn falls_at_ms(&self) -> Option<u64> {
-        let slots = SLOTS_KEPT;
-        let oldest = self.slot.saturating_sub(slots - 1);
-        (oldest..=self.slot)
-            .find(|slot| self.counts[(slot % slots) as usize] > 0)
-            .map(|slot| (slot + slots) * self.slot_ms)
+        (self.sum > 0).then(|| self.falls * self.slot_ms)
     }
 
     pub(super) fn charge(&mut self, now_ms: u64) {
@@ -72,6 +74,7 @@ impl Budget {
         if *count < u16::MAX {
             *count += 1;
             self.sum += 1;
+            self.falls = self.falls.min(self.slot + SLOTS_KEPT);
         }
     }
 }

@@ -3,12 +3,15 @@
 //! A block knows its replicas and a volume knows its blocks; the two point at each other by
 //! position, so that adding or removing a replica costs O(1) and 16 bytes.
 
+use std::hash::BuildHasher;
+
 use harvestfs_protocol::{
     data::round_up_to_chunk,
     ids::{BlockId, StorageId},
     types::{PlacementRules, StorageClass, VolumeStatus},
 };
-use rustc_hash::FxHashMap;
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use super::budget::Budget;
@@ -176,12 +179,22 @@ impl Storage {
     }
 }
 
+fn hash(block: BlockId) -> u64 {
+    FxBuildHasher.hash_one(block)
+}
+
+fn id_at(blocks: &[Option<Block>], slot: Slot) -> Option<BlockId> {
+    Some(blocks.get(slot as usize)?.as_ref()?.id)
+}
+
 /// All blocks and volumes.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     blocks: Vec<Option<Block>>,
     free: Vec<Slot>,
-    slots: FxHashMap<BlockId, Slot>,
+    /// The slot of each block by the block's id, which stands in `blocks`: whoever asks for the slot
+    /// wants the block next, and a table without keys is a quarter as large.
+    slots: HashTable<Slot>,
     pub(super) storages: Vec<Storage>,
 }
 
@@ -196,7 +209,8 @@ impl Table {
     }
 
     pub(super) fn slot(&self, block: BlockId) -> Option<Slot> {
-        self.slots.get(&block).copied()
+        let is_it = |&slot: &Slot| id_at(&self.blocks, slot) == Some(block);
+        self.slots.find(hash(block), is_it).copied()
     }
 
     pub(super) fn get(&self, slot: Slot) -> Option<&Block> {
@@ -227,7 +241,8 @@ impl Table {
             self.blocks.push(block);
             self.blocks.len() as Slot - 1
         };
-        self.slots.insert(id, slot);
+        let hash_at = |&slot: &Slot| id_at(&self.blocks, slot).map_or(0, hash);
+        self.slots.insert_unique(hash(id), slot, hash_at);
         slot
     }
 
@@ -238,7 +253,9 @@ impl Table {
             self.remove_replica(slot, 0);
         }
         self.blocks[slot as usize] = None;
-        self.slots.remove(&as_it_was.id);
+        if let Ok(entry) = (self.slots).find_entry(hash(as_it_was.id), |&other| other == slot) {
+            entry.remove();
+        }
         self.free.push(slot);
         Some(as_it_was)
     }
@@ -288,6 +305,10 @@ impl Table {
         let removed = block.replicas.remove(index);
         let volume = &mut self.storages[removed.storage as usize];
         volume.blocks.swap_remove(removed.position as usize);
+        if volume.blocks.is_empty() && !volume.usable {
+            // It may never come back, and thousands of reimaged volumes add up.
+            volume.blocks = Vec::new();
+        }
         let Some(&moved) = volume.blocks.get(removed.position as usize) else {
             return;
         };
@@ -328,8 +349,8 @@ impl Table {
             .sum();
         lists
             + self.blocks.capacity() * size_of::<Option<Block>>()
-            // 16 bytes of key and value, 1 of control, 7/8 full at most.
-            + self.slots.capacity() * 8 / 7 * 17
+            // 4 bytes of slot, 1 of control, 7/8 full at most.
+            + self.slots.capacity() * 8 / 7 * 5
             + self.storages.capacity() * size_of::<Storage>()
             + self.storages.len() * Budget::BYTES
     }
