@@ -18,7 +18,7 @@ use harvestfs_http::{Endpoint, MetricsSite};
 use harvestfs_namenode::http::Page;
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::{error::FsError, identity::Identity};
+use harvestfs_protocol::{READY, error::FsError, identity::Identity};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -28,9 +28,6 @@ use crate::{
     primary::PrimaryArgs,
     priority,
 };
-
-/// How the line starts that says that a part can be used.
-pub const READY: &str = "ready";
 
 /// Between two looks for mostly unused blocks.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);

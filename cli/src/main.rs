@@ -19,6 +19,7 @@ mod up;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use harvestfs_protocol::settings::SettingsError;
 
 /// Packets of a megabyte come and go: an allocator that gives each back to the kernel costs a
 /// datanode a fifth to two fifths of its CPU (measured with the benchmark of the datanode).
@@ -112,10 +113,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("harvestfs: {error:#}");
             // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
-            if error.is::<config::ConfigError>()
-                || error.is::<simulate::BadArgument>()
-                || error.is::<harvestfs_chaos::live::ScenarioError>()
-            {
+            if error.is::<SettingsError>() || error.is::<simulate::BadArgument>() {
                 ExitCode::from(2)
             } else {
                 ExitCode::FAILURE

@@ -1,6 +1,8 @@
 //! Configuration files.
 
-use crate::config::{self, ClientConfig, ConfigError, DatanodeConfig, NamenodeConfig};
+use harvestfs_protocol::settings::SettingsError;
+
+use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig};
 use crate::scratch;
 
 /// The first byte says which configuration the rest is to be. What is wrong with it is always said
@@ -17,7 +19,7 @@ pub fn config_files(input: &[u8]) {
         _ => config::load::<ClientConfig>(&path).map(drop).err(),
     };
     if let Some(error) = error {
-        assert!(error.downcast_ref::<ConfigError>().is_some());
+        assert!(error.downcast_ref::<SettingsError>().is_some());
         assert!(error.to_string().contains("configuration.toml"));
     }
 }

@@ -6,7 +6,8 @@
 //! - [`data`]: block streams to datanodes;
 //! - [`request_id`]: what connects the logs of all that served one request;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
-//! - [`identity`]: the certificate authority of a cluster and the certificates of its parts.
+//! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
+//! - [`settings`]: what is wrong with a file that somebody wrote.
 //!
 //! Messages are encoded with postcard, whose format is written down and stable. Any change of a
 //! message is a change of [`PROTOCOL_VERSION`].
@@ -26,6 +27,7 @@ pub mod placement;
 pub mod replica_layout;
 pub mod request_id;
 pub mod rpc;
+pub mod settings;
 pub mod short_circuit;
 pub mod token;
 pub mod transport;
@@ -33,3 +35,7 @@ pub mod types;
 
 /// The version of everything in this crate that goes over the wire.
 pub const PROTOCOL_VERSION: u32 = 3;
+
+/// The first word of the line that a part prints on standard output once it serves: whoever started
+/// it waits for that.
+pub const READY: &str = "ready";

@@ -34,5 +34,5 @@ pub use error::LiveError;
 pub use ledger::{Change, Fate};
 pub use plan::Plan;
 pub use run::{Options, Progress, run};
-pub use scenario::{Scenario, ScenarioError};
+pub use scenario::Scenario;
 pub use slowdown::{Slowdown, SlowdownOptions, measure as measure_slowdown};

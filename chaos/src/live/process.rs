@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::network::Home;
@@ -51,7 +52,7 @@ impl Process {
             // Ends with the process, whose pipe it reads.
             thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if line.starts_with("ready") {
+                    if line.starts_with(READY) {
                         ready.store(true, Ordering::Release);
                     }
                 }

@@ -3,7 +3,6 @@
 mod primary;
 
 use std::{
-    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
@@ -12,32 +11,12 @@ use std::{
 use anyhow::Context;
 use harvestfs_namenode::engine::cluster::ClusterOptions;
 use harvestfs_placement::{Locality, PolicyKind};
-use harvestfs_protocol::types::StorageClass;
+use harvestfs_protocol::{settings::SettingsError, types::StorageClass};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
 
 use crate::{http::HttpConfig, units::Size};
-
-/// What is wrong with a configuration file, and where.
-#[derive(Debug)]
-pub struct ConfigError {
-    path: PathBuf,
-    line: Option<usize>,
-    message: String,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// `namenode.toml`
 #[derive(Debug, Serialize, Deserialize)]
@@ -257,24 +236,16 @@ fn default_compaction() -> Size {
 /// Reads a configuration file.
 ///
 /// # Errors
-/// [`ConfigError`] with file and line for a key or value that is not accepted.
+/// [`SettingsError`] with file and line for a key or value that is not accepted.
 pub fn load<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
-        path: path.into(),
-        line: None,
-        message: format!("cannot read the configuration: {error}"),
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        SettingsError::of_file(path, format!("cannot read the configuration: {error}"))
     })?;
-    toml::from_str(&text).map_err(|error| {
-        let line = error
-            .span()
-            .map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        ConfigError {
-            path: path.into(),
-            line,
-            message: error.message().to_owned(),
-        }
-        .into()
-    })
+    let parsed = toml::from_str(&text).map_err(|error| match error.span() {
+        Some(span) => SettingsError::at(path, &text, span.start, error.message()),
+        None => SettingsError::of_file(path, error.message()),
+    });
+    Ok(parsed?)
 }
 
 /// Writes a configuration file.
@@ -307,7 +278,7 @@ mod tests {
         let path = directory.path().join("datanode.toml");
         std::fs::write(&path, text).unwrap();
         let error = load::<DatanodeConfig>(&path).unwrap_err();
-        assert!(error.downcast_ref::<ConfigError>().is_some());
+        assert!(error.downcast_ref::<SettingsError>().is_some());
         format!("{error:#}").replace(&format!("{}/", directory.path().display()), "")
     }
 

@@ -8,14 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
     time::{Instant, timeout},
 };
-
-use crate::daemon::READY;
 
 /// A part that ran this long before it ended is started again at once.
 const STABLE: Duration = Duration::from_secs(60);

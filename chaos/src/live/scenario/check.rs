@@ -3,9 +3,10 @@
 use std::{fmt, ops::Range, path::Path};
 
 use harvestfs_placement::PolicyKind;
+use harvestfs_protocol::settings::SettingsError;
 use toml::Spanned;
 
-use super::{ClusterSpec, Pattern, Scenario, ScenarioError, Server, Variant, raw::RawScenario};
+use super::{ClusterSpec, Pattern, Scenario, Server, Variant, raw::RawScenario};
 
 /// Most servers: each is a process.
 const SERVERS_MAX: usize = 500;
@@ -19,16 +20,11 @@ pub(super) struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    pub fn at(&self, span: Range<usize>, message: impl Into<String>) -> ScenarioError {
-        let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
-        ScenarioError {
-            path: self.path.to_owned(),
-            line: Some(1 + before.iter().filter(|&&byte| byte == b'\n').count()),
-            message: message.into(),
-        }
+    pub fn at(&self, span: Range<usize>, message: impl Into<String>) -> SettingsError {
+        SettingsError::at(self.path, self.text, span.start, message)
     }
 
-    pub fn ms(&self, name: &str, seconds: &Spanned<f64>) -> Result<u64, ScenarioError> {
+    pub fn ms(&self, name: &str, seconds: &Spanned<f64>) -> Result<u64, SettingsError> {
         let value = *seconds.get_ref();
         if (0.0..=SECONDS_MAX).contains(&value) {
             return Ok((value * 1e3).round() as u64);
@@ -42,7 +38,7 @@ impl Checker<'_> {
         name: &str,
         value: &Spanned<T>,
         range: std::ops::RangeInclusive<T>,
-    ) -> Result<T, ScenarioError> {
+    ) -> Result<T, SettingsError> {
         let number = *value.get_ref();
         if range.contains(&number) {
             return Ok(number);
@@ -52,12 +48,12 @@ impl Checker<'_> {
         Err(self.at(value.span(), message))
     }
 
-    fn policy(&self, name: &Spanned<String>) -> Result<PolicyKind, ScenarioError> {
+    fn policy(&self, name: &Spanned<String>) -> Result<PolicyKind, SettingsError> {
         let parsed = name.get_ref().parse::<PolicyKind>();
         parsed.map_err(|error| self.at(name.span(), error.to_string()))
     }
 
-    pub fn check(&self, raw: RawScenario) -> Result<Scenario, ScenarioError> {
+    pub fn check(&self, raw: RawScenario) -> Result<Scenario, SettingsError> {
         let servers = self.servers(&raw)?;
         let cluster = &raw.cluster;
         let duration_ms = self.ms("duration_s", &raw.duration_s)?;
@@ -118,7 +114,7 @@ impl Checker<'_> {
         })
     }
 
-    fn servers(&self, raw: &RawScenario) -> Result<Vec<Server>, ScenarioError> {
+    fn servers(&self, raw: &RawScenario) -> Result<Vec<Server>, SettingsError> {
         let mut servers: Vec<Server> = Vec::new();
         let mut add = |tenant: usize, environment: &str, function: &str, pattern| {
             let number = servers.len() + 1;

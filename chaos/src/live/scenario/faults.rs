@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use harvestfs_protocol::settings::SettingsError;
 use toml::Spanned;
 
-use super::{Fault, Kind, ScenarioError, Server, Targets, check::Checker, raw::RawFault};
+use super::{Fault, Kind, Server, Targets, check::Checker, raw::RawFault};
 
 impl Checker<'_> {
     pub fn fault(
@@ -12,7 +13,7 @@ impl Checker<'_> {
         raw: &Spanned<RawFault>,
         servers: &[Server],
         duration_ms: u64,
-    ) -> Result<Fault, ScenarioError> {
+    ) -> Result<Fault, SettingsError> {
         let span = raw.span();
         let raw = raw.get_ref();
         let name = raw.kind.get_ref();
@@ -82,7 +83,7 @@ impl Checker<'_> {
         kind: Kind,
         raw: &RawFault,
         span: &Range<usize>,
-    ) -> Result<u32, ScenarioError> {
+    ) -> Result<u32, SettingsError> {
         let wanted = kind.amount();
         let given = [
             ("blocks", &raw.blocks),
@@ -117,7 +118,7 @@ impl Checker<'_> {
         raw: &RawFault,
         span: Range<usize>,
         servers: &[Server],
-    ) -> Result<Targets, ScenarioError> {
+    ) -> Result<Targets, SettingsError> {
         let given = [
             raw.servers.is_some(),
             raw.tenant.is_some(),

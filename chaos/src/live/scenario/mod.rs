@@ -8,37 +8,14 @@ mod raw;
 mod tests;
 mod trace;
 
-use std::{
-    fmt, fs,
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-};
+use std::{fs, ops::RangeInclusive, path::Path};
 
 use harvestfs_placement::PolicyKind;
+use harvestfs_protocol::settings::SettingsError;
 use serde::Deserialize;
 
 use check::Checker;
 pub use trace::Trace;
-
-/// What is wrong with a scenario, and where.
-#[derive(Debug)]
-pub struct ScenarioError {
-    path: PathBuf,
-    line: Option<usize>,
-    message: String,
-}
-
-impl fmt::Display for ScenarioError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
-
-impl std::error::Error for ScenarioError {}
 
 /// A checked scenario.
 #[derive(Clone, Debug)]
@@ -327,13 +304,9 @@ impl Scenario {
     /// Reads and checks a scenario.
     ///
     /// # Errors
-    /// [`ScenarioError`] with file and line.
-    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
-        let fail = |message: String| ScenarioError {
-            path: path.to_owned(),
-            line: None,
-            message,
-        };
+    /// [`SettingsError`] with file and line.
+    pub fn load(path: &Path) -> Result<Self, SettingsError> {
+        let fail = |message: String| SettingsError::of_file(path, message);
         let length = fs::metadata(path).map_err(|error| fail(error.to_string()))?;
         if length.len() > FILE_BYTES_MAX {
             return Err(fail("a scenario has at most 1 MiB".into()));
@@ -345,8 +318,8 @@ impl Scenario {
     /// Checks the text of a scenario; `path` is for errors.
     ///
     /// # Errors
-    /// [`ScenarioError`] with file and line.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, ScenarioError> {
+    /// [`SettingsError`] with file and line.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, SettingsError> {
         let checker = Checker { path, text };
         let raw: raw::RawScenario = toml::from_str(text).map_err(|error| {
             let message = error.message().to_owned();

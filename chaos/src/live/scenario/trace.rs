@@ -5,12 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harvestfs_protocol::settings::SettingsError;
 use harvestfs_telemetry::{
     primary::TraceReplay,
     traces::{Series, SeriesReader},
 };
 
-use super::{Pattern, ScenarioError, check::Checker, raw::RawScenario};
+use super::{Pattern, check::Checker, raw::RawScenario};
 
 /// What the primaries do, as it was recorded.
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ impl Checker<'_> {
         raw: &RawScenario,
         servers: usize,
         duration_ms: u64,
-    ) -> Result<Option<Trace>, ScenarioError> {
+    ) -> Result<Option<Trace>, SettingsError> {
         let Some(file) = &raw.cluster.trace else {
             return match &raw.cluster.trace_speed {
                 Some(speed) => Err(self.at(speed.span(), "`trace_speed` is of which `trace`?")),

@@ -1,0 +1,72 @@
+//! Errors in files that people write: configurations, scenarios.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+/// What is wrong with a file that somebody wrote, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingsError {
+    path: PathBuf,
+    /// From 1; `None` when it is about the whole file.
+    line: Option<usize>,
+    message: String,
+}
+
+impl SettingsError {
+    /// About a whole file, such as one that cannot be read.
+    #[must_use]
+    pub fn of_file(path: &Path, message: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            line: None,
+            message: message.into(),
+        }
+    }
+
+    /// About what stands at a byte of the file's `text`, such as the start of the span that a TOML
+    /// parser names. An offset behind the end is in the last line.
+    #[must_use]
+    pub fn at(path: &Path, text: &str, offset: usize, message: impl Into<String>) -> Self {
+        let before = &text.as_bytes()[..offset.min(text.len())];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        Self {
+            line: Some(line),
+            ..Self::of_file(path, message)
+        }
+    }
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_line_of_any_offset() {
+        let path = Path::new("a.toml");
+        let text = "one\nt\u{f6}o\nthree";
+        let said = |offset| SettingsError::at(path, text, offset, "wrong").to_string();
+        assert_eq!(said(0), "a.toml:1: wrong");
+        assert_eq!(said(4), "a.toml:2: wrong");
+        // In the middle of a character.
+        assert_eq!(said(6), "a.toml:2: wrong");
+        assert_eq!(said(usize::MAX), "a.toml:3: wrong");
+        assert_eq!(
+            SettingsError::of_file(path, "gone").to_string(),
+            "a.toml: gone"
+        );
+    }
+}
