@@ -20,10 +20,17 @@ pub fn harvestfs() -> &'static Path {
             .ancestors()
             .nth(2)
             .expect("cargo puts tests two levels below the profile's directory");
-        // The same command as the one for all tests: another would choose other features of
-        // shared dependencies, and build them all again.
+        // The same command as the one for all tests, but for one test that needs the binary:
+        // another would choose other features of shared dependencies, and build them all again.
         let mut build = Command::new(env!("CARGO"));
-        build.args(["test", "--quiet", "--workspace", "--no-run"]);
+        build.args([
+            "test",
+            "--quiet",
+            "--workspace",
+            "--no-run",
+            "--test",
+            "command_line",
+        ]);
         if profile.ends_with("release") {
             build.arg("--release");
         }

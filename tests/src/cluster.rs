@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{harvestfs, mounts, process::Process, wait_until};
+use crate::{can_mount, harvestfs, mounts, process::Process, wait_until};
 
 /// How a cluster is made.
 #[derive(Clone, Debug)]
@@ -150,6 +150,17 @@ impl Cluster {
             cluster.start_datanode(number);
         }
         cluster
+    }
+
+    /// A cluster with one mount, and where that is. Skips, without any, where FUSE cannot be used.
+    #[must_use]
+    pub fn mounted(options: &ClusterOptions) -> Option<(Self, PathBuf)> {
+        if !can_mount() {
+            return None;
+        }
+        let mut cluster = Self::start(options);
+        let mount = cluster.mount("mnt");
+        Some((cluster, mount))
     }
 
     /// Where the namenode listens.

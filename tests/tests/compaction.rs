@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 
 const FILES: u64 = 400;
 const FILE_BYTES: u64 = 40_000;
@@ -20,16 +20,14 @@ fn used_bytes(cluster: &Cluster) -> u64 {
 
 #[test]
 fn the_space_of_mostly_unused_blocks_comes_back() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 3,
         replication: 2,
         block_size: "4MiB",
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let path = |seed: u64| mount.join(format!("f{seed}"));
     for seed in 0..FILES {
         let content = Pattern { seed }.bytes(FILE_BYTES as usize);

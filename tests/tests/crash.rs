@@ -184,15 +184,13 @@ fn everything_at_once_killed_and_started_again() {
 
 #[test]
 fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 5,
         block_size: "1MiB",
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let path = mount.join("f");
     fs::write(&path, Pattern { seed: 1 }.bytes(40 << 20)).expect("write");
     File::open(&path).and_then(|f| f.sync_all()).expect("fsync");

@@ -1,24 +1,28 @@
 //! Placement, drains and quotas on a cluster of processes, as an operator uses them.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Nine servers, each of its own owner: one per cell of the grid.
-fn nine(replication: u8) -> Cluster {
-    let cluster = Cluster::start(&ClusterOptions {
+/// Nine servers, each of its own owner: one per cell of the grid; and a mount.
+fn nine(replication: u8) -> Option<(Cluster, PathBuf)> {
+    let (cluster, mount) = Cluster::mounted(&ClusterOptions {
         datanodes: 9,
         replication,
         block_size: "1MiB",
         quota: "1GiB",
         policy: "harvest",
         ..ClusterOptions::default()
-    });
+    })?;
     cluster.wait_alive(9, DEADLINE);
-    cluster
+    Some((cluster, mount))
 }
 
 fn json(cluster: &Cluster, arguments: &[&str]) -> Value {
@@ -66,11 +70,9 @@ fn check_files(mount: &Path, count: usize) {
 
 #[test]
 fn strict_files_are_spread_and_explained() {
-    if !can_mount() {
+    let Some((cluster, mount)) = nine(3) else {
         return;
-    }
-    let mut cluster = nine(3);
-    let mount = cluster.mount("mnt");
+    };
     write_files(&mount, 10);
     wait_until("all blocks are sealed and diverse", DEADLINE, || {
         let report = report(&cluster);
@@ -101,11 +103,9 @@ fn strict_files_are_spread_and_explained() {
 
 #[test]
 fn the_policy_changes_while_the_cluster_runs() {
-    if !can_mount() {
+    let Some((cluster, mount)) = nine(3) else {
         return;
-    }
-    let mut cluster = nine(3);
-    let mount = cluster.mount("mnt");
+    };
     assert_eq!(cluster.output_of(&["admin", "policy"]).trim(), "harvest");
     cluster.output_of(&["admin", "policy", "stock"]);
     assert_eq!(cluster.output_of(&["admin", "policy"]).trim(), "stock");
@@ -141,11 +141,9 @@ fn the_policy_changes_while_the_cluster_runs() {
 
 #[test]
 fn a_server_is_reimaged_when_that_is_safe() {
-    if !can_mount() {
+    let Some((mut cluster, mount)) = nine(2) else {
         return;
-    }
-    let mut cluster = nine(2);
-    let mount = cluster.mount("mnt");
+    };
     write_files(&mount, 12);
     // What is still being written cannot be copied elsewhere.
     cluster.stop("mnt");
@@ -188,11 +186,9 @@ fn a_server_is_reimaged_when_that_is_safe() {
 
 #[test]
 fn an_owner_takes_space_back_and_returns_it() {
-    if !can_mount() {
+    let Some((mut cluster, mount)) = nine(2) else {
         return;
-    }
-    let mut cluster = nine(2);
-    let mount = cluster.mount("mnt");
+    };
     write_files(&mount, 12);
     // What is still being written cannot be copied elsewhere.
     cluster.stop("mnt");
@@ -252,11 +248,9 @@ fn an_owner_takes_space_back_and_returns_it() {
 
 #[test]
 fn what_an_operator_set_outlives_the_namenode() {
-    if !can_mount() {
+    let Some((mut cluster, mount)) = nine(2) else {
         return;
-    }
-    let mut cluster = nine(2);
-    let mount = cluster.mount("mnt");
+    };
     write_files(&mount, 12);
     cluster.stop("mnt");
     cluster.output_of(&["admin", "policy", "greedy"]);

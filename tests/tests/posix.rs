@@ -6,16 +6,13 @@ use std::{
     process::Command,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, have_program, skip};
+use harvestfs_tests::{Cluster, ClusterOptions, have_program, skip};
 
 /// Cases of pjdfstest that cannot pass on this file system; `docs/SEMANTICS.md` gives the reasons.
 const PJDFSTEST_EXCEPTIONS: [&str; 0] = [];
 
 #[test]
 fn every_case_of_pjdfstest_passes() {
-    if !can_mount() {
-        return;
-    }
     let how = "cargo install --locked --version 0.2.2 pjdfstest";
     let Some(pjdfstest) = have_program("pjdfstest", how) else {
         return;
@@ -23,8 +20,9 @@ fn every_case_of_pjdfstest_passes() {
     if !rustix::process::geteuid().is_root() {
         return skip("pjdfstest changes users: run it as root");
     }
-    let mut cluster = Cluster::start(&ClusterOptions::default());
-    let mount = cluster.mount("mnt");
+    let Some((cluster, mount)) = Cluster::mounted(&ClusterOptions::default()) else {
+        return;
+    };
     let config = cluster.path("pjdfstest.toml");
     fs::write(
         &config,
@@ -86,18 +84,16 @@ copy_file_range = 3
 ";
 
 fn fsx(seed: u32, operations: u32) {
-    if !can_mount() {
-        return;
-    }
     let how = "cargo install --locked --version 0.3.2 fsx";
     let Some(fsx) = have_program("fsx", how) else {
         return;
     };
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 3,
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let config = cluster.path("fsx.toml");
     fs::write(&config, FSX_CONFIG).expect("the configuration");
     let output = Command::new(fsx)

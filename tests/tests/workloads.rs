@@ -73,11 +73,9 @@ const CRATES: [&str; 5] = ["equivalent", "fnv", "heck", "strsim", "utf8parse"];
 
 #[test]
 fn cargo_builds_crates() {
-    if !can_mount() {
+    let Some((_cluster, mount)) = Cluster::mounted(&ClusterOptions::default()) else {
         return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions::default());
-    let mount = cluster.mount("mnt");
+    };
     run(
         &mount,
         env!("CARGO"),
@@ -224,14 +222,12 @@ fn sqlite_keeps_10000_transactions() {
 
 #[test]
 fn a_mount_reads_the_files_of_datanodes_on_its_host() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         block_size: "4MiB",
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let pattern = Pattern { seed: 7 };
     let length = 20 << 20;
     fs::write(mount.join("large"), pattern.bytes(length)).expect("write");

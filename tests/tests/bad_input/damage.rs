@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 
 use crate::{assert_serves, files_below};
 
@@ -52,16 +52,14 @@ fn flip(path: &Path, offset: u64) {
 
 #[test]
 fn damaged_replicas_are_never_read_and_are_replaced() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 3,
         replication: 2,
         block_size: "1MiB",
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let file_names: Vec<String> = (0..4).map(|number| format!("f{number}")).collect();
     for (seed, name) in (0..).zip(&file_names) {
         let path = mount.join(name);

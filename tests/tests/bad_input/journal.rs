@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{assert_serves, refused, wait_for_log};
@@ -57,15 +57,13 @@ fn files(mount: &std::path::Path, numbers: std::ops::Range<u64>, check: bool) {
 
 #[test]
 fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 2,
         replication: 2,
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     files(&mount, 0..30, false);
     cluster.kill("namenode");
 

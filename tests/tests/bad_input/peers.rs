@@ -19,10 +19,10 @@ use harvestfs_protocol::{
     node::{Heartbeat, NodeRequest, RegisterNode, ServerDescription},
     rpc::{Reply, Request, Response},
     token::{BlockToken, Right, TokenKey, TokenSigner},
-    transport::{CloseCode, Connection, TransportError},
+    transport::Connection,
     types::{BlockInfo, Durability, PlacementRules},
 };
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern};
 
 use crate::{
     assert_serves,
@@ -31,16 +31,11 @@ use crate::{
 
 /// A cluster of three processes and a mount. Every block is on both datanodes.
 fn cluster() -> Option<(Cluster, PathBuf)> {
-    if !can_mount() {
-        return None;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    Cluster::mounted(&ClusterOptions {
         datanodes: 2,
         replication: 2,
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
-    Some((cluster, mount))
+    })
 }
 
 fn assert_denied(response: &Response) {
@@ -106,16 +101,7 @@ fn a_certificate_allows_its_role_only() {
                 .expect("it is closed in time"),
             Err(error) => error,
         };
-        assert!(
-            matches!(
-                closed,
-                TransportError::ClosedByPeer {
-                    code: CloseCode::NOT_ALLOWED,
-                    ..
-                }
-            ),
-            "{closed:?}"
-        );
+        wire::assert_not_allowed(&closed);
     });
     assert_serves(&mut cluster, &mount, 4);
 }

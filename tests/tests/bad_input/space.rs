@@ -44,18 +44,16 @@ fn volume(cluster: &Cluster, number: usize) -> PathBuf {
 
 #[test]
 fn a_full_cluster_says_so_keeps_its_quotas_and_what_it_has() {
-    if !can_mount() {
-        return;
-    }
     const QUOTA_BYTES: u64 = 48 << 20;
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 3,
         replication: 3,
         block_size: "4MiB",
         quota: "48MiB",
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let file = |seed: u64| mount.join(format!("f{seed}"));
     let mut written = 0;
     let refused = loop {
@@ -241,15 +239,13 @@ fn directory(parent: impl std::os::fd::AsFd, name: &str) -> rustix::io::Result<O
 
 #[test]
 fn names_and_paths_that_are_too_long_are_refused() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 1,
         replication: 1,
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mnt");
+    }) else {
+        return;
+    };
     let top = openat(CWD, &mount, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("open");
     let (longest, too_long) = ("n".repeat(255), "n".repeat(256));
     fs::write(mount.join(&longest), "kept").expect("255 bytes are a name");

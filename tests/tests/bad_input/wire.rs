@@ -9,7 +9,7 @@ use harvestfs_protocol::{
     identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role},
     meta::{MetaOp, Notice, OpenSession},
     rpc::{Reply, Request, Response},
-    transport::{Connection, Endpoint, RpcClient, TransportError, TransportOptions},
+    transport::{CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions},
 };
 use harvestfs_tests::Cluster;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
@@ -74,6 +74,15 @@ pub async fn try_connect(
     endpoint(cluster, directory, TransportOptions::default())
         .connect(target.addr, &target.peer, DEADLINE)
         .await
+}
+
+/// The other side ended a connection because this side may not do what it did.
+pub fn assert_not_allowed(end: &TransportError) {
+    let code = CloseCode::NOT_ALLOWED;
+    assert!(
+        matches!(end, TransportError::ClosedByPeer { code: said, .. } if *said == code),
+        "{end:?}"
+    );
 }
 
 /// A client of the namenode's requests.
