@@ -23,6 +23,7 @@ use harvestfs_protocol::{
     types::{Durability, StorageClass},
 };
 use harvestfs_telemetry::{
+    hours::WeekHours,
     profile::{TenantKey, TenantProfile},
     traces::{IndexEntry, Ownership, Records, ReimageEvent, Tenant},
 };
@@ -98,6 +99,7 @@ fn load(directory: &Path, name: &str) -> Result<Datacentre, Box<dyn Error>> {
             average_cpu_share: average,
             // The index of series does not tell; placement is as fast whatever it is.
             busy_share: 0.0,
+            busy_hours: WeekHours::NONE,
             pattern: it.pattern,
         };
         profiles.insert(it.tenant, (key, profile));

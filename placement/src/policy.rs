@@ -6,6 +6,7 @@ use harvestfs_protocol::{
     ids::NodeId,
     types::{Durability, StorageClass},
 };
+use harvestfs_telemetry::hours::WeekHours;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -13,7 +14,7 @@ use smallvec::SmallVec;
 use crate::{
     diversity::{Constraints, conflicts},
     greedy::Greedy,
-    grid::{CALM_POINTS, LeastReimaged, Scope},
+    grid::{LeastReimaged, Scope},
     spread::{Harvest, History},
     stock::Stock,
     view::{Lane, ServerView, View},
@@ -91,7 +92,8 @@ pub trait Policy: Send {
     /// spread best: an index into `replicas`. `None` when `replicas` is empty.
     ///
     /// By default: so that the fewest conflicts with the policy's constraints are left; then, with
-    /// all constraints; then, so that the fewest calm points are missing; then, from the tenant that is reimaged most; then, from the fullest server.
+    /// all constraints; then, so that all others are busy in the fewest
+    /// hours of the week; then, from the tenant that is reimaged most; then, from the fullest server.
     fn surplus(&self, view: &View, replicas: &[NodeId]) -> Option<usize> {
         let servers: SmallVec<[Option<&ServerView>; 8]> =
             replicas.iter().map(|&node| view.server(node)).collect();
@@ -102,9 +104,9 @@ pub trait Policy: Send {
                 conflicts(view, rest, constraints)
             };
             let others = servers.iter().enumerate().filter(|(i, _)| *i != left_out);
-            let points = others.filter_map(|(_, it)| Some(u32::from(view.calm_points((*it)?))));
-            let missing = u32::from(CALM_POINTS).saturating_sub(points.sum());
-            (rest(self.constraints()), rest(Constraints::ALL), missing)
+            let busy = others.filter_map(|(_, it)| Some(view.busy_hours((*it)?)));
+            let all_busy = busy.fold(WeekHours::ALL, WeekHours::common).count();
+            (rest(self.constraints()), rest(Constraints::ALL), all_busy)
         };
         let rate = |i: usize| servers[i].map_or(f64::INFINITY, |it| view.reimage_rate(it));
         let room = |i: usize| servers[i].map_or(0, |it| it.room.blocks(None));

@@ -2,6 +2,7 @@
 //! what this project makes of it.
 
 use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_telemetry::hours::WeekHours;
 use rand::{Rng, RngExt};
 use smallvec::SmallVec;
 
@@ -16,6 +17,10 @@ use crate::{
 /// How often a block is tried from the start after no server was left for one of its replicas,
 /// half of them with a replica on the writer's server.
 const ATTEMPTS: u32 = 6;
+
+/// Servers that are drawn to find one that was not busy when the others of a block were. So many find
+/// one with a probability of 90 % where a quarter of the space will do.
+const HOURS_DRAWS: u32 = 8;
 
 /// A cell is not searched for calm servers when they have less than this part of its free space: it
 /// would take long, and there are too few to help many blocks.
@@ -42,7 +47,8 @@ pub struct History;
 /// - of two tenants that history shows reimaged together ([`View::set_together`]), a block avoids
 ///   the second where it has the choice;
 /// - a block prefers tenants that were never or rarely busy ([`calm_points`](crate::grid::calm_points))
-///   until one of its replicas can be read while all others are busy;
+///   until one of its replicas can be read while all others are busy; where there are none, tenants
+///   that were not busy in the hours of the week in which the others were;
 /// - machine functions and racks count as environments do (section 7 of the paper);
 /// - the replica on the writer's server is a wish ([`Locality`]).
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +143,8 @@ struct Partial {
     spread: Spread,
     /// Their calm points ([`calm_points`](crate::grid::calm_points)).
     calm: u8,
+    /// Hours of the week in which all of them were busy; all hours as long as there are none.
+    busy_hours: WeekHours,
 }
 
 impl Way {
@@ -195,6 +203,7 @@ impl Way {
             nodes: Nodes::new(),
             spread: Spread::default(),
             calm: 0,
+            busy_hours: WeekHours::ALL,
         };
         let existing = request.existing.iter();
         for server in existing.filter_map(|&node| view.server(node)) {
@@ -285,7 +294,8 @@ impl Way {
 
     /// A server in one of the cells; if there is one, of a tenant that is not reimaged together
     /// with another one of the block; among those, while the block lacks calm points, of a calm
-    /// tenant.
+    /// tenant; else, while there are hours in which all replicas of the block may be busy, one that
+    /// leaves few.
     fn draw_in(
         &self,
         view: &View,
@@ -316,7 +326,11 @@ impl Way {
                 *space > 0 && *space >= all / CALM_PART_MIN
             });
             let accept = |server: &ServerView| view.calm_points(server) > 0 && apart(server);
-            drawn = self.draw_accepted(view, request, calm, accept, rng);
+            drawn = self.draw_other_hours(view, request, partial, &calm, accept, rng);
+        }
+        // Who was never busy will rather not be than who was at other times.
+        if drawn.is_none() && !partial.busy_hours.is_empty() {
+            drawn = self.draw_other_hours(view, request, partial, &cells, apart, rng);
         }
         if drawn.is_none() {
             drawn = self.draw_accepted(view, request, cells.clone(), apart, rng);
@@ -325,6 +339,32 @@ impl Way {
             drawn = self.draw_accepted(view, request, cells, accept, rng);
         }
         drawn
+    }
+
+    /// Of a few accepted servers, the one that leaves the fewest hours of the week in which all
+    /// replicas of the block may be busy.
+    fn draw_other_hours(
+        &self,
+        view: &View,
+        request: &Request<'_>,
+        partial: &Partial,
+        cells: &Cells,
+        accept: impl Fn(&ServerView) -> bool,
+        rng: &mut dyn Rng,
+    ) -> Option<NodeId> {
+        let mut fewest: Option<(NodeId, u32)> = None;
+        for _ in 0..HOURS_DRAWS {
+            let drawn = self.draw_accepted(view, request, cells.clone(), &accept, rng);
+            let server = view.server(drawn?)?;
+            let hours = partial.busy_hours.common(view.busy_hours(server));
+            if fewest.is_none_or(|(_, fewest)| hours.count() < fewest) {
+                fewest = Some((server.node, hours.count()));
+            }
+            if hours.is_empty() {
+                break;
+            }
+        }
+        fewest.map(|(node, _)| node)
     }
 
     fn draw_accepted(
@@ -376,5 +416,6 @@ impl Partial {
     fn add(&mut self, server: &ServerView, view: &View) {
         self.spread.add(server, view.cell_of(server));
         self.calm = self.calm.saturating_add(view.calm_points(server));
+        self.busy_hours = self.busy_hours.common(view.busy_hours(server));
     }
 }

@@ -5,6 +5,7 @@ mod common;
 use common::{Server, World, request, servers_of};
 use harvestfs_placement::{PolicyKind, PolicyOptions, Request, View};
 use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_telemetry::{hours::WeekHours, profile::TenantProfile};
 use rand::{SeedableRng, rngs::SmallRng};
 
 const TENANTS: u8 = 27;
@@ -68,4 +69,44 @@ fn repair_and_removal_see_to_it_as_well() {
         let both = [node, chosen[0]];
         assert_eq!(policy.surplus(&view, &both), Some(0), "{both:?}");
     }
+}
+
+/// Where nobody is always calm, replicas go to owners that are busy at different times.
+#[test]
+fn replicas_are_busy_at_different_times() {
+    let mut view = view();
+    let (mut days, mut nights) = (WeekHours::NONE, WeekHours::NONE);
+    for hour in 0..168 {
+        let half = if hour % 24 < 12 {
+            &mut nights
+        } else {
+            &mut days
+        };
+        half.insert(hour * 3_600);
+    }
+    let keys: Vec<_> = view.tenants().iter().map(|it| it.key.clone()).collect();
+    for (number, key) in keys.iter().enumerate() {
+        let busy_hours = [days, nights][number % 2];
+        let profile = TenantProfile {
+            busy_share: 0.5,
+            busy_hours,
+            ..common::profile(f64::from(number as u32 % 7) / 50.0, 0.9)
+        };
+        view.set_tenant_profile(key, profile);
+    }
+    let policy = PolicyKind::Harvest.build(&PolicyOptions::default());
+    view.rebuild_grid(policy.scope());
+    let mut rng = SmallRng::seed_from_u64(3);
+    let mut together = 0;
+    for _ in 0..200 {
+        let nodes = policy.choose(&view, &request(3, Durability::Strict), &mut rng);
+        let nodes = nodes.expect("there is room");
+        let hours = servers_of(&view, &nodes).map(|it| {
+            let profile = view.tenants()[it.tenant.number()].profile;
+            profile.expect("it was set").busy_hours
+        });
+        together += u32::from(!hours.fold(WeekHours::ALL, WeekHours::common).is_empty());
+    }
+    // By chance it would be one block in four; eight draws miss one in 256, twice.
+    assert!(together <= 5, "{together} of 200");
 }

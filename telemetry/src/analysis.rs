@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::classes::{Class, classes};
 use crate::history::{History, SLOT_S, TenantId};
+use crate::hours::WeekHours;
 use crate::profile::{Pattern, TenantKey, TenantProfile};
 use crate::reimages::{Estimator, Months, Pair, rates, together};
 use crate::spectrum::{Shape, Spectra};
@@ -78,6 +79,7 @@ pub fn analyse(history: &History, now_s: u32, cancelled: impl Fn() -> bool) -> O
             class_of[member] = Some(number);
         }
     }
+    let month_start_s = u64::from(History::month_start_s(now_s));
     let tenants = order.iter().zip(shapes).zip(class_of);
     let tenants = tenants.map(|(((key, id), shape), class)| {
         let months = &months[id.0 as usize];
@@ -88,6 +90,7 @@ pub fn analyse(history: &History, now_s: u32, cancelled: impl Fn() -> bool) -> O
                 peak_cpu_share: shape.as_ref().map_or(0.0, |shape| shape.peak),
                 average_cpu_share: shape.as_ref().map_or(0.0, |shape| shape.average),
                 busy_share: shape.as_ref().map_or(0.0, |shape| shape.busy_share),
+                busy_hours: WeekHours::busy(month_start_s, SLOT_S, history.month(*id, now_s)),
                 pattern: pattern.unwrap_or(Pattern::Unpredictable),
             },
             pattern_known: pattern.is_some(),

@@ -15,6 +15,7 @@ pub mod analysis;
 pub mod classes;
 pub mod gate;
 pub mod history;
+pub mod hours;
 pub mod metrics;
 pub mod primary;
 pub mod profile;

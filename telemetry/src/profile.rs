@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hours::WeekHours;
+
 /// A primary tenant: who owns a server, and what for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantKey {
@@ -38,6 +40,8 @@ pub struct TenantProfile {
     pub average_cpu_share: f64,
     /// Share of the time in which its average server used more than [`BUSY_ABOVE`], 0 to 1.
     pub busy_share: f64,
+    /// Hours of the week in which its average server used more at some time.
+    pub busy_hours: WeekHours,
     /// Its pattern.
     pub pattern: Pattern,
 }

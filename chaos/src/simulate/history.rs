@@ -4,6 +4,7 @@
 use harvestfs_namenode::engine::cluster::Cluster;
 use harvestfs_telemetry::{
     history::{self, HistoryError},
+    hours::WeekHours,
     profile::{Pattern, TenantKey, TenantProfile},
     reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates, together},
     spectrum::{Shape, Spectra},
@@ -24,16 +25,18 @@ struct TenantLoad {
     average: f64,
     peak: f64,
     busy_share: f64,
+    busy_hours: WeekHours,
     pattern: Pattern,
 }
 
 impl TenantLoad {
-    fn of(shape: Option<Shape>) -> Self {
+    fn of(shape: Option<Shape>, busy_hours: WeekHours) -> Self {
         let average = shape.as_ref().map_or(0.0, |it| it.average);
         Self {
             average,
             peak: shape.as_ref().map_or(0.0, |it| it.peak),
             busy_share: shape.as_ref().map_or(0.0, |it| it.busy_share),
+            busy_hours,
             pattern: shape
                 .and_then(|it| it.pattern)
                 .unwrap_or(Pattern::Unpredictable),
@@ -60,7 +63,9 @@ impl<'a> History<'a> {
             .into_iter()
             .map(|samples| {
                 let samples = samples.into_iter().map(Some);
-                TenantLoad::of(spectra.shape(SLOT_S as u32, samples))
+                // Hours are compared with each other only: any month may begin with the week.
+                let busy_hours = WeekHours::busy(0, SLOT_S as u32, samples.clone());
+                TenantLoad::of(spectra.shape(SLOT_S as u32, samples), busy_hours)
             })
             .collect();
         Self {
@@ -92,6 +97,7 @@ impl<'a> History<'a> {
                     peak_cpu_share: load.peak,
                     average_cpu_share: load.average,
                     busy_share: load.busy_share,
+                    busy_hours: load.busy_hours,
                     pattern: load.pattern,
                 })
             })

@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use harvestfs_telemetry::hours::WeekHours;
+
 use super::{
     DRAWS_MAX, EnvironmentId, FunctionId, Lane, NodeId, OUTSIDE, Place, Rng, RngExt, ServerView,
     SmallVec, StorageClass, TenantId, TenantKey, TenantProfile, View, draw_from, number_of,
@@ -33,6 +35,8 @@ pub struct TenantView {
     pub(super) factor: u32,
     /// See [`calm_points`].
     pub(super) calm: u8,
+    /// Hours of the week in which it was busy, as far as history tells.
+    pub(super) busy_hours: WeekHours,
 }
 
 impl TenantView {
@@ -88,6 +92,7 @@ impl View {
             place: OUTSIDE,
             factor: factor(1.0),
             calm: CALM_POINTS,
+            busy_hours: WeekHours::NONE,
         };
         self.tenants.push(tenant);
         self.tenant_ids.insert(key, id);
@@ -241,6 +246,12 @@ impl View {
             tenant.reimages = it.reimages;
             tenant.factor = factor(it.reimages);
             tenant.calm = calm;
+            tenant.busy_hours = match tenant.profile {
+                Some(profile) => profile.busy_hours,
+                // As the average server, whose hours could be any.
+                None if it.busy_share > 0.0 => WeekHours::ALL,
+                None => WeekHours::NONE,
+            };
         }
         self.indexes = Default::default();
         self.places = Default::default();
@@ -395,6 +406,11 @@ impl View {
     /// before there is any history.
     pub(crate) fn calm_points(&self, server: &ServerView) -> u8 {
         self.tenants[server.tenant.number()].calm
+    }
+
+    /// Hours of the week in which a server's tenant was busy: none before there is any history.
+    pub(crate) fn busy_hours(&self, server: &ServerView) -> WeekHours {
+        self.tenants[server.tenant.number()].busy_hours
     }
 }
 

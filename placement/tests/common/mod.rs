@@ -9,7 +9,10 @@ use harvestfs_protocol::{
     ids::NodeId,
     types::{Durability, StorageClass},
 };
-use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
+use harvestfs_telemetry::{
+    hours::WeekHours,
+    profile::{Pattern, TenantKey, TenantProfile},
+};
 use proptest::prelude::*;
 
 /// A server, and what the view is told of it.
@@ -40,6 +43,11 @@ pub fn profile(reimages: f64, peak: f64) -> TenantProfile {
         average_cpu_share: peak / 2.0,
         // Those with high peaks are busy for a part of the time.
         busy_share: (peak - 0.6).max(0.0),
+        busy_hours: if peak > 0.6 {
+            WeekHours::ALL
+        } else {
+            WeekHours::NONE
+        },
         pattern: Pattern::Constant,
     }
 }

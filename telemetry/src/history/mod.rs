@@ -383,9 +383,14 @@ impl History {
     /// The shares of a tenant in the month of whole days that ends with a time (in seconds since
     /// 1970), one for each slot.
     pub fn month(&self, tenant: TenantId, now_s: u32) -> impl Iterator<Item = Option<f32>> + '_ {
-        let end = now_s / SLOT_S;
-        let start = end.saturating_sub(MONTH_DAYS * SLOTS_PER_DAY as u32);
-        (start..end).map(move |slot| self.level(tenant, slot).share())
+        let start = Self::month_start_s(now_s) / SLOT_S;
+        (start..now_s / SLOT_S).map(move |slot| self.level(tenant, slot).share())
+    }
+
+    /// When the month of [`History::month`] begins, in seconds since 1970.
+    #[must_use]
+    pub fn month_start_s(now_s: u32) -> u32 {
+        (now_s / SLOT_S).saturating_sub(MONTH_DAYS * SLOTS_PER_DAY as u32) * SLOT_S
     }
 
     /// The number of a tenant that is known.

@@ -8,7 +8,10 @@ use harvestfs_protocol::{
     placement::RepairChange,
     types::{Durability, PlacementRules},
 };
-use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
+use harvestfs_telemetry::{
+    hours::WeekHours,
+    profile::{Pattern, TenantKey, TenantProfile},
+};
 
 use super::world::{BLOCK_BYTES, World, options, rules, token};
 use crate::engine::cluster::ClusterOptions;
@@ -224,6 +227,7 @@ fn survivors_that_are_reimaged_often_come_first() {
         peak_cpu_share: 0.5,
         average_cpu_share: 0.2,
         busy_share: 0.0,
+        busy_hours: WeekHours::NONE,
         pattern: Pattern::Constant,
     };
     let profiles: Vec<(TenantKey, TenantProfile)> = (0..9)
