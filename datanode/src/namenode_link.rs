@@ -97,11 +97,12 @@ impl NamenodeLink {
         // Notices are for clients; without a receiver they are ignored.
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
-        let request = NodeRequest::Register(RegisterNode {
+        let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.server.clone(),
             volumes: self.node.store.status(),
             cluster: self.node.store.cluster(),
-        });
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
                 self.registered(&registered).await;

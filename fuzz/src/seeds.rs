@@ -305,11 +305,12 @@ fn requests() -> Vec<RequestFrame<Request>> {
                 samples: vec![1, 2, 3],
             },
         ]))),
-        Request::Node(NodeRequest::Register(RegisterNode {
+        Request::Node(NodeRequest::Register(Box::new(RegisterNode {
             server: server(),
             volumes: vec![volume()],
             cluster: Some(ClusterId(7)),
-        })),
+            version: "0.1.0".to_owned(),
+        }))),
         Request::Node(NodeRequest::Heartbeat(Heartbeat {
             volumes: vec![volume()],
             busy: false,

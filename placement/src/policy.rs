@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
-    diversity::{Constraints, conflicts},
+    diversity::{Constraints, conflicts, held},
     greedy::Greedy,
     grid::{LeastReimaged, Scope},
     spread::{Harvest, History},
@@ -87,6 +87,34 @@ pub trait Policy: Send {
         request: &Request<'_>,
         rng: &mut dyn Rng,
     ) -> Result<Nodes, TooFew>;
+
+    /// Whether a block is spread as well on the servers `after` as on those `before`: no constraint that
+    /// holds is broken, none of the policy's is farther from holding, as many replicas are in the grid
+    /// and on calm tenants, and none is on a tenant that is reimaged more often than the one it leaves.
+    fn keeps(&self, view: &View, before: &[NodeId], after: &[NodeId]) -> bool {
+        let servers = |nodes: &[NodeId]| -> SmallVec<[&ServerView; 8]> {
+            nodes.iter().filter_map(|&node| view.server(node)).collect()
+        };
+        let calm = |servers: &[&ServerView]| {
+            let points = servers.iter().map(|it| u32::from(view.calm_points(it)));
+            points.sum::<u32>().min(CALM_POINTS.into())
+        };
+        let in_grid = |servers: &[&ServerView]| {
+            let cells = servers.iter().filter_map(|it| view.cell_of(it));
+            cells.count()
+        };
+        let distance =
+            |servers: &[&ServerView]| conflicts(view, servers.iter().copied(), self.constraints());
+        let all_held = |servers: &[&ServerView]| held(view, servers.iter().copied());
+        let rates =
+            |servers: &[&ServerView]| servers.iter().map(|it| view.reimage_rate(it)).sum::<f64>();
+        let (before, after) = (servers(before), servers(after));
+        all_held(&after).contains(all_held(&before))
+            && distance(&after) <= distance(&before)
+            && in_grid(&after) >= in_grid(&before)
+            && calm(&after) >= calm(&before)
+            && rates(&after) <= rates(&before)
+    }
 
     /// Which of the servers that hold a block should give up its replica, so that what remains is
     /// spread best: an index into `replicas`. `None` when `replicas` is empty.

@@ -76,8 +76,10 @@ pub struct ClusterStatus {
     pub repairs_done: u64,
     /// Open sessions.
     pub sessions: u64,
-    /// Datanodes that are alive.
+    /// Datanodes that are alive, those in maintenance left out.
     pub nodes_alive: u64,
+    /// Datanodes that may be away for a while.
+    pub nodes_in_maintenance: u64,
     /// Datanodes ever registered.
     pub nodes_known: u64,
     /// All quotas of live datanodes together, in bytes.
@@ -110,6 +112,13 @@ pub struct NodeStatus {
     /// How far its clock was ahead of the namenode's at the last heartbeat, in milliseconds; negative
     /// when it was behind.
     pub clock_ahead_ms: Option<i64>,
+    /// Version of its software, while it is connected.
+    pub version: Option<String>,
+    /// What it has is to be copied elsewhere, and it gets nothing new.
+    pub draining: bool,
+    /// How much longer it may be away without its blocks being repaired, in milliseconds; `None` when
+    /// it is not in maintenance.
+    pub maintenance_left_ms: Option<u64>,
 }
 
 /// The result of `harvestfs admin fsck`.

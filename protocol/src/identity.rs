@@ -444,15 +444,15 @@ impl Identity {
     /// # Errors
     /// [`IdentityError::BadFile`] when the certificate cannot be read as one.
     pub fn expires_unix_s(&self) -> Result<u64, IdentityError> {
-        // The verifier is the parser here: at the end of time, it says since when that is too late.
-        let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIME_UNIX_S));
-        match check_issued_by(&self.certificate, &self.authority, end_of_time) {
-            Err(webpki::Error::CertExpired { not_after, .. }) => Ok(not_after.as_secs()),
-            other => Err(IdentityError::BadFile {
-                path: CERT_FILE.into(),
-                reason: format!("its validity has no end: {other:?}"),
-            }),
-        }
+        expires_unix_s(&self.certificate, &self.authority, CERT_FILE)
+    }
+
+    /// The same of the authority's certificate.
+    ///
+    /// # Errors
+    /// As [`Identity::expires_unix_s`].
+    pub fn authority_expires_unix_s(&self) -> Result<u64, IdentityError> {
+        expires_unix_s(&self.authority, &self.authority, CA_CERT_FILE)
     }
 
     /// The certificate of the authority that this identity trusts.
@@ -522,6 +522,24 @@ fn check_key_matches(
         Err(error) => Err(IdentityError::BadFile {
             path: key_path.to_owned(),
             reason: error.to_string(),
+        }),
+    }
+}
+
+/// Until when a certificate is valid, in seconds since 1970.
+fn expires_unix_s(
+    certificate: &CertificateDer<'_>,
+    authority: &CertificateDer<'_>,
+    file: &str,
+) -> Result<u64, IdentityError> {
+    // The verifier is the parser here: at the end of time, it says since when that is too late. It
+    // looks at nothing else before.
+    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIME_UNIX_S));
+    match check_issued_by(certificate, authority, end_of_time) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => Ok(not_after.as_secs()),
+        other => Err(IdentityError::BadFile {
+            path: file.into(),
+            reason: format!("its validity has no end: {other:?}"),
         }),
     }
 }

@@ -93,6 +93,8 @@ pub const SESSION_TIMEOUT: Duration = Duration::from_secs(60);
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(2_500);
 /// How often a datanode sends a heartbeat (as HDFS).
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// Longest maintenance of a server. Its blocks have a replica less for so long.
+pub const MAINTENANCE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a block token is valid. Long enough for hours of reading without renewal, short enough
 /// to bound what a stolen one is worth.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(6 * 3600);

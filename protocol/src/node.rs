@@ -35,6 +35,8 @@ pub struct RegisterNode {
     pub volumes: Vec<VolumeStatus>,
     /// The cluster that the volumes were formatted for, if any was.
     pub cluster: Option<ClusterId>,
+    /// Version of the datanode's software, at most [`crate::limits::LABEL_BYTES_MAX`] bytes.
+    pub version: String,
 }
 
 /// The namenode's answer; a full [`BlockReport`] of each volume is expected next.
@@ -186,8 +188,8 @@ pub enum ReplicaChange {
 /// Requests of a datanode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeRequest {
-    /// First.
-    Register(RegisterNode),
+    /// First. Rare, and larger than any other.
+    Register(Box<RegisterNode>),
     /// Reply: [`NodeReply::Heartbeat`].
     Heartbeat(Heartbeat),
     /// Reply: [`NodeReply::Accepted`].

@@ -36,6 +36,21 @@ pub enum PlacementRequest {
         /// Names of servers.
         servers: Vec<String>,
     },
+    /// Lets servers be away for a while without their blocks being repaired; they get nothing new
+    /// meanwhile. Reply: [`PlacementReply::Maintenance`].
+    StartMaintenance {
+        /// Names of servers.
+        servers: Vec<String>,
+        /// Milliseconds from now, at most [`crate::limits::MAINTENANCE_MAX`].
+        for_ms: u64,
+        /// Also if blocks could not be read while they are away.
+        force: bool,
+    },
+    /// Ends what `StartMaintenance` began. Reply: [`PlacementReply::Done`].
+    EndMaintenance {
+        /// Names of servers.
+        servers: Vec<String>,
+    },
     /// Has a server's volumes use no more than this by a deadline. Reply: [`PlacementReply::Done`];
     /// the heartbeats of the server show when it is in force.
     SetQuota {
@@ -61,6 +76,13 @@ pub enum PlacementReply {
     Repair(RepairLimits),
     /// What would become of data.
     Impact(ReimageImpact),
+    /// Whether maintenance began, and what cannot be read meanwhile: the `lost` blocks.
+    Maintenance {
+        /// Whether.
+        started: bool,
+        /// As if all servers in maintenance were reimaged.
+        impact: ReimageImpact,
+    },
 }
 
 /// Where replicas go and are.

@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
-use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program};
+use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program, skip};
 
 /// Every text whose contrast with what is behind it is below what WCAG 2.1 asks for (AA).
 const TEXTS_OF_LITTLE_CONTRAST: &str = r#"
@@ -67,7 +67,30 @@ fn no_strings(found: &serde_json::Value, what: &str) {
     assert_eq!(found, &serde_json::json!([]), "{what}");
 }
 
-fn check_accessibility(browser: &mut Browser) {
+/// axe-core, which `.ci/run` installs; skips what needs it if it is not there.
+fn axe_core() -> Option<String> {
+    let Some(path) = std::env::var_os("HARVESTFS_TESTS_AXE") else {
+        skip("HARVESTFS_TESTS_AXE does not name axe.min.js (`npm install axe-core`)");
+        return None;
+    };
+    Some(fs::read_to_string(path).expect("axe-core can be read"))
+}
+
+/// What axe-core has against the page: WCAG 2.1 A and AA, and its best practices.
+const VIOLATIONS: &str = r#"
+axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] })
+  .then((result) => result.violations.flatMap((rule) =>
+    rule.nodes.map((node) => `${rule.id}: ${node.target}: ${node.failureSummary}`)))
+"#;
+
+fn check_accessibility(browser: &mut Browser, axe: Option<&str>) {
+    if let Some(axe) = axe {
+        browser.evaluate(&format!("{axe}; 0"));
+        no_strings(
+            &browser.evaluate(VIOLATIONS),
+            "violations found by axe-core",
+        );
+    }
     no_strings(
         &browser.evaluate(TEXTS_OF_LITTLE_CONTRAST),
         "texts that are hard to read",
@@ -123,6 +146,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
     // Blocks that are full, and so sealed.
     fs::write(mount.join("large"), vec![7; 40 << 20]).expect("write");
 
+    let axe = axe_core();
     let mut browser = Browser::start(&chromium);
     browser.show(&page, 1280, 900, "light");
     let text = |id: &str| format!("document.getElementById('{id}').textContent");
@@ -141,7 +165,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         )
     };
     browser.wait_for(&listed("d/"));
-    check_accessibility(&mut browser);
+    check_accessibility(&mut browser, axe.as_deref());
     keep_screenshot(&mut browser, "light");
 
     // Tab goes through everything, and what has the focus can be seen.
@@ -202,7 +226,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
             "document.documentElement.scrollWidth - document.documentElement.clientWidth",
         );
         assert_eq!(overflow, 0, "the page is wider than a screen of {width}");
-        check_accessibility(&mut browser);
+        check_accessibility(&mut browser, axe.as_deref());
         keep_screenshot(&mut browser, name);
     }
     assert_eq!(browser.complaints(), Vec::<String>::new());

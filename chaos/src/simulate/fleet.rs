@@ -27,6 +27,7 @@ pub(super) fn engine_options() -> ClusterOptions {
         report_timeout_ms: NEVER_MS,
         safe_mode_max_ms: 0,
         watch_diversity: false,
+        balance_spread_permille: 0,
         work_per_tick: usize::MAX,
         repairs_tried_per_tick: usize::MAX,
         ..ClusterOptions::default()

@@ -91,7 +91,11 @@ pub async fn execute(link: &AdminLink, command: &DecommissionCommand) -> anyhow:
     Ok(())
 }
 
-async fn servers(link: &AdminLink, which: &Which) -> anyhow::Result<Vec<String>> {
+/// Names of these servers.
+///
+/// # Errors
+/// When the cluster cannot be reached, or a rack has no server.
+pub(super) async fn servers(link: &AdminLink, which: &Which) -> anyhow::Result<Vec<String>> {
     let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
         return Err(link::unexpected());
     };

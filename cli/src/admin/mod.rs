@@ -4,6 +4,7 @@ mod decommission;
 mod doctor;
 mod history;
 mod link;
+mod maintenance;
 mod placement;
 
 use std::time::Duration;
@@ -74,6 +75,9 @@ enum NamenodeCommand {
     /// Take servers or racks out of use while their data is kept whole, or end that.
     #[command(subcommand)]
     Decommission(decommission::DecommissionCommand),
+    /// Let servers or racks be away for a while without their blocks being repaired, or end that.
+    #[command(subcommand)]
+    Maintenance(maintenance::MaintenanceCommand),
     #[command(flatten)]
     Placement(placement::PlacementCommand),
 }
@@ -145,6 +149,7 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
         }
         NamenodeCommand::History(command) => history::execute(link, command).await,
         NamenodeCommand::Decommission(command) => decommission::execute(link, command).await,
+        NamenodeCommand::Maintenance(command) => maintenance::execute(link, command).await,
         NamenodeCommand::Placement(command) => placement::execute(link, command).await,
     }
 }
@@ -158,8 +163,9 @@ fn print_status(status: &ClusterStatus) {
     };
     println!("namenode up for {} s, {ready}", status.uptime_s);
     println!(
-        "datanodes: {} alive of {}, {} of {} used",
+        "datanodes: {} alive and {} in maintenance of {}, {} of {} used",
         status.nodes_alive,
+        status.nodes_in_maintenance,
         status.nodes_known,
         units::human(status.used_bytes),
         units::human(status.quota_bytes)
@@ -191,8 +197,10 @@ fn print_nodes(nodes: &[NodeStatus]) {
     );
     for node in nodes {
         let state = match (node.alive, node.busy) {
+            _ if node.maintenance_left_ms.is_some() => "maint",
             (false, _) => "dead",
             (true, true) => "busy",
+            (true, false) if node.draining => "drain",
             (true, false) => "alive",
         };
         let used: u64 = node.volumes.iter().map(|volume| volume.used_bytes).sum();

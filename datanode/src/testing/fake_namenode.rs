@@ -178,7 +178,7 @@ impl State {
         Ok(match request {
             NodeRequest::Register(request) => {
                 assert_eq!(request.server.name, peer.name);
-                self.registered.push(request);
+                self.registered.push(*request);
                 self.full_reports.remove(&node);
                 NodeReply::Registered(NodeRegistered {
                     node,

@@ -16,8 +16,8 @@ use harvestfs_telemetry::metrics::{
     NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUOTA_BYTES,
     NAMENODE_READY, NAMENODE_REFUSALS_TOTAL, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
     NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
-    NAMENODE_REPAIRS_WAITING, NAMENODE_SESSIONS, NAMENODE_USED_BYTES, Part, Registry, WholeCounter,
-    raise_to,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS, NAMENODE_USED_BYTES,
+    Part, Registry, WholeCounter, raise_to,
 };
 
 use super::overview::Overview;
@@ -197,8 +197,11 @@ struct Gauges {
     free_nodes: Gauge,
     busy_nodes: Gauge,
     dead_nodes: Gauge,
+    nodes_in_maintenance: Gauge,
     quota: Gauge,
     used: Gauge,
+    fullest: Gauge,
+    emptiest: Gauge,
     engine: Gauge,
 }
 
@@ -237,8 +240,11 @@ impl Metrics {
             free_nodes: datanodes("free"),
             busy_nodes: datanodes("busy"),
             dead_nodes: datanodes("dead"),
+            nodes_in_maintenance: datanodes("maintenance"),
             quota: gauge(&NAMENODE_QUOTA_BYTES),
             used: gauge(&NAMENODE_USED_BYTES),
+            fullest: registry.gauge(&NAMENODE_SERVER_USE_RATIO, &["fullest"]),
+            emptiest: registry.gauge(&NAMENODE_SERVER_USE_RATIO, &["emptiest"]),
             engine: gauge(&NAMENODE_ENGINE_BYTES),
         };
         Self {
@@ -276,8 +282,11 @@ impl Metrics {
             free_nodes,
             busy_nodes,
             dead_nodes,
+            nodes_in_maintenance,
             quota,
             used,
+            fullest,
+            emptiest,
             engine,
         } = &self.gauges;
         let status = &now.status;
@@ -289,6 +298,9 @@ impl Metrics {
         let seconds = |ms: Option<u64>| ms.unwrap_or(0) as f64 / 1_000.0;
         held.set(seconds(now.repair.held_ms));
         oldest.set(seconds(now.repair.oldest_ms));
+        let (most, least) = now.fill_permille.unwrap_or_default();
+        fullest.set(most as f64 / 1_000.0);
+        emptiest.set(least as f64 / 1_000.0);
         let busy = now.nodes_busy;
         for (gauge, value) in [
             (journal_record, status.journal_lsn),
@@ -305,7 +317,11 @@ impl Metrics {
             (under_way, status.repairs_under_way),
             (free_nodes, status.nodes_alive - busy),
             (busy_nodes, busy),
-            (dead_nodes, status.nodes_known - status.nodes_alive),
+            (
+                dead_nodes,
+                status.nodes_known - status.nodes_alive - status.nodes_in_maintenance,
+            ),
+            (nodes_in_maintenance, status.nodes_in_maintenance),
             (quota, status.quota_bytes),
             (used, status.used_bytes),
             (engine, status.engine_bytes),

@@ -20,6 +20,8 @@ pub struct Overview {
     pub journal_bytes: u64,
     /// Live datanodes whose owner needs the server.
     pub nodes_busy: u64,
+    /// How full the fullest and the emptiest server are, in thousandths of their quotas.
+    pub fill_permille: Option<(u64, u64)>,
     /// Known servers that came back with an empty disk since the start.
     pub reimages: u64,
     /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.
@@ -86,8 +88,6 @@ pub struct WatchedNode {
     pub repairs_from: u32,
     /// Repairs that it receives now.
     pub repairs_to: u32,
-    /// Its replicas are to be copied elsewhere.
-    pub draining: bool,
 }
 
 /// A page of a directory.

@@ -384,8 +384,9 @@ impl Datanode {
             server: server(name),
             volumes: volumes.clone(),
             cluster: None,
+            version: "1.2.3".into(),
         };
-        let registered = match link.node(NodeRequest::Register(register)).await {
+        let registered = match link.node(NodeRequest::Register(Box::new(register))).await {
             Ok(NodeReply::Registered(registered)) => registered,
             other => panic!("unexpected {other:?}"),
         };

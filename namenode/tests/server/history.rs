@@ -70,8 +70,11 @@ async fn register(cluster: &Cluster, storage: u128) {
         server: server("dn-1"),
         volumes: vec![volume(storage)],
         cluster: None,
+        version: "1.2.3".into(),
     };
-    link.node(NodeRequest::Register(register)).await.unwrap();
+    link.node(NodeRequest::Register(Box::new(register)))
+        .await
+        .unwrap();
 }
 
 /// Three weeks at 40 %, a sample each five minutes.

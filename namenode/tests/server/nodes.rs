@@ -18,6 +18,7 @@ fn register(name: &str) -> RegisterNode {
         server: server(name),
         volumes: vec![volume(1)],
         cluster: None,
+        version: "1.2.3".into(),
     }
 }
 
@@ -78,7 +79,9 @@ async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
 async fn a_datanode_registers_as_what_its_certificate_says() {
     let cluster = Cluster::new().await;
     let (link, _notices) = cluster.rpc(Role::Datanode, "dn-1").await;
-    let refused = link.node(NodeRequest::Register(register("dn-2"))).await;
+    let refused = link
+        .node(NodeRequest::Register(Box::new(register("dn-2"))))
+        .await;
     assert!(
         matches!(refused, Err(FsError::RoleDenied(_))),
         "{refused:?}"
@@ -86,12 +89,12 @@ async fn a_datanode_registers_as_what_its_certificate_says() {
 
     let mut foreign = register("dn-1");
     foreign.cluster = Some(ClusterId(7));
-    let refused = link.node(NodeRequest::Register(foreign)).await;
+    let refused = link.node(NodeRequest::Register(Box::new(foreign))).await;
     assert!(matches!(refused, Err(FsError::Protocol(_))), "{refused:?}");
 
     let mut unnamed = register("dn-1");
     unnamed.server.rack = String::new();
-    let refused = link.node(NodeRequest::Register(unnamed)).await;
+    let refused = link.node(NodeRequest::Register(Box::new(unnamed))).await;
     assert!(
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
@@ -99,7 +102,7 @@ async fn a_datanode_registers_as_what_its_certificate_says() {
 
     let mut too_many = register("dn-1");
     too_many.volumes = (0..65).map(volume).collect();
-    let refused = link.node(NodeRequest::Register(too_many)).await;
+    let refused = link.node(NodeRequest::Register(Box::new(too_many))).await;
     assert!(
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
@@ -110,7 +113,9 @@ async fn a_datanode_registers_as_what_its_certificate_says() {
         matches!(refused, Err(FsError::Protocol(_))),
         "not registered: {refused:?}"
     );
-    let registered = link.node(NodeRequest::Register(register("dn-1"))).await;
+    let registered = link
+        .node(NodeRequest::Register(Box::new(register("dn-1"))))
+        .await;
     assert!(matches!(registered, Ok(NodeReply::Registered(_))));
     assert_eq!(link.node(report(vec![])).await, Ok(NodeReply::Accepted));
 }

@@ -210,4 +210,10 @@ fn an_identity_knows_when_it_expires() {
         .as_secs();
     let left_s = identity.expires_unix_s().unwrap() - now_s;
     assert!((900_000..=1_000_000).contains(&left_s), "{left_s}");
+    let left_s = identity.authority_expires_unix_s().unwrap() - now_s;
+    let wanted_s = CA_VALIDITY.as_secs();
+    assert!(
+        (wanted_s - 100_000..=wanted_s).contains(&left_s),
+        "{left_s}"
+    );
 }

@@ -68,11 +68,13 @@ table! {
     NAMENODE_REIMAGES_TOTAL = Namenode WholeCounter "reimages" "harvestfs_namenode_reimages_total" []
         Stable: "Known servers that came back with an empty disk.";
     NAMENODE_DATANODES = Namenode Gauge "datanodes" "harvestfs_namenode_datanodes" ["state"]
-        Stable: "Datanodes by state: free, busy (their owner needs the server), dead.";
+        Stable: "Datanodes by state: free, busy (their owner needs the server), maintenance (they may be away), dead.";
     NAMENODE_QUOTA_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_quota_bytes" []
         Stable: "What the owners of live datanodes let us use.";
     NAMENODE_USED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_used_bytes" []
         Stable: "What is used of it.";
+    NAMENODE_SERVER_USE_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_server_use_ratio" ["server"]
+        Stable: "How much of its quota the fullest (server fullest) and the emptiest live server (emptiest) use; far apart when balancing finds no place within the constraints, or has no budget.";
     NAMENODE_CELL_CAPACITY_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_cell_capacity_bytes" ["row", "column"]
         Stable: "Space of a cell of the grid; row 0 has the lowest peaks, column 0 the fewest reimages.";
     NAMENODE_CELL_FREE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_cell_free_bytes" ["row", "column"]

@@ -60,7 +60,7 @@ fn a_certificate_allows_its_role_only() {
         denials: 0,
     }));
     let register = |name: String| {
-        Request::Node(NodeRequest::Register(RegisterNode {
+        Request::Node(NodeRequest::Register(Box::new(RegisterNode {
             server: ServerDescription {
                 name,
                 rack: "rack-9".into(),
@@ -70,7 +70,8 @@ fn a_certificate_allows_its_role_only() {
             },
             volumes: Vec::new(),
             cluster: None,
-        }))
+            version: "1.2.3".into(),
+        })))
     };
     let open = Request::OpenSession(OpenSession {
         resume: None,

@@ -22,6 +22,10 @@ const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(30);
 /// Beyond this share of the quota in use, blocks soon find no room.
 const FULL_PERCENT: u64 = 90;
 
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
+const ONE_RELEASE: &str =
+    "all parts run the same release: copy the new binary everywhere and restart the parts";
+
 /// Asks the namenode, and judges what it says.
 pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
     let asked = Instant::now();
@@ -59,12 +63,14 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     for area in [Area::Namenode, Area::Versions, Area::Blocks, Area::Quotas] {
         diagnosis.checked(area);
     }
-    let own = env!("CARGO_PKG_VERSION");
-    if status.version != own {
+    if status.version != OWN_VERSION {
         diagnosis.error(
             Area::Versions,
-            format!("the namenode is version {}, this is {own}", status.version),
-            "all parts run the same release: copy the new binary everywhere and restart the parts",
+            format!(
+                "the namenode is version {}, this is {OWN_VERSION}",
+                status.version
+            ),
+            ONE_RELEASE,
         );
     }
     if !status.ready {
@@ -131,6 +137,9 @@ fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
     }
     for node in nodes {
         let name = &node.server.name;
+        if !node.alive && node.maintenance_left_ms.is_some() {
+            continue;
+        }
         if !node.alive {
             diagnosis.error(
                 Area::Datanodes,
@@ -148,6 +157,15 @@ fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
                     ahead.as_secs()
                 ),
                 "have a time service (chrony, systemd-timesyncd) set both",
+            );
+        }
+        if let Some(version) = &node.version
+            && version != OWN_VERSION
+        {
+            diagnosis.error(
+                Area::Versions,
+                format!("{name} is version {version}, this is {OWN_VERSION}"),
+                ONE_RELEASE,
             );
         }
         for volume in &node.volumes {
@@ -210,6 +228,7 @@ mod tests {
             repairs_done: 0,
             sessions: 0,
             nodes_alive: 1,
+            nodes_in_maintenance: 0,
             nodes_known: 1,
             quota_bytes: 100,
             used_bytes: 90,
@@ -241,6 +260,9 @@ mod tests {
             replicas: 0,
             heartbeat_age_ms: Some(1),
             clock_ahead_ms: Some(-5),
+            version: Some(env!("CARGO_PKG_VERSION").into()),
+            draining: false,
+            maintenance_left_ms: None,
         }
     }
 
@@ -257,6 +279,12 @@ mod tests {
     fn a_cluster_that_is_well_has_no_findings() {
         assert_eq!(found(|it| judge_status(&status(), it)), []);
         assert_eq!(found(|it| judge_nodes(&[node()], it)), []);
+        let away = NodeStatus {
+            alive: false,
+            maintenance_left_ms: Some(1),
+            ..node()
+        };
+        assert_eq!(found(|it| judge_nodes(&[away], it)), []);
         let second = Duration::from_secs(1);
         assert_eq!(
             found(|it| judge_clock(&status(), 1_031_000, second, it)),
@@ -297,8 +325,13 @@ mod tests {
     #[test]
     fn each_fault_of_a_datanode_is_found() {
         type Spoil = fn(&mut NodeStatus);
-        let faults: [(Spoil, Area, Severity); 5] = [
+        let faults: [(Spoil, Area, Severity); 6] = [
             (|it| it.alive = false, Area::Datanodes, Severity::Error),
+            (
+                |it| it.version = Some("0.0.1".into()),
+                Area::Versions,
+                Severity::Error,
+            ),
             (
                 |it| it.clock_ahead_ms = Some(-31_000),
                 Area::Clocks,

@@ -30,6 +30,9 @@ const MOUNT_TYPE: &str = "fuse.harvestfs";
 const RENEW: &str = "make a new one with `harvestfs init` on the machine that has the authority, copy \
                      it, and restart the part";
 
+const REPLACE: &str = "make a new cluster authority with `harvestfs init` and new certificates for all \
+                       parts, and restart them together";
+
 /// Looks at the parts that are configured here, and at the mounts of this machine.
 ///
 /// # Errors
@@ -108,27 +111,33 @@ fn examine_datanode(file: &Path, diagnosis: &mut Diagnosis) {
 
 fn examine_certificate(directory: &Path, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Certificates);
-    let expires = Identity::load(directory).and_then(|identity| identity.expires_unix_s());
+    let expires = Identity::load(directory).and_then(|identity| {
+        Ok([
+            ("certificate", identity.expires_unix_s()?, RENEW),
+            ("authority", identity.authority_expires_unix_s()?, REPLACE),
+        ])
+    });
     let now_s = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     match expires {
         Err(error) => diagnosis.error(Area::Certificates, error.to_string(), RENEW),
-        Ok(expires_s) => judge_expiry(directory, expires_s, now_s, diagnosis),
+        Ok(all) => {
+            for (what, expires_s, advice) in all {
+                let what = format!("the {what} in {}", directory.display());
+                judge_expiry(&what, expires_s.saturating_sub(now_s), advice, diagnosis);
+            }
+        }
     }
 }
 
-fn judge_expiry(directory: &Path, expires_s: u64, now_s: u64, diagnosis: &mut Diagnosis) {
-    let left_s = expires_s.saturating_sub(now_s);
+fn judge_expiry(what: &str, left_s: u64, advice: &str, diagnosis: &mut Diagnosis) {
     if left_s < EXPIRY_NOTICE.as_secs() {
         let days = left_s / 86_400;
         diagnosis.warning(
             Area::Certificates,
-            format!(
-                "the certificate in {} expires in {days} days",
-                directory.display()
-            ),
-            RENEW,
+            format!("{what} expires in {days} days"),
+            advice,
         );
     }
 }
@@ -233,12 +242,7 @@ mod tests {
         let day_s = 86_400;
         for (days, findings) in [(31, 0), (29, 1), (0, 1)] {
             let mut diagnosis = Diagnosis::default();
-            judge_expiry(
-                Path::new("d"),
-                100 * day_s + days * day_s,
-                100 * day_s,
-                &mut diagnosis,
-            );
+            judge_expiry("it", days * day_s, RENEW, &mut diagnosis);
             assert_eq!(diagnosis.findings.len(), findings, "{days}");
         }
     }

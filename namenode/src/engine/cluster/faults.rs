@@ -1,10 +1,10 @@
 //! What is wrong with single blocks, and why it has not been put right yet.
 
-use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::ids::{BlockId, NodeId};
 
 use super::{
     Cluster,
-    table::{Block, Slot},
+    table::{Block, NodeIx, Slot},
 };
 
 /// A block that is not as it should be.
@@ -32,6 +32,9 @@ pub enum FaultReason {
     /// Repair is on hold.
     #[error("repair waits, since many servers fell silent together")]
     Storm,
+    /// A server that is away may have it.
+    #[error("it waits for servers in maintenance, which may have what is missing")]
+    Maintenance,
     /// The policy finds no server.
     #[error("no server can take a replica within its constraints: add servers, space or racks")]
     NoPlace,
@@ -46,7 +49,46 @@ pub enum FaultReason {
     Excess,
 }
 
+/// A replica of a block that does not exist (any more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrphanReplica {
+    /// The block.
+    pub block: BlockId,
+    /// Where it is.
+    pub node: NodeId,
+    /// Whether the node is heard of, so that it can be told.
+    pub reachable: bool,
+}
+
 impl Cluster {
+    /// The first replicas on live nodes of blocks that do not exist (any more), not yet confirmed
+    /// removed, by node.
+    #[must_use]
+    pub fn orphans(&self, orphans_max: usize) -> Vec<OrphanReplica> {
+        let mut orphans = Vec::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            if !node.is_alive() {
+                continue;
+            }
+            let pending = node.deletes.pending();
+            let mut blocks: Vec<BlockId> = pending
+                .filter(|&block| self.table.slot(block).is_none())
+                .collect();
+            blocks.sort_unstable();
+            let reachable = self.is_fresh(index as NodeIx);
+            orphans.extend(blocks.into_iter().map(|block| OrphanReplica {
+                block,
+                node: node.id,
+                reachable,
+            }));
+            if orphans.len() >= orphans_max {
+                orphans.truncate(orphans_max);
+                break;
+            }
+        }
+        orphans
+    }
+
     /// The first blocks that lack replicas or have too many; O(blocks) when all is well.
     #[must_use]
     pub fn faults(&self, now_ms: u64, faults_max: usize) -> Vec<BlockFault> {
@@ -90,6 +132,7 @@ impl Cluster {
         match self.queue.get(slot) {
             Some(entry) if entry.unplaced_since_ms.is_some() => FaultReason::NoPlace,
             Some(_) => FaultReason::Queued,
+            None if self.is_held_for_maintenance(slot) => FaultReason::Maintenance,
             None => FaultReason::Unknown,
         }
     }

@@ -271,7 +271,9 @@ impl Cluster {
             room.add(it.class(), blocks(free_bytes));
             capacity = capacity.saturating_add(blocks(it.status.quota_bytes));
         }
-        let open = node.is_available() && !self.draining.contains(&index);
+        let open = node.is_available()
+            && !self.draining.contains(&index)
+            && !self.maintenance.contains_key(&index);
         // A node that has not reported yet may hold the very block that is to be repaired.
         let may_receive = open
             && inventoried
@@ -329,11 +331,14 @@ impl Cluster {
     }
 
     fn scan_node(&mut self, index: NodeIx) {
+        let may_be_away = self.is_in_maintenance(index);
         let node = &mut self.nodes[index as usize];
         let silent_ms = self.now_ms - node.heard_ms;
         match node.life {
             Life::Dead { .. } => return,
-            Life::Alive | Life::Unheard if silent_ms > self.options.dead_after_ms => {
+            Life::Alive | Life::Unheard
+                if silent_ms > self.options.dead_after_ms && !may_be_away =>
+            {
                 node.life = Life::Dead {
                     since_ms: self.now_ms,
                 };
@@ -391,7 +396,11 @@ impl Cluster {
             .active
             .map_or(window_start_ms, |(since_ms, _)| since_ms);
         let (mut missing, mut heard, mut died) = (0, 0, false);
-        for node in &self.nodes {
+        for (index, node) in self.nodes.iter().enumerate() {
+            // Whoever may be away tells nothing of the network.
+            if self.is_in_maintenance(index as NodeIx) {
+                continue;
+            }
             match node.life {
                 Life::Dead { since_ms: at } if at >= since_ms => {
                     missing += 1;
@@ -438,11 +447,15 @@ impl Cluster {
         let enough = self.options.safe_mode_reported_share * self.totals.relevant as f64;
         let timed_out = self.now_ms - self.started_ms >= self.options.safe_mode_max_ms;
         // Repair would only race with the nodes that are still about to report.
-        let all_heard = self.nodes.iter().all(|node| match node.life {
-            Life::Unheard => false,
-            Life::Alive => self.is_inventoried(node),
-            Life::Dead { .. } => true,
-        });
+        let all_heard = self
+            .nodes
+            .iter()
+            .enumerate()
+            .all(|(index, node)| match node.life {
+                Life::Unheard => self.is_in_maintenance(index as NodeIx),
+                Life::Alive => self.is_inventoried(node),
+                Life::Dead { .. } => true,
+            });
         if timed_out || (reported >= enough && all_heard) {
             self.safe_mode = false;
             // Now the space of the servers is known.

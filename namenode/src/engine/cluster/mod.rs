@@ -11,8 +11,10 @@
 //! - `reports`: what datanodes say of their replicas;
 //! - `settle`: what follows from it for a block;
 //! - `owners`: data leaves servers that their owners reimage or want space back on;
+//! - `maintenance`: servers that may be away for a while;
 //! - `places`: where blocks are and why, for operators;
 //! - `moves`: diversity, replicas that have to leave their server or are misplaced;
+//! - `balance`: evening out how full servers are;
 //! - `repair`: re-creating lost replicas within the budgets;
 //! - `happenings`: what is told of all that to whoever watches;
 //! - `risk`: which blocks may be lost, and why they still may;
@@ -37,11 +39,13 @@ use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use rand::Rng;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+mod balance;
 mod blocks;
 mod budget;
 mod faults;
 mod grid;
 mod happenings;
+mod maintenance;
 mod membership;
 mod moves;
 mod node;
@@ -59,7 +63,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use faults::{BlockFault, FaultReason};
+pub use faults::{BlockFault, FaultReason, OrphanReplica};
 pub use happenings::{Happening, RepairEnd};
 pub use options::ClusterOptions;
 pub use repair::Repair;
@@ -130,6 +134,11 @@ pub struct Cluster {
     commanded: Vec<NodeIx>,
     /// Nodes whose replicas are to be copied elsewhere, and that get no new ones.
     draining: FxHashSet<NodeIx>,
+    /// Nodes that may be away, and until when.
+    maintenance: FxHashMap<NodeIx, u64>,
+    /// Replicas that move to emptier servers: block, and the node that gives its replica up.
+    moving: FxHashMap<Slot, NodeIx>,
+    next_balance_ms: u64,
     /// Replicas that were chosen to leave their volume because its owner wants the space back.
     victims: FxHashSet<(Slot, NodeIx)>,
     /// When nodes whose budget for repairs is used up can take part again: (when, node).
@@ -175,6 +184,9 @@ impl Cluster {
             moves_done: 0,
             commanded: Vec::new(),
             draining: FxHashSet::default(),
+            maintenance: FxHashMap::default(),
+            moving: FxHashMap::default(),
+            next_balance_ms: now_ms,
             victims: FxHashSet::default(),
             reopening: BinaryHeap::new(),
             excess: VecDeque::new(),
@@ -191,6 +203,7 @@ impl Cluster {
     /// does a bounded amount of work.
     pub fn tick(&mut self, now_ms: u64, rng: &mut dyn Rng) {
         self.advance(now_ms);
+        self.expire_maintenance();
         self.scan_nodes();
         self.place_new_tenants();
         self.check_grid();
@@ -203,6 +216,7 @@ impl Cluster {
         if !self.safe_mode && !self.is_storm() {
             self.choose_excess();
             self.schedule_repairs(rng);
+            self.balance(rng);
         }
     }
 

@@ -15,9 +15,11 @@ use super::{
 
 impl Cluster {
     /// Whether the replica on a node is to leave it as soon as another one is made: its server is
-    /// drained, or its owner wants the space back.
+    /// drained, its owner wants the space back, or a server that is emptier gets it.
     pub(super) fn is_leaving(&self, slot: Slot, node: NodeIx) -> bool {
-        self.draining.contains(&node) || self.victims.contains(&(slot, node))
+        self.draining.contains(&node)
+            || self.victims.contains(&(slot, node))
+            || self.moving.get(&slot) == Some(&node)
     }
 
     /// Nodes and the servers of the view have the same indexes.

@@ -51,6 +51,11 @@ pub struct ClusterOptions {
     /// How long a strict block with two replicas or more waits for a server that keeps all
     /// constraints before it takes any: being one replica short for long is worse.
     pub strict_repair_wait_ms: u64,
+    /// Replicas move to emptier servers when a volume is fuller than a server by more than this, in
+    /// thousandths; 0 for never.
+    pub balance_spread_permille: u32,
+    /// How often is looked for such moves.
+    pub balance_interval_ms: u64,
     /// When a quota shrinks, how long before its deadline replicas are removed that could not be
     /// copied first. Several heartbeats, so that the datanode gets to delete them.
     pub shrink_margin_ms: u64,
@@ -107,6 +112,8 @@ impl Default for ClusterOptions {
             watch_diversity: true,
             move_retry_ms: 600_000,
             strict_repair_wait_ms: 600_000,
+            balance_spread_permille: 100,
+            balance_interval_ms: 10_000,
             shrink_margin_ms: 15_000,
             repair_delay_ms: 0,
             report_timeout_ms: 30_000,

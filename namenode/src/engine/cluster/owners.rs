@@ -40,9 +40,14 @@ impl Cluster {
             .iter()
             .filter_map(|&node| self.node_index(node))
             .collect();
+        self.impact(&nodes)
+    }
+
+    /// What would become of data without these nodes.
+    pub(super) fn impact(&self, nodes: &FxHashSet<NodeIx>) -> ReimageImpact {
         let mut impact = ReimageImpact::default();
         let mut seen: FxHashSet<Slot> = FxHashSet::default();
-        for &node in &nodes {
+        for &node in nodes {
             let slots = self.slots_on(node);
             impact.replicas += slots.len() as u64;
             seen.extend(slots);
@@ -50,7 +55,7 @@ impl Cluster {
         let mut slots: Vec<Slot> = seen.into_iter().collect();
         slots.sort_unstable();
         for slot in slots {
-            self.add_impact(slot, &nodes, &mut impact);
+            self.add_impact(slot, nodes, &mut impact);
         }
         impact
     }

@@ -104,6 +104,11 @@ impl RepairQueue {
         self.ranks[rank].entries.len()
     }
 
+    /// Whether any entry is due.
+    pub(super) fn has_due(&self) -> bool {
+        self.ranks.iter().any(|rank| !rank.entries.is_empty())
+    }
+
     #[cfg(test)]
     pub(super) fn contains(&self, slot: Slot) -> bool {
         self.places.contains_key(&slot)

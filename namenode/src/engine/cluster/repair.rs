@@ -38,6 +38,15 @@ pub(super) struct InFlight {
     pub(super) is_move: bool,
 }
 
+/// How a block came to be repaired.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waited {
+    /// Since when it has waited.
+    pub(super) since_ms: u64,
+    /// Attempts that failed.
+    pub(super) attempts: u8,
+}
+
 /// A repair that a datanode is to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
@@ -112,13 +121,34 @@ impl Cluster {
         if rank == MISPLACED && self.waits_for_target(slot, target) {
             return;
         }
+        self.start_repair(
+            slot,
+            (source, volume),
+            target,
+            Waited {
+                since_ms: entry.since_ms,
+                attempts: entry.attempts,
+            },
+            rank >= LEAVING,
+        );
+    }
+
+    /// Has a block copied, and charges the budgets of those who take part.
+    pub(super) fn start_repair(
+        &mut self,
+        slot: Slot,
+        (source, volume): (NodeIx, StorageIx),
+        target: NodeIx,
+        waited: Waited,
+        is_move: bool,
+    ) {
         let in_flight = InFlight {
             source,
             target,
             deadline_ms: self.now_ms + self.options.repair_timeout_ms,
-            since_ms: entry.since_ms,
-            attempts: entry.attempts,
-            is_move: rank >= LEAVING,
+            since_ms: waited.since_ms,
+            attempts: waited.attempts,
+            is_move,
         };
         self.deadlines
             .push_back((in_flight.deadline_ms, slot, target));
@@ -161,7 +191,7 @@ impl Cluster {
     }
 
     /// The least loaded node, and its volume, that has room in its budgets to serve a block.
-    fn choose_source(
+    pub(super) fn choose_source(
         &mut self,
         slot: Slot,
         limit: u32,

@@ -111,6 +111,7 @@ impl Cluster {
 
     /// Brings counters and queues in line with a block's replicas; to be called after each change.
     pub(super) fn settle(&mut self, slot: Slot) {
+        self.end_idle_move(slot);
         let Some(block) = self.table.get(slot) else {
             return;
         };
@@ -158,7 +159,9 @@ impl Cluster {
         if enough && tally.bad > 0 {
             self.remove_bad(slot);
         }
-        let rank = if under_replicated {
+        let rank = if under_replicated && self.waits_for_maintenance(good, wanted) {
+            None
+        } else if under_replicated {
             (!health.lost).then(|| self.repair_rank(&tally.holders, good))
         } else if enough && good - tally.leaving < wanted {
             Some(LEAVING)
@@ -185,6 +188,7 @@ impl Cluster {
             self.totals.subtract(std::mem::take(&mut block.health));
         }
         self.queue.remove(slot);
+        self.moving.remove(&slot);
         if !self.victims.is_empty() {
             self.victims.retain(|&(victim, _)| victim != slot);
         }

@@ -47,16 +47,20 @@ pub struct ClusterSummary {
     pub moves_done: u64,
     /// Repairs or moves that failed or timed out since the start.
     pub repairs_failed: u64,
-    /// Nodes that are alive.
+    /// Nodes that are alive, those in maintenance left out.
     pub nodes_alive: u64,
     /// Those of them whose primary tenant needs the server.
     pub nodes_busy: u64,
+    /// Nodes in maintenance, away or not.
+    pub nodes_in_maintenance: u64,
     /// Nodes ever registered.
     pub nodes_known: u64,
     /// Quotas of the healthy volumes of live nodes, in bytes.
     pub quota_bytes: u64,
     /// How much of them is used, in bytes.
     pub used_bytes: u64,
+    /// How full the fullest and the emptiest server are, in thousandths.
+    pub fill_permille: Option<(u64, u64)>,
     /// Memory that the engine's tables hold, in bytes, estimated from their capacity.
     pub engine_bytes: u64,
 }
@@ -70,8 +74,6 @@ pub struct NodeActivity {
     pub repairs_from: u32,
     /// Repairs that it receives now.
     pub repairs_to: u32,
-    /// Its replicas are to be copied elsewhere.
-    pub draining: bool,
 }
 
 /// What `fsck` counts of replicas.
@@ -126,7 +128,10 @@ impl Cluster {
     /// The cluster at a glance; O(nodes).
     #[must_use]
     pub fn summary(&self, now_ms: u64) -> ClusterSummary {
-        let alive = self.nodes.iter().filter(|node| node.is_alive());
+        let nodes = self.nodes.iter().enumerate();
+        let alive = nodes
+            .filter(|(index, node)| node.is_alive() && !self.is_in_maintenance(*index as NodeIx))
+            .map(|(_, node)| node);
         let usable = self.table.storages.iter().filter(|it| it.usable);
         let (quota_bytes, used_bytes) = usable.fold((0, 0), |(quota, used): (u64, u64), it| {
             (
@@ -151,9 +156,11 @@ impl Cluster {
             repairs_failed: self.repairs_failed,
             nodes_busy: alive.clone().filter(|node| node.busy).count() as u64,
             nodes_alive: alive.count() as u64,
+            nodes_in_maintenance: self.maintenance.len() as u64,
             nodes_known: self.nodes.len() as u64,
             quota_bytes,
             used_bytes,
+            fill_permille: self.fill_permille(),
             engine_bytes: self.bytes(),
         }
     }
@@ -186,11 +193,10 @@ impl Cluster {
                 .map(grid_cell),
             repairs_from: it.outgoing,
             repairs_to: it.incoming.len() as u32,
-            draining: self.draining.contains(&index),
         })
     }
 
-    /// Every node ever registered, by number; of clocks, only the server knows.
+    /// Every node ever registered, by number; of clocks and versions, only the server knows.
     #[must_use]
     pub fn nodes(&self, now_ms: u64) -> Vec<NodeStatus> {
         let mut nodes: Vec<NodeStatus> = self
@@ -213,6 +219,9 @@ impl Cluster {
                         .sum(),
                     heartbeat_age_ms: node.heard.then(|| now_ms.saturating_sub(node.heard_ms)),
                     clock_ahead_ms: None,
+                    version: None,
+                    draining: self.is_draining(node.id),
+                    maintenance_left_ms: self.maintenance_left_ms(now_ms, node.id),
                 }
             })
             .collect();

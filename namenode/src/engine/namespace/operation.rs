@@ -1,7 +1,9 @@
 //! What operators changed while the cluster ran, so that it outlives a restart.
 
-use harvestfs_protocol::{error::FsError, ids::NodeId, placement::RepairLimits};
+use harvestfs_protocol::{error::FsError, ids::NodeId, placement::RepairLimits, types::Timestamp};
 use serde::{Deserialize, Serialize};
+
+use super::servers::Server;
 
 /// Longest name of a policy in bytes: they are words.
 const POLICY_BYTES_MAX: usize = 64;
@@ -39,6 +41,14 @@ pub enum Operation {
         /// Whether.
         held: bool,
     },
+    /// Until when a server may be away without its blocks being repaired; if it was to be, `None` ends
+    /// that.
+    Maintenance {
+        /// The server's number.
+        node: NodeId,
+        /// By the wall clock.
+        until: Option<Timestamp>,
+    },
 }
 
 /// What holds of the changes, beside what the table of servers says.
@@ -73,12 +83,16 @@ impl super::Namespace {
                 self.operations.policy = Some(choice.clone());
             }
             Operation::Repair(choice) => self.operations.repair = Some(choice.clone()),
-            Operation::Hold { node, held } => {
-                let server = self.servers.get_mut(*node);
-                let unknown = || FsError::InvalidArgument(format!("there is no server {node}"));
-                server.ok_or_else(unknown)?.held = *held;
+            Operation::Hold { node, held } => self.server_mut(*node)?.held = *held,
+            Operation::Maintenance { node, until } => {
+                self.server_mut(*node)?.maintenance_until = *until;
             }
         }
         Ok(())
+    }
+
+    fn server_mut(&mut self, node: NodeId) -> Result<&mut Server, FsError> {
+        let unknown = || FsError::InvalidArgument(format!("there is no server {node}"));
+        self.servers.get_mut(node).ok_or_else(unknown)
     }
 }

@@ -35,6 +35,9 @@ pub(super) struct Server {
     pub reimages: VecDeque<Timestamp>,
     /// Whether an operator has it emptied before it is reimaged.
     pub held: bool,
+    /// Until when an operator lets it be away. Snapshots have it in a record of its own.
+    #[serde(skip)]
+    pub maintenance_until: Option<Timestamp>,
 }
 
 impl Server {
@@ -46,6 +49,7 @@ impl Server {
             registered: self.registered,
             reimages: self.reimages.iter().copied().collect(),
             held: self.held,
+            maintenance_until: self.maintenance_until,
         }
     }
 }
@@ -103,6 +107,7 @@ impl ServerTable {
             registered: now,
             reimages: VecDeque::new(),
             held: false,
+            maintenance_until: None,
         });
         node.map(Outcome::Node)
             .ok_or_else(|| FsError::Internal("there are too many servers".into()))

@@ -15,7 +15,7 @@ use std::{
 };
 
 use harvestfs_protocol::{
-    ids::{InodeId, SessionId},
+    ids::{InodeId, NodeId, SessionId},
     name::Name,
     types::{Extent, Timestamp},
 };
@@ -130,6 +130,11 @@ enum Record {
     /// Of the inode before.
     Lifetime {
         seconds: NonZeroU32,
+    },
+    /// Of a server before: until when it may be away.
+    Maintenance {
+        node: NodeId,
+        until: Timestamp,
     },
 }
 
@@ -292,6 +297,11 @@ impl Namespace {
             })?;
         }
         frames.put(&Record::Operations(self.operations.clone()))?;
+        for (node, server) in self.servers.iter() {
+            if let Some(until) = server.maintenance_until {
+                frames.put(&Record::Maintenance { node, until })?;
+            }
+        }
         let records = frames.records;
         frames.put(&Record::End { records })?;
         frames.flush()

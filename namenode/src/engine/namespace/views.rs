@@ -47,6 +47,8 @@ pub struct ServerView<'a> {
     pub reimages: Vec<Timestamp>,
     /// Whether an operator has it emptied before it is reimaged.
     pub held: bool,
+    /// Until when an operator lets it be away, which may be over.
+    pub maintenance_until: Option<Timestamp>,
 }
 
 /// A client's session.

@@ -67,14 +67,16 @@ function show(element, ...children) {
 
 // --- the cluster at a glance ---
 
+const dead = (c) => c.nodes_known - c.nodes_alive - c.nodes_in_maintenance;
+
 function verdict(c) {
   if (!c.ready) return ["warn", "Starting: the locations of blocks are still being learned"];
   if (c.lost_blocks > 0) return ["bad", `${plural(c.lost_blocks, "block")} lost: no replica is known`];
   if (c.repair.held_ms !== null) return ["warn", `Many datanodes fell silent together: repair waits for ${duration(c.repair.held_ms)} at most`];
   if (c.missing_by_left[1] > 0) return ["bad", `${plural(c.missing_by_left[1], "block")} down to the last replica; repair is under way`];
   if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} being repaired`];
-  if (c.nodes_alive < c.nodes_known) return ["warn", `${plural(c.nodes_known - c.nodes_alive, "datanode")} dead; every block has its replicas`];
-  if (c.nodes_alive === 0) return ["warn", "No datanode has registered yet"];
+  if (dead(c) > 0) return ["warn", `${plural(dead(c), "datanode")} dead; every block has its replicas`];
+  if (c.nodes_known === 0) return ["warn", "No datanode has registered yet"];
   return ["good", "Every block has all its replicas"];
 }
 
@@ -93,7 +95,7 @@ function glance(c) {
   const missing = c.missing_by_left;
   show($("tiles"),
     tile("Datanodes", `${number(c.nodes_alive)} of ${number(c.nodes_known)}`,
-      c.nodes_busy ? `${number(c.nodes_busy)} left to their owners` : "none busy", c.nodes_alive < c.nodes_known ? "warn" : "good"),
+      c.nodes_busy ? `${number(c.nodes_busy)} left to their owners` : c.nodes_in_maintenance ? `${number(c.nodes_in_maintenance)} in maintenance` : "none busy", dead(c) > 0 ? "warn" : "good"),
     tile("Space used", bytes(c.used_bytes), `of ${bytes(c.quota_bytes)} that owners lend`),
     tile("Files", number(c.files), plural(c.directories, "directory", "directories")),
     tile("Blocks", number(c.blocks), c.misplaced_blocks ? `${number(c.misplaced_blocks)} misplaced` : "none misplaced"),
@@ -113,7 +115,7 @@ function glance(c) {
 const ROWS = ["low peaks", "medium peaks", "high peaks"];
 const COLUMNS = ["rarely reimaged", "sometimes reimaged", "often reimaged"];
 const sameCell = (a, b) => a && b && a.row === b.row && a.column === b.column;
-const state = (node) => (!node.alive ? "dead" : node.busy ? "busy" : "good");
+const state = (node) => (node.maintenance_left_ms !== null ? "maintenance" : !node.alive ? "dead" : node.busy ? "busy" : "good");
 
 function cell(report, c) {
   if (report.servers === 0) return el("td", {}, el("div", { class: "who" }, "no server"));
@@ -183,7 +185,7 @@ function spark(node) {
   return el("div", { class: "load" }, picture, el("span", {}, node.primary ? now : "–"));
 }
 
-const STATES = { good: ["good", "free"], busy: ["warn", "owner's"], dead: ["bad", "dead"] };
+const STATES = { good: ["good", "free"], busy: ["warn", "owner's"], dead: ["bad", "dead"], maintenance: ["warn", "maintenance"] };
 
 function nodeRow(node) {
   const [mood, word] = STATES[state(node)];
@@ -194,6 +196,7 @@ function nodeRow(node) {
   if (node.repairs_to) repair.push(`receives ${number(node.repairs_to)}`);
   if (node.repairs_from) repair.push(`serves ${number(node.repairs_from)}`);
   if (node.draining) repair.push("is drained");
+  if (node.maintenance_left_ms !== null) repair.push(`may be away for ${duration(node.maintenance_left_ms)}`);
   return el("tr", {},
     el("th", { scope: "row" }, node.server.name, el("div", { class: "quiet" }, `${node.server.machine_function} · ${node.server.environment} · ${node.server.rack}`)),
     el("td", {}, el("span", { class: `pill ${mood}` }, word), broken ? el("div", { class: "quiet" }, `${plural(broken, "volume")} down`) : null),

@@ -9,7 +9,7 @@ use harvestfs_protocol::rpc::Reply;
 use tokio::sync::mpsc;
 
 use super::Owner;
-use crate::engine::cluster::BlockFault;
+use crate::engine::cluster::{BlockFault, OrphanReplica};
 use crate::engine::namespace::Command;
 use crate::journal::Lsn;
 use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
@@ -97,6 +97,7 @@ impl Owner {
                     let connection = self.node_connections.get(&status.node);
                     let connected = connection.and_then(|id| self.connections.get(id));
                     status.clock_ahead_ms = connected.and_then(|it| it.clock_ahead_ms);
+                    status.version = connected.and_then(|it| it.version.clone());
                 }
                 responder.send(&Ok(Reply::Admin(AdminReply::Nodes(nodes))));
             }
@@ -143,6 +144,7 @@ impl Owner {
             repairs_done: summary.repairs_done,
             sessions: counts.sessions,
             nodes_alive: summary.nodes_alive,
+            nodes_in_maintenance: summary.nodes_in_maintenance,
             nodes_known: summary.nodes_known,
             quota_bytes: summary.quota_bytes,
             used_bytes: summary.used_bytes,
@@ -170,6 +172,8 @@ impl Owner {
         }
         let room = FINDINGS_MAX.saturating_sub(findings.len());
         findings.extend(self.block_findings(room));
+        let room = FINDINGS_MAX.saturating_sub(findings.len());
+        findings.extend(self.orphan_findings(room));
         findings.truncate(FINDINGS_MAX);
         let healthy = findings.is_empty()
             && replicas.missing_replicas == 0
@@ -212,6 +216,32 @@ impl Owner {
             }
         };
         faults.iter().map(finding).collect()
+    }
+
+    /// Replicas that nothing uses, and what becomes of them.
+    fn orphan_findings(&self, findings_max: usize) -> Vec<FsckFinding> {
+        let orphans = self.cluster.orphans(findings_max);
+        let finding = |orphan: &OrphanReplica| {
+            let server = match self.cluster.node_info(orphan.node) {
+                Some(info) => info.name,
+                None => orphan.node.to_string(),
+            };
+            let fate = if orphan.reachable {
+                "it is being removed"
+            } else {
+                "it is removed when that answers again"
+            };
+            FsckFinding {
+                ino: None,
+                path: None,
+                block: Some(orphan.block),
+                message: format!(
+                    "{server} has a replica of block {}, which no file uses (any more): {fate}",
+                    orphan.block
+                ),
+            }
+        };
+        orphans.iter().map(finding).collect()
     }
 
     fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder) {

@@ -125,6 +125,8 @@ struct Connected {
     keys_version: u64,
     /// How far the datanode's clock was ahead of ours at its last heartbeat.
     clock_ahead_ms: Option<i64>,
+    /// Version of the datanode's software.
+    version: Option<String>,
 }
 
 /// A reply and how to send it.
@@ -204,6 +206,9 @@ impl Owner {
         for server in self.namespace.servers() {
             self.cluster.add_server(server.node, server.server);
             self.cluster.set_draining(now_ms, server.node, server.held);
+            let until_ms =
+                placement::left_ms(server.maintenance_until).map(|left_ms| now_ms + left_ms);
+            self.cluster.set_maintenance(now_ms, server.node, until_ms);
             self.historian.server(server.node, history::known(&server));
         }
         for view in self.namespace.blocks() {
@@ -314,6 +319,7 @@ impl Owner {
                     node: None,
                     keys_version: 0,
                     clock_ahead_ms: None,
+                    version: None,
                 };
                 self.connections.insert(connection, connected);
             }

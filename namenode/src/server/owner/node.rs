@@ -29,7 +29,7 @@ impl Owner {
         responder: Responder,
     ) {
         if let NodeRequest::Register(register) = request {
-            return match self.register(connection, register) {
+            return match self.register(connection, *register) {
                 Ok((registered, record)) => {
                     let reply = Reply::Node(NodeReply::Registered(registered));
                     self.answer(responder, Ok(reply), record);
@@ -91,6 +91,11 @@ impl Owner {
             )));
         }
         check_labels(server)?;
+        check_count(
+            "bytes of a version",
+            register.version.len(),
+            LABEL_BYTES_MAX,
+        )?;
         check_count("volumes", register.volumes.len(), VOLUMES_PER_NODE_MAX)?;
         if register
             .cluster
@@ -116,6 +121,7 @@ impl Owner {
         self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
+            connected.version = Some(register.version);
             connected.keys_version = self.tokens.version();
         }
         tracing::info!(%node, name = server.name, addr = %server.data_addr, "a datanode registered");

@@ -1,15 +1,18 @@
 //! Requests of operators about placement and repair.
 
+use std::time::Duration;
+
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
-use harvestfs_protocol::limits::BLOCKS_PER_REPORT_MAX;
+use harvestfs_protocol::limits::{BLOCKS_PER_REPORT_MAX, MAINTENANCE_MAX};
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
 use harvestfs_protocol::placement::{PlacementReply, PlacementRequest, RepairChange};
-use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::types::{Credentials, Timestamp};
 
 use super::Owner;
 use crate::engine::namespace::{Choice, Command, Operation};
+use crate::server::clock;
 
 /// Most budget that can be set: more than any disk can do in a window.
 const REPAIRS_MAX: u32 = 1_000_000;
@@ -81,6 +84,19 @@ impl Owner {
                 self.hold_servers(&servers, false)?;
                 Ok(PlacementReply::Done)
             }
+            PlacementRequest::StartMaintenance {
+                servers,
+                for_ms,
+                force,
+            } => self.start_maintenance(&servers, for_ms, force),
+            PlacementRequest::EndMaintenance { servers } => {
+                for node in self.nodes_named(&servers)? {
+                    self.operate(Operation::Maintenance { node, until: None })?;
+                    self.cluster.set_maintenance(now_ms, node, None);
+                }
+                tracing::info!(?servers, "maintenance is over");
+                Ok(PlacementReply::Done)
+            }
             PlacementRequest::SetQuota {
                 server,
                 storage,
@@ -140,6 +156,34 @@ impl Owner {
         Ok(())
     }
 
+    fn start_maintenance(
+        &mut self,
+        servers: &[String],
+        for_ms: u64,
+        force: bool,
+    ) -> Result<PlacementReply, FsError> {
+        if Duration::from_millis(for_ms) > MAINTENANCE_MAX {
+            let days = MAINTENANCE_MAX.as_secs() / 86_400;
+            return Err(invalid(format!("maintenance takes at most {days} days")));
+        }
+        let nodes = self.nodes_named(servers)?;
+        let impact = self.cluster.maintenance_impact(&nodes);
+        let started = force || impact.lost == 0;
+        if started {
+            let now_ms = self.clock.now_ms();
+            // Within the limit, both fit.
+            let for_ns = i64::try_from(for_ms * 1_000_000).unwrap_or(i64::MAX);
+            let until = Some(Timestamp(clock::wall_now().0.saturating_add(for_ns)));
+            for node in nodes {
+                self.operate(Operation::Maintenance { node, until })?;
+                self.cluster
+                    .set_maintenance(now_ms, node, Some(now_ms + for_ms));
+            }
+            tracing::info!(?servers, for_s = for_ms / 1_000, "servers may be away");
+        }
+        Ok(PlacementReply::Maintenance { started, impact })
+    }
+
     /// Journals an operator's change.
     fn operate(&mut self, operation: Operation) -> Result<(), FsError> {
         self.execute(&Command::Operate(operation), true).map(|_| ())
@@ -174,6 +218,14 @@ impl Owner {
         }
         Ok(blocks)
     }
+}
+
+/// How much longer a server may be away, in milliseconds, if it may.
+pub(super) fn left_ms(until: Option<Timestamp>) -> Option<u64> {
+    let left_ns = until?.0.saturating_sub(clock::wall_now().0);
+    u64::try_from(left_ns / 1_000_000)
+        .ok()
+        .filter(|&left_ms| left_ms > 0)
 }
 
 fn invalid(message: String) -> FsError {

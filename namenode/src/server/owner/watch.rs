@@ -32,6 +32,7 @@ impl Owner {
             policy: placement.policy,
             journal_bytes: self.log.appended_bytes(),
             nodes_busy: summary.nodes_busy,
+            fill_permille: summary.fill_permille,
             reimages: self.activity.reimages(),
             missing_by_left: summary.missing_by_left,
             misplaced_blocks: summary.misplaced_blocks,
@@ -63,7 +64,6 @@ impl Owner {
                 denials: said.map_or(0, |said| said.denials),
                 repairs_from: does.repairs_from,
                 repairs_to: does.repairs_to,
-                draining: does.draining,
                 status,
             }
         });

@@ -3,6 +3,7 @@
 //! [`world`] and [`writers`] are what really is: datanodes with disks, a namespace with clients, and
 //! messages that can be late or lost. [`model`] runs random histories in it.
 
+mod balance;
 mod liveness;
 mod model;
 mod places;

@@ -14,7 +14,7 @@ use harvestfs_telemetry::{
 };
 
 use super::world::{BLOCK_BYTES, World, options, rules, token};
-use crate::engine::cluster::ClusterOptions;
+use crate::engine::cluster::{BlockFault, ClusterOptions, FaultReason};
 
 fn strict(replication: u8) -> PlacementRules {
     PlacementRules {
@@ -24,11 +24,11 @@ fn strict(replication: u8) -> PlacementRules {
 }
 
 /// Nine servers, each of its own owner and rack.
-fn world_of_nine(options: ClusterOptions) -> World {
+pub(super) fn world_of_nine(options: ClusterOptions) -> World {
     World::new(9, 9, options, 7)
 }
 
-fn write(world: &mut World, rules: PlacementRules) -> BlockId {
+pub(super) fn write(world: &mut World, rules: PlacementRules) -> BlockId {
     let block = world.allocate(rules).expect("room is left");
     world.append(block, BLOCK_BYTES);
     world.seal_by_writer(block);
@@ -40,7 +40,7 @@ fn change_limits(world: &mut World, change: RepairChange) {
     world.cluster.set_repair_limits(world.now_ms, &limits);
 }
 
-fn set_policy(world: &mut World, kind: PolicyKind) {
+pub(super) fn set_policy(world: &mut World, kind: PolicyKind) {
     let policy = kind.build(&PolicyOptions::default());
     world.cluster.set_policy(world.now_ms, policy);
 }
@@ -386,4 +386,78 @@ fn a_report_tells_why_a_block_is_where_it_is() {
             "{replica:?}"
         );
     }
+}
+
+#[test]
+fn a_node_in_maintenance_is_away_without_repair() {
+    let mut world = world_of_nine(options());
+    for _ in 0..60 {
+        write(&mut world, rules(2));
+    }
+    world.pass(600);
+    let all: Vec<NodeId> = (0..9).map(NodeId).collect();
+    let impact = world.cluster.maintenance_impact(&all);
+    assert_eq!((impact.lost, impact.lost_blocks.len()), (60, 60));
+    assert_eq!(world.cluster.maintenance_impact(&all[..1]).lost, 0);
+
+    for node in [0, 1] {
+        let until_ms = world.now_ms + 60_000;
+        world
+            .cluster
+            .set_maintenance(world.now_ms, NodeId(node), Some(until_ms));
+        world.disconnect(node as usize, true);
+    }
+    // Two of nine that fall silent together would be a storm.
+    world.pass(50_000);
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!(summary.nodes_in_maintenance, 2);
+    assert_eq!((summary.nodes_alive, summary.nodes_known), (7, 9));
+    assert_eq!(summary.under_replicated_blocks, 0);
+    assert_eq!(summary.storm_remaining_ms, None);
+    assert!(world.told.is_empty(), "nothing was repaired");
+    for _ in 0..60 {
+        let block = write(&mut world, rules(2));
+        let pipeline = &world.blocks[&block].pipeline;
+        assert!(!pipeline.contains(&NodeId(0)) && !pipeline.contains(&NodeId(1)));
+    }
+
+    // One is back in time; for the other, the time is over.
+    world.connect(0);
+    world.pass(60_000);
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!((summary.nodes_alive, summary.nodes_in_maintenance), (8, 0));
+    assert!(!world.told.is_empty());
+    assert_eq!(summary.under_replicated_blocks, 0);
+}
+
+#[test]
+fn after_a_restart_blocks_wait_for_nodes_in_maintenance() {
+    let mut world = world_of_nine(options());
+    for _ in 0..60 {
+        write(&mut world, rules(3));
+    }
+    world.pass(600);
+    let until_ms = world.now_ms + 100_000;
+    world
+        .cluster
+        .set_maintenance(world.now_ms, NodeId(0), Some(until_ms));
+    world.restart_namenode();
+    world
+        .cluster
+        .set_maintenance(world.now_ms, NodeId(0), Some(until_ms));
+    for node in 1..9 {
+        world.connect(node);
+    }
+    world.pass(30_000);
+    let missing = world.cluster.summary(world.now_ms).under_replicated_blocks;
+    assert!(missing > 0);
+    assert!(world.told.is_empty(), "nothing was repaired");
+    let faults = world.cluster.faults(world.now_ms, 100);
+    assert_eq!(faults.len() as u64, missing);
+    let waits = |fault: &BlockFault| fault.reason == FaultReason::Maintenance;
+    assert!(faults.iter().all(waits), "{faults:?}");
+    world.pass(100_000);
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!(summary.under_replicated_blocks, 0);
+    assert!(world.told.len() as u64 >= missing);
 }

@@ -20,7 +20,8 @@ use super::super::{Cluster, ClusterError, ClusterOptions};
 pub(super) const CHUNK: u64 = 4096;
 pub(super) const BLOCK_BYTES: u64 = 64 * CHUNK;
 
-/// Production's times divided by ten, budgets as they are.
+/// Production's times divided by ten, budgets as they are; nothing is balanced unless a test is about
+/// that.
 pub(super) fn options() -> ClusterOptions {
     ClusterOptions {
         block_bytes: BLOCK_BYTES,
@@ -37,6 +38,8 @@ pub(super) fn options() -> ClusterOptions {
         awaited_report_ms: 3_000,
         seal_grace_ms: 500,
         excess_grace_ms: 2_000,
+        balance_spread_permille: 0,
+        balance_interval_ms: 1_000,
         command_retry_ms: 1_500,
         ..ClusterOptions::default()
     }

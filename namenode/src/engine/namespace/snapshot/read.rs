@@ -237,6 +237,10 @@ impl Reader {
                 namespace.operations = operations;
                 true
             }
+            Record::Maintenance { node, until } => match namespace.servers.get_mut(node) {
+                Some(server) => server.maintenance_until.replace(until).is_none(),
+                None => false,
+            },
             Record::End { records } => {
                 self.ended = true;
                 Some(self.records) == records.checked_add(1)

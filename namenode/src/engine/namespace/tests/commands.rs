@@ -69,6 +69,10 @@ fn samples() -> Vec<Command> {
         node: NodeId(3),
         held: true,
     }));
+    commands.push(Command::Operate(Operation::Maintenance {
+        node: NodeId(3),
+        until: Some(Timestamp(7)),
+    }));
     commands
 }
 

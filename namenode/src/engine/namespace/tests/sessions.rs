@@ -270,10 +270,17 @@ fn what_operators_changed_is_remembered_until_it_is_meant_no_more() {
     };
     let policy = Command::Operate(Operation::Policy(choice.clone()));
     fixture.apply(&policy).unwrap();
+    let away = |until| Command::Operate(Operation::Maintenance { node, until });
+    let until = |fixture: &Fixture| fixture.namespace.server("a").unwrap().maintenance_until;
+    fixture.apply(&away(Some(Timestamp(7)))).unwrap();
 
     let bytes = fixture.snapshot();
     fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
     assert_eq!(fixture.namespace.chosen_policy(), Some(&choice));
+    assert_eq!(until(&fixture), Some(Timestamp(7)));
+    assert_eq!(fixture.snapshot(), bytes);
+    fixture.apply(&away(None)).unwrap();
+    assert_eq!(until(&fixture), None);
     assert_eq!(
         choice.instead_of(&"harvest".to_owned()),
         Some(&"stock".to_owned())

@@ -1,0 +1,265 @@
+//! Evens out how full servers are: replicas move from the fullest volumes to the emptiest servers that
+//! can have them without a block being spread worse, within the budget for moves, and only while no block
+//! that waits for something else can be helped.
+//!
+//! A move is a repair whose source gives its replica up afterwards. None is begun that would leave the
+//! target fuller than the source, so that the differences only become smaller.
+
+use harvestfs_placement::Lane;
+use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use rand::{Rng, RngExt};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::{
+    Cluster,
+    repair::Waited,
+    table::{NodeIx, ReplicaState, Slot, StorageIx},
+};
+
+/// Blocks of a volume that one round looks at for one that may move.
+const BLOCKS_TRIED: usize = 32;
+/// Servers that are tried for one block, the emptiest first.
+const TARGETS_TRIED: usize = 16;
+
+/// How full something is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fill {
+    used_bytes: u64,
+    quota_bytes: u64,
+}
+
+impl Fill {
+    fn add(&mut self, other: Self) {
+        self.used_bytes = self.used_bytes.saturating_add(other.used_bytes);
+        self.quota_bytes = self.quota_bytes.saturating_add(other.quota_bytes);
+    }
+
+    /// Used, in thousandths; full without a quota.
+    fn permille(self) -> u64 {
+        let used = u128::from(self.used_bytes) * 1_000;
+        let permille = used.checked_div(u128::from(self.quota_bytes));
+        permille.map_or(1_000, |it| u64::try_from(it).unwrap_or(u64::MAX))
+    }
+
+    fn with(self, bytes: u64) -> Self {
+        Self {
+            used_bytes: self.used_bytes.saturating_add(bytes),
+            ..self
+        }
+    }
+
+    fn without(self, bytes: u64) -> Self {
+        Self {
+            used_bytes: self.used_bytes.saturating_sub(bytes),
+            ..self
+        }
+    }
+}
+
+impl Cluster {
+    /// How full the fullest and the emptiest server are, in thousandths; `None` without servers that
+    /// take part.
+    pub(super) fn fill_permille(&self) -> Option<(u64, u64)> {
+        let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
+        for storage in &self.table.storages {
+            if storage.usable {
+                nodes.entry(storage.node).or_default().add(Fill {
+                    used_bytes: storage.status.used_bytes,
+                    quota_bytes: storage.status.quota_bytes,
+                });
+            }
+        }
+        let fills = || nodes.values().map(|fill| fill.permille());
+        Some((fills().max()?, fills().min()?))
+    }
+
+    /// Begins the moves of a round.
+    pub(super) fn balance(&mut self, rng: &mut dyn Rng) {
+        let spread_permille = u64::from(self.options.balance_spread_permille);
+        if self.now_ms < self.next_balance_ms
+            || spread_permille == 0
+            || self.options.moves_per_window == 0
+            || self.queue.has_due()
+        {
+            return;
+        }
+        self.next_balance_ms = self.now_ms + self.options.balance_interval_ms;
+        for class in [StorageClass::Disk, StorageClass::Ssd, StorageClass::Memory] {
+            self.balance_class(class, spread_permille, rng);
+        }
+    }
+
+    /// Volumes of a class are compared with servers by their volumes of that class.
+    fn balance_class(&mut self, class: StorageClass, spread_permille: u64, rng: &mut dyn Rng) {
+        let mut volumes: Vec<(StorageIx, Fill)> = Vec::new();
+        let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
+        for (index, storage) in self.table.storages.iter().enumerate() {
+            if !storage.usable || !storage.inventoried || storage.class() != class {
+                continue;
+            }
+            let fill = Fill {
+                used_bytes: storage.status.used_bytes,
+                quota_bytes: storage.status.quota_bytes,
+            };
+            volumes.push((index as StorageIx, fill));
+            nodes.entry(storage.node).or_default().add(fill);
+        }
+        self.count_moves(&mut volumes, &mut nodes);
+        volumes.sort_by_key(|&(storage, fill)| (std::cmp::Reverse(fill.permille()), storage));
+        for (volume, fill) in volumes {
+            let mut targets: Vec<(u64, NodeIx)> = nodes
+                .iter()
+                .map(|(&node, fill)| (fill.permille(), node))
+                .collect();
+            targets.sort_unstable();
+            let gap = |&(emptiest, _): &(u64, NodeIx)| fill.permille().saturating_sub(emptiest);
+            if targets.first().is_none_or(|it| gap(it) <= spread_permille) {
+                // The volumes that follow are emptier.
+                return;
+            }
+            targets.retain(|it| gap(it) > spread_permille);
+            self.move_one(volume, fill, &targets, &mut nodes, rng);
+        }
+    }
+
+    /// Counts what is on its way as if it had arrived, and what is to go as gone.
+    fn count_moves(&self, volumes: &mut [(StorageIx, Fill)], nodes: &mut FxHashMap<NodeIx, Fill>) {
+        for (&slot, &from) in &self.moving {
+            let Some(block) = self.table.get(slot) else {
+                continue;
+            };
+            let bytes = u64::from(block.required_bytes);
+            if let Some(fill) = nodes.get_mut(&from) {
+                *fill = fill.without(bytes);
+            }
+            for (volume, fill) in volumes.iter_mut() {
+                if self.table.storages[*volume as usize].node == from
+                    && self.table.replica_in(slot, *volume).is_some()
+                {
+                    *fill = fill.without(bytes);
+                }
+            }
+            if let Some(coming) = self.in_flight.get(&slot)
+                && let Some(fill) = nodes.get_mut(&coming.target)
+            {
+                *fill = fill.with(bytes);
+            }
+        }
+    }
+
+    /// Begins the move of one block from a volume, if one can move.
+    fn move_one(
+        &mut self,
+        volume: StorageIx,
+        fill: Fill,
+        targets: &[(u64, NodeIx)],
+        nodes: &mut FxHashMap<NodeIx, Fill>,
+        rng: &mut dyn Rng,
+    ) {
+        let storage = &self.table.storages[volume as usize];
+        let from = storage.node;
+        let blocks = storage.blocks();
+        if blocks.is_empty() || !self.nodes[from as usize].is_available() {
+            return;
+        }
+        let first = rng.random_range(0..blocks.len());
+        let candidates: SmallVec<[Slot; BLOCKS_TRIED]> = (0..blocks.len().min(BLOCKS_TRIED))
+            .map(|step| blocks[(first + step) % blocks.len()])
+            .collect();
+        for slot in candidates {
+            let Some((holders, bytes)) = self.movable(slot, volume) else {
+                continue;
+            };
+            for &(_, target) in targets.iter().take(TARGETS_TRIED) {
+                let Some(&target_fill) = nodes.get(&target) else {
+                    continue;
+                };
+                let levels = fill.without(bytes).permille() >= target_fill.with(bytes).permille();
+                if levels
+                    && self.may_take(slot, &holders, from, target)
+                    && self.start_move(slot, from, target)
+                {
+                    nodes.insert(target, target_fill.with(bytes));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The holders of a block that has a sealed replica on a volume and nothing to be mended, and its
+    /// length in bytes.
+    fn movable(&self, slot: Slot, volume: StorageIx) -> Option<(SmallVec<[NodeIx; 8]>, u64)> {
+        let block = self.table.get(slot)?;
+        let index = self.table.replica_in(slot, volume)?;
+        let sealed = block
+            .replicas
+            .iter()
+            .all(|it| it.state == ReplicaState::Sealed);
+        let tally = self.tally(slot, block);
+        let is_whole = block.sealed
+            && sealed
+            && tally.holders.len() == block.wanted()
+            && tally.leaving == 0
+            && block.replicas.len() == block.wanted();
+        let is_free = !self.in_flight.contains_key(&slot) && self.queue.get(slot).is_none();
+        let is_here = block.replicas[index].state == ReplicaState::Sealed;
+        (is_whole && is_free && is_here && block.required_bytes > 0)
+            .then(|| (tally.holders, u64::from(block.required_bytes)))
+    }
+
+    /// Whether a server can have a block's replica instead of another one, with no constraint that
+    /// holds being broken and on no tenant that is reimaged more often.
+    fn may_take(&mut self, slot: Slot, holders: &[NodeIx], from: NodeIx, target: NodeIx) -> bool {
+        let Some(block) = self.table.get(slot) else {
+            return false;
+        };
+        let class = block.rules.class;
+        let is_open = |server| self.view.is_open(server, Lane::Repair, class);
+        if holders.contains(&target) || !self.view.server_at(target as usize).is_some_and(is_open) {
+            return false;
+        }
+        let ids = |nodes: &mut dyn Iterator<Item = NodeIx>| -> SmallVec<[NodeId; 8]> {
+            nodes.map(|node| self.nodes[node as usize].id).collect()
+        };
+        let before = ids(&mut holders.iter().copied());
+        let moved = |&node: &NodeIx| if node == from { target } else { node };
+        let after = ids(&mut holders.iter().map(moved));
+        self.policy.keeps(&self.view, &before, &after)
+            && self.nodes[target as usize].as_target.used(self.now_ms)
+                < self.options.moves_per_window
+    }
+
+    /// Begins a move; false when no source has room in its budget.
+    fn start_move(&mut self, slot: Slot, from: NodeIx, target: NodeIx) -> bool {
+        let volume_limit = self.options.repairs_per_volume(Lane::Repair);
+        let limit = self.options.moves_per_window;
+        let Some(source) = self.choose_source(slot, limit, volume_limit) else {
+            return false;
+        };
+        self.moving.insert(slot, from);
+        let waited = Waited {
+            since_ms: self.now_ms,
+            attempts: 0,
+        };
+        self.start_repair(slot, source, target, waited, true);
+        true
+    }
+
+    /// A move failed, or its source has given up its replica, or has to keep it.
+    pub(super) fn end_idle_move(&mut self, slot: Slot) {
+        if self.moving.is_empty()
+            || self.in_flight.contains_key(&slot)
+            || !self.moving.contains_key(&slot)
+        {
+            return;
+        }
+        let is_over = self
+            .table
+            .get(slot)
+            .is_none_or(|block| self.holders(slot, block).len() <= block.wanted());
+        if is_over {
+            self.moving.remove(&slot);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Servers that their operators take away for a while: for that time their blocks are not repaired,
+//! and they are given nothing new.
+//!
+//! A node in maintenance that falls silent is not given up; its replicas go on counting, and readers try
+//! it last. After a restart of the namenode, what such a node holds is not known until it comes back:
+//! until then, a block that lacks no more replicas than there are such nodes waits, unless it has none.
+
+use harvestfs_protocol::{ids::NodeId, placement::ReimageImpact};
+use rustc_hash::FxHashSet;
+
+use super::{
+    Cluster,
+    node::Life,
+    table::{NodeIx, Slot},
+};
+
+impl Cluster {
+    /// Lets a node be away until `until_ms`, or, with `None`, no longer.
+    pub fn set_maintenance(&mut self, now_ms: u64, node: NodeId, until_ms: Option<u64>) {
+        self.advance(now_ms);
+        let Some(index) = self.node_index(node) else {
+            return;
+        };
+        match until_ms.filter(|&until_ms| until_ms > self.now_ms) {
+            Some(until_ms) => {
+                self.maintenance.insert(index, until_ms);
+                self.refresh_node(index);
+            }
+            None => self.end_maintenance(index),
+        }
+    }
+
+    /// How much longer a node may be away, in milliseconds; `None` when it is not in maintenance.
+    #[must_use]
+    pub fn maintenance_left_ms(&self, now_ms: u64, node: NodeId) -> Option<u64> {
+        let until_ms = self.maintenance.get(&self.node_index(node)?)?;
+        Some(until_ms.saturating_sub(now_ms))
+    }
+
+    /// What could not be read if these nodes were away, beside those that may be already: the lost
+    /// blocks of what is told. O(blocks on them).
+    #[must_use]
+    pub fn maintenance_impact(&self, nodes: &[NodeId]) -> ReimageImpact {
+        let asked = nodes.iter().filter_map(|&node| self.node_index(node));
+        let away: FxHashSet<NodeIx> = asked.chain(self.maintenance.keys().copied()).collect();
+        self.impact(&away)
+    }
+
+    pub(super) fn is_in_maintenance(&self, node: NodeIx) -> bool {
+        self.maintenance.contains_key(&node)
+    }
+
+    /// Ends what is over.
+    pub(super) fn expire_maintenance(&mut self) {
+        let over = |(&node, &until_ms): (&NodeIx, &u64)| (until_ms <= self.now_ms).then_some(node);
+        let mut over: Vec<NodeIx> = self.maintenance.iter().filter_map(over).collect();
+        over.sort_unstable();
+        for node in over {
+            self.end_maintenance(node);
+        }
+    }
+
+    fn end_maintenance(&mut self, node: NodeIx) {
+        let had_to_wait = self.may_hold_unknown(node);
+        if self.maintenance.remove(&node).is_none() {
+            return;
+        }
+        self.refresh_node(node);
+        if had_to_wait && !self.safe_mode {
+            // Blocks waited for what it would report.
+            self.settle_from = Some(0);
+        }
+        // One that is away is given up at once, not with the next look at all nodes.
+        self.next_scan_ms = self.now_ms;
+    }
+
+    /// Whether a block that lacks replicas waits for nodes in maintenance to tell what they have.
+    pub(super) fn waits_for_maintenance(&self, present: usize, wanted: usize) -> bool {
+        if self.maintenance.is_empty() || present == 0 {
+            return false;
+        }
+        let nodes = self.maintenance.keys();
+        let unknown = nodes.filter(|&&node| self.may_hold_unknown(node)).count();
+        wanted.saturating_sub(present) <= unknown
+    }
+
+    /// Whether a node in maintenance was not heard of since the namenode started.
+    fn may_hold_unknown(&self, node: NodeIx) -> bool {
+        let it = &self.nodes[node as usize];
+        self.is_in_maintenance(node) && (it.life == Life::Unheard || !self.is_inventoried(it))
+    }
+
+    /// Whether that is why a block is not repaired.
+    pub(super) fn is_held_for_maintenance(&self, slot: Slot) -> bool {
+        self.table.get(slot).is_some_and(|block| {
+            let present = self.tally(slot, block).present();
+            self.waits_for_maintenance(present, block.wanted())
+        })
+    }
+}
