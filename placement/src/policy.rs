@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::{
     diversity::{Constraints, conflicts, held},
     greedy::Greedy,
-    grid::{LeastReimaged, Scope},
+    grid::{CALM_POINTS, LeastReimaged, Scope},
     spread::{Harvest, History},
     stock::Stock,
     view::{Lane, ServerView, View},
@@ -90,7 +90,8 @@ pub trait Policy: Send {
 
     /// Whether a block is spread as well on the servers `after` as on those `before`: no constraint that
     /// holds is broken, none of the policy's is farther from holding, as many replicas are in the grid
-    /// and on calm tenants, and none is on a tenant that is reimaged more often than the one it leaves.
+    /// and on calm tenants, all owners are busy at once in no more hours, and none is on a tenant that is
+    /// reimaged more often than the one it leaves.
     fn keeps(&self, view: &View, before: &[NodeId], after: &[NodeId]) -> bool {
         let servers = |nodes: &[NodeId]| -> SmallVec<[&ServerView; 8]> {
             nodes.iter().filter_map(|&node| view.server(node)).collect()
@@ -98,6 +99,10 @@ pub trait Policy: Send {
         let calm = |servers: &[&ServerView]| {
             let points = servers.iter().map(|it| u32::from(view.calm_points(it)));
             points.sum::<u32>().min(CALM_POINTS.into())
+        };
+        let all_busy = |servers: &[&ServerView]| {
+            let busy = servers.iter().map(|it| view.busy_hours(it));
+            busy.fold(WeekHours::ALL, WeekHours::common).count()
         };
         let in_grid = |servers: &[&ServerView]| {
             let cells = servers.iter().filter_map(|it| view.cell_of(it));
@@ -113,6 +118,7 @@ pub trait Policy: Send {
             && distance(&after) <= distance(&before)
             && in_grid(&after) >= in_grid(&before)
             && calm(&after) >= calm(&before)
+            && all_busy(&after) <= all_busy(&before)
             && rates(&after) <= rates(&before)
     }
 

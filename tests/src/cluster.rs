@@ -14,6 +14,10 @@ use tempfile::TempDir;
 
 use crate::{can_mount, harvestfs, mounts, process::Process, wait_until};
 
+/// How long a cluster may take to be as it should be. A replica too many alone stays for a minute, in
+/// case that another is lost.
+const HEALTHY_DEADLINE: Duration = Duration::from_secs(180);
+
 /// How a cluster is made.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
@@ -355,10 +359,10 @@ impl Cluster {
     /// Waits until fsck finds nothing to complain of.
     ///
     /// # Panics
-    /// When that takes longer than `deadline`.
-    pub fn wait_healthy(&self, deadline: Duration) {
+    /// When that takes longer than [`HEALTHY_DEADLINE`].
+    pub fn wait_healthy(&self) {
         let mut last = serde_json::Value::Null;
-        let end = std::time::Instant::now() + deadline;
+        let end = std::time::Instant::now() + HEALTHY_DEADLINE;
         while std::time::Instant::now() < end {
             last = self.fsck();
             if last["healthy"] == true {
@@ -366,7 +370,7 @@ impl Cluster {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        panic!("not healthy within {} s: {last:#}", deadline.as_secs());
+        panic!("not healthy within {HEALTHY_DEADLINE:?}: {last:#}");
     }
 
     /// Waits until `count` datanodes are alive.

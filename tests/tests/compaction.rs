@@ -88,7 +88,7 @@ fn the_space_of_mostly_unused_blocks_comes_back() {
         let now = fs::metadata(path(seed)).and_then(|m| m.modified());
         assert_eq!(now.expect("stat"), time, "f{seed}");
     }
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     // It survives a restart of everything.
     cluster.stop("mnt");
     cluster.kill("namenode");

@@ -145,14 +145,14 @@ fn what_fsync_returned_for_survives_kill_9_of_every_part() {
         assert!(files > round, "the writers made progress");
     }
     // The killed mount's session ends, and what it never committed is collected.
-    cluster.wait_healthy(Duration::from_secs(150));
+    cluster.wait_healthy();
     cluster.stop("mnt");
     let mount = cluster.mount("mnt");
     check(&mount, &acknowledged);
     for entry in fs::read_dir(&mount).expect("the root") {
         fs::remove_file(entry.expect("an entry").path()).expect("remove");
     }
-    cluster.wait_healthy(Duration::from_secs(60));
+    cluster.wait_healthy();
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn everything_at_once_killed_and_started_again() {
     }
     let mount = cluster.mount("mnt");
     assert!(check(&mount, &acknowledged) > 0);
-    cluster.wait_healthy(Duration::from_secs(150));
+    cluster.wait_healthy();
 }
 
 #[test]
@@ -195,23 +195,23 @@ fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas
     fs::write(&path, Pattern { seed: 1 }.bytes(40 << 20)).expect("write");
     File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
     cluster.stop("mnt");
-    cluster.wait_healthy(Duration::from_secs(60));
+    cluster.wait_healthy();
 
     // Reimaged: known at once, since the server comes back with a new storage id.
     let victim = Cluster::datanode(1);
     cluster.stop(&victim);
     cluster.reimage(1);
     cluster.start_datanode(1);
-    cluster.wait_healthy(Duration::from_secs(120));
+    cluster.wait_healthy();
 
     // Gone for a while, and back with its data: no replica stays that nobody asked for.
     let victim = Cluster::datanode(2);
     cluster.kill(&victim);
     cluster.wait_alive(4, Duration::from_secs(60));
-    cluster.wait_healthy(Duration::from_secs(120));
+    cluster.wait_healthy();
     cluster.start_datanode(2);
     cluster.wait_alive(5, Duration::from_secs(60));
-    cluster.wait_healthy(Duration::from_secs(120));
+    cluster.wait_healthy();
 
     let mount = cluster.mount("mnt");
     Pattern { seed: 1 }.check_file(&mount.join("f"), 40 << 20);

@@ -181,7 +181,7 @@ fn a_server_is_reimaged_when_that_is_safe() {
     check_files(&mount, 12);
     cluster.start_datanode(number);
     cluster.wait_alive(9, DEADLINE);
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn an_owner_takes_space_back_and_returns_it() {
         assert_eq!(quota_bytes, half_bytes);
         used_bytes <= half_bytes
     });
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
 
     // There is none: what has a copy elsewhere goes at once, and is copied again from there. The
     // quota outlives the datanode.
@@ -222,7 +222,7 @@ fn an_owner_takes_space_back_and_returns_it() {
     wait_until("nothing is used", 2 * DEADLINE, || {
         space(&cluster, number) == (0, 0)
     });
-    cluster.wait_healthy(2 * DEADLINE);
+    cluster.wait_healthy();
     let mount = cluster.mount("mnt");
     check_files(&mount, 12);
 

@@ -200,7 +200,7 @@ fn what_is_removed_can_be_restored_until_it_expires() {
     fs::remove_file(mount.join("tree/g")).expect("rm");
     cluster.output_of(&["fs", "trash", "purge", "--all"]);
     assert!(trashed(&cluster).is_empty());
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_server_is_decommissioned_by_its_rack_and_used_again() {
         put(&mount.join(number.to_string()), 1 << 20).expect("write");
     }
     cluster.stop("mount");
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     let admin = |arguments: &[&str]| {
         let all = [&["admin", "decommission"], arguments].concat();
         cluster.command(&all)
@@ -336,7 +336,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
         put(&mount.join(number.to_string()), 1 << 20).expect("write");
     }
     cluster.stop("mount");
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     let admin = |cluster: &Cluster, arguments: &[&str]| {
         let all = [&["admin", "maintenance"], arguments].concat();
         cluster.command(&all)
@@ -377,7 +377,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
 
     // It comes back with everything: nothing was repaired.
     cluster.start_datanode(1);
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     assert_eq!(status(&cluster)["repairs_done"], 0);
     let mount = cluster.mount("mount");
     put(&mount.join("new"), 1 << 20).expect("the others take it");
@@ -415,7 +415,7 @@ fn an_empty_server_gets_its_share() {
     let mount = cluster.mount("mount");
     put(&mount.join("large"), 120 << 20).expect("write");
     cluster.stop("mount");
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     let used = |cluster: &Cluster, number: usize| {
         let volumes = &cluster.node_status(number)["volumes"];
         volumes[0]["used_bytes"].as_u64().expect("bytes")
@@ -433,7 +433,7 @@ fn an_empty_server_gets_its_share() {
         let spread = used.iter().max().unwrap_or(&0) - used.iter().min().unwrap_or(&0);
         spread <= 34 << 20
     });
-    cluster.wait_healthy(DEADLINE);
+    cluster.wait_healthy();
     let mount = cluster.mount("mount");
     assert_eq!(
         fs::read(mount.join("large")).expect("read"),

@@ -481,5 +481,5 @@ fn settings_are_attributes_and_are_inherited() {
     wait_until("three replicas", Duration::from_secs(90), || {
         replicas(&other.join("d/f")) == 3
     });
-    cluster.wait_healthy(Duration::from_secs(30));
+    cluster.wait_healthy();
 }

@@ -65,7 +65,7 @@ fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
     assert_same_tree(&local.path().join("tree"), &mount.join("copy"));
     run(&mount, "rm", &["-rf", "tree", "copy"]);
     assert_eq!(fs::read_dir(&mount).expect("the root").count(), 0);
-    cluster.wait_healthy(Duration::from_secs(60));
+    cluster.wait_healthy();
 }
 
 /// Real crates that need no other.

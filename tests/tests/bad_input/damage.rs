@@ -68,7 +68,7 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
     }
     // Unmounting seals every block.
     cluster.stop("mnt");
-    cluster.wait_healthy(Duration::from_secs(60));
+    cluster.wait_healthy();
 
     let replicas = sealed_replicas(&cluster, 1);
     assert!(replicas.len() >= 5, "{replicas:?}");

@@ -29,7 +29,7 @@ fn assert_serves(cluster: &mut Cluster, mount: &Path, running: usize) {
     pattern.check(&file, 0, 300_000);
     fs::remove_file(&path).expect("remove");
     drop(file);
-    cluster.wait_healthy(Duration::from_secs(60));
+    cluster.wait_healthy();
     assert_eq!(cluster.running().len(), running, "{:?}", cluster.running());
     assert_no_panic(cluster);
 }
