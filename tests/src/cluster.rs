@@ -359,7 +359,7 @@ impl Cluster {
     /// Waits until fsck finds nothing to complain of.
     ///
     /// # Panics
-    /// When that takes longer than [`HEALTHY_DEADLINE`].
+    /// When that takes longer than three minutes.
     pub fn wait_healthy(&self) {
         let mut last = serde_json::Value::Null;
         let end = std::time::Instant::now() + HEALTHY_DEADLINE;
