@@ -17,9 +17,12 @@ mod settings;
 mod volumes;
 
 // The binary and the datanode have no public modules for these, so their sources are compiled in.
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "../../cli/src/config/mod.rs"]
 mod config;
+#[allow(dead_code)]
+#[path = "../../cli/src/http.rs"]
+mod http;
 #[allow(dead_code, unused_imports)]
 #[path = "../../datanode/src/store/mod.rs"]
 mod store;
