@@ -337,6 +337,12 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     }
     cluster.stop("mount");
     cluster.wait_healthy();
+    let has_replicas = |number: &usize| {
+        let replicas = &cluster.node_status(*number)["replicas"];
+        replicas.as_u64() > Some(0)
+    };
+    let away = (1..=4).find(has_replicas).expect("a server with replicas");
+    let (server, rack) = (Cluster::datanode(away), format!("rack-{away}"));
     let admin = |cluster: &Cluster, arguments: &[&str]| {
         let all = [&["admin", "maintenance"], arguments].concat();
         cluster.command(&all)
@@ -349,9 +355,9 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     let said = String::from_utf8_lossy(&refused.stdout).into_owned();
     assert!(said.contains("cannot be read meanwhile"), "{said}");
 
-    let begun = admin(&cluster, &["start", "--rack", "rack-1", "--for", "1h"]);
+    let begun = admin(&cluster, &["start", "--rack", &rack, "--for", "1h"]);
     assert!(begun.status.success(), "{begun:?}");
-    cluster.kill("datanode-1");
+    cluster.kill(&server);
     // Long silent, and the namenode has forgotten where blocks are.
     cluster.kill("namenode");
     cluster.start_namenode();
@@ -376,7 +382,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     assert_eq!(findings.iter().filter(waits).count() as u64, missing);
 
     // It comes back with everything: nothing was repaired.
-    cluster.start_datanode(1);
+    cluster.start_datanode(away);
     cluster.wait_healthy();
     assert_eq!(status(&cluster)["repairs_done"], 0);
     let mount = cluster.mount("mount");
@@ -384,10 +390,10 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     cluster.stop("mount");
 
     // Over, and still away: its blocks are repaired.
-    let begun = admin(&cluster, &["start", "datanode-1", "--for", "1h"]);
+    let begun = admin(&cluster, &["start", &server, "--for", "1h"]);
     assert!(begun.status.success(), "{begun:?}");
-    cluster.kill("datanode-1");
-    let stopped = admin(&cluster, &["stop", "datanode-1"]);
+    cluster.kill(&server);
+    let stopped = admin(&cluster, &["stop", &server]);
     assert!(stopped.status.success(), "{stopped:?}");
     wait_until("its blocks are repaired elsewhere", DEADLINE, || {
         let now = status(&cluster);
