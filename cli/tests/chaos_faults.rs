@@ -14,7 +14,8 @@ use serde_json::Value;
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Other tests may keep this machine busy: the datanodes do not yield to them.
+/// Other tests may keep this machine busy: the datanodes do not yield to them. Every client fills
+/// blocks of its own: there are enough of them that the reimaged server has replicas of some.
 const CLUSTER: &str = r#"
 name = "test"
 seed = 7
@@ -28,7 +29,7 @@ quota_mib = 64
 priority = "normal"
 
 [clients]
-count = 2
+count = 16
 file_kib_max = 256
 "#;
 

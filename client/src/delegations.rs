@@ -11,34 +11,107 @@ use harvestfs_protocol::ids::InodeId;
 /// See the module. The namenode bounds how many there are.
 #[derive(Default)]
 pub(crate) struct Delegations {
-    inodes: Mutex<HashSet<InodeId>>,
+    state: Mutex<State>,
 }
 
+#[derive(Default)]
+struct State {
+    inodes: HashSet<InodeId>,
+    takings: Takings,
+}
+
+/// How often delegations were taken back. A notice that takes one back may arrive before the reply
+/// that gives it, because the reply waits until the creation is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Takings(u64);
+
 impl Delegations {
-    pub(crate) fn given(&self, ino: InodeId) {
-        self.lock().insert(ino);
+    /// To be called before the request whose reply may give a delegation is sent.
+    pub(crate) fn takings(&self) -> Takings {
+        self.lock().takings
+    }
+
+    /// The namenode gave the delegation. It does not count when any was taken back since `before`:
+    /// it may have been this one.
+    pub(crate) fn given(&self, ino: InodeId, before: Takings) {
+        let mut state = self.lock();
+        if state.takings == before {
+            state.inodes.insert(ino);
+        }
     }
 
     pub(crate) fn has(&self, ino: InodeId) -> bool {
-        self.lock().contains(&ino)
+        self.lock().inodes.contains(&ino)
     }
 
-    /// From now on, every `close` of the file waits for the commit.
+    /// This session lets go of one: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
-        self.lock().remove(&ino);
+        self.lock().inodes.remove(&ino);
+    }
+
+    /// The namenode takes some back.
+    pub(crate) fn recalled(&self, inodes: &[InodeId]) {
+        let mut state = self.lock();
+        state.takings.0 += 1;
+        for ino in inodes {
+            state.inodes.remove(ino);
+        }
     }
 
     /// The session has ended.
     pub(crate) fn clear(&self) {
-        self.lock().clear();
+        let mut state = self.lock();
+        state.takings.0 += 1;
+        state.inodes.clear();
     }
 
-    pub(crate) fn all(&self) -> Vec<InodeId> {
-        self.lock().iter().copied().collect()
+    /// What the session tells the namenode that it has when it comes back. The namenode takes back
+    /// what is not among them.
+    pub(crate) fn declare(&self) -> Vec<InodeId> {
+        let mut state = self.lock();
+        state.takings.0 += 1;
+        state.inodes.iter().copied().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<InodeId>> {
-        // Each critical section is a single change.
-        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each critical section leaves a state that holds.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: InodeId = InodeId(7);
+
+    #[test]
+    fn what_is_taken_back_before_the_reply_arrives_is_not_given() {
+        let delegations = Delegations::default();
+        let before = delegations.takings();
+        delegations.recalled(&[FILE]);
+        delegations.given(FILE, before);
+        assert!(!delegations.has(FILE));
+
+        delegations.given(FILE, delegations.takings());
+        assert!(delegations.has(FILE));
+        delegations.recalled(&[FILE]);
+        assert!(!delegations.has(FILE));
+    }
+
+    #[test]
+    fn a_reply_from_before_the_session_came_back_gives_nothing() {
+        let delegations = Delegations::default();
+        let before = delegations.takings();
+        assert_eq!(delegations.declare(), Vec::new());
+        delegations.given(FILE, before);
+        assert!(!delegations.has(FILE));
+
+        delegations.given(FILE, delegations.takings());
+        assert_eq!(delegations.declare(), [FILE]);
+        let before = delegations.takings();
+        delegations.clear();
+        delegations.given(InodeId(8), before);
+        assert!(!delegations.has(FILE) && !delegations.has(InodeId(8)));
     }
 }

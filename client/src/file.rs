@@ -87,7 +87,6 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.state.handle_closed();
-        self.state.release_hold();
     }
 }
 

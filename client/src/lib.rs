@@ -45,9 +45,9 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `session`, `calls`, `holds` | the connection to the namenode, leases, calls that are executed once, open files |
+//! | `session`, `calls`, `holds`, `delegations` | the connection to the namenode, leases, calls that are executed once, open files, new files closed before they are committed |
 //! | `cache`, `extents`, `listing`, `content`, `permissions` | what may be believed of the namespace without asking |
-//! | `client`, `namespace`, `path`, `file` | the API |
+//! | `client`, `namespace`, `path`, `walk`, `file` | the API |
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
 //! | `compaction` | moves what is left of mostly unused blocks |
@@ -92,6 +92,7 @@ mod short_circuit;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod writeback;
 mod writer;
 
@@ -101,4 +102,4 @@ pub use counters::ClientCounters;
 pub use error::ClientError;
 pub use file::{File, OpenFlags};
 pub use options::ClientOptions;
-pub use path::{Walk, WalkEntry};
+pub use walk::{Entries, Walk, WalkEntry};

@@ -169,10 +169,12 @@ impl Client {
             mode,
             rdev,
         };
+        let delegations = &self.core().session.delegations;
+        let takings = delegations.takings();
         let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
         let attr = match reply {
             MetaReply::Delegated(attr) => {
-                self.core().session.delegations.given(attr.ino);
+                delegations.given(attr.ino, takings);
                 attr
             }
             reply => attr_of(reply, "Create")?,
@@ -343,8 +345,9 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. What is written
-    /// and not committed yet, here or on other mounts, is not in it. Returns the attributes of the copy.
+    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. What was closed
+    /// is committed first, here and on other mounts; what open files have written and not flushed is
+    /// not in it. Returns the attributes of the copy.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::Exists`] and others.

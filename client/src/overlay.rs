@@ -49,12 +49,12 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         }
     }
 
-    /// Bytes of all segments.
     /// Whether all of it is in one piece.
     pub(crate) fn is_one_segment(&self) -> bool {
         self.segments.len() + usize::from(self.tail.is_some()) == 1
     }
 
+    /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

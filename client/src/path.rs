@@ -6,8 +6,6 @@ use bytes::Bytes;
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
-    meta::DirEntry,
     name::Name,
     types::{Attr, Credentials, FileKind},
 };
@@ -154,17 +152,6 @@ impl Client {
         file.close().await
     }
 
-    /// Everything at and below an inode, directories before what is in them, names in order.
-    #[must_use]
-    pub fn walk(&self, credentials: &Credentials, start: InodeId) -> Walk {
-        Walk {
-            client: self.clone(),
-            credentials: credentials.clone(),
-            start: Some(start),
-            levels: Vec::new(),
-        }
-    }
-
     /// Follows a path; returns what it leads to.
     async fn follow(
         &self,
@@ -222,103 +209,4 @@ fn components(path: &[u8]) -> VecDeque<Vec<u8>> {
 fn trim_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&byte| byte != b'/');
     &path[..end.map_or(0, |last| last + 1)]
-}
-
-/// What [`Walk::next`] finds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WalkEntry {
-    /// Path below the start, `/`-separated; empty for the start itself.
-    pub path: Vec<u8>,
-    /// Its attributes.
-    pub attr: Attr,
-}
-
-/// A walk over a tree; see [`Client::walk`]. Keeps one page of each directory on the way to where
-/// it is.
-#[derive(Debug)]
-pub struct Walk {
-    client: Client,
-    credentials: Credentials,
-    start: Option<InodeId>,
-    levels: Vec<Level>,
-}
-
-/// A directory that is being listed.
-#[derive(Debug)]
-struct Level {
-    ino: InodeId,
-    path: Vec<u8>,
-    page: VecDeque<DirEntry>,
-    /// The last name of the last page.
-    after: Option<Name>,
-    end: bool,
-}
-
-impl Walk {
-    /// The next entry; none at the end. After an error the walk goes on behind what failed.
-    ///
-    /// # Errors
-    /// As [`Client::readdir`] and [`Client::getattr`].
-    pub async fn next(&mut self) -> Result<Option<WalkEntry>, ClientError> {
-        if let Some(start) = self.start.take() {
-            let attr = self.client.getattr(&self.credentials, start).await?;
-            return Ok(Some(self.visit(Vec::new(), attr)));
-        }
-        loop {
-            let Some(level) = self.levels.last_mut() else {
-                return Ok(None);
-            };
-            let Some(entry) = level.page.pop_front() else {
-                if level.end {
-                    self.levels.pop();
-                    continue;
-                }
-                let listed = self
-                    .client
-                    .readdir(
-                        &self.credentials,
-                        level.ino,
-                        level.after.as_ref(),
-                        ENTRIES_PER_REPLY_MAX,
-                        true,
-                    )
-                    .await;
-                match listed {
-                    Ok(page) => {
-                        level.after = page.entries.last().map(|last| last.name.clone());
-                        level.end = page.end || page.entries.is_empty();
-                        level.page = page.entries.into();
-                        continue;
-                    }
-                    Err(error) => {
-                        self.levels.pop();
-                        return Err(error);
-                    }
-                }
-            };
-            let mut path = level.path.clone();
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend_from_slice(entry.name.as_bytes());
-            let attr = match entry.attr {
-                Some(attr) => attr,
-                None => self.client.getattr(&self.credentials, entry.ino).await?,
-            };
-            return Ok(Some(self.visit(path, attr)));
-        }
-    }
-
-    fn visit(&mut self, path: Vec<u8>, attr: Attr) -> WalkEntry {
-        if attr.kind == FileKind::Directory {
-            self.levels.push(Level {
-                ino: attr.ino,
-                path: path.clone(),
-                page: VecDeque::new(),
-                after: None,
-                end: false,
-            });
-        }
-        WalkEntry { path, attr }
-    }
 }

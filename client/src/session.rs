@@ -329,7 +329,7 @@ impl Session {
                 resume,
                 holds: self.holds.all(),
                 delegations: Some(match resume {
-                    Some(_) => self.delegations.all(),
+                    Some(_) => self.delegations.declare(),
                     None => Vec::new(),
                 }),
             })
@@ -392,9 +392,7 @@ impl Session {
                     self.cache.invalidate_all();
                 }
                 Notice::Recall { inodes } => {
-                    for ino in inodes {
-                        self.delegations.returned(*ino);
-                    }
+                    self.delegations.recalled(inodes);
                     if let Some(core) = self.core.get().and_then(Weak::upgrade) {
                         tokio::spawn(core.commit_recalled(inodes.clone()));
                     }

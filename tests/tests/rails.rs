@@ -286,21 +286,25 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
     cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
 }
 
-#[test]
-fn a_server_is_decommissioned_by_its_rack_and_used_again() {
-    if !can_mount() {
-        return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
+/// A healthy cluster without a mount. Skips, without any, where FUSE cannot be used.
+fn with_blocks_of_two_replicas() -> Option<Cluster> {
+    let (mut cluster, mount) = Cluster::mounted(&ClusterOptions {
         replication: 2,
         ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mount");
+    })?;
     for number in 0..8 {
         put(&mount.join(number.to_string()), 1 << 20).expect("write");
     }
-    cluster.stop("mount");
+    cluster.stop("mnt");
     cluster.wait_healthy();
+    Some(cluster)
+}
+
+#[test]
+fn a_server_is_decommissioned_by_its_rack_and_used_again() {
+    let Some(mut cluster) = with_blocks_of_two_replicas() else {
+        return;
+    };
     let admin = |arguments: &[&str]| {
         let all = [&["admin", "decommission"], arguments].concat();
         cluster.command(&all)
@@ -324,19 +328,9 @@ fn a_server_is_decommissioned_by_its_rack_and_used_again() {
 
 #[test]
 fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
-    if !can_mount() {
+    let Some(mut cluster) = with_blocks_of_two_replicas() else {
         return;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
-        replication: 2,
-        ..ClusterOptions::default()
-    });
-    let mount = cluster.mount("mount");
-    for number in 0..8 {
-        put(&mount.join(number.to_string()), 1 << 20).expect("write");
-    }
-    cluster.stop("mount");
-    cluster.wait_healthy();
+    };
     let has_replicas = |number: &usize| {
         let replicas = &cluster.node_status(*number)["replicas"];
         replicas.as_u64() > Some(0)

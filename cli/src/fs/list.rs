@@ -48,29 +48,15 @@ impl Files {
             }
             return Ok(());
         }
-        let mut after = None;
-        loop {
-            let page = self
-                .client
-                .readdir(
-                    &self.credentials,
-                    attr.ino,
-                    after.as_ref(),
-                    harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX,
-                    true,
-                )
-                .await
-                .with_context(|| args.path.to_string_lossy().into_owned())?;
-            for entry in &page.entries {
-                if let Some(attr) = &entry.attr {
-                    show(&mut out, args, entry.name.as_bytes(), attr)?;
-                }
-            }
-            after = page.entries.last().map(|entry| entry.name.clone());
-            if page.end || after.is_none() {
-                return Ok(());
-            }
+        let mut entries = self.client.entries(&self.credentials, attr.ino);
+        while let Some((name, attr)) = entries
+            .next()
+            .await
+            .with_context(|| args.path.to_string_lossy().into_owned())?
+        {
+            show(&mut out, args, name.as_bytes(), &attr)?;
         }
+        Ok(())
     }
 
     pub(super) async fn stat(&self, path: &OsString, json: bool) -> anyhow::Result<()> {

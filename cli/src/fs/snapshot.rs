@@ -14,7 +14,6 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
     name::{Name, SNAPSHOTS_NAME},
     types::{Attr, FileKind, Timestamp},
 };
@@ -126,30 +125,10 @@ impl Files {
             return Ok(());
         };
         let mut all = Vec::new();
-        let mut after = None;
-        loop {
-            let page = self
-                .client
-                .readdir(
-                    &self.credentials,
-                    directory,
-                    after.as_ref(),
-                    ENTRIES_PER_REPLY_MAX,
-                    true,
-                )
-                .await?;
-            after = page.entries.last().map(|entry| entry.name.clone());
-            for entry in page.entries {
-                let attr = match entry.attr {
-                    Some(attr) => attr,
-                    None => self.client.getattr(&self.credentials, entry.ino).await?,
-                };
-                let used_bytes = self.number(attr.ino, quota::USED_BYTES).await?.unwrap_or(0);
-                all.push((entry.name, attr, used_bytes));
-            }
-            if page.end || after.is_none() {
-                break;
-            }
+        let mut entries = self.client.entries(&self.credentials, directory);
+        while let Some((name, attr)) = entries.next().await? {
+            let used_bytes = self.number(attr.ino, quota::USED_BYTES).await?.unwrap_or(0);
+            all.push((name, attr, used_bytes));
         }
         if json {
             let shown = |(name, attr, used_bytes): &(Name, Attr, u64)| {

@@ -8,7 +8,6 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
     meta::RenameMode,
     name::Name,
     types::{Attr, FileKind, Timestamp},
@@ -110,28 +109,11 @@ impl Files {
 
     async fn trashed(&self, directory: InodeId) -> anyhow::Result<Vec<Trashed>> {
         let mut all = Vec::new();
-        let mut after = None;
-        loop {
-            let page = self
-                .client
-                .readdir(
-                    &self.credentials,
-                    directory,
-                    after.as_ref(),
-                    ENTRIES_PER_REPLY_MAX,
-                    true,
-                )
-                .await?;
-            after = page.entries.last().map(|entry| entry.name.clone());
-            for entry in page.entries {
-                if let Some(attr) = entry.attr {
-                    all.push(self.describe(entry.name, attr).await?);
-                }
-            }
-            if page.end || after.is_none() {
-                return Ok(all);
-            }
+        let mut entries = self.client.entries(&self.credentials, directory);
+        while let Some((name, attr)) = entries.next().await? {
+            all.push(self.describe(name, attr).await?);
         }
+        Ok(all)
     }
 
     async fn describe(&self, name: Name, attr: Attr) -> anyhow::Result<Trashed> {

@@ -174,8 +174,8 @@ impl FileState {
         inner.failures_unseen = 0;
     }
 
-    /// A handle is gone; true when it was the last one.
-    pub(crate) fn handle_closed(self: &Arc<Self>) -> bool {
+    /// A handle is gone.
+    pub(crate) fn handle_closed(self: &Arc<Self>) {
         let last = {
             let mut inner = self.lock();
             inner.handles -= 1;
@@ -188,12 +188,12 @@ impl FileState {
             self.close_writer();
             self.core.reap(self);
         }
-        last
+        self.release_hold();
     }
 
-    /// A handle is gone: the namenode need not hold the file for it, once nothing is in memory that
+    /// The namenode need not hold the file for a handle that is gone, once nothing is in memory that
     /// is to go into the file.
-    pub(crate) fn release_hold(&self) {
+    fn release_hold(&self) {
         {
             let mut inner = self.lock();
             if inner.held_bytes() > 0 {

@@ -86,7 +86,7 @@ impl Delegations {
         true
     }
 
-    /// The session has ended, or its lease.
+    /// The session has ended, or takes none.
     pub(crate) fn ended(&mut self, session: SessionId) {
         for ino in self.by_session.remove(&session).into_iter().flatten() {
             self.by_inode.remove(&ino);

@@ -114,6 +114,18 @@ struct Call<'a> {
     held_elsewhere: bool,
 }
 
+impl<'a> Call<'a> {
+    /// Of the namenode itself, which alone knows what is held. `root` are the credentials of root.
+    fn of_nobody(root: &'a Credentials, now: Timestamp) -> Self {
+        Self {
+            session: SessionId(0),
+            credentials: root,
+            now,
+            held_elsewhere: true,
+        }
+    }
+}
+
 impl Namespace {
     /// An empty namespace; [`Command::Format`] comes first.
     #[must_use]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::{
     error::FsError,
-    ids::{InodeId, SessionId},
+    ids::InodeId,
     limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX},
     meta::MetaReply,
     name::Name,
@@ -249,13 +249,8 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        let credentials = Credentials::root();
-        let call = Call {
-            session: SessionId(0),
-            credentials: &credentials,
-            now,
-            held_elsewhere: true,
-        };
+        let root = Credentials::root();
+        let call = Call::of_nobody(&root, now);
         let mut budget = TRASH_INODES_PER_COMMAND_MAX;
         for &ino in inodes {
             if self.trash.get(ino).is_some() {

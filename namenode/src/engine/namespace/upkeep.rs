@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use harvestfs_protocol::{
     error::FsError,
-    ids::{InodeId, SessionId},
+    ids::InodeId,
     name::Name,
     types::{Credentials, FileKind, Timestamp},
 };
@@ -148,13 +148,8 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) -> Result<(), FsError> {
-        let credentials = Credentials::root();
-        let call = Call {
-            session: SessionId(0),
-            credentials: &credentials,
-            now,
-            held_elsewhere: true,
-        };
+        let root = Credentials::root();
+        let call = Call::of_nobody(&root, now);
         for (parent, name) in entries {
             if let Some(ino) = self.expired(*parent, name, now) {
                 let place = Place {

@@ -22,9 +22,13 @@ pub(super) struct Deferred {
 }
 
 impl Owner {
-    /// Whether what `told` tells of is not what was closed yet; then those who have to commit it
-    /// are told to.
-    pub(super) fn is_ahead_of_commits(&mut self, asker: SessionId, told: &[Told]) -> bool {
+    /// Whether any of the files that are told of is not what was closed yet; then those who have to
+    /// commit it are told to. Nobody looks at the files while nothing is delegated.
+    pub(super) fn is_ahead_of_commits(
+        &mut self,
+        asker: SessionId,
+        told: impl FnOnce() -> Vec<Told>,
+    ) -> bool {
         if self.delegations.is_empty() && !self.sessions.any_missing() {
             return false;
         }
@@ -37,7 +41,7 @@ impl Owner {
             .sessions
             .missing()
             .any(|other| other != asker && is_alive(other));
-        for file in told {
+        for file in told() {
             match self.delegations.standing(now_ms, asker, file.ino) {
                 Standing::Free => waits |= missing && file.without_content,
                 Standing::Recalled(holder) => waits |= is_alive(holder),
@@ -88,7 +92,7 @@ impl Owner {
             }
             _ => return false,
         };
-        self.is_ahead_of_commits(asker, &files)
+        self.is_ahead_of_commits(asker, || files)
     }
 
     /// Keeps a question until it can be answered.

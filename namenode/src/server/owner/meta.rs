@@ -150,7 +150,7 @@ impl Owner {
     ) {
         let result = self.query(asker, &call.credentials, &call.op);
         if let Ok(reply) = &result
-            && self.is_ahead_of_commits(asker.session, &files_told(&call.op, reply))
+            && self.is_ahead_of_commits(asker.session, || files_told(&call.op, reply))
         {
             return self.defer(connection, call, responder);
         }

@@ -7,6 +7,7 @@
 //! engine.
 
 mod admin;
+mod announce;
 mod deferred;
 mod history;
 mod locate;
@@ -14,7 +15,6 @@ mod meta;
 mod node;
 mod placement;
 mod session;
-mod trash;
 mod upkeep;
 mod watch;
 
@@ -418,7 +418,6 @@ impl Owner {
         self.end_silent_sessions(now_ms);
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
-        self.purge_expired_trash();
         self.keep_up();
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;

@@ -40,9 +40,9 @@ impl Owner {
             connected.session = Some(id);
         }
         self.set_holds(id, open.holds);
-        self.delegations.ended(id);
-        if let Some(delegations) = &open.delegations {
-            self.delegations.declared(id, delegations);
+        match &open.delegations {
+            Some(inodes) => self.delegations.declared(id, inodes),
+            None => self.delegations.ended(id),
         }
         self.sessions.returned(id);
         self.deferred_due = true;

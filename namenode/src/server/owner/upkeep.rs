@@ -1,7 +1,7 @@
-//! What the namenode does to files at their time: raises replicas, ends lifetimes.
+//! What the namenode does to files at their time: raises replicas, ends lifetimes, empties the trash.
 
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::limits::UPKEEP_INODES_PER_TICK_MAX;
+use harvestfs_protocol::limits::{TRASH_INODES_PER_COMMAND_MAX, UPKEEP_INODES_PER_TICK_MAX};
 
 use super::Owner;
 use crate::engine::namespace::{Command, EntryCursor};
@@ -39,6 +39,11 @@ impl Owner {
         self.upkeep.lifetimes_from = next.unwrap_or((InodeId(0), None));
         if !entries.is_empty() {
             self.do_upkeep(&Command::RemoveExpired { entries, now });
+        }
+        let expired = self.namespace.expired_trash(now);
+        let inodes: Vec<_> = expired.take(TRASH_INODES_PER_COMMAND_MAX).collect();
+        if !inodes.is_empty() {
+            self.do_upkeep(&Command::PurgeTrash { inodes, now });
         }
     }
 

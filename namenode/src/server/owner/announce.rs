@@ -1,35 +1,15 @@
-//! Emptying the trash in the background.
+//! Whom changes are announced to.
 
 use harvestfs_protocol::ids::SessionId;
-use harvestfs_protocol::limits::TRASH_INODES_PER_COMMAND_MAX;
 
 use super::Owner;
-use crate::engine::namespace::{Command, Effects};
-use crate::server::clock;
+use crate::engine::namespace::Effects;
 
 /// No session: what it changes, every session has to be told.
 pub(super) const NOBODY: SessionId = SessionId(0);
 
 impl Owner {
-    /// Removes some of what has been in the trash for long enough.
-    pub(super) fn purge_expired_trash(&mut self) {
-        let now = clock::wall_now();
-        let expired = self.namespace.expired_trash(now);
-        let inodes: Vec<_> = expired.take(TRASH_INODES_PER_COMMAND_MAX).collect();
-        if inodes.is_empty() {
-            return;
-        }
-        // Nobody waits for it: after a crash it is done again.
-        match self.execute(&Command::PurgeTrash { inodes, now }, false) {
-            Ok((applied, _)) => {
-                let effects = applied.effects;
-                self.tell_everybody(&effects);
-                self.release_orphans(effects.inodes);
-            }
-            Err(error) => tracing::error!(%error, "the trash cannot be emptied"),
-        }
-    }
-
+    /// Of a change that no session made.
     pub(super) fn tell_everybody(&mut self, effects: &Effects) {
         let id = self.gate.next_id();
         let now_ms = self.clock.now_ms();
