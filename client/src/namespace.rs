@@ -17,6 +17,16 @@ use crate::{
     file::{File, OpenFlags},
 };
 
+/// `S_ISUID` and `S_ISGID`.
+const SPECIAL_BITS: u16 = 0o6000;
+
+/// Whether a commit that follows a change would undo some of it: the length, the time, bits that
+/// writing clears.
+fn is_undone_by_commit(changes: &AttrChanges) -> bool {
+    let special = changes.mode.is_some_and(|mode| mode & SPECIAL_BITS != 0);
+    changes.size_bytes.is_some() || changes.mtime.is_some() || special
+}
+
 impl Client {
     /// Changes attributes; those that are `None` stay. Returns them as they are afterwards.
     ///
@@ -34,12 +44,13 @@ impl Client {
         if let Some(file) = &file
             && file.has_data()
         {
-            if let Some(attr) = self.set_mtime_with_commit(credentials, ino, &changes) {
+            if let Some(attr) = self.leave_to_commit(credentials, ino, &changes) {
                 return Ok(attr);
             }
-            // A commit after the change would undo parts of it: the length, the time, cleared bits.
-            _serial = Some(file.serial.lock().await);
-            file.flush(false).await?;
+            if is_undone_by_commit(&changes) {
+                _serial = Some(file.serial.lock().await);
+                file.flush(false).await?;
+            }
         }
         let size_bytes = changes.size_bytes;
         let op = MetaOp::SetAttr { ino, changes };
@@ -86,25 +97,37 @@ impl Client {
         self.setattr(credentials, ino, changes).await
     }
 
-    /// A modification time alone goes with the commit that is due anyway: every file that is
-    /// unpacked from an archive gets one.
-    fn set_mtime_with_commit(
+    /// Leaves to the commit that is due anyway what it does as well: it tells a modification time,
+    /// and counts as a change when owner or mode are set to what they are. Every file that is
+    /// unpacked from an archive gets these.
+    fn leave_to_commit(
         &self,
         credentials: &Credentials,
         ino: InodeId,
         changes: &AttrChanges,
     ) -> Option<Attr> {
-        let Some(SetTime::To(mtime)) = changes.mtime else {
-            return None;
+        let mtime = match changes.mtime {
+            Some(SetTime::To(mtime)) => Some(mtime),
+            Some(SetTime::Now) => return None,
+            None => None,
         };
-        let only_mtime = AttrChanges {
+        let attr = self.core().session.valid_cache()?.attr(ino)?;
+        let as_it_is = AttrChanges {
+            mode: changes.mode.map(|_| attr.permission_bits()),
+            uid: changes.uid.map(|_| attr.uid),
+            gid: changes.gid.map(|_| attr.gid),
             mtime: changes.mtime,
             opened_for_writing: changes.opened_for_writing,
             ..AttrChanges::default()
         };
-        let attr = self.core().session.valid_cache()?.attr(ino)?;
         let is_owner = credentials.uid == 0 || credentials.uid == attr.uid;
-        if *changes != only_mtime || !is_owner || !self.core().file(ino)?.set_mtime(mtime) {
+        // A change of the owner clears these bits, even when it changes nothing else.
+        let is_special = attr.permission_bits() & SPECIAL_BITS != 0;
+        if *changes != as_it_is
+            || !is_owner
+            || is_special
+            || !self.core().file(ino)?.change_with_commit(mtime)
+        {
             return None;
         }
         Some(self.with_memory(attr))

@@ -317,14 +317,15 @@ impl FileState {
         }
     }
 
-    /// Sets the modification time that the next commit tells; false when nothing waits for one.
-    pub(crate) fn set_mtime(&self, mtime: Timestamp) -> bool {
+    /// Sets the modification time that the next commit tells, if one is given; false when nothing
+    /// waits for a commit.
+    pub(crate) fn change_with_commit(&self, mtime: Option<Timestamp>) -> bool {
         let mut inner = self.lock();
         let uncommitted = [&inner.written, &inner.appended]
             .iter()
             .any(|lane| lane.data.held_bytes() > 0 && !lane.data.is_committing());
-        if uncommitted {
-            inner.mtime = Some(mtime);
+        if uncommitted && mtime.is_some() {
+            inner.mtime = mtime;
         }
         uncommitted
     }

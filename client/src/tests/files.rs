@@ -443,6 +443,57 @@ async fn a_time_that_is_set_survives_the_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn owner_and_mode_are_set_without_waiting_for_the_content() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    let as_it_is = AttrChanges {
+        mode: Some(attr.permission_bits()),
+        uid: Some(attr.uid),
+        gid: Some(attr.gid),
+        ..AttrChanges::default()
+    };
+    let shown = client
+        .setattr(&root(), attr.ino, as_it_is.clone())
+        .await
+        .unwrap();
+    assert_eq!((shown.uid, shown.size_bytes), (attr.uid, 7));
+    let mode = |mode| AttrChanges {
+        mode: Some(mode),
+        ..AttrChanges::default()
+    };
+    let shown = client
+        .setattr(&root(), attr.ino, mode(0o640))
+        .await
+        .unwrap();
+    assert_eq!((shown.permission_bits(), shown.size_bytes), (0o640, 7));
+    let calls = ["SetAttr", "Commit"].map(|op| cluster.namenode.calls(op));
+    assert_eq!(calls, [1, 0]);
+    file.close().await.unwrap();
+    let told = client.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!((told.permission_bits(), told.size_bytes), (0o640, 7));
+    let read = client.read_file(&root(), b"/file").await.unwrap();
+    assert_eq!(&read[..], b"content");
+
+    // Nothing is committed any more: the namenode has to count the change.
+    client.setattr(&root(), attr.ino, as_it_is).await.unwrap();
+    assert_eq!(cluster.namenode.calls("SetAttr"), 2);
+    // Writing clears this bit: what was written before is committed before.
+    let file = client
+        .open(&root(), attr.ino, OpenFlags::WRITE)
+        .await
+        .unwrap();
+    file.write(0, Bytes::from_static(b"changed")).await.unwrap();
+    let commits = cluster.namenode.calls("Commit");
+    client
+        .setattr(&root(), attr.ino, mode(0o4755))
+        .await
+        .unwrap();
+    assert_eq!(cluster.namenode.calls("Commit"), commits + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_are_moved_and_exchanged() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
