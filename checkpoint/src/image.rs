@@ -14,11 +14,10 @@ use crate::{
     compare::{Content, Parent, Segment},
     manifest::{Image, table_name},
     page::{PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable, PageTableError},
+    pieces::{for_each_piece, read_full},
     store::{Checkpoint, Job, JobLock, StoreError, io_error, write_durably},
 };
 
-/// So much is read from CRIU, compared and written at a time.
-const PIECE_BYTES: usize = 1 << 20;
 /// Where images are stored whole, in the directory of their checkpoint.
 const COMPACTED_DIRECTORY: &str = ".compacted";
 
@@ -114,7 +113,7 @@ pub fn store_plain(
 pub fn store_pages(
     directory: &Path,
     name: &str,
-    mut source: impl Read,
+    source: impl Read + Send,
     parent: Option<&ParentImage>,
 ) -> Result<Image, ImageError> {
     let path = directory.join(name);
@@ -138,19 +137,17 @@ pub fn store_pages(
         moved: Vec::new(),
         sent_bytes: 0,
     };
-    let mut buffer = vec![0; PIECE_BYTES];
-    loop {
-        let length = read_full(&mut source, &mut buffer).map_err(stream_error(name))?;
-        let (pages, rest) = buffer[..length].as_chunks::<PAGE_BYTES>();
+    for_each_piece(source, stream_error(name), |piece| {
+        let (pages, rest) = piece.bytes.as_chunks::<PAGE_BYTES>();
         let pages_before = writer.table.0.len() as u64;
         if !rest.is_empty() || pages_before + pages.len() as u64 > PAGES_MAX {
             return Err(ImageError::Pages(name.to_owned()));
         }
-        writer.write(pages).map_err(io_error("write", &path))?;
-        if length < buffer.len() {
-            break;
-        }
-    }
+        writer
+            .write(pages, &piece.hashes)
+            .map_err(io_error("write", &path))?;
+        Ok(())
+    })?;
     if let Some(base) = base {
         writer
             .share_moved(&base.file)
@@ -183,12 +180,9 @@ struct PagesWriter<'a> {
 }
 
 impl PagesWriter<'_> {
-    fn write(&mut self, pages: &[[u8; PAGE_BYTES]]) -> io::Result<()> {
+    fn write(&mut self, pages: &[[u8; PAGE_BYTES]], hashes: &[PageHash]) -> io::Result<()> {
         let first = self.table.0.len() as u64;
-        self.table
-            .0
-            .extend(pages.iter().map(|page| PageHash::of(page)));
-        let hashes = &self.table.0[self.table.0.len() - pages.len()..];
+        self.table.0.extend(hashes);
         for segment in self.parent.compare(first, hashes) {
             match segment.content {
                 Content::Same => {}
@@ -354,7 +348,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
             ));
         }
         if image.has_pages() {
-            verify_pages(checkpoint, image, &file)?;
+            verify_pages(checkpoint, image)?;
         } else {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)
@@ -367,7 +361,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     Ok(())
 }
 
-fn verify_pages(checkpoint: &Checkpoint, image: &Image, mut file: &File) -> Result<(), ImageError> {
+fn verify_pages(checkpoint: &Checkpoint, image: &Image) -> Result<(), ImageError> {
     let table = load_table(&checkpoint.directory, image)?;
     if table.image_bytes() != image.size_bytes {
         return Err(damaged(
@@ -376,22 +370,23 @@ fn verify_pages(checkpoint: &Checkpoint, image: &Image, mut file: &File) -> Resu
         ));
     }
     let path = checkpoint.directory.join(&image.name);
-    let mut buffer = vec![0; PIECE_BYTES];
-    for (piece, hashes) in table.0.chunks(PIECE_BYTES / PAGE_BYTES).enumerate() {
-        let bytes = &mut buffer[..hashes.len() * PAGE_BYTES];
-        file.read_exact(bytes).map_err(io_error("read", &path))?;
-        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
-        let wrong = pages
-            .iter()
-            .zip(hashes)
-            .position(|(page, &hash)| PageHash::of(page) != hash);
-        if let Some(wrong) = wrong {
-            let page = piece * (PIECE_BYTES / PAGE_BYTES) + wrong;
-            return Err(damaged(
-                image,
-                format!("page {page} is not what was stored"),
-            ));
+    let file = File::open(&path).map_err(io_error("open", &path))?;
+    let unreadable = |error| ImageError::from(io_error("read", &path)(error));
+    let mut verified = 0;
+    for_each_piece(file, unreadable, |piece| {
+        // A longer image was found by its length.
+        let stored = table.0.get(verified..).unwrap_or_default();
+        let mut pairs = piece.hashes.iter().zip(stored);
+        if let Some(wrong) = pairs.position(|(hash, stored)| hash != stored) {
+            let page = verified + wrong;
+            let reason = format!("page {page} is not what was stored");
+            return Err(damaged(image, reason));
         }
+        verified += piece.hashes.len();
+        Ok(())
+    })?;
+    if verified != table.0.len() {
+        return Err(damaged(image, format!("it ends at page {verified}")));
     }
     Ok(())
 }
@@ -416,20 +411,6 @@ fn damaged(image: &Image, reason: String) -> ImageError {
 fn stream_error(name: &str) -> impl FnOnce(io::Error) -> ImageError {
     let name = name.to_owned();
     move |source| ImageError::Stream { name, source }
-}
-
-/// Reads until the buffer is full or the source ends.
-fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut length = 0;
-    while length < buffer.len() {
-        match source.read(&mut buffer[length..]) {
-            Ok(0) => break,
-            Ok(read) => length += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(length)
 }
 
 /// The SHA-256 of bytes, in hex.

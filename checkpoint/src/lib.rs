@@ -13,6 +13,7 @@ pub mod intake;
 pub mod manifest;
 pub mod node;
 pub mod page;
+mod pieces;
 pub mod process;
 pub mod simulate;
 pub mod store;

@@ -1,0 +1,158 @@
+//! Images of pages, piece by piece: while one piece is used, the next ones are read, and hashed by all
+//! cores.
+
+use std::{
+    io::{self, Read},
+    sync::mpsc,
+    thread,
+};
+
+use rayon::{iter::ParallelIterator, slice::ParallelSlice};
+
+use crate::page::{PAGE_BYTES, PageHash};
+
+/// So much is read at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// Pieces on their way: enough that neither reading nor using them waits for a short delay of the other.
+const PIECES_AHEAD: usize = 4;
+
+/// A part of an image of pages.
+pub(crate) struct Piece {
+    /// `PIECE_BYTES` of them, or fewer at the end.
+    pub bytes: Vec<u8>,
+    /// Of its whole pages.
+    pub hashes: Vec<PageHash>,
+}
+
+/// Has `take` use each piece of `source`, in their order, until it fails or all were used.
+///
+/// # Errors
+/// That of `take`, or what `unreadable` makes of a failure to read.
+pub(crate) fn for_each_piece<E>(
+    source: impl Read + Send,
+    unreadable: impl FnOnce(io::Error) -> E,
+    mut take: impl FnMut(&Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    thread::scope(|scope| {
+        let (full, pieces) = mpsc::sync_channel(PIECES_AHEAD);
+        let (free, buffers) = mpsc::channel();
+        for _ in 0..PIECES_AHEAD {
+            // The other end is right here.
+            let _ = free.send(vec![0; PIECE_BYTES]);
+        }
+        scope.spawn(move || read_pieces(source, &buffers, &full));
+        for piece in pieces {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => return Err(unreadable(error)),
+            };
+            take(&piece)?;
+            // The reader is gone when it has reached the end.
+            let _ = free.send(piece.bytes);
+        }
+        Ok(())
+    })
+}
+
+/// Reads and hashes until the source ends or nobody wants more.
+fn read_pieces(
+    mut source: impl Read,
+    buffers: &mpsc::Receiver<Vec<u8>>,
+    full: &mpsc::SyncSender<io::Result<Piece>>,
+) {
+    while let Ok(mut bytes) = buffers.recv() {
+        let piece = read_full(&mut source, &mut bytes).map(|length| {
+            bytes.truncate(length);
+            let pages = bytes.par_chunks_exact(PAGE_BYTES);
+            Piece {
+                hashes: pages.map(PageHash::of).collect(),
+                bytes,
+            }
+        });
+        let is_last = !matches!(&piece, Ok(piece) if piece.bytes.len() == PIECE_BYTES);
+        if full.send(piece).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// Fills the buffer; less only at the end.
+pub(crate) fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match source.read(&mut buffer[length..]) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_the_source_in_its_order() {
+        let pages = 3 * PIECE_BYTES / PAGE_BYTES + 5;
+        let source: Vec<u8> = (0..pages)
+            .flat_map(|page| [(page % 251) as u8; PAGE_BYTES])
+            .collect();
+        let (mut bytes, mut hashes) = (Vec::new(), Vec::new());
+        for_each_piece(
+            &*source,
+            |error| error,
+            |piece| {
+                bytes.extend_from_slice(&piece.bytes);
+                hashes.extend_from_slice(&piece.hashes);
+                Ok(())
+            },
+        )
+        .expect("memory can be read");
+        assert_eq!(bytes, source);
+        let expected: Vec<PageHash> = source.chunks(PAGE_BYTES).map(PageHash::of).collect();
+        assert_eq!(hashes, expected);
+    }
+
+    #[test]
+    fn an_endless_source_is_left_when_a_piece_cannot_be_used() {
+        let mut taken = 0;
+        let result = for_each_piece(
+            io::repeat(1),
+            |error| error,
+            |_| {
+                taken += 1;
+                if taken == 10 {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                Ok(())
+            },
+        );
+        let error = result.expect_err("the tenth fails");
+        assert_eq!((error.kind(), taken), (io::ErrorKind::StorageFull, 10));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_after_what_was() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let mut taken_bytes = 0;
+        let source = io::repeat(1).take(PIECE_BYTES as u64).chain(Broken);
+        let result = for_each_piece(
+            source,
+            |error| error.kind(),
+            |piece| {
+                taken_bytes += piece.bytes.len();
+                Ok(())
+            },
+        );
+        assert_eq!(result, Err(io::ErrorKind::BrokenPipe));
+        assert_eq!(taken_bytes, PIECE_BYTES);
+    }
+}
