@@ -3,13 +3,16 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, criu, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, criu, harvestfs, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
@@ -273,9 +276,17 @@ fn criu_alone_works_on_the_mount() {
         &here.join("images"),
     );
     job.has_ended();
-    criu(&["restore", "--restore-detached"], &there.join("images"));
+    let pages = there.join("images/pages-1.img");
+    let held_bytes = || fs::metadata(&pages).expect("it is there").blocks() * 512;
+    assert!(held_bytes() >= MEMORY_BYTES);
+    // Makes a hole of each page that is in the memory again.
+    criu(
+        &["restore", "--restore-detached", "--auto-dedup"],
+        &there.join("images"),
+    );
     job.goes_on();
     assert_eq!(job.ask("digest"), digest);
+    assert!(held_bytes() < MEMORY_BYTES / 8, "{} held", held_bytes());
 }
 
 #[test]
@@ -355,6 +366,150 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
     checkpoints.run(&there, &["restore", "job", "--number", "1"]);
     job.goes_on();
     assert_eq!(job.ask("digest"), digest);
+}
+
+#[test]
+fn a_datanode_that_goes_in_the_middle_of_a_restore_is_passed_over() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let options = ClusterOptions {
+        datanodes: 3,
+        replication: 2,
+        ..ClusterOptions::default()
+    };
+    let mut cluster = Cluster::start(&options);
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+    checkpoints.dump(&here, &mut job);
+    cluster.wait_healthy();
+    // While they stand still, the restore cannot end before one of them is gone.
+    for number in 1..=3 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let mut restore = checkpoints
+        .command(&there, &["restore", "job"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let turn = checkpoints
+        .node
+        .path()
+        .join("queue")
+        .join(restore.id().to_string());
+    wait_until("the restore has begun", DEADLINE, || turn.exists());
+    cluster.kill(&Cluster::datanode(1));
+    for number in 2..=3 {
+        cluster.resume(&Cluster::datanode(number));
+    }
+    assert!(restore.wait().expect("it ends").success());
+    job.goes_on();
+    assert_eq!(job.ask("digest"), digest);
+}
+
+/// A cgroup of this test; gone when it is dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Skips when none can be made.
+    fn new() -> Option<Self> {
+        let mounted = Path::new("/sys/fs/cgroup");
+        let freezer = mounted.join("freezer");
+        let parent = if freezer.is_dir() { &freezer } else { mounted };
+        let directory = parent.join(format!("harvestfs-test-{}", std::process::id()));
+        if let Err(error) = fs::create_dir(&directory) {
+            skip(&format!("{}: {error}", directory.display()));
+            return None;
+        }
+        Some(Self(directory))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The job was killed, or has ended; its cgroup is not empty until it is gone.
+        wait_until("the cgroup is empty", DEADLINE, || {
+            fs::remove_dir(&self.0).is_ok()
+        });
+    }
+}
+
+#[test]
+fn the_job_of_a_cgroup_is_suspended_and_resumed() {
+    let (Some(checkpoints), Some(cgroup)) = (Checkpoints::new(), Cgroup::new()) else {
+        return;
+    };
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let mount = cluster.mount("mnt");
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+    let directory = cgroup.0.to_string_lossy().into_owned();
+    let dump = ["dump", "--cgroup", &directory, "--job", "job"];
+    let said = checkpoints.refusal(&mount, &dump);
+    assert!(said.contains("has no process"), "{said}");
+    fs::write(cgroup.0.join("cgroup.procs"), job.pid.to_string()).expect("root moves processes");
+    checkpoints.run(&mount, &dump);
+    job.has_ended();
+    checkpoints.restore(&mount, &job);
+    assert_eq!(job.ask("digest"), digest);
+}
+
+#[test]
+fn thousands_of_images_are_made_linked_and_removed() {
+    if !can_mount() {
+        return;
+    }
+    const IMAGES: usize = 3_000;
+    let mut cluster = Cluster::start(&ClusterOptions::default());
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let name = |number: usize| format!("core-{number}.img");
+    for directory in ["first", "second"] {
+        fs::create_dir(here.join(directory)).expect("mkdir");
+    }
+    for number in 0..IMAGES {
+        let image = here.join("first").join(name(number));
+        fs::write(&image, name(number)).expect("written");
+        fs::hard_link(&image, here.join("second").join(name(number))).expect("linked");
+    }
+    fs::remove_dir_all(here.join("first")).expect("removed");
+    // Where CRIU looks for what a checkpoint shares with the one before.
+    std::os::unix::fs::symlink("../second", here.join("parent")).expect("a symlink");
+    assert_eq!(
+        fs::read_link(there.join("parent")).expect("a symlink"),
+        Path::new("../second")
+    );
+    let second = there.join("second");
+    assert_eq!(fs::read_dir(&second).expect("ls").count(), IMAGES);
+    for number in 0..IMAGES {
+        let content = fs::read_to_string(second.join(name(number))).expect("read");
+        assert_eq!(content, name(number));
+    }
+    fs::remove_dir_all(&second).expect("removed");
+    assert!(!here.join("second").exists());
+}
+
+#[test]
+fn without_privilege_it_is_said_what_is_missing() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("root gives its privilege up: run it as root");
+    }
+    // Where everybody may run it.
+    let directory = tempfile::tempdir().expect("a directory");
+    let everybody = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(directory.path(), everybody).expect("chmod");
+    let program = directory.path().join("harvestfs");
+    fs::copy(harvestfs(), &program).expect("a copy");
+    let output = Command::new(&program)
+        .args(["checkpoint", "dump", "1", "--job", "job", "--store"])
+        .arg(directory.path())
+        .uid(65_534)
+        .gid(65_534)
+        .output()
+        .expect("it runs");
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("checkpoints need root"), "{said}");
 }
 
 #[test]
