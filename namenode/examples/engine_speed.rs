@@ -15,6 +15,7 @@ use engine_common::{Driver, commit, create, name};
 use harvestfs_namenode::engine::namespace::{Command, Namespace};
 use harvestfs_protocol::{
     ids::InodeId,
+    limits::SNAPSHOT_ITEMS_MAX,
     meta::{MetaOp, RenameMode},
     types::Credentials,
 };
@@ -166,6 +167,18 @@ fn run(files: u64, files_per_directory: u64) {
         "snapshot, per file",
         snapshot.len() as u64 / files
     );
+
+    // A name and an inode each.
+    let kept = files_per_directory.min(files);
+    if 2 * kept < SNAPSHOT_ITEMS_MAX {
+        let command = driver.command(MetaOp::CreateSnapshot {
+            ino: directories[0],
+            name: name("snapshot", 0),
+        });
+        let watch = Stopwatch::start();
+        driver.apply(&command);
+        watch.report("snapshot of a directory, per file", kept);
+    }
 
     commands.clear();
     for number in scattered(files) {
