@@ -239,6 +239,8 @@ pub enum Area<'a> {
 pub struct View {
     slots: FxHashMap<NodeId, u32>,
     servers: Vec<ServerView>,
+    /// The number of each server: of most that are drawn, nothing else matters.
+    nodes: Vec<NodeId>,
     /// The position of each server in its place.
     positions: Vec<u32>,
     racks: FxHashMap<Box<str>, RackId>,
@@ -320,6 +322,7 @@ impl View {
             let slot = self.servers.len() as u32;
             self.slots.insert(node, slot);
             self.servers.push(server);
+            self.nodes.push(node);
             self.populate(tenant);
             let position = self.join(slot);
             self.positions.push(position);
@@ -366,11 +369,12 @@ impl View {
         }
     }
 
-    /// [`View::set_capacity`], [`View::set_room`] and [`View::set_lanes`] at once.
-    pub fn set_server(&mut self, node: NodeId, capacity_blocks: u32, room: Room, lanes: Lanes) {
-        if let Some(&slot) = self.slots.get(&node) {
-            self.servers[slot as usize].capacity_blocks = capacity_blocks;
-            self.update(slot, room, lanes);
+    /// [`View::set_capacity`], [`View::set_room`] and [`View::set_lanes`] at once, of a server by its
+    /// index in [`View::servers`].
+    pub fn set_server_at(&mut self, index: usize, capacity_blocks: u32, room: Room, lanes: Lanes) {
+        if let Some(server) = self.servers.get_mut(index) {
+            server.capacity_blocks = capacity_blocks;
+            self.update(index as u32, room, lanes);
         }
     }
 
@@ -475,7 +479,7 @@ impl View {
         accept: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
         let index = &self.index(lane, class).racks;
-        let accept = |slot: &u32| accept(self.servers[*slot as usize].node);
+        let accept = |slot: &u32| accept(self.nodes[*slot as usize]);
         let slot = match area {
             Area::Inside(rack) => draw_from(index.in_group(rack.0), rng, accept),
             Area::Anywhere => draw_outside(index, &[], rng, accept),
@@ -486,7 +490,7 @@ impl View {
                 draw_outside(index, &numbers, rng, accept)
             }
         }?;
-        Some(self.servers[slot as usize].node)
+        Some(self.nodes[slot as usize])
     }
 
     /// As [`View::draw`], among the servers with the given address.
@@ -502,9 +506,9 @@ impl View {
         let index = &self.index(lane, class).racks;
         let slots = self.hosts.get(&host)?;
         let slot = draw_from(slots, rng, |slot| {
-            index.contains(*slot) && accept(self.servers[*slot as usize].node)
+            index.contains(*slot) && accept(self.nodes[*slot as usize])
         })?;
-        Some(self.servers[slot as usize].node)
+        Some(self.nodes[slot as usize])
     }
 }
 

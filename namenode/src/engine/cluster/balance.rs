@@ -62,9 +62,9 @@ impl Cluster {
     /// take part.
     pub(super) fn fill_permille(&self) -> Option<(u64, u64)> {
         let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
-        for storage in &self.table.storages {
-            if storage.usable {
-                nodes.entry(storage.node).or_default().add(Fill {
+        for (home, storage) in self.table.storages_with_homes() {
+            if home.usable {
+                nodes.entry(home.node).or_default().add(Fill {
                     used_bytes: storage.status.used_bytes,
                     quota_bytes: storage.status.quota_bytes,
                 });
@@ -94,8 +94,8 @@ impl Cluster {
     fn balance_class(&mut self, class: StorageClass, spread_permille: u64, rng: &mut dyn Rng) {
         let mut volumes: Vec<(StorageIx, Fill)> = Vec::new();
         let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
-        for (index, storage) in self.table.storages.iter().enumerate() {
-            if !storage.usable || !storage.inventoried || storage.class() != class {
+        for (index, (home, storage)) in self.table.storages_with_homes().enumerate() {
+            if !home.usable || !home.inventoried || storage.class() != class {
                 continue;
             }
             let fill = Fill {
@@ -103,7 +103,7 @@ impl Cluster {
                 quota_bytes: storage.status.quota_bytes,
             };
             volumes.push((index as StorageIx, fill));
-            nodes.entry(storage.node).or_default().add(fill);
+            nodes.entry(home.node).or_default().add(fill);
         }
         self.count_moves(&mut volumes, &mut nodes);
         volumes.sort_by_key(|&(storage, fill)| (std::cmp::Reverse(fill.permille()), storage));
@@ -134,7 +134,7 @@ impl Cluster {
                 *fill = fill.without(bytes);
             }
             for (volume, fill) in volumes.iter_mut() {
-                if self.table.storages[*volume as usize].node == from
+                if self.table.home(*volume).node == from
                     && self.table.replica_in(slot, *volume).is_some()
                 {
                     *fill = fill.without(bytes);
@@ -158,7 +158,7 @@ impl Cluster {
         rng: &mut dyn Rng,
     ) {
         let storage = &self.table.storages[volume as usize];
-        let from = storage.node;
+        let from = self.table.home(volume).node;
         let blocks = storage.blocks();
         if blocks.is_empty() || !self.nodes[from as usize].is_available() {
             return;

@@ -107,7 +107,7 @@ impl Cluster {
             return;
         };
         for replica in removed.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if storage.usable {
                 self.nodes[storage.node as usize].deletes.add(block);
             }
@@ -380,7 +380,7 @@ impl Cluster {
         };
         let mut open = false;
         for replica in &it.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if replica.state == ReplicaState::Open && storage.usable {
                 open = true;
                 let seal = &mut self.nodes[storage.node as usize].seal;
@@ -409,7 +409,7 @@ impl Cluster {
         let mut good: SmallVec<[NodeIx; 8]> = SmallVec::new();
         let mut rest: SmallVec<[NodeIx; 8]> = SmallVec::new();
         for replica in &it.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if !storage.usable {
             } else if replica.state.is_good() || replica.state == ReplicaState::Excess {
                 good.push(storage.node);

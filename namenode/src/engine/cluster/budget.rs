@@ -8,40 +8,48 @@ const SLOTS_KEPT: u64 = SLOTS + 1;
 
 /// Counts events in a sliding window. What was charged stays counted for at least the window's
 /// length and at most a sixtieth longer, so no interval of that length ever has more than the
-/// limit that callers hold to.
+/// limit that callers hold to. Time must not run backwards.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    slot_ms: u64,
-    /// Number of the slot under way, counted from time 0.
-    slot: u64,
-    /// The slot with whose start the oldest events leave the window; no slot when there are none.
-    /// Until then `sum` is right, and `counts` need not be looked at.
-    falls: u64,
-    /// Events of each slot from 61 before `falls` on; the others are 0. Apart, because repair looks
-    /// at budgets far more often than it charges them, and such looks are all over the memory.
-    /// Saturates far above any limit of a slot.
-    counts: Box<[u16; SLOTS_KEPT as usize]>,
+    /// When the oldest events leave the window; never when there are none. Until then `sum` is
+    /// right, and nothing else need be looked at.
+    falls_ms: u64,
+    /// Apart, because repair looks at budgets far more often than it charges them, and such looks
+    /// are all over the memory.
+    counts: Box<Counts>,
     sum: u32,
+    slot_ms: u32,
+}
+
+/// Events of each slot, by its number modulo the slots kept.
+#[derive(Clone, Debug)]
+struct Counts {
+    /// A bit for each that has events.
+    taken: u64,
+    /// Saturates far above any limit of a slot.
+    of_slots: [u16; SLOTS_KEPT as usize],
 }
 
 impl Budget {
     /// Memory that it takes beside itself, in bytes.
-    pub(super) const BYTES: usize = size_of::<[u16; SLOTS_KEPT as usize]>();
+    pub(super) const BYTES: usize = size_of::<Counts>();
 
     pub(super) fn new(window_ms: u64) -> Self {
+        let slot_ms = window_ms.div_ceil(SLOTS).max(1);
         Self {
-            slot_ms: window_ms.div_ceil(SLOTS).max(1),
-            slot: 0,
-            falls: u64::MAX,
-            counts: Box::new([0; SLOTS_KEPT as usize]),
+            falls_ms: u64::MAX,
+            counts: Box::new(Counts {
+                taken: 0,
+                of_slots: [0; SLOTS_KEPT as usize],
+            }),
             sum: 0,
+            slot_ms: u32::try_from(slot_ms).unwrap_or(u32::MAX),
         }
     }
 
-    /// Events within the window up to now. Time that runs backwards counts as standing still.
+    /// Events within the window up to now.
     pub(super) fn used(&mut self, now_ms: u64) -> u32 {
-        self.slot = self.slot.max(now_ms / self.slot_ms);
-        while self.falls <= self.slot {
+        while self.falls_ms <= now_ms {
             self.forget_oldest();
         }
         self.sum
@@ -49,12 +57,23 @@ impl Budget {
 
     /// The oldest events leave the window.
     fn forget_oldest(&mut self) {
-        let oldest = self.falls - SLOTS_KEPT;
-        let count = &mut self.counts[(oldest % SLOTS_KEPT) as usize];
-        self.sum -= u32::from(std::mem::take(count));
-        self.falls = (oldest + 1..oldest + SLOTS_KEPT)
-            .find(|slot| self.counts[(slot % SLOTS_KEPT) as usize] > 0)
-            .map_or(u64::MAX, |slot| slot + SLOTS_KEPT);
+        let oldest = self.falls_ms / u64::from(self.slot_ms) - SLOTS_KEPT;
+        let position = oldest % SLOTS_KEPT;
+        let Counts { taken, of_slots } = &mut *self.counts;
+        self.sum -= u32::from(std::mem::take(&mut of_slots[position as usize]));
+        *taken &= !(1 << position);
+        self.falls_ms = if *taken == 0 {
+            u64::MAX
+        } else {
+            // The next one in turn; behind the last position comes the first.
+            let later = *taken >> position;
+            let ahead = if later == 0 {
+                SLOTS_KEPT - position + u64::from(taken.trailing_zeros())
+            } else {
+                u64::from(later.trailing_zeros())
+            };
+            self.falls_ms + ahead * u64::from(self.slot_ms)
+        };
     }
 
     /// Events within the window up to the last [`Budget::used`].
@@ -65,16 +84,20 @@ impl Budget {
     /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
     /// [`Budget::used`].
     pub(super) fn falls_at_ms(&self) -> Option<u64> {
-        (self.sum > 0).then(|| self.falls * self.slot_ms)
+        (self.sum > 0).then_some(self.falls_ms)
     }
 
     pub(super) fn charge(&mut self, now_ms: u64) {
         self.used(now_ms);
-        let count = &mut self.counts[(self.slot % SLOTS_KEPT) as usize];
+        let slot = now_ms / u64::from(self.slot_ms);
+        let position = slot % SLOTS_KEPT;
+        let count = &mut self.counts.of_slots[position as usize];
         if *count < u16::MAX {
             *count += 1;
             self.sum += 1;
-            self.falls = self.falls.min(self.slot + SLOTS_KEPT);
+            self.counts.taken |= 1 << position;
+            let falls_ms = (slot + SLOTS_KEPT) * u64::from(self.slot_ms);
+            self.falls_ms = self.falls_ms.min(falls_ms);
         }
     }
 }

@@ -8,15 +8,18 @@ use harvestfs_protocol::{
     node::{Heartbeat, ServerDescription},
     types::VolumeStatus,
 };
+use smallvec::SmallVec;
 
 use super::{
     Cluster, ClusterError, Happening,
     node::{Life, Node},
-    table::{NodeIx, Storage, StorageIx},
+    table::{NodeIx, Slot, Storage, StorageIx},
 };
 
 /// Fewest nodes that make a storm: the loss of one is never one, however small the cluster.
 const STORM_NODES_MIN: usize = 2;
+/// Replicas on a lost volume that are looked up together.
+const GONE_BATCH: usize = 16;
 
 /// Many nodes that fell silent together: rather a partition than so many dead servers.
 #[derive(Debug, Default)]
@@ -42,7 +45,7 @@ impl Cluster {
             },
         );
         if let Some(index) = self.node_index(node) {
-            self.nodes[index as usize].server = server.clone();
+            *self.nodes[index as usize].server = server.clone();
             return index;
         }
         let index = self.nodes.len() as NodeIx;
@@ -88,7 +91,7 @@ impl Cluster {
         let before = std::mem::take(&mut it.storages);
         let mut replicas_gone = None;
         for &storage in &before {
-            let id = self.table.storages[storage as usize].id;
+            let id = self.table.storages[storage as usize].id();
             if !volumes.iter().any(|volume| volume.storage == id) {
                 // It was reimaged: that was what it was drained for.
                 self.draining.remove(&index);
@@ -123,31 +126,28 @@ impl Cluster {
     fn register_volume(&mut self, node: NodeIx, volume: &VolumeStatus) -> StorageIx {
         let known = self.storage_indexes.get(&volume.storage).copied();
         let storage = match known {
-            Some(storage) if self.table.storages[storage as usize].node == node => storage,
+            Some(storage) if self.table.home(storage).node == node => storage,
             _ => {
                 if let Some(moved) = known {
                     // The disk moved to another server: there it is gone.
-                    let former = self.table.storages[moved as usize].node;
+                    let former = self.table.home(moved).node;
                     self.nodes[former as usize].storages.retain(|s| *s != moved);
                     self.lose(moved);
                     self.refresh_node(former);
                 }
-                let storage = self.table.storages.len() as StorageIx;
-                self.table.storages.push(Storage::new(
-                    node,
-                    *volume,
-                    self.options.repair_window_ms,
-                ));
+                let it = Storage::new(*volume, self.options.repair_window_ms);
+                let storage = self.table.add_storage(node, it);
                 self.storage_indexes.insert(volume.storage, storage);
                 storage
             }
         };
         let it = &mut self.table.storages[storage as usize];
         it.status = *volume;
-        it.inventoried = false;
         it.report_ms = self.now_ms;
         it.next_part = 0;
-        it.usable = volume.healthy;
+        let home = self.table.home_mut(storage);
+        home.inventoried = false;
+        home.usable = volume.healthy;
         if !volume.healthy {
             self.lose(storage);
         }
@@ -156,10 +156,10 @@ impl Cluster {
 
     /// The replicas on a volume no longer count.
     fn lose(&mut self, storage: StorageIx) {
-        let it = &mut self.table.storages[storage as usize];
-        it.usable = false;
-        it.inventoried = false;
-        if !it.blocks().is_empty() {
+        let home = self.table.home_mut(storage);
+        home.usable = false;
+        home.inventoried = false;
+        if !self.table.storages[storage as usize].blocks().is_empty() {
             self.gone.push_back(storage);
         }
     }
@@ -194,14 +194,14 @@ impl Cluster {
         it.active_streams = heartbeat.active_streams;
         let mut result = Ok(());
         for storage in it.storages.clone() {
-            let id = self.table.storages[storage as usize].id;
+            let id = self.table.storages[storage as usize].id();
             let status = heartbeat.volumes.iter().find(|v| v.storage == id);
             self.update_volume(index, storage, status);
             self.mind_quota(index, storage);
         }
         for volume in &heartbeat.volumes {
             let known = self.storage_indexes.get(&volume.storage);
-            if known.is_none_or(|&known| self.table.storages[known as usize].node != index) {
+            if known.is_none_or(|&known| self.table.home(known).node != index) {
                 result = Err(ClusterError::UnknownStorage(volume.storage));
             }
         }
@@ -220,8 +220,8 @@ impl Cluster {
         match (was_healthy, it.status.healthy) {
             (true, false) => self.lose(storage),
             (false, true) => {
-                it.usable = true;
                 it.next_part = 0;
+                self.table.home_mut(storage).usable = true;
                 self.ask_for_report(node, storage);
             }
             _ => {}
@@ -258,11 +258,12 @@ impl Cluster {
         let mut inventoried = true;
         let mut volumes: u32 = 0;
         for &storage in &node.storages {
-            let it = &self.table.storages[storage as usize];
-            if !it.usable {
+            let home = self.table.home(storage);
+            if !home.usable {
                 continue;
             }
-            inventoried &= it.inventoried;
+            inventoried &= home.inventoried;
+            let it = &self.table.storages[storage as usize];
             volumes += 1;
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
             let blocks = |bytes: u64| {
@@ -302,8 +303,9 @@ impl Cluster {
             urgent: may_receive && received < urgent_limit,
         };
         let coming = node.awaited + node.incoming.len() as u32;
-        let id = node.id;
-        self.view.set_server(id, capacity, room.less(coming), lanes);
+        let room = room.less(coming);
+        self.view
+            .set_server_at(index as usize, capacity, room, lanes);
     }
 
     /// Lets nodes take part in repair again whose budget has room again.
@@ -367,13 +369,14 @@ impl Cluster {
     /// Asks again for a report that never came to its end, and once in a while for a new one.
     fn request_overdue_reports(&mut self, index: NodeIx) {
         for storage in self.nodes[index as usize].storages.clone() {
-            let it = &self.table.storages[storage as usize];
-            let due_ms = if it.inventoried {
+            let home = self.table.home(storage);
+            let due_ms = if home.inventoried {
                 self.options.full_report_interval_ms
             } else {
                 self.options.report_timeout_ms
             };
-            if it.usable && self.now_ms - it.report_ms > due_ms {
+            let report_ms = self.table.storages[storage as usize].report_ms;
+            if home.usable && self.now_ms - report_ms > due_ms {
                 self.ask_for_report(index, storage);
             }
         }
@@ -468,8 +471,8 @@ impl Cluster {
     /// Whether all usable volumes of a node sent a full report since it registered.
     pub(super) fn is_inventoried(&self, node: &Node) -> bool {
         node.storages.iter().all(|&storage| {
-            let it = &self.table.storages[storage as usize];
-            it.inventoried || !it.usable
+            let home = self.table.home(storage);
+            home.inventoried || !home.usable
         })
     }
 
@@ -492,20 +495,28 @@ impl Cluster {
         while budget > 0
             && let Some(&storage) = self.gone.front()
         {
-            let it = &self.table.storages[storage as usize];
+            let home = self.table.home(storage);
             // It may have come back in the meantime; then its report says what is there.
-            let last = if it.usable { None } else { it.blocks().last() };
-            let Some(&slot) = last else {
+            if home.usable {
                 self.gone.pop_front();
                 continue;
-            };
-            budget -= 1;
-            let node = it.node;
-            if let Some(index) = self.table.replica_in(slot, storage) {
-                self.leave_pipeline(slot, node);
-                self.table.remove_replica(slot, index);
             }
-            self.settle(slot);
+            // The blocks are all over the memory: several are fetched at the same time.
+            let last: SmallVec<[(Slot, Option<usize>); GONE_BATCH]> = self
+                .table
+                .last_replicas(storage, GONE_BATCH.min(budget))
+                .collect();
+            if last.is_empty() {
+                self.gone.pop_front();
+            }
+            budget -= last.len();
+            for (slot, index) in last {
+                if let Some(index) = index {
+                    self.leave_pipeline(slot, home.node);
+                    self.table.remove_replica(slot, index);
+                }
+                self.settle(slot);
+            }
         }
     }
 }

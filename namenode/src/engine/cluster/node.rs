@@ -32,42 +32,44 @@ pub(super) enum Life {
     },
 }
 
-/// A datanode.
+/// A datanode. In the order in which repair looks at it, so that it waits for few cache lines: the
+/// first one tells whether a node can be a source, the next two whether it can be a target.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Node {
     pub(super) id: NodeId,
-    pub(super) server: ServerDescription,
-    /// Its volumes, as registered last.
-    pub(super) storages: SmallVec<[StorageIx; 2]>,
+    /// Repairs that it serves now.
+    pub(super) outgoing: u32,
     pub(super) life: Life,
-    /// When it was heard of last, or the start of the namenode.
-    pub(super) heard_ms: u64,
-    pub(super) heard: bool,
     /// Silent for a while, disconnected, or reported by a client not to answer.
     pub(super) stale: bool,
     pub(super) busy: bool,
-    pub(super) active_streams: u32,
+    /// Waits in the list of nodes with commands.
+    pub(super) commanded: bool,
     /// Blocks that it is to hold and that it has not reported yet.
     pub(super) awaited: u32,
     /// Repairs that it served.
     pub(super) as_source: Budget,
     /// Repairs that it received.
     pub(super) as_target: Budget,
-    /// Repairs that it serves now.
-    pub(super) outgoing: u32,
     /// Blocks that it is to receive or receives now.
     pub(super) incoming: SmallVec<[Slot; 4]>,
-    /// Those of them that it was not told of yet.
-    pub(super) replicate: VecDeque<Slot>,
-    pub(super) seal: VecDeque<BlockId>,
-    pub(super) report: SmallVec<[StorageIx; 2]>,
-    pub(super) deletes: Deletes,
-    /// Quotas that its owner has set and that it has not confirmed.
-    pub(super) quotas: SmallVec<[QuotaOrder; 1]>,
-    /// Waits in the list of nodes with commands.
-    pub(super) commanded: bool,
     /// When its budget for repairs, which is used up, has room again.
     pub(super) reopens_ms: Option<u64>,
+    /// Its volumes, as registered last.
+    pub(super) storages: SmallVec<[StorageIx; 2]>,
+    /// Blocks that it is to receive and was not told of yet.
+    pub(super) replicate: VecDeque<Slot>,
+    /// When it was heard of last, or the start of the namenode.
+    pub(super) heard_ms: u64,
+    pub(super) heard: bool,
+    pub(super) active_streams: u32,
+    pub(super) seal: VecDeque<BlockId>,
+    pub(super) report: SmallVec<[StorageIx; 2]>,
+    /// Quotas that its owner has set and that it has not confirmed.
+    pub(super) quotas: SmallVec<[QuotaOrder; 1]>,
+    pub(super) server: Box<ServerDescription>,
+    pub(super) deletes: Box<Deletes>,
 }
 
 impl Node {
@@ -79,7 +81,7 @@ impl Node {
     ) -> Self {
         Self {
             id,
-            server,
+            server: Box::new(server),
             storages: SmallVec::new(),
             life: Life::Unheard,
             heard_ms: now_ms,
@@ -95,7 +97,7 @@ impl Node {
             replicate: VecDeque::new(),
             seal: VecDeque::new(),
             report: SmallVec::new(),
-            deletes: Deletes::default(),
+            deletes: Box::default(),
             quotas: SmallVec::new(),
             commanded: false,
             reopens_ms: None,

@@ -85,9 +85,9 @@ impl Cluster {
     pub(super) fn slots_on(&self, node: NodeIx) -> Vec<Slot> {
         let storages = self.nodes[node as usize].storages.iter();
         let mut slots: Vec<Slot> = storages
-            .map(|&storage| &self.table.storages[storage as usize])
-            .filter(|storage| storage.usable)
-            .flat_map(|storage| storage.blocks().iter().copied())
+            .filter(|&&storage| self.table.home(storage).usable)
+            .flat_map(|&storage| self.table.storages[storage as usize].blocks())
+            .copied()
             .chain(self.pipelines_with(node))
             .collect();
         slots.sort_unstable();
@@ -144,7 +144,7 @@ impl Cluster {
             .copied()
             .filter(|&it| {
                 let volume = &self.table.storages[it as usize];
-                storage.is_none_or(|wanted| volume.id == wanted)
+                storage.is_none_or(|wanted| volume.id() == wanted)
             })
             .collect();
         let quota_of =
@@ -181,7 +181,7 @@ impl Cluster {
         let order = quotas.iter_mut().find(|it| it.tell_ms <= now_ms)?;
         order.tell_ms = now_ms + self.options.command_retry_ms;
         Some(NodeCommand::SetQuota {
-            storage: self.table.storages[order.storage as usize].id,
+            storage: self.table.storages[order.storage as usize].id(),
             quota_bytes: order.quota_bytes,
             deadline_ms: order.deadline_ms.saturating_sub(now_ms),
         })
@@ -190,11 +190,10 @@ impl Cluster {
     /// A heartbeat says how full a volume is: chooses what leaves it when its owner wants space
     /// back, and lets the rest stay when there is space again.
     pub(super) fn mind_quota(&mut self, node: NodeIx, storage: StorageIx) {
-        let it = &self.table.storages[storage as usize];
-        let status = it.status;
+        let usable = self.table.home(storage).usable;
+        let status = self.table.storages[storage as usize].status;
         let over_bytes = status.used_bytes.saturating_sub(status.quota_bytes);
-        let Some(remaining_ms) = status.shrinks_in_ms.filter(|_| over_bytes > 0 && it.usable)
-        else {
+        let Some(remaining_ms) = status.shrinks_in_ms.filter(|_| over_bytes > 0 && usable) else {
             if !self.victims.is_empty() {
                 self.spare_victims(node, storage);
             }

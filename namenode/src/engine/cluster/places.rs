@@ -69,7 +69,7 @@ impl Cluster {
         let broken = self.promised(block).without(held);
         let names = |constraints: Constraints| constraints.names().map(String::from).collect();
         let replicas = block.replicas.iter().filter_map(|replica| {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             let state = if storage.usable {
                 state_name(replica.state)
             } else {

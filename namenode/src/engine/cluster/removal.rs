@@ -79,7 +79,7 @@ impl Cluster {
             .iter()
             .filter(|replica| replica.state == ReplicaState::Sealed);
         sealed
-            .map(|replica| &self.table.storages[replica.storage as usize])
+            .map(|replica| self.table.home(replica.storage))
             .filter(|storage| storage.usable && storage.inventoried && self.is_fresh(storage.node))
             .map(|storage| storage.node)
             .collect()
@@ -94,7 +94,7 @@ impl Cluster {
         for (index, replica) in replicas.iter().enumerate() {
             if replica.state == ReplicaState::Excess {
                 self.table.set_state(slot, index, ReplicaState::Sealed);
-                let node = self.table.storages[replica.storage as usize].node;
+                let node = self.table.home(replica.storage).node;
                 self.nodes[node as usize].deletes.remove(id);
             }
         }
@@ -106,7 +106,7 @@ impl Cluster {
             return;
         };
         for replica in &block.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if replica.state.is_bad() && storage.usable {
                 self.nodes[storage.node as usize].deletes.add(block.id);
             }
@@ -172,7 +172,7 @@ impl Cluster {
     fn next_report(&mut self, node: NodeIx) -> Option<NodeCommand> {
         let storage = self.nodes[node as usize].report.pop()?;
         Some(NodeCommand::ReportBlocks {
-            storage: self.table.storages[storage as usize].id,
+            storage: self.table.storages[storage as usize].id(),
         })
     }
 

@@ -175,7 +175,7 @@ impl Cluster {
         };
         let (mut good, mut last_resort) = (SmallVec::new(), SmallVec::new());
         for replica in &block.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             match replica.state {
                 _ if !storage.usable => {}
                 ReplicaState::Sealed | ReplicaState::Open | ReplicaState::Excess => {
@@ -304,7 +304,7 @@ impl Cluster {
         let mut exclude: SmallVec<[NodeId; 8]> = SmallVec::new();
         exclude.extend(entry.avoid.map(|node| self.nodes[node as usize].id));
         for replica in &block.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if !storage.usable {
                 continue;
             }

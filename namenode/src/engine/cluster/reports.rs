@@ -44,7 +44,7 @@ impl Cluster {
         }
         it.next_part = it.next_part.saturating_add(1);
         it.report_ms = self.now_ms;
-        if !it.usable {
+        if !self.table.home(storage).usable {
             return Ok(());
         }
         for replica in &report.replicas {
@@ -58,9 +58,9 @@ impl Cluster {
 
     fn finish_report(&mut self, node: NodeIx, storage: StorageIx) {
         let it = &mut self.table.storages[storage as usize];
-        it.inventoried = true;
         it.next_part = 0;
         let epoch = it.epoch;
+        self.table.home_mut(storage).inventoried = true;
         let mut missing = Vec::new();
         for &slot in self.table.storages[storage as usize].blocks() {
             let replica = self.table.replica_in(slot, storage);
@@ -109,7 +109,7 @@ impl Cluster {
     fn take_in(&mut self, node: NodeIx, storage: StorageIx, change: &ReplicaChange) {
         match change {
             ReplicaChange::Have(replica) => {
-                if self.table.storages[storage as usize].usable {
+                if self.table.home(storage).usable {
                     self.have(node, storage, replica);
                 }
             }
@@ -129,10 +129,12 @@ impl Cluster {
     }
 
     fn storage_on(&self, node: NodeIx, storage: StorageId) -> Result<StorageIx, ClusterError> {
-        self.storage_indexes
-            .get(&storage)
+        // A node has few volumes.
+        let volumes = &self.nodes[node as usize].storages;
+        volumes
+            .iter()
             .copied()
-            .filter(|&index| self.table.storages[index as usize].node == node)
+            .find(|&index| self.table.storages[index as usize].id() == storage)
             .ok_or(ClusterError::UnknownStorage(storage))
     }
 
@@ -193,7 +195,7 @@ impl Cluster {
         };
         let id = block.id;
         let known = block.replicas[index];
-        let known_is_there = self.table.storages[known.storage as usize].usable;
+        let known_is_there = self.table.home(known.storage).usable;
         let deletes = &mut self.nodes[node as usize].deletes;
         let state = match known.state {
             _ if !known_is_there => reported,
@@ -227,7 +229,7 @@ impl Cluster {
         let Some(index) = self.table.replica_in(slot, storage) else {
             return;
         };
-        let node = self.table.storages[storage as usize].node;
+        let node = self.table.home(storage).node;
         self.leave_pipeline(slot, node);
         self.table.remove_replica(slot, index);
         self.settle(slot);

@@ -83,7 +83,7 @@ impl Cluster {
     pub(super) fn tally(&self, slot: Slot, block: &Block) -> Tally {
         let mut tally = Tally::default();
         for replica in &block.replicas {
-            let storage = &self.table.storages[replica.storage as usize];
+            let storage = self.table.home(replica.storage);
             if !storage.usable {
                 continue;
             }

@@ -12,7 +12,7 @@ use super::{
     budget::Budget,
     places::grid_cell,
     settle::SCORES,
-    table::{LEFT_MAX, NodeIx, ReplicaState},
+    table::{LEFT_MAX, NodeIx, ReplicaState, StorageIx},
 };
 
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
@@ -132,13 +132,17 @@ impl Cluster {
         let alive = nodes
             .filter(|(index, node)| node.is_alive() && !self.is_in_maintenance(*index as NodeIx))
             .map(|(_, node)| node);
-        let usable = self.table.storages.iter().filter(|it| it.usable);
-        let (quota_bytes, used_bytes) = usable.fold((0, 0), |(quota, used): (u64, u64), it| {
-            (
-                quota.saturating_add(it.status.quota_bytes),
-                used.saturating_add(it.status.used_bytes),
-            )
-        });
+        let usable = self
+            .table
+            .storages_with_homes()
+            .filter(|(home, _)| home.usable);
+        let (quota_bytes, used_bytes) =
+            usable.fold((0, 0), |(quota, used): (u64, u64), (_, it)| {
+                (
+                    quota.saturating_add(it.status.quota_bytes),
+                    used.saturating_add(it.status.used_bytes),
+                )
+            });
         ClusterSummary {
             ready: !self.safe_mode,
             storm_remaining_ms: self.storm_remaining_ms(now_ms),
@@ -203,19 +207,17 @@ impl Cluster {
             .nodes
             .iter()
             .map(|node| {
-                let storages = || {
-                    let indexes = node.storages.iter();
-                    indexes.map(|&storage| &self.table.storages[storage as usize])
-                };
+                let indexes = || node.storages.iter().copied();
+                let storage = |index: StorageIx| &self.table.storages[index as usize];
                 NodeStatus {
                     node: node.id,
-                    server: node.server.clone(),
-                    volumes: storages().map(|it| it.status).collect(),
+                    server: (*node.server).clone(),
+                    volumes: indexes().map(|it| storage(it).status).collect(),
                     alive: node.is_alive(),
                     busy: node.busy,
-                    replicas: storages()
-                        .filter(|it| it.usable)
-                        .map(|it| it.blocks().len() as u64)
+                    replicas: indexes()
+                        .filter(|&it| self.table.home(it).usable)
+                        .map(|it| storage(it).blocks().len() as u64)
                         .sum(),
                     heartbeat_age_ms: node.heard.then(|| now_ms.saturating_sub(node.heard_ms)),
                     clock_ahead_ms: None,
@@ -248,7 +250,7 @@ impl Cluster {
                 counts.excess_replicas += good.saturating_sub(block.wanted()) as u64;
             }
             let being_removed = block.replicas.iter().filter(|replica| {
-                let usable = self.table.storages[replica.storage as usize].usable;
+                let usable = self.table.home(replica.storage).usable;
                 usable && (replica.state.is_bad() || replica.state == ReplicaState::Deleting)
             });
             counts.excess_replicas += being_removed.count() as u64;

@@ -132,42 +132,48 @@ pub(super) struct Health {
     pub(super) score: Option<u8>,
 }
 
-/// A volume.
-#[derive(Debug)]
-pub(super) struct Storage {
-    pub(super) id: StorageId,
+/// Where a volume is, and whether it is there. Apart from the rest of it: whoever looks at a block
+/// looks at this of each replica, and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
     pub(super) node: NodeIx,
-    pub(super) status: VolumeStatus,
     /// Registered, healthy and on a live node: what is on it counts.
     pub(super) usable: bool,
     /// A full report came since the node registered.
     pub(super) inventoried: bool,
-    /// When the last full report was complete or asked for.
-    pub(super) report_ms: u64,
-    /// Number of the report under way or last complete; replicas carry it.
-    pub(super) epoch: u8,
-    /// The part of it that is due next.
-    pub(super) next_part: u32,
+}
+
+/// A volume, in two cache lines: what its datanode says of it, and what follows.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Storage {
+    pub(super) status: VolumeStatus,
     /// Repairs that it served.
     pub(super) as_source: Budget,
     /// Its blocks.
     blocks: Vec<Slot>,
+    /// When the last full report was complete or asked for.
+    pub(super) report_ms: u64,
+    /// The part of it that is due next.
+    pub(super) next_part: u32,
+    /// Number of the report under way or last complete; replicas carry it.
+    pub(super) epoch: u8,
 }
 
 impl Storage {
-    pub(super) fn new(node: NodeIx, status: VolumeStatus, repair_window_ms: u64) -> Self {
+    pub(super) fn new(status: VolumeStatus, repair_window_ms: u64) -> Self {
         Self {
-            id: status.storage,
-            node,
             status,
-            usable: false,
-            inventoried: false,
-            report_ms: 0,
-            epoch: 0,
-            next_part: 0,
             as_source: Budget::new(repair_window_ms),
             blocks: Vec::new(),
+            report_ms: 0,
+            next_part: 0,
+            epoch: 0,
         }
+    }
+
+    pub(super) fn id(&self) -> StorageId {
+        self.status.storage
     }
 
     pub(super) fn class(&self) -> StorageClass {
@@ -196,6 +202,8 @@ pub(super) struct Table {
     /// wants the block next, and a table without keys is a quarter as large.
     slots: HashTable<Slot>,
     pub(super) storages: Vec<Storage>,
+    /// One of each volume.
+    homes: Vec<Home>,
 }
 
 impl Table {
@@ -260,13 +268,48 @@ impl Table {
         Some(as_it_was)
     }
 
+    /// Adds a volume of a node; it is not usable yet.
+    pub(super) fn add_storage(&mut self, node: NodeIx, storage: Storage) -> StorageIx {
+        self.storages.push(storage);
+        self.homes.push(Home {
+            node,
+            usable: false,
+            inventoried: false,
+        });
+        self.homes.len() as StorageIx - 1
+    }
+
+    pub(super) fn home(&self, storage: StorageIx) -> Home {
+        self.homes[storage as usize]
+    }
+
+    pub(super) fn home_mut(&mut self, storage: StorageIx) -> &mut Home {
+        &mut self.homes[storage as usize]
+    }
+
+    pub(super) fn storages_with_homes(&self) -> impl Iterator<Item = (Home, &Storage)> {
+        self.homes.iter().copied().zip(&self.storages)
+    }
+
+    /// The last blocks in a volume's list, the last one first, and where the volume stands among the
+    /// replicas of each.
+    pub(super) fn last_replicas(
+        &self,
+        storage: StorageIx,
+        max: usize,
+    ) -> impl Iterator<Item = (Slot, Option<usize>)> {
+        let last = self.storages[storage as usize].blocks.iter().rev();
+        last.take(max)
+            .map(move |&slot| (slot, self.replica_in(slot, storage)))
+    }
+
     /// The replica of a block on a node, as an index into its replicas.
     pub(super) fn replica_on(&self, slot: Slot, node: NodeIx) -> Option<usize> {
         let block = self.get(slot)?;
         block
             .replicas
             .iter()
-            .position(|replica| self.storages[replica.storage as usize].node == node)
+            .position(|replica| self.home(replica.storage).node == node)
     }
 
     /// The replica of a block on a volume, as an index into its replicas.
@@ -305,7 +348,7 @@ impl Table {
         let removed = block.replicas.remove(index);
         let volume = &mut self.storages[removed.storage as usize];
         volume.blocks.swap_remove(removed.position as usize);
-        if volume.blocks.is_empty() && !volume.usable {
+        if volume.blocks.is_empty() && !self.homes[removed.storage as usize].usable {
             // It may never come back, and thousands of reimaged volumes add up.
             volume.blocks = Vec::new();
         }
@@ -351,7 +394,7 @@ impl Table {
             + self.blocks.capacity() * size_of::<Option<Block>>()
             // 4 bytes of slot, 1 of control, 7/8 full at most.
             + self.slots.capacity() * 8 / 7 * 5
-            + self.storages.capacity() * size_of::<Storage>()
+            + self.storages.capacity() * (size_of::<Storage>() + size_of::<Home>())
             + self.storages.len() * Budget::BYTES
     }
 

@@ -387,7 +387,7 @@ fn check_tables(world: &World) {
         // What a volume has that is back and has not reported yet is counted with its report; so
         // is what a writer claimed of a node that has not registered yet.
         let reported = block.replicas.iter().all(|replica| {
-            let storage = &cluster.table.storages[replica.storage as usize];
+            let storage = cluster.table.home(replica.storage);
             !storage.usable || storage.inventoried
         });
         if all_settled && reported && cluster.pipeline(slot).is_empty() {

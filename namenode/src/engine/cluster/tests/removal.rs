@@ -81,7 +81,7 @@ fn removal_is_taken_back_when_another_replica_is_lost_before_it_is_told() {
         .flatten()
         .find(|replica| replica.state == crate::engine::cluster::table::ReplicaState::Excess);
     let storage = chosen.expect("one was chosen").storage;
-    let chosen = world.cluster.table.storages[storage as usize].node;
+    let chosen = world.cluster.table.home(storage).node;
     let other = holders.iter().find(|n| n.0 != chosen).expect("two others");
     world.reimage_all(other.0 as usize);
     world.connect(other.0 as usize);
