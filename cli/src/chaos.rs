@@ -1,10 +1,18 @@
 //! `harvestfs chaos`: faults on a real cluster.
 
-use std::{path::PathBuf, sync::atomic::AtomicBool, thread::available_parallelism};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    thread::{self, available_parallelism},
+};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_chaos::live::{self, LiveError, Options, Plan, Progress, Scenario, SlowdownOptions};
+use harvestfs_chaos::live::{
+    self, LiveError, Metrics, Options, Plan, Progress, Scenario, SlowdownOptions,
+};
+use harvestfs_http::{Access, Endpoint, MetricsSite};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
@@ -60,6 +68,9 @@ struct RunArgs {
     /// Write a page with plots to this file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Tell metrics to Prometheus on this address of this machine while it runs.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
     /// Keep the cluster's directories and logs here instead of removing them; must not exist.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -124,6 +135,10 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     let plan = Plan::new(&scenario, args.seed.unwrap_or(scenario.seed));
     println!("{}, seed {}", scenario.name, plan.seed);
     print!("{}", plan.describe(&scenario));
+    let metrics = Arc::new(Metrics::default());
+    if let Some(address) = args.metrics {
+        tell_metrics(address, Arc::clone(&metrics))?;
+    }
     let interrupted = interrupts()?;
     let binary = std::env::current_exe().context("where is this program?")?;
     let mut temporary = None;
@@ -151,6 +166,7 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         binary: &binary,
         directory: &directory,
         interrupted: AsRef::<AtomicBool>::as_ref(&interrupted),
+        metrics: &metrics,
     };
     let result = live::run(&scenario, &plan, &options, &mut progress);
     bar.finish_and_clear();
@@ -177,6 +193,22 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
     }
     anyhow::bail!("not everything is as it was promised; seed {}", report.seed)
+}
+
+/// Serves metrics until the process ends, on a thread of its own: the harness may move itself to
+/// another network, this stays.
+fn tell_metrics(address: SocketAddr, metrics: Arc<Metrics>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let endpoint = runtime.block_on(Endpoint::bind(address, Access::Anyone))?;
+    println!("{}metrics tells how it goes", endpoint.url());
+    let site = MetricsSite(move || metrics.render());
+    thread::Builder::new()
+        .name("metrics".into())
+        .spawn(move || runtime.block_on(endpoint.serve(site)))
+        .context("cannot start a thread")?;
+    Ok(())
 }
 
 /// The bar that shows how far all runs are; hidden when nobody looks.

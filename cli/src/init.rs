@@ -216,6 +216,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 namenodes: namenode.clone(),
                 identity: "identity".into(),
                 scrub_bytes_per_s: Size(8 << 20),
+                scrub_every_s: config::default_scrub_interval(),
                 priority: *priority,
                 primary: PrimaryConfig {
                     source: primary_source.clone(),

@@ -1,6 +1,15 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
-use std::process::{Command, Output};
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::{Command, Output},
+    thread,
+    time::Duration,
+};
+
+use harvestfs_telemetry::metrics::{Part, TABLE};
+use harvestfs_tests::{free_tcp_address, wait_until};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
@@ -11,15 +20,68 @@ fn chaos(arguments: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
+/// What the harness tells at an address; none while it does not listen.
+fn metrics(address: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut told = String::new();
+    stream.read_to_string(&mut told).ok()?;
+    Some(told)
+}
+
+/// Waits until the harness has told more than nothing of each of these.
+fn wait_for_metrics(address: SocketAddr, series: &[&str]) -> String {
+    let mut told = String::new();
+    wait_until("the harness tells", Duration::from_secs(120), || {
+        told = metrics(address).unwrap_or_default();
+        series.iter().all(|series| {
+            let mut lines = told.lines();
+            let value =
+                lines.find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
+            value.is_some_and(|value| value > 0.0)
+        })
+    });
+    told
+}
+
 #[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (json, html) = (file("report.json"), file("report.html"));
     let smoke = format!("{SCENARIOS}/smoke.toml");
-    let output = chaos(&[
-        "run", &smoke, "--seed", "7", "--json", &json, "--html", &html,
-    ]);
+    let address = free_tcp_address();
+    let listen = address.to_string();
+    let output = thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            chaos(&[
+                "run",
+                &smoke,
+                "--seed",
+                "7",
+                "--json",
+                &json,
+                "--html",
+                &html,
+                "--metrics",
+                &listen,
+            ])
+        });
+        let told = wait_for_metrics(
+            address,
+            &[
+                "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
+                "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
+                "harvestfs_chaos_faults_total{kind=\"bit-rot\"}",
+                "harvestfs_chaos_blocks",
+            ],
+        );
+        for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
+            assert!(told.contains(&format!("# TYPE {} ", metric.name)), "{told}");
+        }
+        run.join().expect("the run does not panic")
+    });
     assert!(output.status.success(), "{output:?}");
     let json = std::fs::read_to_string(json).expect("the report");
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -27,6 +89,9 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let run = &report["runs"][0];
     assert_eq!(run["passed"], true);
     assert!(run["time_to_whole_ms"].is_u64(), "{json}");
+    // Bits were flipped, and no datanode takes what has them for good.
+    assert!(json.contains("flipped"), "{json}");
+    assert_eq!(run["rotten_replicas"], 0, "{json}");
     let compared = run["comparison"]["files"].as_u64();
     assert!(compared.is_some_and(|files| files > 0), "{json}");
     assert_eq!(run["comparison"]["lost"].as_array().map(Vec::len), Some(0));

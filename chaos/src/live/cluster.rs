@@ -58,6 +58,9 @@ pub(crate) struct Cluster<'a> {
 
 const FILLER: &str = "of-the-owner";
 const START_DEADLINE: Duration = Duration::from_secs(120);
+/// Volumes are small here: each is read in some seconds, again and again.
+const SCRUB_RATE: &str = "64MiB";
+const SCRUB_EVERY_S: i64 = 5;
 const POLL: Duration = Duration::from_millis(20);
 
 impl<'a> Cluster<'a> {
@@ -104,6 +107,7 @@ impl<'a> Cluster<'a> {
             &block_size,
         ])?;
         cluster.allow_repairs(spec.repairs_per_hour)?;
+        let has_rot = plan.has(|kind| kind == Kind::BitRot);
         for (number, server) in spec.servers.iter().enumerate() {
             let address = match network {
                 Some(_) => SocketAddr::from((network::address(number + 1), 9_311)),
@@ -132,6 +136,9 @@ impl<'a> Cluster<'a> {
                 "--volume",
                 &format!("volume={}MiB", spec.quota_mib),
             ])?;
+            if has_rot {
+                cluster.scrub_often(&server.name)?;
+            }
             let volume = cluster.volume(number);
             if plan.hits(number, Kind::FullDisk) || plan.hits(number, Kind::SlowDisk) {
                 fs::create_dir_all(&volume)
@@ -177,12 +184,6 @@ impl<'a> Cluster<'a> {
 
     /// With the usual budgets a run of minutes would see no repair end.
     fn allow_repairs(&self, per_hour: u32) -> Result<(), LiveError> {
-        let path = self.path("namenode/namenode.toml");
-        let wrong = |error: &dyn std::fmt::Display| {
-            LiveError::Cluster(format!("{}: {error}", path.display()))
-        };
-        let text = fs::read_to_string(&path).map_err(|error| wrong(&error))?;
-        let mut config: toml::Table = text.parse().map_err(|error| wrong(&error))?;
         let mut repair = toml::Table::new();
         for key in [
             "per_hour",
@@ -193,7 +194,33 @@ impl<'a> Cluster<'a> {
             repair.insert(key.into(), toml::Value::Integer(per_hour.into()));
         }
         repair.insert("at_once".into(), toml::Value::Integer(4));
-        config.insert("repair".into(), toml::Value::Table(repair));
+        self.configure("namenode/namenode.toml", [("repair", repair.into())])
+    }
+
+    /// So that rot is found within the run, and before later faults hit the other replicas.
+    fn scrub_often(&self, server: &str) -> Result<(), LiveError> {
+        let scrubber = [
+            ("scrub_bytes_per_s", SCRUB_RATE.into()),
+            ("scrub_every_s", SCRUB_EVERY_S.into()),
+        ];
+        self.configure(&format!("{server}/datanode.toml"), scrubber)
+    }
+
+    /// Changes a configuration file.
+    fn configure<const N: usize>(
+        &self,
+        file: &str,
+        changes: [(&str, toml::Value); N],
+    ) -> Result<(), LiveError> {
+        let path = self.path(file);
+        let wrong = |error: &dyn std::fmt::Display| {
+            LiveError::Cluster(format!("{}: {error}", path.display()))
+        };
+        let text = fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+        let mut config: toml::Table = text.parse().map_err(|error| wrong(&error))?;
+        for (key, value) in changes {
+            config.insert(key.into(), value);
+        }
         fs::write(&path, config.to_string()).map_err(|error| wrong(&error))
     }
 

@@ -142,6 +142,12 @@ impl Ledger {
         self.now.len()
     }
 
+    /// How many replicas of a block lie on disks.
+    #[must_use]
+    pub fn replicas(&self, block: u64) -> usize {
+        self.now.get(&block).map_or(0, BTreeSet::len)
+    }
+
     /// Replicas on a disk, by block.
     #[must_use]
     pub fn on(&self, server: usize) -> Vec<u64> {
@@ -174,6 +180,7 @@ mod tests {
         ledger.observe(1_100, 1, Contents::from([(7, 100)]));
         assert_eq!(ledger.repaired_bytes, 0);
         assert_eq!(ledger.unavailable(&|server| server == 1), 1);
+        assert_eq!((ledger.replicas(7), ledger.replicas(9)), (2, 0));
         ledger.wiped(5_000, 0);
         assert_eq!((ledger.blocks(), ledger.on(0).len()), (1, 0));
         ledger.observe(9_000, 2, Contents::from([(7, 100)]));

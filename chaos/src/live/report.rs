@@ -52,7 +52,10 @@ pub struct RunReport {
     pub repaired_replicas_seen: u64,
     /// Bytes of these.
     pub repaired_bytes: u64,
-    /// From the end of all faults until `fsck` found nothing; none if it never did.
+    /// Replicas with a flipped bit that no datanode had found in the end.
+    pub rotten_replicas: usize,
+    /// From the end of all faults until `fsck` found nothing and all rot was found and repaired; none
+    /// if that never was.
     pub time_to_whole_ms: Option<u64>,
     /// By how many percent a thread that computed 20 ms of every 200 ms was slower than before the
     /// cluster was started.
@@ -197,6 +200,10 @@ impl Report {
             let more = run.lost.len().saturating_sub(LOST_NAMED_MAX);
             if more > 0 {
                 text += &format!("{}: and {more} more lost blocks\n", run.variant);
+            }
+            if run.rotten_replicas > 0 {
+                let count = run.rotten_replicas;
+                text += &format!("{}: {count} rotten replicas were not found\n", run.variant);
             }
             let comparison = &run.comparison;
             for (what, list) in [

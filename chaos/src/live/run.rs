@@ -18,6 +18,7 @@ use super::{
     cluster::Cluster,
     disk,
     ledger::Ledger,
+    metrics::Metrics,
     network::Network,
     plan::{Event, Part, Plan},
     primary::Loads,
@@ -39,6 +40,8 @@ pub struct Options<'a> {
     pub directory: &'a Path,
     /// Set by Ctrl-C: everything is healed and stopped.
     pub interrupted: &'a AtomicBool,
+    /// Kept up to date while it runs.
+    pub metrics: &'a Arc<Metrics>,
 }
 
 /// How far a run is.
@@ -108,6 +111,7 @@ pub fn run(
             variant,
             plan,
             interrupted: options.interrupted,
+            metrics: options.metrics,
             directory,
         };
         runs.push(runtime.block_on(one.execute(options.binary, network.as_ref(), &mut tell))?);
@@ -129,6 +133,8 @@ pub fn run(
 struct Primary {
     probe: Probe,
     alone: Option<f64>,
+    /// When it was no longer alone.
+    since: Reading,
 }
 
 impl Primary {
@@ -136,12 +142,22 @@ impl Primary {
         let probe = Probe::start(1, PRIMARY_REST)?;
         let began = probe.read();
         tokio::time::sleep(PRIMARY_ALONE).await;
-        let alone = began.rate_until(probe.read());
-        Ok(Self { probe, alone })
+        let since = probe.read();
+        let alone = began.rate_until(since);
+        Ok(Self {
+            probe,
+            alone,
+            since,
+        })
     }
 
-    fn slowdown_percent(&self, since: Reading) -> Option<f64> {
-        let loaded = since.rate_until(self.probe.read())?;
+    /// From now on it is slowed down.
+    fn has_company(&mut self) {
+        self.since = self.probe.read();
+    }
+
+    fn slowdown_percent(&self) -> Option<f64> {
+        let loaded = self.since.rate_until(self.probe.read())?;
         Some(slowdown_percent(self.alone?, loaded))
     }
 }
@@ -151,6 +167,7 @@ struct Run<'a> {
     variant: &'a Variant,
     plan: &'a Plan,
     interrupted: &'a AtomicBool,
+    metrics: &'a Arc<Metrics>,
     directory: PathBuf,
 }
 
@@ -174,7 +191,7 @@ impl Run<'_> {
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<RunReport, LiveError> {
         tell("measuring a primary alone", 0);
-        let primary = Primary::alone().await?;
+        let mut primary = Primary::alone().await?;
         tell("making the cluster", 0);
         let loads = Loads::new(self.scenario, self.plan.seed);
         let mut cluster = Cluster::make(
@@ -208,7 +225,7 @@ impl Run<'_> {
             spec: self.scenario.clients.clone(),
         };
         let stop = Arc::new(AtomicBool::new(false));
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Counters::new(Arc::clone(self.metrics)));
         let workers: Vec<JoinHandle<Outcome>> = (1..=self.scenario.clients.count)
             .map(|number| {
                 let counters = Arc::clone(&counters);
@@ -217,11 +234,19 @@ impl Run<'_> {
             })
             .collect();
         let mut watch = Watch::begin();
-        let began = primary.probe.read();
+        primary.has_company();
+        let slowdown = || self.metrics.saw_slowdown(primary.slowdown_percent());
         let faults = self
-            .inflict(&mut cluster, &mut admin, &counters, &mut watch, tell)
+            .inflict(
+                &mut cluster,
+                &mut admin,
+                &counters,
+                &mut watch,
+                &slowdown,
+                tell,
+            )
             .await;
-        let slowdown_percent = primary.slowdown_percent(began);
+        let slowdown_percent = primary.slowdown_percent();
         stop.store(true, Ordering::Relaxed);
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
@@ -232,7 +257,7 @@ impl Run<'_> {
         let report = self
             .wait_whole(&mut cluster, &mut admin, &counters, &mut watch, tell)
             .await?;
-        let whole = report.as_ref().is_some_and(|report| report.healthy);
+        let whole = self.is_whole(report.as_ref(), &watch);
         let time_to_whole_ms = whole.then(|| {
             let took = healed_at.elapsed().as_millis();
             u64::try_from(took).unwrap_or(u64::MAX)
@@ -249,6 +274,7 @@ impl Run<'_> {
         }
         tell("comparing every byte", self.scenario.duration_ms);
         let comparison = self.compare(&access, &outcomes).await?;
+        self.metrics.compared(&comparison);
         let lost = self.lost(report.as_ref(), &watch.ledger);
         let accesses = accesses(&counters, &outcomes);
         Ok(RunReport {
@@ -301,6 +327,7 @@ impl Run<'_> {
         admin: &mut Admin,
         counters: &Counters,
         watch: &mut Watch,
+        slowdown: &dyn Fn(),
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<(), LiveError> {
         let mut events = self.plan.events.iter().peekable();
@@ -316,10 +343,14 @@ impl Run<'_> {
                 tell(&what, now_ms);
                 watch.note(&what);
                 self.apply(event, cluster, watch)?;
+                if event.begins {
+                    self.metrics.inflicted(event.kind);
+                }
             }
             if now_ms >= next_sample_ms {
                 next_sample_ms = now_ms + self.sample_interval_ms();
                 watch.look(cluster, admin, counters).await?;
+                slowdown();
                 tell("", now_ms);
             }
             if let Some(ended) = cluster.ended_by_itself() {
@@ -372,10 +403,11 @@ impl Run<'_> {
                 for block in random::sample(&mut rng, &all, event.amount as usize) {
                     let flipped = rot::flip_bit(&cluster.volume(server), block, &mut rng)
                         .map_err(LiveError::io(format!("flip a bit of block {block:016x}")))?;
-                    if flipped {
+                    if let Some(flipped) = flipped {
                         let now_ms = watch.now_ms();
                         watch.ledger.rotten(now_ms, server, block);
                         watch.note(&format!("a bit of block {block:016x} flipped"));
+                        watch.flipped.push(flipped);
                     }
                 }
             }
@@ -427,8 +459,10 @@ impl Run<'_> {
             if let Some(report) = admin.fsck().await {
                 tell(
                     &format!(
-                        "healing: {} replicas missing, {} blocks lost",
-                        report.missing_replicas, report.lost_blocks
+                        "healing: {} replicas missing, {} rotten, {} blocks lost",
+                        report.missing_replicas,
+                        watch.rotten_replicas(),
+                        report.lost_blocks
                     ),
                     self.scenario.duration_ms,
                 );
@@ -440,7 +474,7 @@ impl Run<'_> {
                     changed_at = Instant::now();
                 }
                 let settled = report.lost_blocks > 0 && changed_at.elapsed() > LOSS_SETTLED;
-                let done = report.healthy || settled;
+                let done = settled || self.is_whole(Some(&report), watch);
                 last = Some(report);
                 if done {
                     break;
@@ -452,6 +486,12 @@ impl Run<'_> {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         Ok(last)
+    }
+
+    /// Whether nothing is missing, and no replica is rotten that looks as if it were not.
+    fn is_whole(&self, report: Option<&FsckReport>, watch: &Watch) -> bool {
+        let replication = usize::from(self.scenario.cluster.replication);
+        report.is_some_and(|report| report.healthy) && watch.is_rot_repaired(replication)
     }
 
     async fn compare(
@@ -518,6 +558,7 @@ impl Run<'_> {
             slowdown_percent: None,
             repaired_replicas_seen: watch.ledger.repaired_replicas,
             repaired_bytes: watch.ledger.repaired_bytes,
+            rotten_replicas: watch.rotten_replicas(),
             time_to_whole_ms,
             accesses,
             comparison,

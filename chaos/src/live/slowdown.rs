@@ -122,7 +122,7 @@ pub fn measure(
             spec: scenario.clients.clone(),
         };
         let stop = Arc::new(AtomicBool::new(false));
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Counters::new(Arc::default()));
         let workers: Vec<_> = (1..=scenario.clients.count)
             .map(|number| {
                 let counters = Arc::clone(&counters);

@@ -8,6 +8,7 @@ use super::{
     cluster::{Cluster, Condition},
     ledger::Ledger,
     report::Sample,
+    rot::Flipped,
     workload::Counters,
 };
 
@@ -20,6 +21,8 @@ pub(crate) struct Watch {
     pub samples: Vec<Sample>,
     /// What happened.
     pub notes: Vec<String>,
+    /// All bits that were flipped.
+    pub flipped: Vec<Flipped>,
     repairs: Repairs,
 }
 
@@ -51,6 +54,7 @@ impl Watch {
             ledger: Ledger::default(),
             samples: Vec::new(),
             notes: Vec::new(),
+            flipped: Vec::new(),
             repairs: Repairs::default(),
         }
     }
@@ -69,6 +73,23 @@ impl Watch {
     /// Repairs that the namenode has counted so far.
     pub fn repairs(&self) -> u64 {
         self.repairs.sum()
+    }
+
+    /// Replicas with a flipped bit that no datanode has found yet.
+    pub fn rotten_replicas(&self) -> usize {
+        self.flipped.iter().filter(|it| it.is_there()).count()
+    }
+
+    /// Whether all rot was found, and as of the last look every block that had it has `replication`
+    /// replicas again, or is gone.
+    pub fn is_rot_repaired(&self, replication: usize) -> bool {
+        let is_whole = |block| {
+            let replicas = self.ledger.replicas(block);
+            replicas == 0 || replicas >= replication
+        };
+        self.flipped
+            .iter()
+            .all(|it| !it.is_there() && is_whole(it.block))
     }
 
     /// Blocks times seconds that were unavailable.
@@ -99,6 +120,11 @@ impl Watch {
                     ..Condition::default()
                 }
         };
+        let unavailable = self.ledger.unavailable(&usable);
+        let metrics = &counters.metrics;
+        metrics.saw_servers(&cluster.conditions);
+        metrics.saw_blocks(self.ledger.blocks(), unavailable);
+        metrics.saw_rot(self.rotten_replicas());
         let status = admin.status().await;
         if let Some(status) = &status {
             self.repairs.observe(status.repairs_done);
@@ -111,7 +137,7 @@ impl Watch {
             ready.map_or(last, |it| (it.under_replicated_blocks, it.lost_blocks));
         self.samples.push(Sample {
             at_ms: self.now_ms(),
-            unavailable: self.ledger.unavailable(&usable),
+            unavailable,
             under_replicated,
             lost,
             namenode_answers: status.is_some(),

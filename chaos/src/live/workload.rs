@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use super::{
     admin::NAMENODE_NAME,
+    metrics::{Metrics, Operation},
     model::{Content, Model},
     scenario::ClientSpec,
 };
@@ -51,9 +52,10 @@ impl Access {
     }
 }
 
-/// What all clients together have done so far; read while they work.
-#[derive(Debug, Default)]
+/// What all clients of a run together have done so far; read while they work.
 pub(crate) struct Counters {
+    /// Told of everything, too.
+    pub metrics: Arc<Metrics>,
     /// Reads that gave the right bytes.
     pub reads: AtomicU64,
     /// Reads that failed.
@@ -65,6 +67,35 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Nothing was done yet.
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            reads: AtomicU64::new(0),
+            failed_reads: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            failed_changes: AtomicU64::new(0),
+        }
+    }
+
+    fn done(&self, operation: Operation, took: Duration) {
+        let count = match operation {
+            Operation::Read => &self.reads,
+            Operation::Write | Operation::Rename | Operation::Unlink => &self.changes,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.metrics.done(operation, took);
+    }
+
+    fn failed(&self, operation: Operation) {
+        let count = match operation {
+            Operation::Read => &self.failed_reads,
+            Operation::Write | Operation::Rename | Operation::Unlink => &self.failed_changes,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.metrics.failed(operation);
+    }
+
     /// All that went well.
     pub fn succeeded(&self) -> u64 {
         self.reads.load(Ordering::Relaxed) + self.changes.load(Ordering::Relaxed)
@@ -227,11 +258,12 @@ impl Worker {
             len,
         };
         let path = self.path(&name);
+        let began = Instant::now();
         let written = client
             .write_file(&Credentials::root(), &path, &content.bytes())
             .await;
         self.outcome.model.wrote(&name, content, written.is_ok());
-        self.changed("write", written);
+        self.changed(Operation::Write, began, written);
     }
 
     async fn rename(&mut self, client: &Client, name: &str) {
@@ -246,9 +278,10 @@ impl Worker {
                 .rename(&me, parent.ino, &from, parent.ino, &to, mode)
                 .await
         };
+        let began = Instant::now();
         let renamed = renamed.await;
         self.outcome.model.renamed(name, &to, renamed.is_ok());
-        self.changed("rename", renamed.map(|_| ()));
+        self.changed(Operation::Rename, began, renamed.map(|_| ()));
     }
 
     async fn unlink(&mut self, client: &Client, name: &str) {
@@ -258,44 +291,39 @@ impl Worker {
             let (parent, name) = client.resolve_parent(&me, &path).await?;
             client.unlink(&me, parent.ino, &name).await
         };
+        let began = Instant::now();
         let unlinked = unlinked.await;
         self.outcome.model.unlinked(name, unlinked.is_ok());
-        self.changed("unlink", unlinked.map(|_| ()));
+        self.changed(Operation::Unlink, began, unlinked.map(|_| ()));
     }
 
     async fn read(&mut self, client: &Client, name: &str, content: Content) {
         let path = self.path(name);
-        let started = Instant::now();
+        let began = Instant::now();
         match client.read_file(&Credentials::root(), &path).await {
             Ok(bytes) => {
-                let took_us = u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX);
+                let took = began.elapsed();
+                let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
                 self.outcome.read_us.push(took_us);
-                self.counters.reads.fetch_add(1, Ordering::Relaxed);
+                self.counters.done(Operation::Read, took);
                 if bytes != content.bytes() {
                     let path = String::from_utf8_lossy(&path);
                     self.outcome.wrong.push(format!("{path} during the run"));
                 }
             }
-            Err(error) => {
-                self.counters.failed_reads.fetch_add(1, Ordering::Relaxed);
-                self.failed("read", &error);
-            }
+            Err(error) => self.failed(Operation::Read, &error),
         }
     }
 
-    fn changed(&mut self, what: &str, result: Result<(), ClientError>) {
+    fn changed(&mut self, operation: Operation, began: Instant, result: Result<(), ClientError>) {
         match result {
-            Ok(()) => {
-                self.counters.changes.fetch_add(1, Ordering::Relaxed);
-            }
-            Err(error) => {
-                self.counters.failed_changes.fetch_add(1, Ordering::Relaxed);
-                self.failed(what, &error);
-            }
+            Ok(()) => self.counters.done(operation, began.elapsed()),
+            Err(error) => self.failed(operation, &error),
         }
     }
 
-    fn failed(&mut self, what: &str, error: &ClientError) {
+    fn failed(&mut self, operation: Operation, error: &ClientError) {
+        self.counters.failed(operation);
         let ended = matches!(
             error,
             ClientError::Closed
@@ -310,7 +338,7 @@ impl Worker {
             ClientError::NoReplica { reason, .. } => format!("no replica can be read: {reason}"),
             error => error.to_string(),
         };
-        self.note(what, &text);
+        self.note(operation.name(), &text);
     }
 
     fn note(&mut self, what: &str, text: &str) {

@@ -4,6 +4,7 @@ mod primary;
 
 use std::{
     net::SocketAddr,
+    num::NonZero,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -103,6 +104,9 @@ pub struct DatanodeConfig {
     /// Bytes per second that the scrubber reads.
     #[serde(default = "default_scrub_rate")]
     pub scrub_bytes_per_s: Size,
+    /// Least seconds from the start of one round of the scrubber to the start of the next.
+    #[serde(default = "default_scrub_interval")]
+    pub scrub_every_s: NonZero<u32>,
     /// How the datanode competes with others for CPU and disks.
     #[serde(default)]
     pub priority: Priority,
@@ -228,6 +232,12 @@ pub struct CheckpointConfig {
 /// 8 MiB/s: a terabyte in a day and a half, and a hundredth of one disk.
 fn default_scrub_rate() -> Size {
     Size(8 << 20)
+}
+
+/// Six hours: a small volume is not read again all the time.
+pub fn default_scrub_interval() -> NonZero<u32> {
+    const SIX_HOURS_S: NonZero<u32> = NonZero::new(6 * 3600).unwrap();
+    SIX_HOURS_S
 }
 
 fn default_dirty() -> Size {

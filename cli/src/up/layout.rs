@@ -212,6 +212,7 @@ impl Layout {
                     namenodes: vec![self.namenode],
                     identity: "identity".into(),
                     scrub_bytes_per_s: Size(8 << 20),
+                    scrub_every_s: config::default_scrub_interval(),
                     // The cluster is its user's own, and so is the machine.
                     priority: Priority::Normal,
                     primary: PrimaryConfig {

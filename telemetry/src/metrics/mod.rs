@@ -135,6 +135,7 @@ pub fn documentation() -> String {
             "\n## Of {}\n\n| metric | kind | unit | labels | stability | meaning |\n|---|---|---|---|---|---|\n",
             match part {
                 Part::Every => "every part".to_owned(),
+                Part::Chaos => "the harness (`harvestfs chaos run --metrics`)".to_owned(),
                 _ => format!("the {}", part.name()),
             }
         );

@@ -127,4 +127,23 @@ table! {
         Stable: "Reads for which a second replica was asked because the first was slow.";
     MOUNT_CONNECTED = Mount Gauge "1" "harvestfs_mount_connected" []
         Stable: "1 while the namenode can be reached.";
+
+    CHAOS_OPERATION_SECONDS = Chaos Latency "s" "harvestfs_chaos_operation_seconds" ["operation"]
+        Stable: "How long the clients' operations took that went well: read, write (of whole files), rename, unlink.";
+    CHAOS_FAILURES_TOTAL = Chaos WholeCounter "operations" "harvestfs_chaos_failures_total" ["operation"]
+        Stable: "Operations of clients that failed.";
+    CHAOS_FAULTS_TOTAL = Chaos WholeCounter "faults" "harvestfs_chaos_faults_total" ["kind"]
+        Stable: "Faults that were inflicted, by their kind in the scenario.";
+    CHAOS_SERVERS = Chaos Gauge "servers" "harvestfs_chaos_servers" ["condition"]
+        Stable: "Servers that are down, hung, busy, cut (off) or full just now because of a fault.";
+    CHAOS_BLOCKS = Chaos Gauge "blocks" "harvestfs_chaos_blocks" []
+        Stable: "Blocks of which a replica lies on a disk.";
+    CHAOS_UNAVAILABLE_BLOCKS = Chaos Gauge "blocks" "harvestfs_chaos_unavailable_blocks" []
+        Stable: "Of these, blocks all of whose replicas are on servers that cannot be used just now.";
+    CHAOS_ROTTEN_REPLICAS = Chaos Gauge "replicas" "harvestfs_chaos_rotten_replicas" []
+        Stable: "Replicas of which a bit was flipped and that their datanode still takes for good.";
+    CHAOS_PRIMARY_SLOWDOWN_RATIO = Chaos Gauge "ratio" "harvestfs_chaos_primary_slowdown_ratio" []
+        Stable: "How much slower a primary computes than before the cluster was started, since clients work; NaN while that is not known.";
+    CHAOS_BROKEN_PROMISES_TOTAL = Chaos WholeCounter "promises" "harvestfs_chaos_broken_promises_total" ["kind"]
+        Stable: "What was acknowledged and found otherwise in the end: files that are lost or hold wrong bytes, names that are there unexpected.";
 }
