@@ -16,7 +16,7 @@ use harvestfs_protocol::{
     request_id::RequestId,
     types::{Credentials, PlacementRules},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::{
     allocator::Allocator,
@@ -42,6 +42,9 @@ const CLOSE_LINGER: Duration = Duration::from_millis(5);
 /// How long a recalled file's content may take to be committed, within the namenode's patience.
 const RECALL_DEADLINE: Duration = Duration::from_secs(8);
 
+/// How long the end of a client waits until its last blocks are sealed.
+const SEAL_DEADLINE: Duration = Duration::from_secs(4);
+
 /// See the module.
 pub(crate) struct Core {
     pub(crate) session: Arc<Session>,
@@ -58,6 +61,8 @@ pub(crate) struct Core {
     block_bytes: AtomicU64,
     default_rules: Mutex<PlacementRules>,
     packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
+    /// Writers, of files too, that have not sealed and reported their last block.
+    pub(crate) writers: watch::Sender<usize>,
     files: Mutex<HashMap<InodeId, Arc<FileState>>>,
     /// Files that were closed before what was written to them was committed.
     pub(crate) closed_early: AtomicUsize,
@@ -119,6 +124,7 @@ impl Core {
             block_bytes: AtomicU64::new(link.opened.block_bytes),
             default_rules: Mutex::new(link.opened.default_rules),
             packs: Mutex::default(),
+            writers: watch::Sender::new(0),
             files: Mutex::default(),
             closed_early: AtomicUsize::new(0),
             closing: Mutex::default(),
@@ -274,15 +280,25 @@ impl Core {
         }
     }
 
-    /// Flushes everything and waits for it; the first error counts.
+    /// Flushes everything and waits for it; the first error counts. Nothing may be written any more.
     pub(crate) async fn flush_and_wait(&self) -> Result<(), ClientError> {
         let mut result = Ok(());
-        for file in self.all_files() {
+        let files = self.all_files();
+        for file in &files {
             let flushed = file.flush(false).await;
             result = result.and(flushed);
         }
-        for pack in lock(&self.packs).drain() {
-            pack.1.close();
+        for (_, pack) in lock(&self.packs).drain() {
+            pack.close();
+        }
+        for file in files {
+            file.close_writer();
+        }
+        // A block that is not sealed when its pipeline goes has to be recovered by the namenode.
+        let mut writers = self.writers.subscribe();
+        let sealed = writers.wait_for(|&running| running == 0);
+        if tokio::time::timeout(SEAL_DEADLINE, sealed).await.is_err() {
+            tracing::debug!("some blocks are not sealed; the namenode does that");
         }
         result
     }

@@ -19,7 +19,7 @@ use harvestfs_protocol::{
     request_id::RequestId,
     types::PlacementRules,
 };
-use tokio::{sync::Notify, time::timeout};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
 
 use crate::{
     core::Core,
@@ -149,7 +149,12 @@ impl DataWriter {
             wake: Arc::new(Notify::new()),
             flowing: AtomicBool::new(false),
         });
-        core.session.runtime.spawn(writer.clone().run(core.clone()));
+        core.writers.send_modify(|running| *running += 1);
+        let (this, core) = (writer.clone(), core.clone());
+        core.session.runtime.clone().spawn(async move {
+            this.run(&core).await;
+            core.writers.send_modify(|running| *running -= 1);
+        });
         writer
     }
 
@@ -184,23 +189,25 @@ impl DataWriter {
         self.wake.notify_one();
     }
 
-    async fn run(self: Arc<Self>, core: Arc<Core>) {
+    async fn run(&self, core: &Arc<Core>) {
+        let mut reports = JoinSet::new();
         let mut active: Option<StreamSender> = None;
         let mut finishing: Vec<StreamSender> = Vec::new();
         let mut trouble: Option<Trouble> = None;
         loop {
+            while reports.try_join_next().is_some() {}
             for sender in std::mem::take(&mut finishing) {
                 if sender.stream.is_sealed() {
                     let stream = sender.stream;
-                    tokio::spawn(report_sealed(core.clone(), stream));
-                } else if is_broken(&core, &sender.stream) {
-                    self.give_up(&core, sender, &mut trouble).await;
+                    reports.spawn(report_sealed(core.clone(), stream));
+                } else if is_broken(core, &sender.stream) {
+                    self.give_up(core, sender, &mut trouble).await;
                 } else {
                     finishing.push(sender);
                 }
             }
-            if let Some(sender) = active.take_if(|sender| is_broken(&core, &sender.stream)) {
-                self.give_up(&core, sender, &mut trouble).await;
+            if let Some(sender) = active.take_if(|sender| is_broken(core, &sender.stream)) {
+                self.give_up(core, sender, &mut trouble).await;
             }
             if trouble.is_some()
                 && active
@@ -211,7 +218,7 @@ impl DataWriter {
             }
             let flows = active.is_some() && trouble.is_none();
             self.flowing.store(flows, Ordering::Relaxed);
-            match self.next_step(&core, active.as_ref(), finishing.is_empty()) {
+            match self.next_step(core, active.as_ref(), finishing.is_empty()) {
                 Step::Wait => {
                     let idle = active
                         .as_ref()
@@ -229,10 +236,10 @@ impl DataWriter {
                         finishing.push(sender);
                     }
                 }
-                Step::Stop => return,
-                Step::Open(request) => match request.scope(self.open(&core)).await {
+                Step::Stop => break,
+                Step::Open(request) => match request.scope(self.open(core)).await {
                     Ok(sender) => active = Some(sender),
-                    Err(error) => self.after_failure(&core, &mut trouble, error).await,
+                    Err(error) => self.after_failure(core, &mut trouble, error).await,
                 },
                 Step::Send(layout) => {
                     if let Some(sender) = &mut active {
@@ -252,6 +259,8 @@ impl DataWriter {
                 }
             }
         }
+        // They have deadlines of their own.
+        while reports.join_next().await.is_some() {}
     }
 
     fn next_step(&self, core: &Core, active: Option<&StreamSender>, nothing_ends: bool) -> Step {

@@ -588,3 +588,18 @@ async fn paths_lead_through_symlinks_and_walks_see_everything() {
     client.write_file(&me, b"/dir/file", b"new").await.unwrap();
     assert_eq!(client.read_file(&me, b"/dir/file").await.unwrap(), b"new");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_closed_has_sealed_its_blocks() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    client
+        .write_file(&root(), b"/small", b"packed")
+        .await
+        .unwrap();
+    let (_, file) = create(&client, "open").await;
+    file.write(0, pattern(9 << 20, 1).into()).await.unwrap();
+    client.close().await.unwrap();
+    // One that is shared by small files, three of the file's own.
+    assert_eq!(cluster.namenode.calls("SealBlocks"), 4);
+}
