@@ -23,6 +23,9 @@ fn chaos(arguments: &[&str]) -> Output {
 /// What the harness tells at an address; none while it does not listen.
 fn metrics(address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
+    for set in [TcpStream::set_read_timeout, TcpStream::set_write_timeout] {
+        set(&stream, Some(Duration::from_secs(10))).ok()?;
+    }
     let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
     let mut told = String::new();
@@ -30,19 +33,11 @@ fn metrics(address: SocketAddr) -> Option<String> {
     Some(told)
 }
 
-/// Waits until the harness has told more than nothing of each of these.
-fn wait_for_metrics(address: SocketAddr, series: &[&str]) -> String {
-    let mut told = String::new();
-    wait_until("the harness tells", Duration::from_secs(120), || {
-        told = metrics(address).unwrap_or_default();
-        series.iter().all(|series| {
-            let mut lines = told.lines();
-            let value =
-                lines.find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
-            value.is_some_and(|value| value > 0.0)
-        })
-    });
-    told
+/// Whether more than nothing is told of a series.
+fn is_told(told: &str, series: &str) -> bool {
+    let mut lines = told.lines();
+    let value = lines.find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
+    value.is_some_and(|value| value > 0.0)
 }
 
 #[test]
@@ -53,7 +48,13 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let smoke = format!("{SCENARIOS}/smoke.toml");
     let address = free_tcp_address();
     let listen = address.to_string();
-    let output = thread::scope(|scope| {
+    let series = [
+        "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
+        "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
+        "harvestfs_chaos_faults_total{kind=\"bit-rot\"}",
+        "harvestfs_chaos_blocks",
+    ];
+    let (told, output) = thread::scope(|scope| {
         let run = scope.spawn(|| {
             chaos(&[
                 "run",
@@ -68,21 +69,21 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
                 &listen,
             ])
         });
-        let told = wait_for_metrics(
-            address,
-            &[
-                "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
-                "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
-                "harvestfs_chaos_faults_total{kind=\"bit-rot\"}",
-                "harvestfs_chaos_blocks",
-            ],
-        );
-        for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
-            assert!(told.contains(&format!("# TYPE {} ", metric.name)), "{told}");
-        }
-        run.join().expect("the run does not panic")
+        let mut told = String::new();
+        // The run has deadlines of its own.
+        wait_until("the harness tells", Duration::from_secs(600), || {
+            told = metrics(address).unwrap_or(std::mem::take(&mut told));
+            run.is_finished() || series.iter().all(|series| is_told(&told, series))
+        });
+        (told, run.join().expect("the run does not panic"))
     });
     assert!(output.status.success(), "{output:?}");
+    for series in series {
+        assert!(is_told(&told, series), "{series} is missing: {told}");
+    }
+    for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
+        assert!(told.contains(&format!("# TYPE {} ", metric.name)), "{told}");
+    }
     let json = std::fs::read_to_string(json).expect("the report");
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(report["seed"], 7);

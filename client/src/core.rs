@@ -42,8 +42,9 @@ const CLOSE_LINGER: Duration = Duration::from_millis(5);
 /// How long a recalled file's content may take to be committed, within the namenode's patience.
 const RECALL_DEADLINE: Duration = Duration::from_secs(8);
 
-/// How long the end of a client waits until its last blocks are sealed.
-const SEAL_DEADLINE: Duration = Duration::from_secs(4);
+/// How long the end of a client waits until its last blocks are sealed: longer than it takes to save
+/// one whose pipeline broke.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// See the module.
 pub(crate) struct Core {
@@ -297,7 +298,7 @@ impl Core {
         // A block that is not sealed when its pipeline goes has to be recovered by the namenode.
         let mut writers = self.writers.subscribe();
         let sealed = writers.wait_for(|&running| running == 0);
-        if tokio::time::timeout(SEAL_DEADLINE, sealed).await.is_err() {
+        if tokio::time::timeout(CLOSE_DEADLINE, sealed).await.is_err() {
             tracing::debug!("some blocks are not sealed; the namenode does that");
         }
         result

@@ -32,7 +32,7 @@ impl Client {
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
-    /// the file from being stored, which comes first.
+    /// the file from being stored, where a commit that follows would undo the change.
     pub async fn setattr(
         &self,
         credentials: &Credentials,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use harvestfs_protocol::{
+    error::FsError,
     ids::InodeId,
     limits::ENTRIES_PER_REPLY_MAX,
     meta::DirEntry,
@@ -58,17 +59,23 @@ impl Entries {
     /// # Errors
     /// As [`Client::readdir`] and [`Client::getattr`].
     pub async fn next(&mut self) -> Result<Option<(Name, Attr)>, ClientError> {
-        while self.page.is_empty() && !self.end {
-            self.turn().await?;
+        loop {
+            while self.page.is_empty() && !self.end {
+                self.turn().await?;
+            }
+            let Some(entry) = self.page.pop_front() else {
+                return Ok(None);
+            };
+            let attr = match entry.attr {
+                Some(attr) => Ok(attr),
+                None => self.client.getattr(&self.credentials, entry.ino).await,
+            };
+            match attr {
+                // It was removed meanwhile.
+                Err(ClientError::Fs(FsError::Stale | FsError::NotFound)) => {}
+                attr => return Ok(Some((entry.name, attr?))),
+            }
         }
-        let Some(entry) = self.page.pop_front() else {
-            return Ok(None);
-        };
-        let attr = match entry.attr {
-            Some(attr) => attr,
-            None => self.client.getattr(&self.credentials, entry.ino).await?,
-        };
-        Ok(Some((entry.name, attr)))
     }
 
     /// To the next page. A directory that cannot be listed has no more.

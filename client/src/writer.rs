@@ -190,24 +190,25 @@ impl DataWriter {
     }
 
     async fn run(&self, core: &Arc<Core>) {
-        let mut reports = JoinSet::new();
+        // Blocks that are being sealed, saved or given back.
+        let mut ends = JoinSet::new();
         let mut active: Option<StreamSender> = None;
         let mut finishing: Vec<StreamSender> = Vec::new();
         let mut trouble: Option<Trouble> = None;
         loop {
-            while reports.try_join_next().is_some() {}
+            while ends.try_join_next().is_some() {}
             for sender in std::mem::take(&mut finishing) {
                 if sender.stream.is_sealed() {
                     let stream = sender.stream;
-                    reports.spawn(report_sealed(core.clone(), stream));
+                    ends.spawn(report_sealed(core.clone(), stream));
                 } else if is_broken(core, &sender.stream) {
-                    self.give_up(core, sender, &mut trouble).await;
+                    self.give_up(core, sender, &mut trouble, &mut ends).await;
                 } else {
                     finishing.push(sender);
                 }
             }
             if let Some(sender) = active.take_if(|sender| is_broken(core, &sender.stream)) {
-                self.give_up(core, sender, &mut trouble).await;
+                self.give_up(core, sender, &mut trouble, &mut ends).await;
             }
             if trouble.is_some()
                 && active
@@ -237,7 +238,7 @@ impl DataWriter {
                     }
                 }
                 Step::Stop => break,
-                Step::Open(request) => match request.scope(self.open(core)).await {
+                Step::Open(request) => match request.scope(self.open(core, &mut ends)).await {
                     Ok(sender) => active = Some(sender),
                     Err(error) => self.after_failure(core, &mut trouble, error).await,
                 },
@@ -260,7 +261,7 @@ impl DataWriter {
             }
         }
         // They have deadlines of their own.
-        while reports.join_next().await.is_some() {}
+        while ends.join_next().await.is_some() {}
     }
 
     fn next_step(&self, core: &Core, active: Option<&StreamSender>, nothing_ends: bool) -> Step {
@@ -296,7 +297,11 @@ impl DataWriter {
         }
     }
 
-    async fn open(&self, core: &Arc<Core>) -> Result<StreamSender, ClientError> {
+    async fn open(
+        &self,
+        core: &Arc<Core>,
+        ends: &mut JoinSet<()>,
+    ) -> Result<StreamSender, ClientError> {
         let new = core.allocator.take(core, self.rules).await?;
         match pipeline::open(
             &core.locations,
@@ -312,7 +317,7 @@ impl DataWriter {
                 core.locations
                     .note_refusal(failure.node, &failure.error, Instant::now());
                 core.locations.forget(new.block);
-                tokio::spawn(discard(core.clone(), new));
+                ends.spawn(discard(core.clone(), new));
                 Err(ClientError::Write(failure.error))
             }
         }
@@ -377,7 +382,13 @@ impl DataWriter {
 
     /// Puts back what was not acknowledged, to go into another block, and saves what was. Patience
     /// is counted as long as nothing is acknowledged.
-    async fn give_up(&self, core: &Arc<Core>, sender: StreamSender, trouble: &mut Option<Trouble>) {
+    async fn give_up(
+        &self,
+        core: &Arc<Core>,
+        sender: StreamSender,
+        trouble: &mut Option<Trouble>,
+        ends: &mut JoinSet<()>,
+    ) {
         let stream = sender.stream.clone();
         // The datanodes learn from this that the stream is over.
         drop(sender);
@@ -394,7 +405,7 @@ impl DataWriter {
                 queue.jobs.push_front(job);
             }
         }
-        tokio::spawn(recover(core.clone(), stream.clone()));
+        ends.spawn(recover(core.clone(), stream.clone()));
         if stream.acked_bytes() > 0 {
             *trouble = None;
         } else if let Some(failure) = failure {

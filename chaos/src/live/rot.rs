@@ -28,8 +28,14 @@ impl Flipped {
     pub fn is_there(&self) -> bool {
         let mut byte = [0];
         let file = File::open(&self.path);
-        let read = file.and_then(|file| file.read_exact_at(&mut byte, self.offset));
-        read.is_ok() && byte == [self.byte]
+        match file.and_then(|file| file.read_exact_at(&mut byte, self.offset)) {
+            Ok(()) => byte == [self.byte],
+            // Another failure shows nothing.
+            Err(error) => !matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
+            ),
+        }
     }
 }
 

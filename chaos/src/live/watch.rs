@@ -23,6 +23,8 @@ pub(crate) struct Watch {
     pub notes: Vec<String>,
     /// All bits that were flipped.
     pub flipped: Vec<Flipped>,
+    /// How many of them were still there at the last look.
+    rotten: usize,
     repairs: Repairs,
 }
 
@@ -55,6 +57,7 @@ impl Watch {
             samples: Vec::new(),
             notes: Vec::new(),
             flipped: Vec::new(),
+            rotten: 0,
             repairs: Repairs::default(),
         }
     }
@@ -75,9 +78,9 @@ impl Watch {
         self.repairs.sum()
     }
 
-    /// Replicas with a flipped bit that no datanode has found yet.
+    /// Replicas with a flipped bit that no datanode had found by the last look.
     pub fn rotten_replicas(&self) -> usize {
-        self.flipped.iter().filter(|it| it.is_there()).count()
+        self.rotten
     }
 
     /// Whether all rot was found, and as of the last look every block that had it has `replication`
@@ -87,9 +90,7 @@ impl Watch {
             let replicas = self.ledger.replicas(block);
             replicas == 0 || replicas >= replication
         };
-        self.flipped
-            .iter()
-            .all(|it| !it.is_there() && is_whole(it.block))
+        self.rotten == 0 && self.flipped.iter().all(|it| is_whole(it.block))
     }
 
     /// Blocks times seconds that were unavailable.
@@ -107,6 +108,8 @@ impl Watch {
         admin: &mut Admin,
         counters: &Counters,
     ) -> Result<(), LiveError> {
+        // Before replicas are counted: one that is found between the two must not count as sound.
+        self.rotten = self.flipped.iter().filter(|it| it.is_there()).count();
         for server in 0..cluster.conditions.len() {
             let at_ms = self.now_ms();
             let contents = cluster.contents(server)?;
