@@ -67,9 +67,7 @@ impl Default for Metrics {
             registry.counter(&CHAOS_FAULTS_TOTAL, &[kind.name()]);
         }
         let broken = |kind| registry.counter(&CHAOS_BROKEN_PROMISES_TOTAL, &[kind]);
-        let slowdown = registry.gauge(&CHAOS_PRIMARY_SLOWDOWN_RATIO, &[]);
-        slowdown.set(f64::NAN);
-        Self {
+        let metrics = Self {
             seconds: Operation::ALL
                 .map(|it| registry.latency(&CHAOS_OPERATION_SECONDS, &[it.name()])),
             failures: Operation::ALL
@@ -78,16 +76,26 @@ impl Default for Metrics {
             blocks: registry.gauge(&CHAOS_BLOCKS, &[]),
             unavailable: registry.gauge(&CHAOS_UNAVAILABLE_BLOCKS, &[]),
             rotten: registry.gauge(&CHAOS_ROTTEN_REPLICAS, &[]),
-            slowdown,
+            slowdown: registry.gauge(&CHAOS_PRIMARY_SLOWDOWN_RATIO, &[]),
             lost: broken("lost"),
             wrong: broken("wrong"),
             unexpected: broken("unexpected"),
             registry,
-        }
+        };
+        metrics.run_begins();
+        metrics
     }
 }
 
 impl Metrics {
+    /// What was true of the last run is not of this one.
+    pub(crate) fn run_begins(&self) {
+        self.saw_servers(&[]);
+        self.saw_blocks(0, 0);
+        self.saw_rot(0);
+        self.saw_slowdown(None);
+    }
+
     /// All of them in the text format of Prometheus.
     #[must_use]
     pub fn render(&self) -> String {

@@ -190,6 +190,7 @@ impl Run<'_> {
         network: Option<&Network>,
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<RunReport, LiveError> {
+        self.metrics.run_begins();
         tell("measuring a primary alone", 0);
         let mut primary = Primary::alone().await?;
         tell("making the cluster", 0);

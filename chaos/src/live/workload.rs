@@ -258,10 +258,9 @@ impl Worker {
             len,
         };
         let path = self.path(&name);
+        let bytes = content.bytes();
         let began = Instant::now();
-        let written = client
-            .write_file(&Credentials::root(), &path, &content.bytes())
-            .await;
+        let written = client.write_file(&Credentials::root(), &path, &bytes).await;
         self.outcome.model.wrote(&name, content, written.is_ok());
         self.changed(Operation::Write, began, written);
     }

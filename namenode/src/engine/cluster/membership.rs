@@ -53,6 +53,8 @@ impl Cluster {
         self.nodes
             .push(Node::new(node, server.clone(), self.now_ms, window_ms));
         self.node_indexes.insert(node, index);
+        // Both only grow, together: a node's index is that of its server in the view.
+        debug_assert_eq!(self.view.servers().len(), self.nodes.len());
         index
     }
 
