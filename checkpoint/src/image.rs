@@ -348,7 +348,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
             ));
         }
         if image.has_pages() {
-            verify_pages(checkpoint, image)?;
+            verify_pages(checkpoint, image, &file, &path)?;
         } else {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)
@@ -361,7 +361,12 @@ pub fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     Ok(())
 }
 
-fn verify_pages(checkpoint: &Checkpoint, image: &Image) -> Result<(), ImageError> {
+fn verify_pages(
+    checkpoint: &Checkpoint,
+    image: &Image,
+    file: &File,
+    path: &Path,
+) -> Result<(), ImageError> {
     let table = load_table(&checkpoint.directory, image)?;
     if table.image_bytes() != image.size_bytes {
         return Err(damaged(
@@ -369,12 +374,10 @@ fn verify_pages(checkpoint: &Checkpoint, image: &Image) -> Result<(), ImageError
             "its hashes are those of another length".into(),
         ));
     }
-    let path = checkpoint.directory.join(&image.name);
-    let file = File::open(&path).map_err(io_error("open", &path))?;
-    let unreadable = |error| ImageError::from(io_error("read", &path)(error));
+    let unreadable = |error| ImageError::from(io_error("read", path)(error));
     let mut verified = 0;
     for_each_piece(file, unreadable, |piece| {
-        // A longer image was found by its length.
+        // It may have grown since its length was looked at.
         let stored = table.0.get(verified..).unwrap_or_default();
         let mut pairs = piece.hashes.iter().zip(stored);
         if let Some(wrong) = pairs.position(|(hash, stored)| hash != stored) {

@@ -284,17 +284,11 @@ impl Core {
     /// Flushes everything and waits for it; the first error counts. Nothing may be written any more.
     pub(crate) async fn flush_and_wait(&self) -> Result<(), ClientError> {
         let mut result = Ok(());
-        let files = self.all_files();
-        for file in &files {
+        for file in self.all_files() {
             let flushed = file.flush(false).await;
             result = result.and(flushed);
         }
-        for (_, pack) in lock(&self.packs).drain() {
-            pack.close();
-        }
-        for file in files {
-            file.close_writer();
-        }
+        self.close_writers();
         // A block that is not sealed when its pipeline goes has to be recovered by the namenode.
         let mut writers = self.writers.subscribe();
         let sealed = writers.wait_for(|&running| running == 0);
@@ -306,10 +300,15 @@ impl Core {
 
     /// Ends everything that holds on to this.
     pub(crate) fn let_go(&self) {
+        self.close_writers();
+        lock(&self.files).clear();
+    }
+
+    fn close_writers(&self) {
         for (_, pack) in lock(&self.packs).drain() {
             pack.close();
         }
-        for (_, file) in lock(&self.files).drain() {
+        for file in self.all_files() {
             file.close_writer();
         }
     }

@@ -15,6 +15,7 @@ use crate::{
     client::Client,
     error::ClientError,
     file::{File, OpenFlags},
+    file_state::FileState,
 };
 
 /// `S_ISUID` and `S_ISGID`.
@@ -44,7 +45,7 @@ impl Client {
         if let Some(file) = &file
             && file.has_data()
         {
-            if let Some(attr) = self.leave_to_commit(credentials, ino, &changes) {
+            if let Some(attr) = self.leave_to_commit(credentials, file, &changes) {
                 return Ok(attr);
             }
             if is_undone_by_commit(&changes) {
@@ -103,7 +104,7 @@ impl Client {
     fn leave_to_commit(
         &self,
         credentials: &Credentials,
-        ino: InodeId,
+        file: &FileState,
         changes: &AttrChanges,
     ) -> Option<Attr> {
         let mtime = match changes.mtime {
@@ -111,7 +112,7 @@ impl Client {
             Some(SetTime::Now) => return None,
             None => None,
         };
-        let attr = self.core().session.valid_cache()?.attr(ino)?;
+        let attr = self.core().session.valid_cache()?.attr(file.ino)?;
         let as_it_is = AttrChanges {
             mode: changes.mode.map(|_| attr.permission_bits()),
             uid: changes.uid.map(|_| attr.uid),
@@ -123,11 +124,7 @@ impl Client {
         let is_owner = credentials.uid == 0 || credentials.uid == attr.uid;
         // A change of the owner clears these bits, even when it changes nothing else.
         let is_special = attr.permission_bits() & SPECIAL_BITS != 0;
-        if *changes != as_it_is
-            || !is_owner
-            || is_special
-            || !self.core().file(ino)?.change_with_commit(mtime)
-        {
+        if *changes != as_it_is || !is_owner || is_special || !file.change_with_commit(mtime) {
             return None;
         }
         Some(self.with_memory(attr))

@@ -192,13 +192,7 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
     let Some(checkpoints) = Checkpoints::new() else {
         return;
     };
-    let options = ClusterOptions {
-        datanodes: 3,
-        replication: 2,
-        ..ClusterOptions::default()
-    };
-    let mut cluster = Cluster::start(&options);
-    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let (mut cluster, here, there) = on_two_mounts(2);
     let mut job = Job::start();
     let digest = job.ask("digest");
 
@@ -289,18 +283,23 @@ fn criu_alone_works_on_the_mount() {
     assert!(held_bytes() < MEMORY_BYTES / 8, "{} held", held_bytes());
 }
 
+/// A cluster of three datanodes with two mounts.
+fn on_two_mounts(replication: u8) -> (Cluster, PathBuf, PathBuf) {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        replication,
+        ..ClusterOptions::default()
+    });
+    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    (cluster, here, there)
+}
+
 #[test]
 fn what_fails_leaves_the_job_and_the_last_checkpoint() {
     let Some(checkpoints) = Checkpoints::new() else {
         return;
     };
-    let options = ClusterOptions {
-        datanodes: 3,
-        replication: 1,
-        ..ClusterOptions::default()
-    };
-    let mut cluster = Cluster::start(&options);
-    let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    let (mut cluster, here, there) = on_two_mounts(1);
     let mut job = Job::start();
     let digest = job.ask("digest");
     checkpoints.dump(&here, &mut job);

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::{
     Cluster,
     repair::Waited,
-    table::{NodeIx, ReplicaState, Slot, StorageIx},
+    table::{NodeIx, ReplicaState, Slot, Storage, StorageIx},
 };
 
 /// Blocks of a volume that one round looks at for one that may move.
@@ -30,6 +30,13 @@ struct Fill {
 }
 
 impl Fill {
+    fn of(volume: &Storage) -> Self {
+        Self {
+            used_bytes: volume.status.used_bytes,
+            quota_bytes: volume.status.quota_bytes,
+        }
+    }
+
     fn add(&mut self, other: Self) {
         self.used_bytes = self.used_bytes.saturating_add(other.used_bytes);
         self.quota_bytes = self.quota_bytes.saturating_add(other.quota_bytes);
@@ -64,10 +71,7 @@ impl Cluster {
         let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
         for (home, storage) in self.table.storages_with_homes() {
             if home.usable {
-                nodes.entry(home.node).or_default().add(Fill {
-                    used_bytes: storage.status.used_bytes,
-                    quota_bytes: storage.status.quota_bytes,
-                });
+                nodes.entry(home.node).or_default().add(Fill::of(storage));
             }
         }
         let fills = || nodes.values().map(|fill| fill.permille());
@@ -98,10 +102,7 @@ impl Cluster {
             if !home.usable || !home.inventoried || storage.class() != class {
                 continue;
             }
-            let fill = Fill {
-                used_bytes: storage.status.used_bytes,
-                quota_bytes: storage.status.quota_bytes,
-            };
+            let fill = Fill::of(storage);
             volumes.push((index as StorageIx, fill));
             nodes.entry(home.node).or_default().add(fill);
         }
