@@ -43,6 +43,10 @@ const NETWORK_INITIAL_MTU_BYTES: u16 = 1_200;
 /// What jumbo frames carry, less the headers of IP and UDP.
 const NETWORK_MTU_MAX_BYTES: u16 = 8_900;
 
+/// Packets after which a peer acknowledges at once; earlier, when it has something else to say or after
+/// 25 ms. With QUIC's default of every second packet, three replicas took 13 % more processor time.
+const PACKETS_UNACKNOWLEDGED_MAX: u32 = 10;
+
 /// Round trip assumed before the first measurement: a handshake packet that is lost is sent again
 /// after three of these. The default of 333 ms is made for the Internet, not for a cluster.
 const INITIAL_RTT: Duration = Duration::from_millis(50);
@@ -163,6 +167,8 @@ fn transport_config(
     discovery.upper_bound(max_mtu);
     let mut congestion = quinn::congestion::CubicConfig::default();
     congestion.initial_window(INITIAL_CONGESTION_WINDOW_BYTES);
+    let mut acknowledgements = quinn::AckFrequencyConfig::default();
+    acknowledgements.ack_eliciting_threshold(VarInt::from_u32(PACKETS_UNACKNOWLEDGED_MAX));
     let idle_timeout = IdleTimeout::try_from(IDLE_TIMEOUT).ok();
 
     let mut config = quinn::TransportConfig::default();
@@ -179,6 +185,7 @@ fn transport_config(
         .initial_mtu(initial_mtu)
         .mtu_discovery_config(Some(discovery))
         .congestion_controller_factory(Arc::new(congestion))
+        .ack_frequency_config(Some(acknowledgements))
         // Datagrams are not part of the protocol.
         .datagram_receive_buffer_size(None);
     config
