@@ -5,6 +5,7 @@
 use std::{
     future::Future,
     net::SocketAddr,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -224,6 +225,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     options.allow_other = args.allow_other;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(mount_workers())
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
@@ -249,6 +251,15 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     })
+}
+
+/// Threads of a mount's runtime: half of the processors, because the threads that read the kernel's
+/// requests work as well. One more than the work needs is woken for nothing again and again (measured
+/// on two processors, one against two: 28 % more random reads, 25 % more small files, 8 % more MB/s
+/// written).
+fn mount_workers() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    (processors / 2).max(1)
 }
 
 /// Gets the space of mostly unused blocks back, until the client is closed.

@@ -23,6 +23,7 @@ mod suite;
 mod target;
 mod work;
 
+use std::env;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,9 +56,9 @@ struct Options {
     #[arg(long)]
     harvestfs: bool,
 
-    /// The harvestfs program for --harvestfs
-    #[arg(long, value_name = "FILE", default_value = "target/release/harvestfs")]
-    harvestfs_binary: PathBuf,
+    /// The harvestfs program for --harvestfs [default: the one beside this program]
+    #[arg(long, value_name = "FILE")]
+    harvestfs_binary: Option<PathBuf>,
 
     /// Where the clusters keep their data; use the disk that a --dir target is on
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
@@ -174,8 +175,13 @@ fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
         targets.push(Box::new(moosefs::Moosefs::new(&options.scratch)?));
     }
     if options.harvestfs {
+        let binary = match &options.harvestfs_binary {
+            Some(binary) => binary.clone(),
+            // Not the one in the working directory: it may be another build.
+            None => env::current_exe()?.with_file_name("harvestfs"),
+        };
         targets.push(Box::new(harvestfs::Harvestfs::new(
-            &options.harvestfs_binary,
+            &binary,
             &options.scratch,
         )?));
     }
