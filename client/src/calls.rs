@@ -1,7 +1,8 @@
 //! Calls to the namenode: numbered so that a repeated mutation is executed once, repeated until
 //! there is an answer.
 //!
-//! Commits that are not demanded durable are answered before they are. Should the namenode crash
+//! Commits that are not demanded durable, and changes of the attributes of files whose first content
+//! is still to be committed, are answered before they are durable. Should the namenode crash
 //! just then, it has forgotten them, and they are repeated with their old numbers when the session
 //! resumes. So their requests are kept until a later durable mutation was answered: the journal is
 //! written in order.
@@ -186,6 +187,15 @@ impl Unconfirmed {
     }
 }
 
+/// When a mutation is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// When it is durable; commits say themselves whether they have to be.
+    Durable,
+    /// At once, if it sets attributes.
+    Relaxed,
+}
+
 /// What a mutation may change, to be forgotten when its outcome is not known.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
@@ -275,6 +285,7 @@ impl Session {
             credentials: credentials.clone(),
             sequence: 0,
             answered_below: 0,
+            relaxed: false,
             op,
         };
         let answer = self.ask(&Request::Meta(call), None).await;
@@ -289,12 +300,26 @@ impl Session {
         op: MetaOp,
         touched: Touched<'_>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.mutate_and_answer(credentials, op, touched, Answered::Durable)
+            .await
+    }
+
+    /// As [`Session::mutate`], and says when it is answered.
+    pub(crate) async fn mutate_and_answer(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        op: MetaOp,
+        touched: Touched<'_>,
+        answered: Answered,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
         // What names blocks of an ended session can never succeed.
         let belongs_to_session = matches!(op, MetaOp::Commit { .. } | MetaOp::SealBlocks { .. });
-        let relaxed = matches!(
-            op,
-            MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. }
-        );
+        let relaxed = match op {
+            MetaOp::Commit { durable, .. } => !durable,
+            MetaOp::SealBlocks { .. } => true,
+            MetaOp::SetAttr { .. } => answered == Answered::Relaxed,
+            _ => false,
+        };
         let window = match &op {
             MetaOp::Commit { files, .. } if files.is_empty() => CONFIRMING_WINDOW,
             _ => WINDOW,
@@ -306,6 +331,7 @@ impl Session {
             credentials: credentials.clone(),
             sequence: number.sequence,
             answered_below: self.sequences.answered_below(number.sequence),
+            relaxed,
             op,
         };
         let mut pending = Pending {

@@ -11,7 +11,7 @@ use harvestfs_protocol::{
 
 use crate::{
     cache::Ticket,
-    calls::Touched,
+    calls::{Answered, Touched},
     client::Client,
     error::ClientError,
     file::{File, OpenFlags},
@@ -42,6 +42,7 @@ impl Client {
     ) -> Result<Attr, ClientError> {
         let file = self.core().file(ino);
         let mut _serial = None;
+        let mut answered = Answered::Durable;
         if let Some(file) = &file
             && file.has_data()
         {
@@ -51,6 +52,9 @@ impl Client {
             if is_undone_by_commit(&changes) {
                 _serial = Some(file.serial.lock().await);
                 file.flush(false).await?;
+            } else if self.core().session.delegations.has(ino) {
+                // After a crash the file may be without its content, too.
+                answered = Answered::Relaxed;
             }
         }
         let size_bytes = changes.size_bytes;
@@ -59,7 +63,15 @@ impl Client {
             inodes: &[ino],
             entries: &[],
         };
-        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let session = &self.core().session;
+        let (ticket, reply) = session
+            .mutate_and_answer(credentials, op, touched, answered)
+            .await?;
+        if answered == Answered::Relaxed
+            && let Some(file) = &file
+        {
+            file.answered_before_durable(session.last_relaxed());
+        }
         let attr = attr_of(reply, "SetAttr")?;
         match size_bytes {
             Some(size_bytes) => {

@@ -336,6 +336,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             credentials: Credentials::root(),
             sequence,
             answered_below: 1,
+            relaxed: false,
             op,
         })
     }));

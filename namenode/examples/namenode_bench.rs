@@ -212,6 +212,7 @@ fn request(load: Load, number: u64) -> Request {
         sequence: if mutation { number } else { 0 },
         // What is in flight is at most 256 requests behind.
         answered_below: number.saturating_sub(512),
+        relaxed: false,
         op,
     })
 }

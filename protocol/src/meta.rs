@@ -65,6 +65,9 @@ pub struct MetaCall {
     /// All mutations of this session below this number have been answered; the namenode forgets
     /// their replies.
     pub answered_below: u64,
+    /// Answer a [`MetaOp::SetAttr`] at once: it becomes durable with the next mutation that is, or a
+    /// few milliseconds later. Ignored elsewhere.
+    pub relaxed: bool,
     /// What to do.
     pub op: MetaOp,
 }

@@ -61,7 +61,7 @@ struct Inner {
     mtime: Option<Timestamp>,
     /// Blocks with data of this file that may not be stable.
     unstable: Vec<Arc<BlockStream>>,
-    /// The last commit that may not be durable.
+    /// The last mutation of the file that may not be durable.
     relaxed: u64,
     /// Failures so far, and the last one. What failed stays in memory and is tried again.
     failures: u64,
@@ -503,6 +503,13 @@ impl FileState {
             }
         });
         self.progress.notify_waiters();
+    }
+
+    /// Everything that was answered up to this number counts as a change of this file: `fsync` has to
+    /// see to it that it is durable.
+    pub(crate) fn answered_before_durable(&self, relaxed: u64) {
+        let mut inner = self.lock();
+        inner.relaxed = inner.relaxed.max(relaxed);
     }
 
     /// A commit was refused, or nothing is known of it.

@@ -335,7 +335,8 @@ impl Shared {
                 remembered.insert(call.sequence, result.clone());
             }
             let relaxed = MetaOp::SealBlocks { blocks: Vec::new() };
-            let relaxed = std::mem::discriminant(&call.op) == std::mem::discriminant(&relaxed)
+            let relaxed = call.relaxed
+                || std::mem::discriminant(&call.op) == std::mem::discriminant(&relaxed)
                 || matches!(call.op, MetaOp::Commit { durable: false, .. });
             if !relaxed {
                 state.durable = (state.namespace.clone(), state.replies.clone());

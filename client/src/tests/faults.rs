@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use harvestfs_protocol::{error::FsError, ids::InodeId};
+use harvestfs_protocol::{error::FsError, ids::InodeId, meta::AttrChanges};
 
 use super::{create, name, pattern, root};
 use crate::{
@@ -98,6 +98,57 @@ async fn a_restart_of_the_namenode_is_ridden_out() {
     cluster.namenode.crash().await;
     cluster.namenode.restart().await;
     assert!(read_elsewhere(&cluster, "/file").await == content);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    // Nothing is committed but for this test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let (attr, file) = create(&client, "file").await;
+    let session = &client.core().session;
+    // As a namenode does that gives delegations.
+    let delegations = &session.delegations;
+    delegations.given(attr.ino, delegations.takings());
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    let mode = |mode| AttrChanges {
+        mode: Some(mode),
+        ..AttrChanges::default()
+    };
+    client
+        .setattr(&root(), attr.ino, mode(0o640))
+        .await
+        .unwrap();
+    assert!(session.has_unconfirmed());
+    // The crash forgets it, and the client says it again.
+    cluster.namenode.crash().await;
+    cluster.namenode.restart().await;
+    client
+        .mkdir(&root(), InodeId::ROOT, &name("durable"), 0o755)
+        .await
+        .unwrap();
+    let told = client.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!(told.permission_bits(), 0o640);
+
+    client
+        .setattr(&root(), attr.ino, mode(0o600))
+        .await
+        .unwrap();
+    file.sync().await.unwrap();
+    assert!(!session.has_unconfirmed());
+    // Once it has its content, a change waits until it is durable, delegation or not.
+    client
+        .setattr(&root(), attr.ino, mode(0o644))
+        .await
+        .unwrap();
+    assert!(!session.has_unconfirmed());
+    cluster.namenode.crash().await;
+    cluster.namenode.restart().await;
+    let other = cluster.client("other").await;
+    let told = other.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!((told.permission_bits(), told.size_bytes), (0o644, 7));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         credentials: Credentials::root(),
         sequence: 0,
         answered_below: 0,
+        relaxed: false,
         op: MetaOp::StatFs { ino: InodeId::ROOT },
     };
     let report = IncrementalReport { changes: vec![] };

@@ -241,6 +241,7 @@ impl Client {
             credentials: Credentials::root(),
             sequence,
             answered_below: sequence,
+            relaxed: false,
             op,
         }
     }

@@ -148,6 +148,7 @@ fn request_with_too_long_a_name() -> Vec<u8> {
             credentials: Credentials::root(),
             sequence: 0,
             answered_below: 0,
+            relaxed: false,
             op: MetaOp::Lookup {
                 parent: InodeId::ROOT,
                 name: Name::new(&[b'n'; 255]).expect("not too long"),

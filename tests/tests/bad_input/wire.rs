@@ -130,6 +130,7 @@ impl Rpc {
             credentials: harvestfs_protocol::types::Credentials::root(),
             sequence: if mutation { self.sequence } else { 0 },
             answered_below: self.sequence,
+            relaxed: false,
             op,
         };
         self.call(&Request::Meta(call)).await

@@ -52,7 +52,7 @@ enum Class {
     Housekeeping,
 }
 
-fn class_of(op: &MetaOp) -> Class {
+fn class_of(op: &MetaOp, relaxed: bool) -> Class {
     match op {
         MetaOp::Lookup { .. }
         | MetaOp::GetAttr { .. }
@@ -66,6 +66,7 @@ fn class_of(op: &MetaOp) -> Class {
         | MetaOp::ListXattr { .. }
         | MetaOp::StatFs { .. }
         | MetaOp::FindSparse { .. } => Class::ReadOnly,
+        MetaOp::SetAttr { .. } if relaxed => Class::Relaxed,
         MetaOp::SetAttr { .. }
         | MetaOp::Create { .. }
         | MetaOp::MakeDir { .. }
@@ -105,7 +106,7 @@ impl Owner {
             Ok(asker) => asker,
             Err(error) => return responder.send(&Err(error)),
         };
-        match class_of(&call.op) {
+        match class_of(&call.op, call.relaxed) {
             Class::ReadOnly => self.read(asker, connection, call, responder),
             Class::Awaited if self.mutates_ahead_of_commits(asker.session, &call.op) => {
                 self.defer(connection, call, responder);
@@ -604,22 +605,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_relaxed_commits_and_seals_are_answered_before_they_are_durable() {
+    fn what_is_relaxed_is_answered_before_it_is_durable_and_nothing_else() {
+        let class = |op| class_of(&op, false);
         let commit = |durable| MetaOp::Commit {
             files: vec![],
             durable,
         };
-        assert_eq!(class_of(&commit(true)), Class::Awaited);
-        assert_eq!(class_of(&commit(false)), Class::Relaxed);
-        assert_eq!(
-            class_of(&MetaOp::SealBlocks { blocks: vec![] }),
-            Class::Relaxed
-        );
+        assert_eq!(class(commit(true)), Class::Awaited);
+        assert_eq!(class(commit(false)), Class::Relaxed);
+        assert_eq!(class(MetaOp::SealBlocks { blocks: vec![] }), Class::Relaxed);
         let ino = InodeId::ROOT;
-        assert_eq!(class_of(&MetaOp::StatFs { ino }), Class::ReadOnly);
-        assert_eq!(
-            class_of(&MetaOp::Release { inodes: vec![] }),
-            Class::Housekeeping
-        );
+        let changes = harvestfs_protocol::meta::AttrChanges::default();
+        let set = MetaOp::SetAttr { ino, changes };
+        assert_eq!(class_of(&set, false), Class::Awaited);
+        assert_eq!(class_of(&set, true), Class::Relaxed);
+        let list = MetaOp::ListXattr { ino };
+        assert_eq!(class_of(&list, true), Class::ReadOnly);
+        let name = b"user.a".to_vec();
+        let remove = MetaOp::RemoveXattr { ino, name };
+        assert_eq!(class_of(&remove, true), Class::Awaited);
+        assert_eq!(class(MetaOp::StatFs { ino }), Class::ReadOnly);
+        let release = MetaOp::Release { inodes: vec![] };
+        assert_eq!(class(release), Class::Housekeeping);
     }
 }
