@@ -27,6 +27,8 @@ use crate::{
 
 /// Flushing when the last handle of a client was dropped without closing it.
 const DROP_DEADLINE: Duration = Duration::from_secs(30);
+/// Looks at what a file has in memory, while somebody writes to it.
+const MEMORY_LOOKS_MAX: u32 = 4;
 /// Attributes with this prefix are answers of the cluster, not stored values.
 const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
@@ -439,12 +441,28 @@ impl Client {
         Ok(file)
     }
 
-    /// Attributes with what is written and not committed.
+    /// Attributes with what is written and not committed. A commit may have overtaken them: then it
+    /// is in the cache, and no longer in the memory of the file.
     pub(crate) fn with_memory(&self, mut attr: Attr) -> Attr {
-        if attr.kind == FileKind::Regular
-            && let Some(file) = self.core().file(attr.ino)
-        {
-            file.with_memory(&mut attr);
+        if attr.kind != FileKind::Regular {
+            return attr;
+        }
+        let (core, ino) = (self.core(), attr.ino);
+        let look = || core.file(ino).map(|file| file.uncommitted());
+        let mut uncommitted = look();
+        for _ in 0..MEMORY_LOOKS_MAX {
+            if let Some(known) = core.session.cache.attr(ino)
+                && known.content_version > attr.content_version
+            {
+                attr = known;
+            }
+            let before = std::mem::replace(&mut uncommitted, look());
+            if before == uncommitted {
+                break;
+            }
+        }
+        if let Some(uncommitted) = uncommitted {
+            uncommitted.apply(&mut attr);
         }
         attr
     }

@@ -142,13 +142,7 @@ impl File {
     /// Whatever keeps the namenode from answering.
     pub async fn attr(&self) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
-        let mut attr = handle
-            .client
-            .core()
-            .attr(&handle.credentials, self.ino())
-            .await?;
-        handle.state.with_memory(&mut attr);
-        Ok(attr)
+        handle.client.getattr(&handle.credentials, self.ino()).await
     }
 
     /// Up to `len` bytes at `offset`, in pieces as they are in memory; fewer only at the end.

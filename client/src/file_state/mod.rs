@@ -90,6 +90,25 @@ struct Lane {
     request: RequestId,
 }
 
+/// What data in memory makes of a file's attributes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Uncommitted {
+    written_end: u64,
+    appended_bytes: u64,
+    mtime: Option<Timestamp>,
+}
+
+impl Uncommitted {
+    /// The attributes as they will be once everything in memory is part of the file.
+    pub(crate) fn apply(&self, attr: &mut Attr) {
+        attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
+        if let Some(mtime) = self.mtime {
+            attr.mtime = mtime;
+            attr.ctime = attr.ctime.max(mtime);
+        }
+    }
+}
+
 /// What a critical section decided to do after it.
 #[derive(Default)]
 struct Actions {
@@ -303,17 +322,16 @@ impl FileState {
         (inner.written.data.overlay(range), inner.written.data.end())
     }
 
-    /// The attributes as they will be once everything in memory is part of the file.
-    pub(crate) fn with_memory(&self, attr: &mut Attr) {
+    /// What commits will change of the attributes.
+    pub(crate) fn uncommitted(&self) -> Uncommitted {
         let inner = self.lock();
         if inner.held_bytes() == 0 {
-            return;
+            return Uncommitted::default();
         }
-        attr.size_bytes = attr.size_bytes.max(inner.written.data.end());
-        attr.size_bytes += inner.appended.data.held_bytes();
-        if let Some(mtime) = inner.mtime {
-            attr.mtime = mtime;
-            attr.ctime = attr.ctime.max(mtime);
+        Uncommitted {
+            written_end: inner.written.data.end(),
+            appended_bytes: inner.appended.data.held_bytes(),
+            mtime: inner.mtime,
         }
     }
 

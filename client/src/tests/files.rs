@@ -497,6 +497,21 @@ async fn owner_and_mode_are_set_without_waiting_for_the_content() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_overtakes_attributes_is_not_forgotten() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (old, file) = create(&client, "file").await;
+    assert_eq!(client.with_memory(old.clone()).size_bytes, 0);
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    assert_eq!(client.with_memory(old.clone()).size_bytes, 7);
+    file.flush().await.unwrap();
+    // Whoever asked before the commit was told what was before it.
+    assert_eq!(client.with_memory(old.clone()).size_bytes, 7);
+    drop(file);
+    assert_eq!(client.with_memory(old).size_bytes, 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_are_moved_and_exchanged() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
