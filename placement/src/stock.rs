@@ -70,7 +70,9 @@ impl Policy for Stock {
                 break;
             };
             chosen.push(node);
-            racks.extend(view.server(node).map(|server| server.rack));
+            if chosen.len() < usize::from(request.wanted) {
+                racks.extend(view.server(node).map(|server| server.rack));
+            }
         }
         if chosen.len() < usize::from(request.wanted) {
             return Err(TooFew {

@@ -16,7 +16,7 @@ use crate::datacentre::Datacentre;
 const NEVER_MS: u64 = 10_000 * 365 * 86_400_000;
 /// A heartbeat is simulated when a server's free space has shrunk by one part in so many since the
 /// last one. Placement itself does not look closer.
-const HEARTBEAT_CHANGE: u64 = 32;
+const HEARTBEAT_CHANGE: u32 = 32;
 
 /// Options of an engine whose nodes never fall silent, and that does all that is due in one call.
 pub(super) fn engine_options() -> ClusterOptions {
@@ -35,9 +35,9 @@ pub(super) fn engine_options() -> ClusterOptions {
 }
 
 /// Blocks that each server may store, so that all replicas together take a share of the space.
-pub(super) fn quota_blocks(blocks: u32, replication: u8, servers: usize, fill: f64) -> u64 {
+pub(super) fn quota_blocks(blocks: u32, replication: u8, servers: usize, fill: f64) -> u32 {
     let replicas = f64::from(blocks) * f64::from(replication);
-    (replicas / servers as f64 / fill).ceil() as u64
+    (replicas / servers as f64 / fill).ceil() as u32
 }
 
 /// A server as its datanode would describe it at a time.
@@ -76,30 +76,30 @@ pub(super) fn storage(number: u32, generation: u32) -> StorageId {
 /// What the datanodes tell the namenode.
 pub(super) struct Fleet {
     servers: Vec<Server>,
-    quota_blocks: u64,
+    /// Reimages of each server that the namenode knows.
+    generations: Vec<u32>,
+    quota_blocks: u32,
     /// Filled anew each time.
     heartbeat: Heartbeat,
 }
 
 #[derive(Clone)]
 struct Server {
-    /// Reimages that the namenode knows.
-    generation: u32,
-    used_blocks: u64,
+    used_blocks: u32,
     /// Free space that the namenode heard of last.
-    heard_free_blocks: u64,
+    heard_free_blocks: u32,
 }
 
 impl Fleet {
     /// Servers with empty disks.
-    pub(super) fn new(servers: usize, quota_blocks: u64) -> Self {
+    pub(super) fn new(servers: usize, quota_blocks: u32) -> Self {
         let server = Server {
-            generation: 0,
             used_blocks: 0,
             heard_free_blocks: quota_blocks,
         };
         Self {
             servers: vec![server; servers],
+            generations: vec![0; servers],
             quota_blocks,
             heartbeat: Heartbeat {
                 volumes: Vec::new(),
@@ -118,13 +118,13 @@ impl Fleet {
 
     /// The generation of a server's disk that the namenode knows.
     pub(super) fn generation(&self, number: u32) -> u32 {
-        self.servers[number as usize].generation
+        self.generations[number as usize]
     }
 
     /// A server has an empty disk of a new generation.
     pub(super) fn wipe(&mut self, number: u32, generation: u32) {
+        self.generations[number as usize] = generation;
         self.servers[number as usize] = Server {
-            generation,
             used_blocks: 0,
             heard_free_blocks: self.quota_blocks,
         };
@@ -133,10 +133,10 @@ impl Fleet {
     fn volume(&self, number: u32) -> VolumeStatus {
         let server = &self.servers[number as usize];
         VolumeStatus {
-            storage: storage(number, server.generation),
+            storage: storage(number, self.generation(number)),
             class: StorageClass::Disk,
-            quota_bytes: self.quota_blocks * BLOCK_BYTES_MAX,
-            used_bytes: server.used_blocks * BLOCK_BYTES_MAX,
+            quota_bytes: u64::from(self.quota_blocks) * BLOCK_BYTES_MAX,
+            used_bytes: u64::from(server.used_blocks) * BLOCK_BYTES_MAX,
             healthy: true,
             shrinks_in_ms: None,
         }
@@ -169,7 +169,7 @@ impl Fleet {
         let server = &mut self.servers[number as usize];
         server.used_blocks += 1;
         let free = quota_blocks.saturating_sub(server.used_blocks);
-        if free + (free / HEARTBEAT_CHANGE).max(1) > server.heard_free_blocks {
+        if free.saturating_add((free / HEARTBEAT_CHANGE).max(1)) > server.heard_free_blocks {
             return;
         }
         server.heard_free_blocks = free;

@@ -31,6 +31,9 @@ const BLOCKS_PER_PROGRESS: u32 = 4_096;
 /// Steps between two calls of `progress`.
 const STEPS_PER_PROGRESS: u64 = 256;
 
+/// Copies that the engine is told to expect together.
+const COPIES_AHEAD: usize = 16;
+
 /// A datanode copies a block.
 struct Copy {
     done_ms: u64,
@@ -235,6 +238,8 @@ impl<'a> World<'a> {
                 writer,
             },
         );
+        let reports = placed.iter().flatten().map(|&node| (node, block));
+        self.cluster.expect_reports(reports);
         // As in production, replicas are complete before their writer commits the block.
         for node in placed.iter().flatten() {
             self.stored(block, node.0);
@@ -350,10 +355,17 @@ impl<'a> World<'a> {
     }
 
     fn finish_copies(&mut self) {
-        while let Some(copy) = self.copies.front()
-            && copy.done_ms <= self.now_ms
-            && let Some(copy) = self.copies.pop_front()
-        {
+        let due = self.copies.iter();
+        let due = due.take_while(|it| it.done_ms <= self.now_ms).count();
+        for number in 0..due {
+            if number % COPIES_AHEAD == 0 {
+                let next = self.copies.range(..COPIES_AHEAD.min(due - number));
+                let next = next.map(|copy| (NodeId(copy.target), copy.block));
+                self.cluster.expect_reports(next);
+            }
+            let Some(copy) = self.copies.pop_front() else {
+                break;
+            };
             let generation = |number: u32| self.generations[number as usize];
             if generation(copy.target) != copy.target_generation {
                 // Wiped meanwhile: it says nothing, or registers.

@@ -6,7 +6,7 @@
 //! target fuller than the source, so that the differences only become smaller.
 
 use harvestfs_placement::Lane;
-use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use harvestfs_protocol::types::StorageClass;
 use rand::{Rng, RngExt};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -220,12 +220,9 @@ impl Cluster {
         if holders.contains(&target) || !self.view.server_at(target as usize).is_some_and(is_open) {
             return false;
         }
-        let ids = |nodes: &mut dyn Iterator<Item = NodeIx>| -> SmallVec<[NodeId; 8]> {
-            nodes.map(|node| self.nodes[node as usize].id).collect()
-        };
-        let before = ids(&mut holders.iter().copied());
+        let before = self.ids(holders.iter().copied());
         let moved = |&node: &NodeIx| if node == from { target } else { node };
-        let after = ids(&mut holders.iter().map(moved));
+        let after = self.ids(holders.iter().map(moved));
         self.policy.keeps(&self.view, &before, &after)
             && self.nodes[target as usize].as_target.used(self.now_ms)
                 < self.options.moves_per_window

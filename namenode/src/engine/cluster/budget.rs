@@ -14,21 +14,17 @@ pub(super) struct Budget {
     /// When the oldest events leave the window; never when there are none. Until then `sum` is
     /// right, and nothing else need be looked at.
     falls_ms: u64,
-    /// Apart, because repair looks at budgets far more often than it charges them, and such looks
-    /// are all over the memory.
+    /// A bit for each slot that has events, by its number modulo the slots kept.
+    taken: u64,
+    /// Events of each slot. Apart, because repair looks at budgets far more often than it charges
+    /// them, and such looks are all over the memory.
     counts: Box<Counts>,
     sum: u32,
     slot_ms: u32,
 }
 
-/// Events of each slot, by its number modulo the slots kept.
-#[derive(Clone, Debug)]
-struct Counts {
-    /// A bit for each that has events.
-    taken: u64,
-    /// Saturates far above any limit of a slot.
-    of_slots: [u16; SLOTS_KEPT as usize],
-}
+/// They saturate far above any limit of a slot.
+type Counts = [u16; SLOTS_KEPT as usize];
 
 impl Budget {
     /// Memory that it takes beside itself, in bytes.
@@ -38,10 +34,8 @@ impl Budget {
         let slot_ms = window_ms.div_ceil(SLOTS).max(1);
         Self {
             falls_ms: u64::MAX,
-            counts: Box::new(Counts {
-                taken: 0,
-                of_slots: [0; SLOTS_KEPT as usize],
-            }),
+            taken: 0,
+            counts: Box::new([0; SLOTS_KEPT as usize]),
             sum: 0,
             slot_ms: u32::try_from(slot_ms).unwrap_or(u32::MAX),
         }
@@ -59,16 +53,15 @@ impl Budget {
     fn forget_oldest(&mut self) {
         let oldest = self.falls_ms / u64::from(self.slot_ms) - SLOTS_KEPT;
         let position = oldest % SLOTS_KEPT;
-        let Counts { taken, of_slots } = &mut *self.counts;
-        self.sum -= u32::from(std::mem::take(&mut of_slots[position as usize]));
-        *taken &= !(1 << position);
-        self.falls_ms = if *taken == 0 {
+        self.sum -= u32::from(std::mem::take(&mut self.counts[position as usize]));
+        self.taken &= !(1 << position);
+        self.falls_ms = if self.taken == 0 {
             u64::MAX
         } else {
             // The next one in turn; behind the last position comes the first.
-            let later = *taken >> position;
+            let later = self.taken >> position;
             let ahead = if later == 0 {
-                SLOTS_KEPT - position + u64::from(taken.trailing_zeros())
+                SLOTS_KEPT - position + u64::from(self.taken.trailing_zeros())
             } else {
                 u64::from(later.trailing_zeros())
             };
@@ -81,6 +74,12 @@ impl Budget {
         self.sum
     }
 
+    /// Events in the slot of a time: what a charge changes.
+    pub(super) fn in_slot(&self, now_ms: u64) -> u16 {
+        let slot = now_ms / u64::from(self.slot_ms);
+        self.counts[(slot % SLOTS_KEPT) as usize]
+    }
+
     /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
     /// [`Budget::used`].
     pub(super) fn falls_at_ms(&self) -> Option<u64> {
@@ -91,11 +90,11 @@ impl Budget {
         self.used(now_ms);
         let slot = now_ms / u64::from(self.slot_ms);
         let position = slot % SLOTS_KEPT;
-        let count = &mut self.counts.of_slots[position as usize];
+        let count = &mut self.counts[position as usize];
         if *count < u16::MAX {
             *count += 1;
             self.sum += 1;
-            self.counts.taken |= 1 << position;
+            self.taken |= 1 << position;
             let falls_ms = (slot + SLOTS_KEPT) * u64::from(self.slot_ms);
             self.falls_ms = self.falls_ms.min(falls_ms);
         }

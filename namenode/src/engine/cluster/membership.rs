@@ -35,6 +35,7 @@ impl Cluster {
     }
 
     fn add_node(&mut self, node: NodeId, server: &ServerDescription) -> NodeIx {
+        let known = self.node_index(node);
         self.view.insert(
             node,
             &Location {
@@ -44,7 +45,7 @@ impl Cluster {
                 host: server.data_addr.ip(),
             },
         );
-        if let Some(index) = self.node_index(node) {
+        if let Some(index) = known {
             *self.nodes[index as usize].server = server.clone();
             return index;
         }
@@ -52,7 +53,6 @@ impl Cluster {
         let window_ms = self.options.repair_window_ms;
         self.nodes
             .push(Node::new(node, server.clone(), self.now_ms, window_ms));
-        self.node_indexes.insert(node, index);
         // Both only grow, together: a node's index is that of its server in the view.
         debug_assert_eq!(self.view.servers().len(), self.nodes.len());
         index
@@ -512,6 +512,9 @@ impl Cluster {
                 self.gone.pop_front();
             }
             budget -= last.len();
+            for &(slot, _) in &last {
+                self.fetch_holders(slot);
+            }
             for (slot, index) in last {
                 if let Some(index) = index {
                     self.leave_pipeline(slot, home.node);

@@ -16,6 +16,7 @@
 //! - `moves`: diversity, replicas that have to leave their server or are misplaced;
 //! - `balance`: evening out how full servers are;
 //! - `repair`: re-creating lost replicas within the budgets;
+//! - `ahead`: memory that is fetched before it is needed;
 //! - `happenings`: what is told of all that to whoever watches;
 //! - `risk`: which blocks may be lost, and why they still may;
 //! - `removal`: removing what is too much, bad or unknown; commands.
@@ -39,6 +40,7 @@ use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use rand::Rng;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+mod ahead;
 mod balance;
 mod blocks;
 mod budget;
@@ -110,8 +112,8 @@ pub struct Cluster {
     now_ms: u64,
     started_ms: u64,
 
+    /// In the order of the servers of `view`.
     nodes: Vec<Node>,
-    node_indexes: FxHashMap<NodeId, NodeIx>,
     storage_indexes: FxHashMap<StorageId, StorageIx>,
     table: Table,
     totals: Totals,
@@ -169,7 +171,6 @@ impl Cluster {
             now_ms,
             started_ms: now_ms,
             nodes: Vec::new(),
-            node_indexes: FxHashMap::default(),
             storage_indexes: FxHashMap::default(),
             table: Table::default(),
             totals: Totals::default(),
@@ -225,7 +226,8 @@ impl Cluster {
         self.now_ms = self.now_ms.max(now_ms);
     }
 
+    /// Nodes and the servers of the view have the same indexes.
     fn node_index(&self, node: NodeId) -> Option<NodeIx> {
-        self.node_indexes.get(&node).copied()
+        Some(self.view.index_of(node)? as NodeIx)
     }
 }

@@ -22,9 +22,14 @@ impl Cluster {
             || self.moving.get(&slot) == Some(&node)
     }
 
-    /// Nodes and the servers of the view have the same indexes.
+    /// A node as placement knows it.
     fn server(&self, node: NodeIx) -> Option<&ServerView> {
         self.view.server_at(node as usize)
+    }
+
+    /// The ids by which placement knows nodes.
+    pub(super) fn ids(&self, nodes: impl Iterator<Item = NodeIx>) -> SmallVec<[NodeId; 8]> {
+        nodes.map(|node| self.nodes[node as usize].id).collect()
     }
 
     /// What a block was promised: everything that the policy keeps, if it is strict.
@@ -71,10 +76,7 @@ impl Cluster {
         if without(None) == 0 {
             return None;
         }
-        let ids: SmallVec<[NodeId; 8]> = holders
-            .iter()
-            .map(|&node| self.nodes[node as usize].id)
-            .collect();
+        let ids = self.ids(holders.iter().copied());
         let surplus = self.policy.surplus(&self.view, &ids)?;
         holders.get(surplus).copied()
     }

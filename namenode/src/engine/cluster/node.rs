@@ -58,8 +58,9 @@ pub(super) struct Node {
     pub(super) reopens_ms: Option<u64>,
     /// Its volumes, as registered last.
     pub(super) storages: SmallVec<[StorageIx; 2]>,
-    /// Blocks that it is to receive and was not told of yet.
-    pub(super) replicate: VecDeque<Slot>,
+    /// Blocks that it is to receive and was not told of yet, in turn: no more than it may receive at a
+    /// time.
+    pub(super) replicate: SmallVec<[Slot; 4]>,
     /// When it was heard of last, or the start of the namenode.
     pub(super) heard_ms: u64,
     pub(super) heard: bool,
@@ -94,7 +95,7 @@ impl Node {
             as_target: Budget::new(repair_window_ms),
             outgoing: 0,
             incoming: SmallVec::new(),
-            replicate: VecDeque::new(),
+            replicate: SmallVec::new(),
             seal: VecDeque::new(),
             report: SmallVec::new(),
             deletes: Box::default(),

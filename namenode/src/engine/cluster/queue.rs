@@ -1,6 +1,6 @@
 //! Blocks that wait for repair, ranked by their surviving replicas.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
@@ -51,8 +51,9 @@ pub(super) struct RepairQueue {
     ranks: [Rank; RANKS],
     /// Entries that are not.
     asleep: Vec<Entry>,
-    /// When to wake them: (when, block). Passed over for a block that does not sleep until then.
-    alarms: BinaryHeap<Reverse<(u64, Slot)>>,
+    /// When to wake which of them; thousands wait for the same slot of a budget. Passed over for a
+    /// block that does not sleep until then.
+    alarms: BTreeMap<u64, Vec<Slot>>,
     places: FxHashMap<Slot, Place>,
     /// Entries with a rank of repair, due or not.
     repairs: usize,
@@ -82,7 +83,7 @@ impl Default for RepairQueue {
         Self {
             ranks: std::array::from_fn(|_| Rank::default()),
             asleep: Vec::new(),
-            alarms: BinaryHeap::new(),
+            alarms: BTreeMap::new(),
             places: FxHashMap::default(),
             repairs: 0,
         }
@@ -143,7 +144,8 @@ impl RepairQueue {
 
     fn add(&mut self, rank: usize, entry: Entry, asleep: bool) {
         let entries = if asleep {
-            self.alarms.push(Reverse((entry.due_ms, entry.slot)));
+            let at_once = self.alarms.entry(entry.due_ms).or_default();
+            at_once.push(entry.slot);
             &mut self.asleep
         } else {
             &mut self.ranks[rank].entries
@@ -191,6 +193,13 @@ impl RepairQueue {
         entry
     }
 
+    /// Due blocks of a rank whose turns come soon, about: the last ones take the places of those that
+    /// leave.
+    pub(super) fn next_slots(&self, rank: usize, max: usize) -> impl Iterator<Item = Slot> {
+        let last = self.ranks[rank].entries.iter().rev();
+        last.take(max).map(|entry| entry.slot)
+    }
+
     /// The entry of a block.
     pub(super) fn get(&self, slot: Slot) -> Option<&Entry> {
         let place = self.places.get(&slot)?;
@@ -214,24 +223,32 @@ impl RepairQueue {
         }
     }
 
-    /// Wakes entries whose time has come, a bounded number.
+    /// Wakes entries whose time has come, a bounded number; of the same time, in the order of blocks.
     pub(super) fn wake(&mut self, now_ms: u64, max: usize) {
-        for _ in 0..max {
-            let Some(&Reverse((due_ms, slot))) = self.alarms.peek() else {
-                break;
-            };
-            if due_ms > now_ms {
-                break;
+        let mut left = max;
+        while left > 0
+            && let Some(first) = self.alarms.first_entry()
+            && *first.key() <= now_ms
+        {
+            let (due_ms, mut slots) = first.remove_entry();
+            slots.sort_unstable();
+            let later = slots.split_off(left.min(slots.len()));
+            left -= slots.len();
+            for slot in slots {
+                self.wake_one(slot, due_ms);
             }
-            self.alarms.pop();
-            self.wake_one(slot, due_ms);
+            if !later.is_empty() {
+                self.alarms.insert(due_ms, later);
+            }
         }
     }
 
     /// No entry has to wait longer.
     pub(super) fn wake_all(&mut self) {
-        for Reverse((due_ms, slot)) in std::mem::take(&mut self.alarms) {
-            self.wake_one(slot, due_ms);
+        for (due_ms, slots) in std::mem::take(&mut self.alarms) {
+            for slot in slots {
+                self.wake_one(slot, due_ms);
+            }
         }
     }
 
@@ -277,8 +294,9 @@ impl RepairQueue {
     /// Memory of the tables in bytes.
     pub(super) fn bytes(&self) -> usize {
         let due: usize = self.ranks.iter().map(|rank| rank.entries.capacity()).sum();
+        let alarms: usize = self.alarms.values().map(Vec::capacity).sum();
         (due + self.asleep.capacity()) * size_of::<Entry>()
-            + self.alarms.capacity() * size_of::<(u64, Slot)>()
+            + alarms * size_of::<Slot>()
             // 12 bytes of key and value, 1 of control, 7/8 full at most.
             + self.places.capacity() * 8 / 7 * 13
     }
@@ -320,7 +338,8 @@ mod tests {
                     }
                     _ => {
                         now_ms += wait_ms;
-                        queue.wake(now_ms, usize::MAX);
+                        // Not all of them, perhaps: the others are next.
+                        queue.wake(now_ms, slot as usize);
                     }
                 }
                 prop_assert_eq!(queue.len(), model.len());

@@ -46,10 +46,7 @@ impl Cluster {
         let wanted = block.wanted();
         let mut confirmed = self.confirmed(slot);
         while confirmed.len() > wanted {
-            let nodes: SmallVec<[NodeId; 8]> = confirmed
-                .iter()
-                .map(|&index| self.nodes[index as usize].id)
-                .collect();
+            let nodes = self.ids(confirmed.iter().copied());
             // What is to leave its server goes first.
             let leaving = confirmed
                 .iter()

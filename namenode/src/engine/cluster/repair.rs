@@ -72,6 +72,7 @@ impl Cluster {
             } else {
                 Lane::Repair
             };
+            self.fetch_turns(rank);
             for _ in 0..self
                 .queue
                 .due_len(rank)
@@ -161,7 +162,7 @@ impl Cluster {
         volume.as_source.charge(self.now_ms);
         let to = &mut self.nodes[target as usize];
         to.incoming.push(slot);
-        to.replicate.push_back(slot);
+        to.replicate.push(slot);
         to.as_target.charge(self.now_ms);
         self.command(target);
         self.refresh_node(target);
@@ -201,13 +202,14 @@ impl Cluster {
         let at_once = self.options.repairs_in_flight_per_node;
         let mut best = None;
         for (index, storage) in self.sources(slot) {
-            let volume = &mut self.table.storages[storage as usize];
             let node = &mut self.nodes[index as usize];
-            if volume.as_source.used(now_ms) >= volume_limit {
+            let used = node.as_source.used(now_ms);
+            if !node.is_available() || node.outgoing >= at_once || used >= limit {
                 continue;
             }
-            let used = node.as_source.used(now_ms);
-            if node.is_available() && node.outgoing < at_once && used < limit {
+            // Last: it lies elsewhere, and most that are passed over are so for their node.
+            let volume = &mut self.table.storages[storage as usize];
+            if volume.as_source.used(now_ms) < volume_limit {
                 let candidate = (node.outgoing, used, index, storage);
                 best = Some(best.map_or(candidate, |best| candidate.min(best)));
             }
@@ -461,7 +463,8 @@ impl Cluster {
     }
 
     fn next_repair_of(&mut self, node: NodeIx) -> Option<Repair> {
-        while let Some(slot) = self.nodes[node as usize].replicate.pop_front() {
+        while !self.nodes[node as usize].replicate.is_empty() {
+            let slot = self.nodes[node as usize].replicate.remove(0);
             let Some(&in_flight) = self.in_flight.get(&slot) else {
                 continue;
             };

@@ -10,6 +10,9 @@ use super::{
     table::{NodeIx, ReplicaState, Slot, StorageIx},
 };
 
+/// Replicas of a full report whose blocks are fetched together.
+const REPLICAS_AHEAD: usize = 16;
+
 impl Cluster {
     /// A part of a full report of one volume. After the last part, what no part named and no
     /// incremental report named since the first part is not on the volume.
@@ -47,8 +50,13 @@ impl Cluster {
         if !self.table.home(storage).usable {
             return Ok(());
         }
-        for replica in &report.replicas {
-            self.have(index, storage, replica);
+        for replicas in report.replicas.chunks(REPLICAS_AHEAD) {
+            for replica in replicas {
+                self.fetch_block(replica.block);
+            }
+            for replica in replicas {
+                self.have(index, storage, replica);
+            }
         }
         if report.last {
             self.finish_report(index, storage);

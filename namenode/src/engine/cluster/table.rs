@@ -143,7 +143,7 @@ pub(super) struct Home {
     pub(super) inventoried: bool,
 }
 
-/// A volume, in two cache lines: what its datanode says of it, and what follows.
+/// A volume: in one cache line what its datanode says of it, in the next one what follows.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Storage {
@@ -152,12 +152,12 @@ pub(super) struct Storage {
     pub(super) as_source: Budget,
     /// Its blocks.
     blocks: Vec<Slot>,
-    /// When the last full report was complete or asked for.
-    pub(super) report_ms: u64,
-    /// The part of it that is due next.
-    pub(super) next_part: u32,
     /// Number of the report under way or last complete; replicas carry it.
     pub(super) epoch: u8,
+    /// The part of it that is due next.
+    pub(super) next_part: u32,
+    /// When the last full report was complete or asked for.
+    pub(super) report_ms: u64,
 }
 
 impl Storage {
