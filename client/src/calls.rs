@@ -187,15 +187,6 @@ impl Unconfirmed {
     }
 }
 
-/// When a mutation is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answered {
-    /// When it is durable; commits say themselves whether they have to be.
-    Durable,
-    /// At once, if it sets attributes.
-    Relaxed,
-}
-
 /// What a mutation may change, to be forgotten when its outcome is not known.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
@@ -300,26 +291,34 @@ impl Session {
         op: MetaOp,
         touched: Touched<'_>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.mutate_and_answer(credentials, op, touched, Answered::Durable)
-            .await
+        let relaxed = match op {
+            MetaOp::Commit { durable, .. } => !durable,
+            MetaOp::SealBlocks { .. } => true,
+            _ => false,
+        };
+        self.execute(credentials, op, touched, relaxed).await
     }
 
-    /// As [`Session::mutate`], and says when it is answered.
-    pub(crate) async fn mutate_and_answer(
+    /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
+    /// durable.
+    pub(crate) async fn mutate_relaxed(
         self: &Arc<Self>,
         credentials: &Credentials,
         op: MetaOp,
         touched: Touched<'_>,
-        answered: Answered,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.execute(credentials, op, touched, true).await
+    }
+
+    async fn execute(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        op: MetaOp,
+        touched: Touched<'_>,
+        relaxed: bool,
     ) -> Result<(Ticket, MetaReply), ClientError> {
         // What names blocks of an ended session can never succeed.
         let belongs_to_session = matches!(op, MetaOp::Commit { .. } | MetaOp::SealBlocks { .. });
-        let relaxed = match op {
-            MetaOp::Commit { durable, .. } => !durable,
-            MetaOp::SealBlocks { .. } => true,
-            MetaOp::SetAttr { .. } => answered == Answered::Relaxed,
-            _ => false,
-        };
         let window = match &op {
             MetaOp::Commit { files, .. } if files.is_empty() => CONFIRMING_WINDOW,
             _ => WINDOW,

@@ -1,9 +1,9 @@
 //! What all handles of a client share.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use crate::{
     file_state::FileState,
     listing::Listings,
     locations::Locations,
-    pipeline::Topology,
+    pipeline::{BlockStream, Topology},
     reader::ReadTimes,
     session::{LinkState, Session},
     short_circuit::ShortCircuit,
@@ -62,6 +62,8 @@ pub(crate) struct Core {
     block_bytes: AtomicU64,
     default_rules: Mutex<PlacementRules>,
     packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
+    /// Blocks that this client writes to; what is in them may not be on stable storage.
+    unsealed: Mutex<Vec<Weak<BlockStream>>>,
     /// Writers, of files too, that have not sealed and reported their last block.
     pub(crate) writers: watch::Sender<usize>,
     files: Mutex<HashMap<InodeId, Arc<FileState>>>,
@@ -125,6 +127,7 @@ impl Core {
             block_bytes: AtomicU64::new(link.opened.block_bytes),
             default_rules: Mutex::new(link.opened.default_rules),
             packs: Mutex::default(),
+            unsealed: Mutex::default(),
             writers: watch::Sender::new(0),
             files: Mutex::default(),
             closed_early: AtomicUsize::new(0),
@@ -151,6 +154,33 @@ impl Core {
         let mut packs = lock(&self.packs);
         let start = || DataWriter::start(self, Topology::Star, rules);
         packs.entry(rules).or_insert_with(start).clone()
+    }
+
+    /// A block was begun.
+    pub(crate) fn begun(&self, stream: &Arc<BlockStream>) {
+        let mut unsealed = lock(&self.unsealed);
+        unsealed.retain(|other| other.upgrade().is_some_and(|other| !other.is_sealed()));
+        unsealed.push(Arc::downgrade(stream));
+    }
+
+    /// The blocks of a file that this client has written to and not sealed yet, whoever had the file
+    /// open then.
+    pub(crate) async fn unsealed_blocks(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Vec<Arc<BlockStream>>, ClientError> {
+        let mut unsealed: Vec<_> = lock(&self.unsealed)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|stream| !stream.is_sealed())
+            .collect();
+        if !unsealed.is_empty() {
+            let (_, extents) = self.content(credentials, ino).await?;
+            let blocks: HashSet<_> = extents.from(0).map(|extent| extent.block).collect();
+            unsealed.retain(|stream| blocks.contains(&stream.new.block));
+        }
+        Ok(unsealed)
     }
 
     /// The state of an inode that is open or has data in memory.

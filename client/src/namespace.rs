@@ -11,7 +11,7 @@ use harvestfs_protocol::{
 
 use crate::{
     cache::Ticket,
-    calls::{Answered, Touched},
+    calls::Touched,
     client::Client,
     error::ClientError,
     file::{File, OpenFlags},
@@ -29,7 +29,9 @@ fn is_undone_by_commit(changes: &AttrChanges) -> bool {
 }
 
 impl Client {
-    /// Changes attributes; those that are `None` stay. Returns them as they are afterwards.
+    /// Changes attributes; those that are `None` stay. Returns them as they are afterwards. The change
+    /// is durable, except of a new file whose first content is not committed yet: then, owner and
+    /// mode become durable with that content or within milliseconds.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
@@ -42,7 +44,7 @@ impl Client {
     ) -> Result<Attr, ClientError> {
         let file = self.core().file(ino);
         let mut _serial = None;
-        let mut answered = Answered::Durable;
+        let mut relaxed = false;
         if let Some(file) = &file
             && file.has_data()
         {
@@ -52,9 +54,9 @@ impl Client {
             if is_undone_by_commit(&changes) {
                 _serial = Some(file.serial.lock().await);
                 file.flush(false).await?;
-            } else if self.core().session.delegations.has(ino) {
-                // After a crash the file may be without its content, too.
-                answered = Answered::Relaxed;
+            } else {
+                // The journal has this before the content: if a crash loses it, it loses both.
+                relaxed = self.core().session.delegations.has(ino);
             }
         }
         let size_bytes = changes.size_bytes;
@@ -64,14 +66,14 @@ impl Client {
             entries: &[],
         };
         let session = &self.core().session;
-        let (ticket, reply) = session
-            .mutate_and_answer(credentials, op, touched, answered)
-            .await?;
-        if answered == Answered::Relaxed
-            && let Some(file) = &file
-        {
-            file.answered_before_durable(session.last_relaxed());
-        }
+        let (ticket, reply) = match &file {
+            Some(file) if relaxed => {
+                let answer = session.mutate_relaxed(credentials, op, touched).await?;
+                file.note_relaxed(session.last_relaxed());
+                answer
+            }
+            _ => session.mutate(credentials, op, touched).await?,
+        };
         let attr = attr_of(reply, "SetAttr")?;
         match size_bytes {
             Some(size_bytes) => {
@@ -158,7 +160,7 @@ impl Client {
             .create(credentials, parent, name, FileKind::Regular, mode, 0)
             .await?;
         let file = File::new(self, attr.ino, credentials, flags);
-        file.state().inherit_rules(parent);
+        file.state().is_new_in(parent);
         Ok((attr, file))
     }
 

@@ -311,7 +311,10 @@ impl DataWriter {
         )
         .await
         {
-            Ok(sender) => Ok(sender),
+            Ok(sender) => {
+                core.begun(&sender.stream);
+                Ok(sender)
+            }
             Err(failure) => {
                 tracing::debug!(block = %new.block, node = %failure.node, error = %failure.error, "cannot set up a pipeline");
                 core.locations

@@ -66,7 +66,9 @@ pub struct MetaCall {
     /// their replies.
     pub answered_below: u64,
     /// Answer a [`MetaOp::SetAttr`] at once: it becomes durable with the next mutation that is, or a
-    /// few milliseconds later. Ignored elsewhere.
+    /// few milliseconds later. Only for owner, mode and times of a file that the session has a
+    /// delegation of and that never had content; ignored otherwise. Not part of the operation, whose
+    /// form in the journal it does not change.
     pub relaxed: bool,
     /// What to do.
     pub op: MetaOp,

@@ -61,6 +61,8 @@ struct Inner {
     mtime: Option<Timestamp>,
     /// Blocks with data of this file that may not be stable.
     unstable: Vec<Arc<BlockStream>>,
+    /// There may be more of them: the file was there before this state of it was.
+    reopened: bool,
     /// The last mutation of the file that may not be durable.
     relaxed: u64,
     /// Failures so far, and the last one. What failed stays in memory and is tried again.
@@ -158,6 +160,8 @@ impl Inner {
 
 impl FileState {
     pub(crate) fn new(core: Arc<Core>, ino: InodeId) -> Arc<Self> {
+        // One of them may be of this file.
+        let relaxed = core.session.last_relaxed();
         Arc::new(Self {
             ino,
             core,
@@ -172,7 +176,8 @@ impl FileState {
                 dirty_since: None,
                 mtime: None,
                 unstable: Vec::new(),
-                relaxed: 0,
+                reopened: true,
+                relaxed,
                 failures: 0,
                 failure: None,
                 losses: 0,
@@ -286,8 +291,10 @@ impl FileState {
     }
 
     /// The file is new in a directory, whose rules it has.
-    pub(crate) fn inherit_rules(&self, directory: InodeId) {
-        self.lock().rules_from = directory;
+    pub(crate) fn is_new_in(&self, directory: InodeId) {
+        let mut inner = self.lock();
+        inner.rules_from = directory;
+        inner.reopened = false;
     }
 
     pub(crate) fn set_rules(&self, rules: PlacementRules) {
@@ -450,10 +457,14 @@ impl FileState {
     }
 
     async fn make_durable(&self) -> Result<(), ClientError> {
-        let (unstable, relaxed) = {
+        let (mut unstable, relaxed, reopened) = {
             let inner = self.lock();
-            (inner.unstable.clone(), inner.relaxed)
+            (inner.unstable.clone(), inner.relaxed, inner.reopened)
         };
+        if reopened {
+            let root = Credentials::root();
+            unstable.extend(self.core.unsealed_blocks(&root, self.ino).await?);
+        }
         for stream in &unstable {
             let stable = stream.stable().await;
             let mut inner = self.lock();
@@ -464,6 +475,7 @@ impl FileState {
                 return Err(error);
             }
         }
+        self.lock().reopened = false;
         self.core.session.make_durable(relaxed).await
     }
 
@@ -523,9 +535,8 @@ impl FileState {
         self.progress.notify_waiters();
     }
 
-    /// Everything that was answered up to this number counts as a change of this file: `fsync` has to
-    /// see to it that it is durable.
-    pub(crate) fn answered_before_durable(&self, relaxed: u64) {
+    /// A mutation of the file with this number may not be durable; `fsync` sees to it.
+    pub(crate) fn note_relaxed(&self, relaxed: u64) {
         let mut inner = self.lock();
         inner.relaxed = inner.relaxed.max(relaxed);
     }

@@ -138,7 +138,8 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
         .unwrap();
     file.sync().await.unwrap();
     assert!(!session.has_unconfirmed());
-    // Once it has its content, a change waits until it is durable, delegation or not.
+    // Once it has content, a change waits until it is durable, whatever is in memory.
+    file.write(0, Bytes::from_static(b"changed")).await.unwrap();
     client
         .setattr(&root(), attr.ino, mode(0o644))
         .await
@@ -149,6 +150,30 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     let other = cluster.client("other").await;
     let told = other.getattr(&root(), attr.ino).await.unwrap();
     assert_eq!((told.permission_bits(), told.size_bytes), (0o644, 7));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_of_a_reopened_file_covers_what_was_written_before() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    file.close().await.unwrap();
+    let (_, other) = create(&client, "other").await;
+    other.write(0, Bytes::from_static(b"noise")).await.unwrap();
+    other.close().await.unwrap();
+
+    let reopened = client
+        .open(&root(), attr.ino, OpenFlags::READ)
+        .await
+        .unwrap();
+    reopened.sync().await.unwrap();
+    for datanode in &cluster.datanodes {
+        datanode.lose_unstable();
+    }
+    cluster.namenode.crash().await;
+    cluster.namenode.restart().await;
+    assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
 }
 
 #[tokio::test(flavor = "multi_thread")]

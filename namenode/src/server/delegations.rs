@@ -103,6 +103,12 @@ impl Delegations {
         }
     }
 
+    /// Whether the session has the delegation of a file.
+    pub(crate) fn is_held(&self, session: SessionId, ino: InodeId) -> bool {
+        let delegation = self.by_inode.get(&ino);
+        delegation.is_some_and(|delegation| delegation.holder == session)
+    }
+
     /// What a question of `asker` about a file has to wait for.
     pub(crate) fn standing(&self, now_ms: u64, asker: SessionId, ino: InodeId) -> Standing {
         match self.by_inode.get(&ino) {

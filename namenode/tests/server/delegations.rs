@@ -1,7 +1,9 @@
 //! Files that are closed before their content is committed.
 
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{FileCommit, MetaOp, MetaReply, Notice, RenameMode};
+use harvestfs_protocol::meta::{
+    AttrChanges, FileCommit, MetaCall, MetaOp, MetaReply, Notice, RenameMode,
+};
 use harvestfs_protocol::types::Extent;
 
 use crate::harness::*;
@@ -151,6 +153,36 @@ async fn nobody_waits_for_a_session_that_ended() {
     assert!(matches!(alice.notice().await, Notice::Recall { .. }));
     alice.close().await;
     assert_eq!(size_bytes(&answer.await.unwrap()), 0);
+}
+
+#[tokio::test]
+async fn a_relaxed_change_comes_before_what_is_durable_after_it() {
+    let (mut cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    let new = create_delegated(&mut alice, "new").await;
+    let old = create_delegated(&mut alice, "old").await;
+    commit(&mut alice, old).await;
+    // Whether it may be relaxed is the namenode's to know; either way it is executed.
+    for (client, ino) in [(&mut alice, new), (&mut bob, old)] {
+        let changes = AttrChanges {
+            mode: Some(0o640),
+            ..AttrChanges::default()
+        };
+        let call = MetaCall {
+            relaxed: true,
+            ..client.number(MetaOp::SetAttr { ino, changes })
+        };
+        let Ok(MetaReply::Attr(attr)) = meta(&client.link, call).await else {
+            panic!("attributes were expected");
+        };
+        assert_eq!(attr.permission_bits(), 0o640);
+    }
+    commit(&mut alice, new).await;
+    cluster.kill_and_start().await;
+    let mut carol = cluster.client("carol").await;
+    for name in ["new", "old"] {
+        let attr = carol.lookup(ROOT, name).await.unwrap();
+        assert_eq!((attr.permission_bits(), attr.size_bytes), (0o640, 5_000));
+    }
 }
 
 #[tokio::test]

@@ -106,7 +106,8 @@ impl Owner {
             Ok(asker) => asker,
             Err(error) => return responder.send(&Err(error)),
         };
-        match class_of(&call.op, call.relaxed) {
+        let relaxed = call.relaxed && self.may_be_relaxed(asker.session, &call.op);
+        match class_of(&call.op, relaxed) {
             Class::ReadOnly => self.read(asker, connection, call, responder),
             Class::Awaited if self.mutates_ahead_of_commits(asker.session, &call.op) => {
                 self.defer(connection, call, responder);
@@ -118,6 +119,20 @@ impl Owner {
                 responder.send(&reply.map(Reply::Meta));
             }
         }
+    }
+
+    /// Whether a change may be lost in a crash: of the owner and the mode of a file without content,
+    /// which only the asker knows to be there.
+    fn may_be_relaxed(&self, asker: SessionId, op: &MetaOp) -> bool {
+        let MetaOp::SetAttr { ino, changes } = op else {
+            return false;
+        };
+        let never_had_content = || {
+            let attr = MetaOp::GetAttr { ino: *ino };
+            let told = self.namespace.query(&Credentials::root(), &attr);
+            matches!(told, Ok(MetaReply::Attr(attr)) if attr.content_version == 0)
+        };
+        changes.size_bytes.is_none() && self.delegations.is_held(asker, *ino) && never_had_content()
     }
 
     fn asker(
@@ -393,6 +408,8 @@ impl Owner {
         };
         let id = self.gate.next_id();
         let effects = applied.effects;
+        // The answer may show what somebody was promised to be durable before it is seen.
+        let shown = self.undurable.record_of(effects.inodes.iter().copied());
         let author = self.author_of(&effects, asker.session);
         let now_ms = self.clock.now_ms();
         let (announcements, waits_for_others) =
@@ -413,7 +430,7 @@ impl Owner {
         Ok(Done {
             id,
             reply,
-            record: awaited.then_some(lsn),
+            record: if awaited { Some(lsn) } else { shown },
             waits_for_others,
         })
     }
