@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::{
     LiveError,
     admin::Admin,
-    cluster::Cluster,
+    cluster::{Cluster, START_DEADLINE},
     disk,
     ledger::Ledger,
     metrics::Metrics,
@@ -61,8 +61,8 @@ const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(50);
 /// How long clients may take to end their last operation.
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
-/// A cluster that lost blocks never becomes whole; when nothing has changed for so long, it is as
-/// whole as it gets.
+/// A cluster that lost blocks never becomes whole; when all datanodes are back and nothing has changed
+/// for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
 /// Runs all variants of a scenario. `progress` is told how far it is.
@@ -162,6 +162,24 @@ impl Primary {
     }
 }
 
+/// What takes part in a run from the start of its clients on.
+struct Scene<'a> {
+    cluster: Cluster<'a>,
+    admin: Admin,
+    counters: Arc<Counters>,
+    watch: Watch,
+    primary: Primary,
+}
+
+impl Scene<'_> {
+    /// Looks at disks, namenode and clients once more.
+    async fn look(&mut self) -> Result<(), LiveError> {
+        let cluster = &self.cluster;
+        let counters = &self.counters;
+        self.watch.look(cluster, &mut self.admin, counters).await
+    }
+}
+
 struct Run<'a> {
     scenario: &'a Scenario,
     variant: &'a Variant,
@@ -234,31 +252,25 @@ impl Run<'_> {
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
-        let mut watch = Watch::begin();
         primary.has_company();
-        let slowdown = || self.metrics.saw_slowdown(primary.slowdown_percent());
-        let faults = self
-            .inflict(
-                &mut cluster,
-                &mut admin,
-                &counters,
-                &mut watch,
-                &slowdown,
-                tell,
-            )
-            .await;
-        let slowdown_percent = primary.slowdown_percent();
+        let mut scene = Scene {
+            cluster,
+            admin,
+            counters,
+            watch: Watch::begin(),
+            primary,
+        };
+        let faults = self.inflict(&mut scene, tell).await;
+        let slowdown_percent = scene.primary.slowdown_percent();
         stop.store(true, Ordering::Relaxed);
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
-        let healed = self.heal(&mut cluster, &mut watch);
+        let healed = self.heal(&mut scene);
         faults?;
         healed?;
         let healed_at = Instant::now();
-        let report = self
-            .wait_whole(&mut cluster, &mut admin, &counters, &mut watch, tell)
-            .await?;
-        let whole = self.is_whole(report.as_ref(), &watch);
+        let report = self.wait_whole(&mut scene, tell).await?;
+        let whole = self.is_whole(report.as_ref(), &scene.watch);
         let time_to_whole_ms = whole.then(|| {
             let took = healed_at.elapsed().as_millis();
             u64::try_from(took).unwrap_or(u64::MAX)
@@ -276,11 +288,18 @@ impl Run<'_> {
         tell("comparing every byte", self.scenario.duration_ms);
         let comparison = self.compare(&access, &outcomes).await?;
         self.metrics.compared(&comparison);
-        let lost = self.lost(report.as_ref(), &watch.ledger);
-        let accesses = accesses(&counters, &outcomes);
+        let lost = self.lost(report.as_ref(), &scene.watch.ledger);
+        let accesses = accesses(&scene.counters, &outcomes);
         Ok(RunReport {
             slowdown_percent,
-            ..self.report(watch, accesses, comparison, lost, report, time_to_whole_ms)
+            ..self.report(
+                scene.watch,
+                accesses,
+                comparison,
+                lost,
+                report,
+                time_to_whole_ms,
+            )
         })
     }
 
@@ -297,7 +316,7 @@ impl Run<'_> {
     }
 
     async fn wait_all_alive(&self, admin: &mut Admin) -> Result<(), LiveError> {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + START_DEADLINE;
         let wanted = self.scenario.cluster.servers.len() as u64;
         while Instant::now() < end {
             self.check_interrupt()?;
@@ -309,7 +328,8 @@ impl Run<'_> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let message = format!("not all of {wanted} datanodes registered within 60 s");
+        let seconds = START_DEADLINE.as_secs();
+        let message = format!("not all of {wanted} datanodes registered within {seconds} s");
         Err(LiveError::Cluster(message))
     }
 
@@ -324,49 +344,42 @@ impl Run<'_> {
 
     async fn inflict(
         &self,
-        cluster: &mut Cluster<'_>,
-        admin: &mut Admin,
-        counters: &Counters,
-        watch: &mut Watch,
-        slowdown: &dyn Fn(),
+        scene: &mut Scene<'_>,
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<(), LiveError> {
         let mut events = self.plan.events.iter().peekable();
         let mut next_sample_ms = 0;
         loop {
             self.check_interrupt()?;
-            let now_ms = watch.now_ms();
+            let now_ms = scene.watch.now_ms();
             if now_ms >= self.scenario.duration_ms {
                 return Ok(());
             }
             while let Some(event) = events.next_if(|event| event.at_ms <= now_ms) {
                 let what = event.describe(self.scenario);
                 tell(&what, now_ms);
-                watch.note(&what);
-                self.apply(event, cluster, watch)?;
+                scene.watch.note(&what);
+                self.apply(event, scene)?;
                 if event.begins {
                     self.metrics.inflicted(event.kind);
                 }
             }
             if now_ms >= next_sample_ms {
                 next_sample_ms = now_ms + self.sample_interval_ms();
-                watch.look(cluster, admin, counters).await?;
-                slowdown();
+                scene.look().await?;
+                let slowdown_percent = scene.primary.slowdown_percent();
+                self.metrics.saw_slowdown(slowdown_percent);
                 tell("", now_ms);
             }
-            if let Some(ended) = cluster.ended_by_itself() {
+            if let Some(ended) = scene.cluster.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
             tokio::time::sleep(TICK).await;
         }
     }
 
-    fn apply(
-        &self,
-        event: &Event,
-        cluster: &mut Cluster<'_>,
-        watch: &mut Watch,
-    ) -> Result<(), LiveError> {
+    fn apply(&self, event: &Event, scene: &mut Scene<'_>) -> Result<(), LiveError> {
+        let Scene { cluster, watch, .. } = scene;
         let server = match event.part {
             Part::Server(server) => Some(server),
             Part::Namenode => None,
@@ -418,7 +431,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn heal(&self, cluster: &mut Cluster<'_>, watch: &mut Watch) -> Result<(), LiveError> {
+    fn heal(&self, scene: &mut Scene<'_>) -> Result<(), LiveError> {
+        let Scene { cluster, watch, .. } = scene;
         watch.note("everything is healed");
         let servers = (0..self.scenario.cluster.servers.len()).map(Part::Server);
         for part in std::iter::once(Part::Namenode).chain(servers) {
@@ -442,27 +456,25 @@ impl Run<'_> {
 
     async fn wait_whole(
         &self,
-        cluster: &mut Cluster<'_>,
-        admin: &mut Admin,
-        counters: &Counters,
-        watch: &mut Watch,
+        scene: &mut Scene<'_>,
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<Option<FsckReport>, LiveError> {
+        let servers = self.scenario.cluster.servers.len() as u64;
         let end = Instant::now() + Duration::from_millis(self.scenario.heal_ms);
         let mut last: Option<FsckReport> = None;
         let mut changed_at = Instant::now();
         loop {
             self.check_interrupt()?;
-            if let Some(ended) = cluster.ended_by_itself() {
+            if let Some(ended) = scene.cluster.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
-            watch.look(cluster, admin, counters).await?;
-            if let Some(report) = admin.fsck().await {
+            scene.look().await?;
+            if let Some(report) = scene.admin.fsck().await {
                 tell(
                     &format!(
                         "healing: {} replicas missing, {} rotten, {} blocks lost",
                         report.missing_replicas,
-                        watch.rotten_replicas(),
+                        scene.watch.rotten_replicas(),
                         report.lost_blocks
                     ),
                     self.scenario.duration_ms,
@@ -471,11 +483,11 @@ impl Run<'_> {
                     last.missing_replicas == report.missing_replicas
                         && last.lost_blocks == report.lost_blocks
                 });
-                if !same {
+                if !same || scene.watch.alive() < servers {
                     changed_at = Instant::now();
                 }
                 let settled = report.lost_blocks > 0 && changed_at.elapsed() > LOSS_SETTLED;
-                let done = settled || self.is_whole(Some(&report), watch);
+                let done = settled || self.is_whole(Some(&report), &scene.watch);
                 last = Some(report);
                 if done {
                     break;

@@ -93,6 +93,11 @@ impl Watch {
         self.rotten == 0 && self.flipped.iter().all(|it| is_whole(it.block))
     }
 
+    /// Datanodes that the namenode held for alive at the last look.
+    pub fn alive(&self) -> u64 {
+        self.samples.last().map_or(0, |it| it.alive)
+    }
+
     /// Blocks times seconds that were unavailable.
     pub fn unavailable_block_s(&self) -> f64 {
         let pairs = self.samples.windows(2);
