@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     history::TenantName,
     ids::{BlockId, StorageId},
+    types::StorageClass,
 };
 
 /// Requests about placement and repair.
@@ -63,6 +64,9 @@ pub enum PlacementRequest {
         /// Milliseconds from now.
         deadline_ms: u64,
     },
+    /// How evenly servers are filled; and first changes, until the configuration does, how evenly they
+    /// are to be. Reply: [`PlacementReply::Balance`].
+    Balance(Option<BalanceChange>),
 }
 
 /// Replies to [`PlacementRequest`].
@@ -83,6 +87,8 @@ pub enum PlacementReply {
         /// As if all servers in maintenance were reimaged.
         impact: ReimageImpact,
     },
+    /// How evenly servers are filled.
+    Balance(BalanceReport),
 }
 
 /// Where replicas go and are.
@@ -255,5 +261,139 @@ impl ReimageImpact {
     #[must_use]
     pub fn is_safe(&self) -> bool {
         self.lost == 0 && self.exposed == 0
+    }
+}
+
+/// How far apart the fills of a volume and a server may be before replicas move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BalanceChange {
+    /// As the configuration has it; refused when that has it off.
+    Configured,
+    /// By this much of their quotas in thousandths, at most 1,000; 0 turns balancing off.
+    Spread(u32),
+}
+
+/// How evenly volumes are filled, what moves for that, and what is in the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalanceReport {
+    /// Replicas move when a volume is fuller than a server by more than this, in thousandths of their
+    /// quotas; 0 for never.
+    pub spread_permille: u32,
+    /// Why none is moved at all just now.
+    pub pause: Option<BalancePause>,
+    /// The budgets of repair; moves have one of them.
+    pub limits: RepairLimits,
+    /// Replicas on their way.
+    pub moves_under_way: u64,
+    /// Replicas moved since the namenode started.
+    pub moves_done: u64,
+    /// Moves that failed since then.
+    pub moves_failed: u64,
+    /// By class of volumes; classes without volumes are left out.
+    pub classes: Vec<ClassBalance>,
+}
+
+/// Why balancing moves nothing at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BalancePause {
+    /// It is off.
+    Off,
+    /// The budget of moves is zero.
+    NoBudget,
+    /// The namenode started, and is still learning where blocks are.
+    Starting,
+    /// Many datanodes fell silent together.
+    Storm,
+    /// Blocks wait for repair or for a better place: they go first.
+    Repairs,
+}
+
+/// How evenly the volumes of a class are filled; what is too full and too empty is compared with the
+/// other end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassBalance {
+    /// Which.
+    pub class: StorageClass,
+    /// Live servers with volumes of the class.
+    pub servers: u64,
+    /// What the emptiest of them uses of its quotas, in thousandths.
+    pub least_permille: u64,
+    /// What the one in the middle uses.
+    pub median_permille: u64,
+    /// What the fullest uses.
+    pub most_permille: u64,
+    /// Volumes that were too full when replicas to move were last looked for.
+    pub volumes_too_full: u64,
+    /// The fullest of them.
+    pub too_full: Vec<VolumeBalance>,
+    /// Servers that are too empty.
+    pub servers_too_empty: u64,
+    /// The emptiest of them.
+    pub too_empty: Vec<ServerFill>,
+}
+
+/// How full a server, or a volume of it, is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerFill {
+    /// Name of the server.
+    pub server: String,
+    /// The cell of its tenant, unless that is outside the grid.
+    pub cell: Option<GridCell>,
+    /// What is used of the quota, in thousandths.
+    pub fill_permille: u64,
+}
+
+/// A volume that is too full, and what is done about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeBalance {
+    /// Its server, and how full it is.
+    pub server: ServerFill,
+    /// Which volume of it.
+    pub storage: StorageId,
+    /// What came of looking for a replica to move.
+    pub outcome: BalanceOutcome,
+}
+
+/// What came of looking for a replica of a volume to move. Of several, the last in this order is told:
+/// it came nearest to a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum BalanceOutcome {
+    /// Its server is busy or silent.
+    Unavailable,
+    /// The blocks that were looked at are being written, repaired or moved.
+    Unsettled,
+    /// The emptier servers are busy, take part in enough repairs, have no room or have a replica.
+    NoTarget,
+    /// Elsewhere, the block would break a constraint of placement or be with a tenant that is reimaged
+    /// more often.
+    Constraints,
+    /// Who would take part has used up the budget of moves.
+    Budget,
+    /// The move of one began.
+    Begun,
+}
+
+impl BalanceOutcome {
+    /// All, in their order.
+    pub const ALL: [Self; 6] = [
+        Self::Unavailable,
+        Self::Unsettled,
+        Self::NoTarget,
+        Self::Constraints,
+        Self::Budget,
+        Self::Begun,
+    ];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Unsettled => "unsettled",
+            Self::NoTarget => "no_target",
+            Self::Constraints => "constraints",
+            Self::Budget => "budget",
+            Self::Begun => "begun",
+        }
     }
 }

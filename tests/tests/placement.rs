@@ -255,6 +255,7 @@ fn what_an_operator_set_outlives_the_namenode() {
     cluster.stop("mnt");
     cluster.output_of(&["admin", "policy", "greedy"]);
     cluster.output_of(&["admin", "repair", "--per-hour", "77"]);
+    cluster.output_of(&["admin", "balance", "20"]);
     let (number, _) = fullest(&cluster);
     let server = Cluster::datanode(number);
     let hold = [
@@ -278,6 +279,11 @@ fn what_an_operator_set_outlives_the_namenode() {
         (&limits["per_node"], &limits["at_once"]),
         (&77.into(), &2.into())
     );
+    let spread = |cluster: &Cluster| {
+        let report = json(cluster, &["admin", "balance", "--json"]);
+        report["spread_permille"].as_u64()
+    };
+    assert_eq!(spread(&cluster), Some(200));
     // Nobody asks for it again, and it is emptied all the same.
     wait_until("the server may be reimaged", 2 * DEADLINE, || {
         let asked = cluster.command(&["admin", "safe-to-reimage", &server, "--json"]);
@@ -289,11 +295,17 @@ fn what_an_operator_set_outlives_the_namenode() {
     cluster.stop("namenode");
     let config = cluster.path("namenode/namenode.toml");
     let text = fs::read_to_string(&config).expect("the configuration");
-    let edited = text.replace("[repair]\n", "[repair]\nper_hour = 50\n");
+    let edited = text.replace("[repair]\n", "[repair]\nper_hour = 50\nbalance_spread_percent = 0\n");
     assert_ne!(edited, text);
     fs::write(&config, edited).expect("written");
     cluster.start_namenode();
     let limits = json(&cluster, &["admin", "repair", "--json"]);
     assert_eq!(limits["per_node"], 50);
+    assert_eq!(spread(&cluster), Some(0));
+    let refused = cluster.command(&["admin", "balance", "on"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("has balancing off"), "{said}");
+    cluster.output_of(&["admin", "balance", "15"]);
+    assert_eq!(spread(&cluster), Some(150));
     assert_eq!(cluster.output_of(&["admin", "policy"]).trim(), "greedy");
 }

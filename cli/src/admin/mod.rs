@@ -1,5 +1,6 @@
 //! `harvestfs admin`: for the operator.
 
+mod balance;
 mod decommission;
 mod doctor;
 mod history;
@@ -72,6 +73,9 @@ enum NamenodeCommand {
     /// What is known of the primary tenants: CPU use and reimages.
     #[command(subcommand)]
     History(history::HistoryCommand),
+    /// Show how evenly servers are filled, what moves for that and what is in the way; or change how
+    /// evenly they are to be.
+    Balance(balance::BalanceArgs),
     /// Take servers or racks out of use while their data is kept whole, or end that.
     #[command(subcommand)]
     Decommission(decommission::DecommissionCommand),
@@ -148,6 +152,7 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             Ok(())
         }
         NamenodeCommand::History(command) => history::execute(link, command).await,
+        NamenodeCommand::Balance(args) => balance::execute(link, args).await,
         NamenodeCommand::Decommission(command) => decommission::execute(link, command).await,
         NamenodeCommand::Maintenance(command) => maintenance::execute(link, command).await,
         NamenodeCommand::Placement(command) => placement::execute(link, command).await,

@@ -369,7 +369,7 @@ fn cell_text(cell: &CellReport) -> String {
     )
 }
 
-fn grid_text(cell: Option<GridCell>) -> String {
+pub(super) fn grid_text(cell: Option<GridCell>) -> String {
     match cell {
         Some(cell) => format!("row {} column {}", cell.row, cell.column),
         None => "outside the grid".into(),

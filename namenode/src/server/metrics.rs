@@ -5,18 +5,19 @@ use std::time::Instant;
 
 use harvestfs_protocol::meta::{MetaCall, MetaOp};
 use harvestfs_protocol::node::NodeRequest;
+use harvestfs_protocol::placement::BalanceOutcome;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport;
 use harvestfs_telemetry::metrics::{
-    Gauge, Histogram, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES, NAMENODE_CELL_FREE_BYTES,
+    Gauge, Histogram, NAMENODE_BALANCE_MOVES_TOTAL, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES, NAMENODE_CELL_FREE_BYTES,
     NAMENODE_CELL_SERVERS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS, NAMENODE_ENGINE_BYTES,
     NAMENODE_INODES, NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD,
     NAMENODE_JOURNAL_SECONDS, NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS,
     NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUOTA_BYTES,
     NAMENODE_READY, NAMENODE_REFUSALS_TOTAL, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
     NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
-    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS, NAMENODE_USED_BYTES,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS, NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES,
     Part, Registry, WholeCounter, raise_to,
 };
 
@@ -202,6 +203,8 @@ struct Gauges {
     used: Gauge,
     fullest: Gauge,
     emptiest: Gauge,
+    balance_moves: WholeCounter,
+    too_full: [Gauge; BalanceOutcome::ALL.len()],
     engine: Gauge,
 }
 
@@ -245,6 +248,9 @@ impl Metrics {
             used: gauge(&NAMENODE_USED_BYTES),
             fullest: registry.gauge(&NAMENODE_SERVER_USE_RATIO, &["fullest"]),
             emptiest: registry.gauge(&NAMENODE_SERVER_USE_RATIO, &["emptiest"]),
+            balance_moves: registry.counter(&NAMENODE_BALANCE_MOVES_TOTAL, &[]),
+            too_full: BalanceOutcome::ALL
+                .map(|outcome| registry.gauge(&NAMENODE_TOO_FULL_VOLUMES, &[outcome.name()])),
             engine: gauge(&NAMENODE_ENGINE_BYTES),
         };
         Self {
@@ -287,6 +293,8 @@ impl Metrics {
             used,
             fullest,
             emptiest,
+            balance_moves,
+            too_full,
             engine,
         } = &self.gauges;
         let status = &now.status;
@@ -295,6 +303,7 @@ impl Metrics {
         raise_to(moved, now.repair.moves_done);
         raise_to(failed, now.repair.failed);
         raise_to(reimages, now.reimages);
+        raise_to(balance_moves, now.balance_moves_done);
         let seconds = |ms: Option<u64>| ms.unwrap_or(0) as f64 / 1_000.0;
         held.set(seconds(now.repair.held_ms));
         oldest.set(seconds(now.repair.oldest_ms));
@@ -329,6 +338,9 @@ impl Metrics {
             gauge.set(value as f64);
         }
         for (gauge, &value) in missing.iter().zip(&now.missing_by_left) {
+            gauge.set(value as f64);
+        }
+        for (gauge, &value) in too_full.iter().zip(&now.too_full_volumes) {
             gauge.set(value as f64);
         }
         for (gauge, &value) in diversity.iter().zip(&now.blocks_by_score) {

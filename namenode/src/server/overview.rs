@@ -2,7 +2,9 @@
 
 use harvestfs_protocol::admin::{ClusterStatus, NodeStatus};
 use harvestfs_protocol::node::PrimaryLoad;
-use harvestfs_protocol::placement::{BlockPlace, CellReport, GridCell, TenantReport};
+use harvestfs_protocol::placement::{
+    BalanceOutcome, BlockPlace, CellReport, GridCell, TenantReport,
+};
 use serde::Serialize;
 
 use super::activity::{LoadPoint, Told};
@@ -22,6 +24,10 @@ pub struct Overview {
     pub nodes_busy: u64,
     /// How full the fullest and the emptiest server are, in thousandths of their quotas.
     pub fill_permille: Option<(u64, u64)>,
+    /// Replicas moved to emptier servers since the start.
+    pub balance_moves_done: u64,
+    /// Volumes that are too full, by what came of looking for a replica to move.
+    pub too_full_volumes: [u64; BalanceOutcome::ALL.len()],
     /// Known servers that came back with an empty disk since the start.
     pub reimages: u64,
     /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.

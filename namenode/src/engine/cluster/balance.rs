@@ -5,14 +5,19 @@
 //! A move is a repair whose source gives its replica up afterwards. None is begun that would leave the
 //! target fuller than the source, so that the differences only become smaller.
 
+mod report;
+
 use harvestfs_placement::Lane;
-use harvestfs_protocol::types::StorageClass;
+use harvestfs_protocol::{
+    placement::{BalanceOutcome, BalancePause},
+    types::StorageClass,
+};
 use rand::{Rng, RngExt};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{
-    Cluster,
+    Cluster, RepairEnd,
     repair::Waited,
     table::{NodeIx, ReplicaState, Slot, Storage, StorageIx},
 };
@@ -21,6 +26,32 @@ use super::{
 const BLOCKS_TRIED: usize = 32;
 /// Servers that are tried for one block, the emptiest first.
 const TARGETS_TRIED: usize = 16;
+
+const CLASSES: [StorageClass; 3] = [StorageClass::Disk, StorageClass::Ssd, StorageClass::Memory];
+
+/// What balancing does, and what came of it.
+#[derive(Debug, Default)]
+pub(super) struct Balance {
+    /// Replicas on their way to emptier servers: block, and the node that gives its replica up.
+    pub(super) moving: FxHashMap<Slot, NodeIx>,
+    next_ms: u64,
+    /// The volumes that were too full in the last round, by class and the fullest first, and what became
+    /// of each; none while balancing pauses.
+    last_round: Vec<(StorageIx, BalanceOutcome)>,
+    pub(super) moves_done: u64,
+    moves_failed: u64,
+}
+
+impl Balance {
+    /// The volumes of the last round by what came of it.
+    pub(super) fn too_full(&self) -> [u64; BalanceOutcome::ALL.len()] {
+        let mut counts = [0; BalanceOutcome::ALL.len()];
+        for (_, outcome) in &self.last_round {
+            counts[*outcome as usize] += 1;
+        }
+        counts
+    }
+}
 
 /// How full something is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,24 +109,49 @@ impl Cluster {
         Some((fills().max()?, fills().min()?))
     }
 
+    /// From now on, replicas move when a volume is fuller than a server by more than this, in
+    /// thousandths of their quotas; 0 for never.
+    pub fn set_balance_spread(&mut self, now_ms: u64, permille: u32) {
+        self.advance(now_ms);
+        self.options.balance_spread_permille = permille;
+        self.balance.next_ms = self.now_ms;
+    }
+
     /// Begins the moves of a round.
     pub(super) fn balance(&mut self, rng: &mut dyn Rng) {
-        let spread_permille = u64::from(self.options.balance_spread_permille);
-        if self.now_ms < self.next_balance_ms
-            || spread_permille == 0
-            || self.options.moves_per_window == 0
-            || self.queue.has_due()
-        {
+        if self.now_ms < self.balance.next_ms {
             return;
         }
-        self.next_balance_ms = self.now_ms + self.options.balance_interval_ms;
-        for class in [StorageClass::Disk, StorageClass::Ssd, StorageClass::Memory] {
-            self.balance_class(class, spread_permille, rng);
+        self.balance.last_round.clear();
+        if self.balance_pause().is_some() {
+            return;
+        }
+        self.balance.next_ms = self.now_ms + self.options.balance_interval_ms;
+        for class in CLASSES {
+            self.balance_class(class, rng);
+        }
+    }
+
+    /// Why no replica moves at all.
+    fn balance_pause(&self) -> Option<BalancePause> {
+        if self.options.balance_spread_permille == 0 {
+            Some(BalancePause::Off)
+        } else if self.options.moves_per_window == 0 {
+            Some(BalancePause::NoBudget)
+        } else if self.safe_mode {
+            Some(BalancePause::Starting)
+        } else if self.is_storm() {
+            Some(BalancePause::Storm)
+        } else if self.queue.has_due() {
+            Some(BalancePause::Repairs)
+        } else {
+            None
         }
     }
 
     /// Volumes of a class are compared with servers by their volumes of that class.
-    fn balance_class(&mut self, class: StorageClass, spread_permille: u64, rng: &mut dyn Rng) {
+    fn balance_class(&mut self, class: StorageClass, rng: &mut dyn Rng) {
+        let spread_permille = u64::from(self.options.balance_spread_permille);
         let mut volumes: Vec<(StorageIx, Fill)> = Vec::new();
         let mut nodes: FxHashMap<NodeIx, Fill> = FxHashMap::default();
         for (index, (home, storage)) in self.table.storages_with_homes().enumerate() {
@@ -120,13 +176,14 @@ impl Cluster {
                 return;
             }
             targets.retain(|it| gap(it) > spread_permille);
-            self.move_one(volume, fill, &targets, &mut nodes, rng);
+            let outcome = self.move_one(volume, fill, &targets, &mut nodes, rng);
+            self.balance.last_round.push((volume, outcome));
         }
     }
 
     /// Counts what is on its way as if it had arrived, and what is to go as gone.
     fn count_moves(&self, volumes: &mut [(StorageIx, Fill)], nodes: &mut FxHashMap<NodeIx, Fill>) {
-        for (&slot, &from) in &self.moving {
+        for (&slot, &from) in &self.balance.moving {
             let Some(block) = self.table.get(slot) else {
                 continue;
             };
@@ -149,7 +206,8 @@ impl Cluster {
         }
     }
 
-    /// Begins the move of one block from a volume, if one can move.
+    /// Begins the move of one block from a volume, if one can move. Of all that was tried, what came
+    /// nearest to a move is told.
     fn move_one(
         &mut self,
         volume: StorageIx,
@@ -157,17 +215,21 @@ impl Cluster {
         targets: &[(u64, NodeIx)],
         nodes: &mut FxHashMap<NodeIx, Fill>,
         rng: &mut dyn Rng,
-    ) {
+    ) -> BalanceOutcome {
         let storage = &self.table.storages[volume as usize];
         let from = self.table.home(volume).node;
         let blocks = storage.blocks();
-        if blocks.is_empty() || !self.nodes[from as usize].is_available() {
-            return;
+        if !self.nodes[from as usize].is_available() {
+            return BalanceOutcome::Unavailable;
+        }
+        if blocks.is_empty() {
+            return BalanceOutcome::Unsettled;
         }
         let first = rng.random_range(0..blocks.len());
         let candidates: SmallVec<[Slot; BLOCKS_TRIED]> = (0..blocks.len().min(BLOCKS_TRIED))
             .map(|step| blocks[(first + step) % blocks.len()])
             .collect();
+        let mut nearest = BalanceOutcome::Unsettled;
         for slot in candidates {
             let Some((holders, bytes)) = self.movable(slot, volume) else {
                 continue;
@@ -177,15 +239,19 @@ impl Cluster {
                     continue;
                 };
                 let levels = fill.without(bytes).permille() >= target_fill.with(bytes).permille();
-                if levels
-                    && self.may_take(slot, &holders, from, target)
-                    && self.start_move(slot, from, target)
-                {
+                let outcome = if levels {
+                    self.try_move(slot, &holders, from, target)
+                } else {
+                    BalanceOutcome::NoTarget
+                };
+                nearest = nearest.max(outcome);
+                if outcome == BalanceOutcome::Begun {
                     nodes.insert(target, target_fill.with(bytes));
-                    return;
+                    return outcome;
                 }
             }
         }
+        nearest
     }
 
     /// The holders of a block that has a sealed replica on a volume and nothing to be mended, and its
@@ -209,46 +275,62 @@ impl Cluster {
             .then(|| (tally.holders, u64::from(block.required_bytes)))
     }
 
-    /// Whether a server can have a block's replica instead of another one, with no constraint that
-    /// holds being broken and on no tenant that is reimaged more often.
-    fn may_take(&mut self, slot: Slot, holders: &[NodeIx], from: NodeIx, target: NodeIx) -> bool {
+    /// Begins a move if the server can have the block's replica instead of another one, with no
+    /// constraint that holds being broken and on no tenant that is reimaged more often, and if the
+    /// budgets have room.
+    fn try_move(
+        &mut self,
+        slot: Slot,
+        holders: &[NodeIx],
+        from: NodeIx,
+        target: NodeIx,
+    ) -> BalanceOutcome {
         let Some(block) = self.table.get(slot) else {
-            return false;
+            return BalanceOutcome::Unsettled;
         };
         let class = block.rules.class;
         let is_open = |server| self.view.is_open(server, Lane::Repair, class);
         if holders.contains(&target) || !self.view.server_at(target as usize).is_some_and(is_open) {
-            return false;
+            return BalanceOutcome::NoTarget;
         }
-        let before = self.ids(holders.iter().copied());
         let moved = |&node: &NodeIx| if node == from { target } else { node };
+        let before = self.ids(holders.iter().copied());
         let after = self.ids(holders.iter().map(moved));
-        self.policy.keeps(&self.view, &before, &after)
-            && self.nodes[target as usize].as_target.used(self.now_ms)
-                < self.options.moves_per_window
-    }
-
-    /// Begins a move; false when no source has room in its budget.
-    fn start_move(&mut self, slot: Slot, from: NodeIx, target: NodeIx) -> bool {
-        let volume_limit = self.options.repairs_per_volume(Lane::Repair);
+        if !self.policy.keeps(&self.view, &before, &after) {
+            return BalanceOutcome::Constraints;
+        }
         let limit = self.options.moves_per_window;
+        if self.nodes[target as usize].as_target.used(self.now_ms) >= limit {
+            return BalanceOutcome::Budget;
+        }
+        let volume_limit = self.options.repairs_per_volume(Lane::Repair);
         let Some(source) = self.choose_source(slot, limit, volume_limit) else {
-            return false;
+            return BalanceOutcome::Budget;
         };
-        self.moving.insert(slot, from);
+        self.balance.moving.insert(slot, from);
         let waited = Waited {
             since_ms: self.now_ms,
             attempts: 0,
         };
         self.start_repair(slot, source, target, waited, true);
-        true
+        BalanceOutcome::Begun
+    }
+
+    /// A repair or move ended; counts it if it was for balance.
+    pub(super) fn count_balance_move(&mut self, slot: Slot, end: RepairEnd) {
+        if self.balance.moving.contains_key(&slot) {
+            match end {
+                RepairEnd::Done => self.balance.moves_done += 1,
+                RepairEnd::Failed => self.balance.moves_failed += 1,
+            }
+        }
     }
 
     /// A move failed, or its source has given up its replica, or has to keep it.
     pub(super) fn end_idle_move(&mut self, slot: Slot) {
-        if self.moving.is_empty()
+        if self.balance.moving.is_empty()
             || self.in_flight.contains_key(&slot)
-            || !self.moving.contains_key(&slot)
+            || !self.balance.moving.contains_key(&slot)
         {
             return;
         }
@@ -257,7 +339,7 @@ impl Cluster {
             .get(slot)
             .is_none_or(|block| self.holders(slot, block).len() <= block.wanted());
         if is_over {
-            self.moving.remove(&slot);
+            self.balance.moving.remove(&slot);
         }
     }
 }

@@ -72,6 +72,7 @@ pub use repair::Repair;
 pub use risk::BlockAtRisk;
 pub use status::{ClusterSummary, FsckCounts, NodeActivity};
 
+use balance::Balance;
 use blocks::Writing;
 use grid::GridState;
 use happenings::Happenings;
@@ -138,9 +139,7 @@ pub struct Cluster {
     draining: FxHashSet<NodeIx>,
     /// Nodes that may be away, and until when.
     maintenance: FxHashMap<NodeIx, u64>,
-    /// Replicas that move to emptier servers: block, and the node that gives its replica up.
-    moving: FxHashMap<Slot, NodeIx>,
-    next_balance_ms: u64,
+    balance: Balance,
     /// Replicas that were chosen to leave their volume because its owner wants the space back.
     victims: FxHashSet<(Slot, NodeIx)>,
     /// When nodes whose budget for repairs is used up can take part again: (when, node).
@@ -186,8 +185,7 @@ impl Cluster {
             commanded: Vec::new(),
             draining: FxHashSet::default(),
             maintenance: FxHashMap::default(),
-            moving: FxHashMap::default(),
-            next_balance_ms: now_ms,
+            balance: Balance::default(),
             victims: FxHashSet::default(),
             reopening: BinaryHeap::new(),
             excess: VecDeque::new(),

@@ -19,7 +19,7 @@ impl Cluster {
     pub(super) fn is_leaving(&self, slot: Slot, node: NodeIx) -> bool {
         self.draining.contains(&node)
             || self.victims.contains(&(slot, node))
-            || self.moving.get(&slot) == Some(&node)
+            || self.balance.moving.get(&slot) == Some(&node)
     }
 
     /// A node as placement knows it.

@@ -385,6 +385,7 @@ impl Cluster {
 
     /// Tells whoever watches that a repair ended.
     fn note_repair(&mut self, slot: Slot, repair: &InFlight, end: RepairEnd) {
+        self.count_balance_move(slot, end);
         let Some(block) = self.table.get(slot) else {
             return;
         };

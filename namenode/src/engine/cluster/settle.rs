@@ -188,7 +188,7 @@ impl Cluster {
             self.totals.subtract(std::mem::take(&mut block.health));
         }
         self.queue.remove(slot);
-        self.moving.remove(&slot);
+        self.balance.moving.remove(&slot);
         if !self.victims.is_empty() {
             self.victims.retain(|&(victim, _)| victim != slot);
         }

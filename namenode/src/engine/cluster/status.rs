@@ -3,7 +3,7 @@
 use harvestfs_protocol::{
     admin::NodeStatus,
     ids::{BlockId, NodeId},
-    placement::GridCell,
+    placement::{BalanceOutcome, GridCell},
     types::NodeInfo,
 };
 
@@ -61,6 +61,10 @@ pub struct ClusterSummary {
     pub used_bytes: u64,
     /// How full the fullest and the emptiest server are, in thousandths.
     pub fill_permille: Option<(u64, u64)>,
+    /// Replicas moved to emptier servers since the start.
+    pub balance_moves_done: u64,
+    /// Volumes that were too full when replicas to move were last looked for, by what came of it.
+    pub too_full_volumes: [u64; BalanceOutcome::ALL.len()],
     /// Memory that the engine's tables hold, in bytes, estimated from their capacity.
     pub engine_bytes: u64,
 }
@@ -165,6 +169,8 @@ impl Cluster {
             quota_bytes,
             used_bytes,
             fill_permille: self.fill_permille(),
+            balance_moves_done: self.balance.moves_done,
+            too_full_volumes: self.balance.too_full(),
             engine_bytes: self.bytes(),
         }
     }

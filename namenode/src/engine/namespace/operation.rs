@@ -49,13 +49,18 @@ pub enum Operation {
         /// By the wall clock.
         until: Option<Timestamp>,
     },
+    /// How much fuller than a server a volume may be before replicas move, in thousandths; 0 for any.
+    BalanceSpread(Choice<u32>),
 }
 
-/// What holds of the changes, beside what the table of servers says.
+/// What holds of the changes, beside what the table of servers says. (The first two are a part of the
+/// state as bytes of before the other.)
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Operations {
     pub policy: Option<Choice<String>>,
     pub repair: Option<Choice<RepairLimits>>,
+    #[serde(skip)]
+    pub balance_spread: Option<Choice<u32>>,
 }
 
 impl super::Namespace {
@@ -69,6 +74,12 @@ impl super::Namespace {
     #[must_use]
     pub fn chosen_repair(&self) -> Option<&Choice<RepairLimits>> {
         self.operations.repair.as_ref()
+    }
+
+    /// What an operator chose instead of how evenly servers are configured to be filled, in thousandths.
+    #[must_use]
+    pub fn chosen_balance_spread(&self) -> Option<&Choice<u32>> {
+        self.operations.balance_spread.as_ref()
     }
 
     pub(super) fn operate(&mut self, operation: &Operation) -> Result<(), FsError> {
@@ -86,6 +97,9 @@ impl super::Namespace {
             Operation::Hold { node, held } => self.server_mut(*node)?.held = *held,
             Operation::Maintenance { node, until } => {
                 self.server_mut(*node)?.maintenance_until = *until;
+            }
+            Operation::BalanceSpread(choice) => {
+                self.operations.balance_spread = Some(choice.clone());
             }
         }
         Ok(())

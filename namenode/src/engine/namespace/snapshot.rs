@@ -25,7 +25,7 @@ use super::{
     BlockView, Formatted, Namespace, Outcome,
     chunk_set::ChunkSet,
     inode::{Body, Inode, Slot},
-    operation::Operations,
+    operation::{Choice, Operations},
     servers::Server,
     settings::Settings,
     usage::Quota,
@@ -136,6 +136,8 @@ enum Record {
         node: NodeId,
         until: Timestamp,
     },
+    /// Comes behind `Operations`.
+    BalanceSpread(Choice<u32>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -297,6 +299,9 @@ impl Namespace {
             })?;
         }
         frames.put(&Record::Operations(self.operations.clone()))?;
+        if let Some(choice) = &self.operations.balance_spread {
+            frames.put(&Record::BalanceSpread(choice.clone()))?;
+        }
         for (node, server) in self.servers.iter() {
             if let Some(until) = server.maintenance_until {
                 frames.put(&Record::Maintenance { node, until })?;

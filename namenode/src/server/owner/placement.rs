@@ -7,7 +7,9 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
 use harvestfs_protocol::limits::{BLOCKS_PER_REPORT_MAX, MAINTENANCE_MAX};
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
-use harvestfs_protocol::placement::{PlacementReply, PlacementRequest, RepairChange};
+use harvestfs_protocol::placement::{
+    BalanceChange, PlacementReply, PlacementRequest, RepairChange,
+};
 use harvestfs_protocol::types::{Credentials, Timestamp};
 
 use super::Owner;
@@ -73,6 +75,12 @@ impl Owner {
                 }
                 Ok(PlacementReply::Repair(limits))
             }
+            PlacementRequest::Balance(change) => {
+                if let Some(change) = change {
+                    self.change_balance(change)?;
+                }
+                Ok(PlacementReply::Balance(self.cluster.balance_report()))
+            }
             PlacementRequest::Impact { servers, hold } => {
                 let nodes = self.nodes_named(&servers)?;
                 if hold {
@@ -135,6 +143,36 @@ impl Owner {
             self.cluster.set_repair_limits(now_ms, &limits);
             tracing::info!(?limits, "an operator's budgets of repair hold");
         }
+        let configured = self.options.cluster.balance_spread_permille;
+        let chosen = self.namespace.chosen_balance_spread();
+        if let Some(&permille) = chosen.and_then(|it| it.instead_of(&configured)) {
+            let now_ms = self.clock.now_ms();
+            self.cluster.set_balance_spread(now_ms, permille);
+            tracing::info!(permille, "an operator's spread of fills holds");
+        }
+    }
+
+    fn change_balance(&mut self, change: BalanceChange) -> Result<(), FsError> {
+        let configured = self.options.cluster.balance_spread_permille;
+        let chosen = match change {
+            BalanceChange::Configured if configured == 0 => {
+                return Err(invalid(
+                    "the configuration has balancing off: say how many percent apart servers may \
+                     be, such as `harvestfs admin balance 10`"
+                        .into(),
+                ));
+            }
+            BalanceChange::Configured => configured,
+            BalanceChange::Spread(permille) if permille > 1_000 => {
+                return Err(invalid("servers are at most 100 percent apart".into()));
+            }
+            BalanceChange::Spread(permille) => permille,
+        };
+        self.operate(Operation::BalanceSpread(Choice { configured, chosen }))?;
+        let now_ms = self.clock.now_ms();
+        self.cluster.set_balance_spread(now_ms, chosen);
+        tracing::info!(permille = chosen, "an operator set the spread of fills");
+        Ok(())
     }
 
     fn choose_policy(&mut self, kind: PolicyKind) {

@@ -33,6 +33,8 @@ impl Owner {
             journal_bytes: self.log.appended_bytes(),
             nodes_busy: summary.nodes_busy,
             fill_permille: summary.fill_permille,
+            balance_moves_done: summary.balance_moves_done,
+            too_full_volumes: summary.too_full_volumes,
             reimages: self.activity.reimages(),
             missing_by_left: summary.missing_by_left,
             misplaced_blocks: summary.misplaced_blocks,

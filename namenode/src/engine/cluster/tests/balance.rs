@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::{
+    ids::{BlockId, NodeId},
+    placement::{BalanceOutcome, BalancePause, ClassBalance, RepairChange},
+};
 
 use super::{
-    places::{set_policy, world_of_nine, write},
+    places::{change_limits, set_policy, world_of_nine, write},
     world::{self, BLOCK_BYTES, World, rules},
 };
 use crate::engine::cluster::ClusterOptions;
@@ -151,4 +154,101 @@ fn a_move_that_fails_leaves_the_block_where_it_was() {
     world.pass(60_000);
     assert!(to_empty(&world) > 0);
     assert_eq!(world.cluster.fsck().excess_replicas, 0);
+}
+
+/// Two servers of one rack, the second of which is empty, and one of another rack, which has a replica of
+/// each block: none can leave that rack.
+fn with_a_rack_of_one() -> World {
+    let mut world = World::new(3, 2, options(), 7);
+    for node in &mut world.nodes {
+        let blocks = 100 / node.disks.len() as u64;
+        for &storage in node.disks.keys() {
+            node.quotas.insert(storage, (blocks * BLOCK_BYTES, 0));
+        }
+    }
+    world.cluster.set_draining(world.now_ms, NodeId(2), true);
+    world.pass(600);
+    for _ in 0..60 {
+        write(&mut world, rules(2));
+        world.pass(300);
+    }
+    world
+}
+
+fn report(world: &World) -> ClassBalance {
+    let mut report = world.cluster.balance_report();
+    assert_eq!(report.classes.len(), 1);
+    report.classes.remove(0)
+}
+
+fn outcomes(world: &World) -> BTreeSet<(String, BalanceOutcome)> {
+    let too_full = report(world).too_full;
+    let outcomes = too_full.into_iter().map(|it| (it.server.server, it.outcome));
+    outcomes.collect()
+}
+
+#[test]
+fn operators_see_what_is_too_full_and_what_is_in_the_way() {
+    let mut world = with_a_rack_of_one();
+    let [pair, single, empty] = [0, 1, 2].map(|node| world.server(node).name);
+    let set_moves = |world: &mut World, moves| {
+        let change = RepairChange {
+            moves_per_node: Some(moves),
+            ..RepairChange::default()
+        };
+        change_limits(world, change);
+    };
+
+    world.cluster.set_balance_spread(world.now_ms, 0);
+    world
+        .cluster
+        .set_draining(world.now_ms, NodeId(2), false);
+    world.pass(5_000);
+    assert_eq!(world.cluster.balance_report().pause, Some(BalancePause::Off));
+    assert_eq!(outcomes(&world), BTreeSet::new());
+
+    world.cluster.set_balance_spread(world.now_ms, 100);
+    set_moves(&mut world, 0);
+    let pause = world.cluster.balance_report().pause;
+    assert_eq!(pause, Some(BalancePause::NoBudget));
+
+    set_moves(&mut world, 1);
+    world.pass(10_000);
+    let now = report(&world);
+    assert_eq!(now.servers, 3);
+    assert_eq!(now.servers_too_empty, 1);
+    assert_eq!(now.too_empty[0].server, empty);
+    assert_eq!(now.too_empty[0].fill_permille, now.least_permille);
+    assert_eq!(now.most_permille, 600);
+    let volumes = world.nodes[0].disks.len() + world.nodes[1].disks.len();
+    assert_eq!(now.volumes_too_full, volumes as u64);
+    let constrained = (single.clone(), BalanceOutcome::Constraints);
+    assert_eq!(
+        outcomes(&world),
+        BTreeSet::from([(pair, BalanceOutcome::Budget), constrained.clone()])
+    );
+    assert_eq!(world.cluster.balance_report().moves_done, 1);
+
+    set_moves(&mut world, 100);
+    world.pass(400_000);
+    let all = world.cluster.balance_report();
+    assert_eq!((all.pause, all.moves_under_way), (None, 0));
+    assert!(all.moves_done >= 20, "{all:?}");
+    assert_eq!(outcomes(&world), BTreeSet::from([constrained]));
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!(summary.balance_moves_done, all.moves_done);
+    let counted = summary.too_full_volumes[BalanceOutcome::Constraints as usize];
+    assert_eq!(counted, world.nodes[1].disks.len() as u64);
+
+    world.nodes[1].busy = true;
+    world.pass(5_000);
+    assert_eq!(
+        outcomes(&world),
+        BTreeSet::from([(single, BalanceOutcome::Unavailable)])
+    );
+    // As far apart as they are.
+    world.cluster.set_balance_spread(world.now_ms, 500);
+    world.pass(5_000);
+    let now = report(&world);
+    assert_eq!((now.volumes_too_full, now.servers_too_empty), (0, 0));
 }

@@ -35,7 +35,7 @@ pub(super) fn write(world: &mut World, rules: PlacementRules) -> BlockId {
     block
 }
 
-fn change_limits(world: &mut World, change: RepairChange) {
+pub(super) fn change_limits(world: &mut World, change: RepairChange) {
     let limits = change.applied_to(world.cluster.repair_limits());
     world.cluster.set_repair_limits(world.now_ms, &limits);
 }

@@ -1,7 +1,7 @@
 //! The encoding of commands.
 
 use super::*;
-use crate::engine::namespace::{COMMAND_VERSION, DecodeError, Operation};
+use crate::engine::namespace::{COMMAND_VERSION, Choice, DecodeError, Operation};
 use harvestfs_protocol::{
     ids::{NodeId, StorageId},
     meta::{FallocateMode, SetTime, SetXattrMode},
@@ -73,6 +73,10 @@ fn samples() -> Vec<Command> {
         node: NodeId(3),
         until: Some(Timestamp(7)),
     }));
+    commands.push(Command::Operate(Operation::BalanceSpread(Choice {
+        configured: 100,
+        chosen: 0,
+    })));
     commands
 }
 

@@ -273,10 +273,17 @@ fn what_operators_changed_is_remembered_until_it_is_meant_no_more() {
     let away = |until| Command::Operate(Operation::Maintenance { node, until });
     let until = |fixture: &Fixture| fixture.namespace.server("a").unwrap().maintenance_until;
     fixture.apply(&away(Some(Timestamp(7)))).unwrap();
+    let spread = Choice {
+        configured: 100,
+        chosen: 0,
+    };
+    let balance = Command::Operate(Operation::BalanceSpread(spread.clone()));
+    fixture.apply(&balance).unwrap();
 
     let bytes = fixture.snapshot();
     fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
     assert_eq!(fixture.namespace.chosen_policy(), Some(&choice));
+    assert_eq!(fixture.namespace.chosen_balance_spread(), Some(&spread));
     assert_eq!(until(&fixture), Some(Timestamp(7)));
     assert_eq!(fixture.snapshot(), bytes);
     fixture.apply(&away(None)).unwrap();
