@@ -1,18 +1,19 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
 use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Command, Output},
-    thread,
-    time::Duration,
 };
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
-use harvestfs_tests::{free_tcp_address, wait_until};
+use harvestfs_tests::{Prometheus, Target, TargetAccess, free_tcp_address, have_program};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
+const ALERTS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/dashboards/alerts.yml"
+);
 
 fn chaos(arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
@@ -20,24 +21,24 @@ fn chaos(arguments: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What the harness tells at an address; none while it does not listen.
-fn metrics(address: SocketAddr) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    for set in [TcpStream::set_read_timeout, TcpStream::set_write_timeout] {
-        set(&stream, Some(Duration::from_secs(10))).ok()?;
-    }
-    let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut told = String::new();
-    stream.read_to_string(&mut told).ok()?;
-    Some(told)
-}
+/// What a server has to have heard of a run, each at some time.
+const HEARD: [&str; 4] = [
+    "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
+    "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
+    "harvestfs_chaos_faults_total{kind=\"bit-rot\"}",
+    "harvestfs_chaos_blocks",
+];
 
-/// Whether more than nothing is told of a series.
-fn is_told(told: &str, series: &str) -> bool {
-    let mut lines = told.lines();
-    let value = lines.find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
-    value.is_some_and(|value| value > 0.0)
+fn check_metrics(prometheus: &Prometheus) {
+    for series in HEARD {
+        let most = format!("max_over_time({series}[1h]) > 0");
+        assert!(!prometheus.query(&most).is_empty(), "{series} is missing");
+    }
+    let told = prometheus.metric_names();
+    for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
+        let is_told = told.iter().any(|name| name.starts_with(metric.name));
+        assert!(is_told, "{} is missing: {told:?}", metric.name);
+    }
 }
 
 #[test]
@@ -47,42 +48,31 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let (json, html) = (file("report.json"), file("report.html"));
     let smoke = format!("{SCENARIOS}/smoke.toml");
     let address = free_tcp_address();
-    let listen = address.to_string();
-    let series = [
-        "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
-        "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
-        "harvestfs_chaos_faults_total{kind=\"bit-rot\"}",
-        "harvestfs_chaos_blocks",
-    ];
-    let (told, output) = thread::scope(|scope| {
-        let run = scope.spawn(|| {
-            chaos(&[
-                "run",
-                &smoke,
-                "--seed",
-                "7",
-                "--json",
-                &json,
-                "--html",
-                &html,
-                "--metrics",
-                &listen,
-            ])
-        });
-        let mut told = String::new();
-        // The run has deadlines of its own.
-        wait_until("the harness tells", Duration::from_secs(600), || {
-            told = metrics(address).unwrap_or(std::mem::take(&mut told));
-            run.is_finished() || series.iter().all(|series| is_told(&told, series))
-        });
-        (told, run.join().expect("the run does not panic"))
+    // It is there before the harness is, and so hears everything.
+    let prometheus = have_program("prometheus", "apt install prometheus").map(|program| {
+        let target = Target {
+            job: "chaos".to_owned(),
+            address,
+            access: TargetAccess::Plain,
+        };
+        let data = directory.path().join("prometheus");
+        Prometheus::start(&program, &data, &[target], Path::new(ALERTS))
     });
+    let output = chaos(&[
+        "run",
+        &smoke,
+        "--seed",
+        "7",
+        "--json",
+        &json,
+        "--html",
+        &html,
+        "--metrics",
+        &address.to_string(),
+    ]);
     assert!(output.status.success(), "{output:?}");
-    for series in series {
-        assert!(is_told(&told, series), "{series} is missing: {told}");
-    }
-    for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
-        assert!(told.contains(&format!("# TYPE {} ", metric.name)), "{told}");
+    if let Some(prometheus) = prometheus {
+        check_metrics(&prometheus);
     }
     let json = std::fs::read_to_string(json).expect("the report");
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");

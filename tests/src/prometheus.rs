@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{Cluster, free_tcp_address, wait_until};
+use crate::{free_tcp_address, wait_until};
 
 /// How long it may take to start and to see every part.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -32,10 +32,19 @@ pub struct Target {
 pub enum TargetAccess {
     /// Without TLS.
     Plain,
-    /// With the token of this file, and this name in the server's certificate.
-    Token(PathBuf, String),
-    /// With the administrator's certificate, and this name in the server's certificate.
-    Certificate(String),
+    /// With the token of a file.
+    Token(PathBuf, Server),
+    /// With the administrator's certificate.
+    Certificate(Server),
+}
+
+/// A part that proves who it is.
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// The name in its certificate.
+    pub name: String,
+    /// The administrator's `identity` directory.
+    pub identity: PathBuf,
 }
 
 /// A running server. Ended when dropped.
@@ -47,16 +56,13 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts `program` in a new directory below the cluster's, with the alert rules of `rules`, and
-    /// waits until it has scraped every target.
+    /// Starts `program` in a new directory, with the alert rules of `rules`, and waits until it answers.
     ///
     /// # Panics
     /// When it does not.
     #[must_use]
-    pub fn start(program: &Path, cluster: &Cluster, targets: &[Target], rules: &Path) -> Self {
-        let directory = cluster.path("prometheus");
-        fs::create_dir(&directory).expect("a directory");
-        let identity = cluster.path("admin/identity");
+    pub fn start(program: &Path, directory: &Path, targets: &[Target], rules: &Path) -> Self {
+        fs::create_dir(directory).expect("a directory");
         let mut config = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
              rule_files: [{}]\n\
@@ -68,19 +74,21 @@ impl Prometheus {
                 "- job_name: {}\n  static_configs: [{{targets: ['{}']}}]\n",
                 target.job, target.address
             );
-            let ca = identity.join("ca.pem");
-            let tls = |name: &str| format!("ca_file: '{}', server_name: {name}", ca.display());
+            let tls = |server: &Server| {
+                let ca = server.identity.join("ca.pem");
+                format!("ca_file: '{}', server_name: {}", ca.display(), server.name)
+            };
             config += &match &target.access {
                 TargetAccess::Plain => String::new(),
-                TargetAccess::Token(token, name) => format!(
+                TargetAccess::Token(token, server) => format!(
                     "  scheme: https\n  tls_config: {{{}}}\n  authorization: {{credentials_file: '{}'}}\n",
-                    tls(name),
+                    tls(server),
                     token.display()
                 ),
-                TargetAccess::Certificate(name) => format!(
+                TargetAccess::Certificate(server) => format!(
                     "  scheme: https\n  tls_config: {{{}, cert_file: '{1}/cert.pem', key_file: '{1}/key.pem'}}\n",
-                    tls(name),
-                    identity.display()
+                    tls(server),
+                    server.identity.display()
                 ),
             };
         }
@@ -105,11 +113,17 @@ impl Prometheus {
             address,
             log,
         };
-        prometheus.wait_for_targets(targets.len());
+        wait_until("Prometheus answers", DEADLINE, || {
+            prometheus.get("/api/v1/targets").is_some()
+        });
         prometheus
     }
 
-    fn wait_for_targets(&self, count: usize) {
+    /// Waits until it has scraped every target.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait_for_targets(&self, count: usize) {
         let mut last = Value::Null;
         let up = |targets: &Value| {
             let targets = targets["data"]["activeTargets"].as_array();

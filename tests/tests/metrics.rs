@@ -10,8 +10,8 @@ use std::{
 };
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, Prometheus, Target, TargetAccess, can_mount, free_tcp_address,
-    have_program, wait_until,
+    Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount,
+    free_tcp_address, have_program, wait_until,
 };
 use serde_json::Value;
 
@@ -82,14 +82,15 @@ fn every_query_finds_data_in_a_running_cluster() {
         ..ClusterOptions::default()
     });
     let (mount, mount_address) = mount_with_metrics(&mut cluster);
+    let server = |part: &str| Server {
+        name: server_name(part),
+        identity: cluster.path("admin/identity"),
+    };
     let mut targets = vec![
         Target {
             job: "namenode".to_owned(),
             address: cluster.http("namenode"),
-            access: TargetAccess::Token(
-                cluster.path("namenode/http-token"),
-                server_name("namenode"),
-            ),
+            access: TargetAccess::Token(cluster.path("namenode/http-token"), server("namenode")),
         },
         Target {
             job: "mount".to_owned(),
@@ -101,12 +102,14 @@ fn every_query_finds_data_in_a_running_cluster() {
         let name = Cluster::datanode(number);
         targets.push(Target {
             address: cluster.http(&name),
-            access: TargetAccess::Certificate(server_name(&name)),
+            access: TargetAccess::Certificate(server(&name)),
             job: name,
         });
     }
     let rules = dashboards().join("alerts.yml");
-    let prometheus = Prometheus::start(&program, &cluster, &targets, &rules);
+    let directory = cluster.path("prometheus");
+    let prometheus = Prometheus::start(&program, &directory, &targets, &rules);
+    prometheus.wait_for_targets(targets.len());
 
     for number in 0..20 {
         fs::write(mount.join(format!("f{number}")), vec![7; 100_000]).expect("write");

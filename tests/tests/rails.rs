@@ -286,6 +286,46 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
     cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
 }
 
+/// Small files are committed after they were closed; whoever asks about one waits for that.
+#[test]
+fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let (writer, reader) = (cluster.mount("writer"), cluster.mount("reader"));
+    const FILES: usize = 100;
+    let content = |round: usize, file: usize| format!("{round} {file}\n").repeat(500);
+    let check = |directory: &Path, round: usize| {
+        for file in 0..FILES {
+            let read = fs::read_to_string(directory.join(file.to_string())).expect("read");
+            assert!(read == content(round, file), "{file} in {}", directory.display());
+        }
+    };
+    for round in 0..5 {
+        let tree = writer.join("tree");
+        fs::create_dir(&tree).expect("mkdir");
+        for file in 0..FILES {
+            fs::write(tree.join(file.to_string()), content(round, file)).expect("write");
+        }
+        let name = format!("round-{round}");
+        cluster.output_of(&["fs", "snapshot", "create", "/tree", &name]);
+        check(&reader.join("tree/.snapshot").join(&name), round);
+
+        for file in 0..FILES {
+            fs::write(tree.join(file.to_string()), content(round + 1, file)).expect("write");
+        }
+        cluster.output_of(&["fs", "rm", "-r", "/tree"]);
+        let entry = trashed(&cluster).remove(0);
+        let entry = entry["entry"].as_str().expect("a name");
+        let removed = reader.join(".trash").join(entry);
+        check(&removed, round + 1);
+        check(&removed.join(".snapshot").join(&name), round);
+        cluster.output_of(&["fs", "trash", "purge", "--all"]);
+        assert!(trashed(&cluster).is_empty());
+    }
+}
+
 /// A healthy cluster without a mount. Skips, without any, where FUSE cannot be used.
 fn with_blocks_of_two_replicas() -> Option<Cluster> {
     let (mut cluster, mount) = Cluster::mounted(&ClusterOptions {

@@ -4,6 +4,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
     AttrChanges, FileCommit, MetaCall, MetaOp, MetaReply, Notice, RenameMode,
 };
+use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::Extent;
 
 use crate::harness::*;
@@ -11,7 +12,11 @@ use crate::harness::*;
 const ROOT: InodeId = InodeId::ROOT;
 
 async fn create_delegated(client: &mut Client, text: &str) -> InodeId {
-    match client.call(create(ROOT, text)).await {
+    create_delegated_in(client, ROOT, text).await
+}
+
+async fn create_delegated_in(client: &mut Client, parent: InodeId, text: &str) -> InodeId {
+    match client.call(create(parent, text)).await {
         Ok(MetaReply::Delegated(attr)) => attr.ino,
         other => panic!("a delegation was expected, not {other:?}"),
     }
@@ -60,6 +65,45 @@ fn lookup(text: &str) -> MetaOp {
     }
 }
 
+async fn make_dir(client: &mut Client, text: &str) -> InodeId {
+    let op = MetaOp::MakeDir {
+        parent: ROOT,
+        name: name(text),
+        mode: 0o755,
+    };
+    client.attr(op).await.ino
+}
+
+fn snapshot(ino: InodeId) -> MetaOp {
+    MetaOp::CreateSnapshot {
+        ino,
+        name: name("snapshot"),
+    }
+}
+
+/// The size of a file in the snapshot of a directory.
+async fn size_in_snapshot(client: &mut Client, directory: InodeId, text: &str) -> u64 {
+    let mut at = directory;
+    for part in [SNAPSHOTS_NAME, b"snapshot"] {
+        let op = MetaOp::Lookup {
+            parent: at,
+            name: Name::new(part).unwrap(),
+        };
+        at = client.attr(op).await.ino;
+    }
+    client.lookup(at, text).await.unwrap().size_bytes
+}
+
+/// Waits until the client is to commit a file; acknowledges what comes before.
+async fn recalled(client: &mut Client, file: InodeId) {
+    loop {
+        match client.notice().await {
+            Notice::Recall { inodes } => return assert_eq!(inodes, [file]),
+            other => client.ack(&other).await,
+        }
+    }
+}
+
 fn size_bytes(reply: &MetaReply) -> u64 {
     match reply {
         MetaReply::Attr(attr) => attr.size_bytes,
@@ -101,13 +145,7 @@ async fn whoever_asks_waits_for_the_commit() {
     for (i, question) in [lookup("file-0"), list, rename].into_iter().enumerate() {
         let file = create_delegated(&mut alice, &format!("file-{i}")).await;
         let answer = ask(&mut bob, question);
-        let notice = loop {
-            match alice.notice().await {
-                notice @ Notice::Recall { .. } => break notice,
-                other => alice.ack(&other).await,
-            }
-        };
-        assert_eq!(notice, Notice::Recall { inodes: vec![file] });
+        recalled(&mut alice, file).await;
         assert!(!answer.is_finished(), "nothing was committed yet");
         alice.acknowledge_all();
         commit(&mut alice, file).await;
@@ -202,16 +240,87 @@ async fn delegations_outlive_a_restart_of_the_namenode() {
     let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
     let mut alice = alice.await.unwrap();
     alice.set_sequence(sequence);
-    loop {
-        match alice.notice().await {
-            Notice::Recall { inodes } => {
-                assert_eq!(inodes, [file]);
-                break;
-            }
-            other => alice.ack(&other).await,
+    recalled(&mut alice, file).await;
+    assert!(!answer.is_finished());
+    alice.acknowledge_all();
+    commit(&mut alice, file).await;
+    assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+}
+
+#[tokio::test]
+async fn a_snapshot_has_the_content_of_what_was_closed_before() {
+    let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    bob.acknowledge_all();
+    let directory = make_dir(&mut bob, "directory").await;
+    let file = create_delegated_in(&mut alice, directory, "file").await;
+    let answer = ask(&mut bob, snapshot(directory));
+    recalled(&mut alice, file).await;
+    assert!(!answer.is_finished(), "nothing was committed yet");
+    alice.acknowledge_all();
+    commit(&mut alice, file).await;
+    answer.await.unwrap();
+    let size_bytes = size_in_snapshot(&mut bob, directory, "file").await;
+    assert_eq!(size_bytes, 5_000);
+}
+
+#[tokio::test]
+async fn a_snapshot_waits_for_what_was_closed_before_a_restart() {
+    let (mut cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    let directory = make_dir(&mut alice, "directory").await;
+    let file = create_delegated_in(&mut alice, directory, "file").await;
+    let sequence = alice.last_sequence();
+    cluster.kill_and_start().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    bob = cluster
+        .open("bob", Some(bob.session), vec![])
+        .await
+        .unwrap();
+    bob.set_sequence(10);
+    bob.acknowledge_all();
+    // Nobody knows of the delegation until Alice comes back.
+    let answer = ask(&mut bob, snapshot(directory));
+    let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
+    let mut alice = alice.await.unwrap();
+    alice.set_sequence(sequence);
+    recalled(&mut alice, file).await;
+    assert!(!answer.is_finished(), "nothing was committed yet");
+    alice.acknowledge_all();
+    commit(&mut alice, file).await;
+    answer.await.unwrap();
+    let size_bytes = size_in_snapshot(&mut bob, directory, "file").await;
+    assert_eq!(size_bytes, 5_000);
+}
+
+#[tokio::test]
+async fn what_is_removed_before_its_commit_is_whole_in_the_trash() {
+    let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
+    bob.acknowledge_all();
+    let directory = make_dir(&mut bob, "directory").await;
+    let file = create_delegated_in(&mut alice, directory, "file").await;
+    let removed = ask(
+        &mut bob,
+        MetaOp::RemoveToTrash {
+            parent: ROOT,
+            name: name("directory"),
+            retention_s: 3_600,
+        },
+    );
+    while !removed.is_finished() {
+        tokio::select! {
+            notice = alice.notices.recv() => alice.ack(&notice.unwrap()).await,
+            () = tokio::time::sleep(std::time::Duration::from_millis(10)) => {}
         }
     }
-    assert!(!answer.is_finished());
+    removed.await.unwrap();
+    let answer = ask(
+        &mut bob,
+        MetaOp::Lookup {
+            parent: directory,
+            name: name("file"),
+        },
+    );
+    recalled(&mut alice, file).await;
+    assert!(!answer.is_finished(), "nothing was committed yet");
     alice.acknowledge_all();
     commit(&mut alice, file).await;
     assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);

@@ -29,7 +29,7 @@ impl Owner {
         asker: SessionId,
         told: impl FnOnce() -> Vec<Told>,
     ) -> bool {
-        if self.delegations.is_empty() && !self.sessions.any_missing() {
+        if self.is_nothing_delegated() {
             return false;
         }
         let now_ms = self.clock.now_ms();
@@ -67,7 +67,7 @@ impl Owner {
 
     /// Whether a mutation would tell of, or keep, files that are not what was closed yet.
     pub(super) fn mutates_ahead_of_commits(&mut self, asker: SessionId, op: &MetaOp) -> bool {
-        if self.delegations.is_empty() {
+        if self.is_nothing_delegated() {
             return false;
         }
         let files = match op {
@@ -81,18 +81,23 @@ impl Owner {
                     Err(_) => return false,
                 }
             }
-            // Which of them are below the directory is not worth finding out.
-            MetaOp::CreateSnapshot { .. } => {
+            // Which of them are below the directory is not worth finding out; and there may be others, of
+            // sessions from before a restart: the directory stands for them.
+            MetaOp::CreateSnapshot { ino, .. } => {
                 let delegated = self.delegations.inodes();
                 let file = |ino| Told {
                     ino,
                     without_content: true,
                 };
-                delegated.map(file).collect()
+                delegated.chain([*ino]).map(file).collect()
             }
             _ => return false,
         };
         self.is_ahead_of_commits(asker, || files)
+    }
+
+    fn is_nothing_delegated(&self) -> bool {
+        self.delegations.is_empty() && !self.sessions.any_missing()
     }
 
     /// Keeps a question until it can be answered.

@@ -1,16 +1,23 @@
 //! The commands in the documents are run: blocks that are fenced as `sh run`, those of one document in
-//! their order and in one shell.
+//! their order and in one shell; and those that are fenced as `sh run MACHINE...` in their order on several
+//! machines. Of every other command, `reasons.rs` says why it is not run.
+
+mod blocks;
+mod machines;
+mod reasons;
 
 use std::{
     fmt::Write as _,
     fs,
-    path::Path,
     process::{Command, Output},
 };
 
-use harvestfs_tests::{can_mount, harvestfs, skip};
+use harvestfs_tests::{can_mount, harvestfs, have_program, skip};
 
-/// Longest that the commands of one document may take, in seconds.
+use blocks::blocks_of;
+use machines::Machines;
+
+/// Longest that the commands of one document, or of one block on a machine, may take, in seconds.
 const DEADLINE_S: &str = "300";
 
 /// A shell in an empty directory, with `harvestfs` in its path and a data directory of its own.
@@ -58,25 +65,15 @@ impl Drop for Shell {
     }
 }
 
-/// The blocks to run, each behind a line that says where it is.
+/// The commands of a document that need one machine, each block behind a line that says where it is.
 fn script_of(document: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .join(document);
-    let text = fs::read_to_string(path).expect("the document");
     let mut script = String::new();
-    let mut inside = false;
-    for (number, line) in (1..).zip(text.lines()) {
-        if inside && line == "```" {
-            inside = false;
-        } else if inside {
-            writeln!(script, "{line}").expect("a string takes everything");
-        } else if line == "```sh run" {
-            inside = true;
-            writeln!(script, "echo '--- {document}:{number}' >&2").expect("as above");
+    for block in blocks_of(document) {
+        if block.machines().is_some_and(|machines| machines.is_empty()) {
+            writeln!(script, "echo '--- {}' >&2\n{}", block.place, block.script())
+                .expect("a string takes everything");
         }
     }
-    assert!(!inside, "{document}: a block does not end");
     assert!(!script.is_empty(), "{document} has no block to run");
     script
 }
@@ -109,5 +106,32 @@ fn the_commands_of_operations_work() {
         // The document is about a cluster that runs.
         check(&shell, "harvestfs up --detach");
         check(&shell, &script_of("docs/OPERATIONS.md"));
+    }
+}
+
+#[test]
+fn a_cluster_on_three_machines_is_installed_saved_restored_and_upgraded() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("the units of systemd are for root: run it as root");
+    }
+    for (program, how) in [
+        ("curl", "apt install curl"),
+        ("openssl", "apt install openssl"),
+    ] {
+        if have_program(program, how).is_none() {
+            return;
+        }
+    }
+    if !can_mount() {
+        return;
+    }
+    let machines = Machines::new(&["a", "b", "c", "desk", "ops"]);
+    let blocks = blocks_of("docs/OPERATIONS.md");
+    let on_machines = blocks
+        .iter()
+        .filter(|block| block.machines().is_some_and(|machines| !machines.is_empty()));
+    for block in on_machines {
+        eprintln!("--- {}", block.place);
+        machines.run(block);
     }
 }

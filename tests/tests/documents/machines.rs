@@ -1,0 +1,158 @@
+//! Several machines, as far as commands can tell: each is a directory that holds what the documents have
+//! in `/etc`, `/var/lib` and so on, and listens on addresses of its own of the loopback network.
+//! `systemctl` and `scp` have stand-ins; everything else is what it is.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use harvestfs_tests::harvestfs;
+use tempfile::TempDir;
+
+use crate::{DEADLINE_S, blocks::Block};
+
+/// Paths in the documents that are a machine's own.
+const PATHS: [&str; 6] = [
+    "/var/lib/harvestfs",
+    "/etc/",
+    "/root/",
+    "/srv/",
+    "/mnt/",
+    "/backup/",
+];
+/// The network of the documents.
+const NETWORK: &str = "192.0.2.";
+/// What is given to `init datanode` beside what the documents say: other tests keep this machine busy.
+const BESIDE_OTHER_TESTS: &str = "--primary-source none --priority normal --volume";
+
+/// The machines. What runs on them ends when they are dropped.
+pub struct Machines {
+    directory: TempDir,
+    names: &'static [&'static str],
+    network: String,
+}
+
+impl Machines {
+    pub fn new(names: &'static [&'static str]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let bin = directory.path().join("bin");
+        fs::create_dir(&bin).expect("a directory");
+        symlink(harvestfs(), bin.join("harvestfs")).expect("a symlink");
+        for (name, script) in [
+            ("systemctl", include_str!("systemctl.sh")),
+            ("scp", include_str!("scp.sh")),
+        ] {
+            let path = bin.join(name);
+            fs::write(&path, script).expect("a script");
+            let executable = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(&path, executable).expect("it is ours");
+        }
+        for name in names {
+            for below in [
+                "root", "etc/systemd/system", "var/lib", "srv", "mnt", "backup", "run",
+            ] {
+                fs::create_dir_all(directory.path().join(name).join(below)).expect("a directory");
+            }
+        }
+        // Not those of another test that runs at the same time.
+        let number = std::process::id();
+        let network = format!("127.{}.{}.", 1 + (number >> 8) % 250, number & 0xff);
+        Self {
+            directory,
+            names,
+            network,
+        }
+    }
+
+    /// Runs the commands of a block on each of its machines.
+    ///
+    /// # Panics
+    /// When one fails.
+    pub fn run(&self, block: &Block) {
+        for machine in block.machines().expect("a block to run") {
+            assert!(
+                self.names.contains(&machine),
+                "{}: which machine is {machine}?",
+                block.place
+            );
+            let output = self.shell(machine, &self.on(machine, &block.script()));
+            assert!(
+                output.status.success(),
+                "{} on {machine}: {}\n--- standard output:\n{}\n--- standard error:\n{}\n{}",
+                block.place,
+                output.status,
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+                self.logs(),
+            );
+        }
+    }
+
+    fn root(&self, machine: &str) -> PathBuf {
+        self.directory.path().join(machine)
+    }
+
+    /// A script with the paths and addresses of a machine of ours.
+    fn on(&self, machine: &str, script: &str) -> String {
+        let root = self.root(machine);
+        let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+        let mut ours = String::new();
+        let mut rest = script;
+        while let Some(next) = rest.chars().next() {
+            let (instead, length) = if rest.starts_with(NETWORK) {
+                (self.network.clone(), NETWORK.len())
+            } else if rest.starts_with("packaging/systemd") {
+                (units.display().to_string(), "packaging/systemd".len())
+            } else if rest.starts_with("--volume") {
+                (BESIDE_OTHER_TESTS.to_owned(), "--volume".len())
+            } else if PATHS.iter().any(|path| rest.starts_with(path)) {
+                (format!("{}{next}", root.display()), next.len_utf8())
+            } else {
+                (next.to_string(), next.len_utf8())
+            };
+            ours.push_str(&instead);
+            rest = &rest[length..];
+        }
+        ours
+    }
+
+    fn shell(&self, machine: &str, script: &str) -> Output {
+        let path = std::env::var("PATH").expect("a path");
+        Command::new("timeout")
+            .args(["--kill-after=10", DEADLINE_S])
+            .args(["bash", "-euo", "pipefail", "-c", script])
+            .current_dir(self.root(machine))
+            .env(
+                "PATH",
+                format!("{}:{path}", self.directory.path().join("bin").display()),
+            )
+            .env("MACHINES", self.directory.path())
+            .env("MACHINE", self.root(machine))
+            .env("TEST_PID", std::process::id().to_string())
+            .env_remove("HARVESTFS_DATA")
+            .output()
+            .expect("bash runs")
+    }
+
+    /// The last lines of what every part has logged.
+    fn logs(&self) -> String {
+        let script = "tail -n 15 \"$MACHINES\"/*/run/*.log";
+        let output = self.shell(self.names[0], script);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        // Mounts end first, or their users would hang.
+        for part in ["mount", "datanode", "namenode"] {
+            for machine in self.names {
+                self.shell(machine, &format!("systemctl stop harvestfs-{part}"));
+                self.shell(machine, "umount --lazy mnt/* 2>/dev/null || true");
+            }
+        }
+    }
+}
