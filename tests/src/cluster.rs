@@ -248,6 +248,20 @@ impl Cluster {
         self.start_part(&name, &arguments);
     }
 
+    /// Starts a datanode again with another primary tenant: what its configuration has instead of none.
+    ///
+    /// # Panics
+    /// When it had one.
+    pub fn set_primary(&mut self, number: usize, config: &str, flags: &[&str]) {
+        self.stop(&datanode(number));
+        let path = self.path(&datanode(number)).join("datanode.toml");
+        let before = fs::read_to_string(&path).expect("its configuration");
+        let after = before.replace("[primary]\nsource = \"none\"\n", config);
+        assert!(after.contains(config), "{after}");
+        fs::write(&path, after).expect("it can be written");
+        self.start_datanode_with(number, flags);
+    }
+
     /// Mounts it; `name` tells mounts apart. Returns where.
     pub fn mount(&mut self, name: &str) -> PathBuf {
         let mount = self.path(name);

@@ -33,19 +33,6 @@ fn turns() -> String {
     trace
 }
 
-/// Starts a datanode again, with another primary tenant.
-fn set_primary(cluster: &mut Cluster, number: usize, lines: &str, flags: &[&str]) {
-    cluster.stop(&Cluster::datanode(number));
-    let path = cluster
-        .path(&Cluster::datanode(number))
-        .join("datanode.toml");
-    let config = fs::read_to_string(&path).expect("its configuration");
-    let config = config.replace("[primary]\nsource = \"none\"\n", lines);
-    assert!(config.contains(lines), "{config}");
-    fs::write(&path, config).expect("it can be written");
-    cluster.start_datanode_with(number, flags);
-}
-
 fn busy_nodes(cluster: &Cluster) -> Vec<usize> {
     let nodes = cluster.output_of(&["admin", "nodes", "--json"]);
     let nodes: Vec<Value> = serde_json::from_str(&nodes).expect("JSON");
@@ -79,7 +66,7 @@ fn every_primary_goes_through_a_day_and_no_byte_is_lost() {
              trace_speed = {SPEED}.0\nsettle_s = 0.5\n"
         );
         // They all act out the same day.
-        set_primary(&mut cluster, number, &lines, &["--trace-began", &now_ms]);
+        cluster.set_primary(number, &lines, &["--trace-began", &now_ms]);
     }
     cluster.wait_alive(DATANODES as u64, Duration::from_secs(60));
     let mount = cluster.mount("mnt");
@@ -148,9 +135,9 @@ fn when_all_are_busy_an_operation_fails_in_time_and_then_works_again() {
     fs::write(cluster.path("full.csv"), "series,values\nfull,9900\n").expect("a trace");
     for number in 1..=3 {
         let lines = "[primary]\nsource = \"trace\"\ntrace = \"../full.csv\"\n";
-        set_primary(&mut cluster, number, lines, &[]);
+        cluster.set_primary(number, lines, &[]);
     }
-    wait_until("all are busy", Duration::from_secs(20), || {
+    wait_until("all are busy", Duration::from_secs(60), || {
         (1..=3).all(|number| cluster.node_status(number)["busy"] == true)
     });
     // They are alive all the same, and nothing on them counts as missing.

@@ -289,12 +289,12 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
 /// Small files are committed after they were closed; whoever asks about one waits for that.
 #[test]
 fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
+    const FILES: usize = 100;
     if !can_mount() {
         return;
     }
     let mut cluster = cluster();
     let (writer, reader) = (cluster.mount("writer"), cluster.mount("reader"));
-    const FILES: usize = 100;
     let content = |round: usize, file: usize| format!("{round} {file}\n").repeat(500);
     let check = |directory: &Path, round: usize| {
         for file in 0..FILES {

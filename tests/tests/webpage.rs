@@ -1,7 +1,7 @@
 //! The namenode's page in a real browser: what it says, that it lives, that it complains of nothing,
 //! and that it can be used with a keyboard, on a narrow screen, in light and dark, and by ear.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::Duration};
 
 use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program, skip};
 
@@ -242,4 +242,65 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         "{}.includes('all its replicas')",
         text("verdict-text")
     ));
+}
+
+#[test]
+fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
+    let Some(chromium) = have_program("chromium", "apt install chromium") else {
+        return;
+    };
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        policy: "harvest",
+        ..ClusterOptions::default()
+    });
+    let page = cluster.serve_page_to_anyone();
+    cluster.wait_alive(3, Duration::from_secs(60));
+    cluster.output_of(&["fs", "mkdir", "/d"]);
+    let source = cluster.path("source");
+    fs::write(&source, vec![7; 300_000]).expect("a file");
+    cluster.output_of(&["fs", "put", &source.to_string_lossy(), "/file"]);
+    fs::write(cluster.path("full.csv"), "series,values\nfull,9900\n").expect("a trace");
+    for number in 1..=3 {
+        let full = "[primary]\nsource = \"trace\"\ntrace = \"../full.csv\"\n";
+        cluster.set_primary(number, full, &[]);
+    }
+
+    let axe = axe_core();
+    let mut browser = Browser::start(&chromium);
+    browser.show(&page, 1280, 900, "light");
+    let text = |id: &str| format!("document.getElementById('{id}').textContent");
+    browser.wait_for(&format!(
+        "{}.includes('3 left to their owners')",
+        text("tiles")
+    ));
+    browser.wait_for(&format!(
+        "{}.includes('function-1 (environment-1)')",
+        text("grid")
+    ));
+    browser.wait_for("document.querySelector('#grid td.busy').textContent.includes('busy')");
+    // The owners' load over time, and when servers were left to them.
+    for shown in ["polyline.load", "rect.denied"] {
+        browser.wait_for(&format!(
+            "[...document.querySelectorAll('#nodes svg.spark')].filter((it) =>
+               it.ariaLabel.includes('now 99 %') && it.querySelector('{shown}')).length === 3"
+        ));
+    }
+    let read = cluster.command(&["fs", "cat", "/file"]);
+    assert!(!read.status.success(), "{read:?}");
+    browser.wait_for(
+        "[...document.querySelectorAll('#nodes td:nth-child(6)')].some((it) => it.textContent > 0)",
+    );
+
+    cluster.stop(&Cluster::datanode(3));
+    browser.wait_for(&format!("{}.includes('2 of 3 left')", text("risk")));
+    browser.wait_for(&format!("{}.includes('need them')", text("risk")));
+    browser.wait_for(&format!("{}.includes('dead')", text("nodes")));
+    for scheme in ["light", "dark"] {
+        browser.show(&page, 1280, 900, scheme);
+        browser.wait_for(&format!("{}.includes('2 of 3 left')", text("risk")));
+        browser.wait_for("document.querySelector('#directory button')");
+        check_accessibility(&mut browser, axe.as_deref());
+    }
+    assert_eq!(browser.complaints(), Vec::<String>::new());
 }
