@@ -10,10 +10,7 @@ use harvestfs_tests::{Prometheus, Target, TargetAccess, free_tcp_address, have_p
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
-const ALERTS: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../docs/dashboards/alerts.yml"
-);
+const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dashboards/alerts.yml");
 
 fn chaos(arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);

@@ -10,8 +10,8 @@ use std::{
 };
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount,
-    free_tcp_address, have_program, wait_until,
+    Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount, free_tcp_address,
+    have_program, wait_until,
 };
 use serde_json::Value;
 

@@ -295,7 +295,10 @@ fn what_an_operator_set_outlives_the_namenode() {
     cluster.stop("namenode");
     let config = cluster.path("namenode/namenode.toml");
     let text = fs::read_to_string(&config).expect("the configuration");
-    let edited = text.replace("[repair]\n", "[repair]\nper_hour = 50\nbalance_spread_percent = 0\n");
+    let edited = text.replace(
+        "[repair]\n",
+        "[repair]\nper_hour = 50\nbalance_spread_percent = 0\n",
+    );
     assert_ne!(edited, text);
     fs::write(&config, edited).expect("written");
     cluster.start_namenode();

@@ -299,7 +299,11 @@ fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
     let check = |directory: &Path, round: usize| {
         for file in 0..FILES {
             let read = fs::read_to_string(directory.join(file.to_string())).expect("read");
-            assert!(read == content(round, file), "{file} in {}", directory.display());
+            assert!(
+                read == content(round, file),
+                "{file} in {}",
+                directory.display()
+            );
         }
     };
     for round in 0..5 {
@@ -478,24 +482,37 @@ fn an_empty_server_gets_its_share() {
     cluster.wait_alive(4, DEADLINE);
     cluster.wait_healthy();
     let off = balance(&cluster, &[]);
-    assert_eq!((&off["pause"], &off["moves_done"]), (&"Off".into(), &0.into()));
+    assert_eq!(
+        (&off["pause"], &off["moves_done"]),
+        (&"Off".into(), &0.into())
+    );
     let disks = &off["classes"][0];
-    assert_eq!((&disks["class"], &disks["servers"]), (&"Disk".into(), &4.into()));
+    assert_eq!(
+        (&disks["class"], &disks["servers"]),
+        (&"Disk".into(), &4.into())
+    );
     assert!(disks["most_permille"].as_u64() > Some(250), "{off:#}");
     assert!(disks["least_permille"].as_u64() < Some(100), "{off:#}");
 
     let on = balance(&cluster, &["on"]);
-    assert_eq!((&on["spread_permille"], &on["pause"]), (&100.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&on["spread_permille"], &on["pause"]),
+        (&100.into(), &serde_json::Value::Null)
+    );
     // A tenth of the quota, and what is on its way.
     wait_until("all are about as full", 4 * DEADLINE, || {
         let used = [1, 2, 3, 4].map(|number| used(&cluster, number));
         let spread = used.iter().max().unwrap_or(&0) - used.iter().min().unwrap_or(&0);
         spread <= 34 << 20
     });
-    wait_until("nothing is too full, and nothing moves", 4 * DEADLINE, || {
-        let now = balance(&cluster, &[]);
-        now["moves_under_way"] == 0 && now["classes"][0]["volumes_too_full"] == 0
-    });
+    wait_until(
+        "nothing is too full, and nothing moves",
+        4 * DEADLINE,
+        || {
+            let now = balance(&cluster, &[]);
+            now["moves_under_way"] == 0 && now["classes"][0]["volumes_too_full"] == 0
+        },
+    );
     assert!(balance(&cluster, &[])["moves_done"].as_u64() > Some(0));
     let said = cluster.output_of(&["admin", "balance"]);
     assert!(said.contains("more than 10.0 % fuller"), "{said}");

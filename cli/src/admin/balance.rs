@@ -32,7 +32,9 @@ fn change(text: &str) -> Result<BalanceChange, String> {
             .ok()
             .filter(|percent| (1..=99).contains(percent))
             .map(|percent: u32| BalanceChange::Spread(percent * 10))
-            .ok_or_else(|| format!("`{text}` is neither a percentage from 1 to 99, nor on, nor off")),
+            .ok_or_else(|| {
+                format!("`{text}` is neither a percentage from 1 to 99, nor on, nor off")
+            }),
     }
 }
 

@@ -52,7 +52,13 @@ impl Machines {
         }
         for name in names {
             for below in [
-                "root", "etc/systemd/system", "var/lib", "srv", "mnt", "backup", "run",
+                "root",
+                "etc/systemd/system",
+                "var/lib",
+                "srv",
+                "mnt",
+                "backup",
+                "run",
             ] {
                 fs::create_dir_all(directory.path().join(name).join(below)).expect("a directory");
             }

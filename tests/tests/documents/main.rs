@@ -127,9 +127,11 @@ fn a_cluster_on_three_machines_is_installed_saved_restored_and_upgraded() {
     }
     let machines = Machines::new(&["a", "b", "c", "desk", "ops"]);
     let blocks = blocks_of("docs/OPERATIONS.md");
-    let on_machines = blocks
-        .iter()
-        .filter(|block| block.machines().is_some_and(|machines| !machines.is_empty()));
+    let on_machines = blocks.iter().filter(|block| {
+        block
+            .machines()
+            .is_some_and(|machines| !machines.is_empty())
+    });
     for block in on_machines {
         eprintln!("--- {}", block.place);
         machines.run(block);

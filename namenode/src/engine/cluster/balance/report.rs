@@ -68,7 +68,8 @@ impl Cluster {
                 .into_iter()
                 .take(NAMED_MAX)
                 .map(|(volume, storage, outcome)| VolumeBalance {
-                    server: self.server_fill(self.table.home(volume).node, Fill::of(storage).permille()),
+                    server: self
+                        .server_fill(self.table.home(volume).node, Fill::of(storage).permille()),
                     storage: storage.id(),
                     outcome,
                 })

@@ -183,7 +183,9 @@ fn report(world: &World) -> ClassBalance {
 
 fn outcomes(world: &World) -> BTreeSet<(String, BalanceOutcome)> {
     let too_full = report(world).too_full;
-    let outcomes = too_full.into_iter().map(|it| (it.server.server, it.outcome));
+    let outcomes = too_full
+        .into_iter()
+        .map(|it| (it.server.server, it.outcome));
     outcomes.collect()
 }
 
@@ -200,11 +202,12 @@ fn operators_see_what_is_too_full_and_what_is_in_the_way() {
     };
 
     world.cluster.set_balance_spread(world.now_ms, 0);
-    world
-        .cluster
-        .set_draining(world.now_ms, NodeId(2), false);
+    world.cluster.set_draining(world.now_ms, NodeId(2), false);
     world.pass(5_000);
-    assert_eq!(world.cluster.balance_report().pause, Some(BalancePause::Off));
+    assert_eq!(
+        world.cluster.balance_report().pause,
+        Some(BalancePause::Off)
+    );
     assert_eq!(outcomes(&world), BTreeSet::new());
 
     world.cluster.set_balance_spread(world.now_ms, 100);

@@ -237,9 +237,11 @@ impl Reader {
                 namespace.operations = operations;
                 true
             }
-            Record::BalanceSpread(choice) => {
-                namespace.operations.balance_spread.replace(choice).is_none()
-            }
+            Record::BalanceSpread(choice) => namespace
+                .operations
+                .balance_spread
+                .replace(choice)
+                .is_none(),
             Record::Maintenance { node, until } => match namespace.servers.get_mut(node) {
                 Some(server) => server.maintenance_until.replace(until).is_none(),
                 None => false,
