@@ -332,4 +332,11 @@ fn a_request_is_followed_through_the_logs_of_all_parts() {
                 .any(|read| datanodes.iter().any(|it| mentions(&cluster, it, read)))
         },
     );
+
+    // Cut short as `logrotate` does with `copytruncate`, a log goes on with whole lines.
+    fs::File::create(cluster.path("namenode.log")).expect("a log");
+    assert!(!reader.join("nothing").exists());
+    wait_until("the log goes on", Duration::from_secs(60), || {
+        !events(&cluster, "namenode").is_empty()
+    });
 }

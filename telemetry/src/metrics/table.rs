@@ -75,7 +75,7 @@ table! {
         Stable: "What is used of it.";
     NAMENODE_SERVER_USE_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_server_use_ratio" ["server"]
         Stable: "How much of its quota the fullest (server fullest) and the emptiest live server (emptiest) use; far apart when balancing finds no place within the constraints, or has no budget.";
-    NAMENODE_BALANCE_MOVES_TOTAL = Namenode WholeCounter "replicas" "harvestfs_namenode_balance_moves_total" []
+    NAMENODE_BALANCE_MOVES_TOTAL = Namenode WholeCounter "moves" "harvestfs_namenode_balance_moves_total" []
         Stable: "Replicas moved because other servers are emptier; harvestfs_namenode_repairs_total counts them too.";
     NAMENODE_TOO_FULL_VOLUMES = Namenode Gauge "volumes" "harvestfs_namenode_too_full_volumes" ["outcome"]
         Stable: "Volumes that are fuller than some server by more than they may be, by what came of looking for a replica to move: begun, budget (of moves is used up), constraints (of placement), no_target, unsettled (its blocks are written or repaired), unavailable (its server is busy or silent).";

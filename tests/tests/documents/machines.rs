@@ -4,15 +4,14 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Output,
 };
 
-use harvestfs_tests::harvestfs;
 use tempfile::TempDir;
 
-use crate::{DEADLINE_S, blocks::Block};
+use crate::{bash, blocks::Block, make_programs};
 
 /// Paths in the documents that are a machine's own.
 const PATHS: [&str; 6] = [
@@ -38,14 +37,12 @@ pub struct Machines {
 impl Machines {
     pub fn new(names: &'static [&'static str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let bin = directory.path().join("bin");
-        fs::create_dir(&bin).expect("a directory");
-        symlink(harvestfs(), bin.join("harvestfs")).expect("a symlink");
+        let programs = make_programs(directory.path());
         for (name, script) in [
             ("systemctl", include_str!("systemctl.sh")),
             ("scp", include_str!("scp.sh")),
         ] {
-            let path = bin.join(name);
+            let path = programs.join(name);
             fs::write(&path, script).expect("a script");
             let executable = fs::Permissions::from_mode(0o755);
             fs::set_permissions(&path, executable).expect("it is ours");
@@ -126,15 +123,7 @@ impl Machines {
     }
 
     fn shell(&self, machine: &str, script: &str) -> Output {
-        let path = std::env::var("PATH").expect("a path");
-        Command::new("timeout")
-            .args(["--kill-after=10", DEADLINE_S])
-            .args(["bash", "-euo", "pipefail", "-c", script])
-            .current_dir(self.root(machine))
-            .env(
-                "PATH",
-                format!("{}:{path}", self.directory.path().join("bin").display()),
-            )
+        bash(script, self.directory.path(), machine)
             .env("MACHINES", self.directory.path())
             .env("MACHINE", self.root(machine))
             .env("TEST_PID", std::process::id().to_string())

@@ -9,6 +9,7 @@ mod reasons;
 use std::{
     fmt::Write as _,
     fs,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -28,31 +29,15 @@ struct Shell {
 impl Shell {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let programs = directory.path().join("bin");
-        fs::create_dir(&programs).expect("a directory");
-        std::os::unix::fs::symlink(harvestfs(), programs.join("harvestfs")).expect("a symlink");
+        make_programs(directory.path());
         fs::create_dir(directory.path().join("work")).expect("a directory");
         Self { directory }
     }
 
     fn run(&self, script: &str) -> Output {
-        let path = std::env::var("PATH").expect("a path");
-        Command::new("timeout")
-            .args([
-                "--kill-after=10",
-                DEADLINE_S,
-                "bash",
-                "-euo",
-                "pipefail",
-                "-c",
-                script,
-            ])
-            .current_dir(self.directory.path().join("work"))
-            .env(
-                "PATH",
-                format!("{}:{path}", self.directory.path().join("bin").display()),
-            )
-            .env("HARVESTFS_DATA", self.directory.path().join("data"))
+        let directory = self.directory.path();
+        bash(script, directory, "work")
+            .env("HARVESTFS_DATA", directory.join("data"))
             .output()
             .expect("bash runs")
     }
@@ -63,6 +48,27 @@ impl Drop for Shell {
         // Fails when the commands have stopped the cluster themselves.
         self.run("harvestfs down 2>/dev/null || true");
     }
+}
+
+/// Makes the directory of programs that scripts find first, with `harvestfs` in it.
+fn make_programs(directory: &Path) -> PathBuf {
+    let programs = directory.join("bin");
+    fs::create_dir(&programs).expect("a directory");
+    std::os::unix::fs::symlink(harvestfs(), programs.join("harvestfs")).expect("a symlink");
+    programs
+}
+
+/// A script that runs in a directory below the one with the programs.
+fn bash(script: &str, directory: &Path, below: &str) -> Command {
+    let path = std::env::var("PATH").expect("a path");
+    let programs = directory.join("bin");
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=10", DEADLINE_S])
+        .args(["bash", "-euo", "pipefail", "-c", script])
+        .current_dir(directory.join(below))
+        .env("PATH", format!("{}:{path}", programs.display()));
+    command
 }
 
 /// The commands of a document that need one machine, each block behind a line that says where it is.
