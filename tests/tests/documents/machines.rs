@@ -102,22 +102,23 @@ impl Machines {
     fn on(&self, machine: &str, script: &str) -> String {
         let root = self.root(machine);
         let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+        let of_the_machine = PATHS.map(|path| (path, format!("{}{path}", root.display())));
+        let replacements = [
+            (NETWORK, self.network.clone()),
+            ("packaging/systemd", units.display().to_string()),
+            ("--volume", BESIDE_OTHER_TESTS.to_owned()),
+        ];
         let mut ours = String::new();
         let mut rest = script;
         while let Some(next) = rest.chars().next() {
-            let (instead, length) = if rest.starts_with(NETWORK) {
-                (self.network.clone(), NETWORK.len())
-            } else if rest.starts_with("packaging/systemd") {
-                (units.display().to_string(), "packaging/systemd".len())
-            } else if rest.starts_with("--volume") {
-                (BESIDE_OTHER_TESTS.to_owned(), "--volume".len())
-            } else if PATHS.iter().any(|path| rest.starts_with(path)) {
-                (format!("{}{next}", root.display()), next.len_utf8())
+            let mut all = of_the_machine.iter().chain(&replacements);
+            if let Some((text, instead)) = all.find(|(text, _)| rest.starts_with(text)) {
+                ours.push_str(instead);
+                rest = &rest[text.len()..];
             } else {
-                (next.to_string(), next.len_utf8())
-            };
-            ours.push_str(&instead);
-            rest = &rest[length..];
+                ours.push(next);
+                rest = &rest[next.len_utf8()..];
+            }
         }
         ours
     }
