@@ -213,6 +213,11 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         "Number(document.body.dataset.updates) > {updates}"
     ));
     assert_eq!(browser.complaints(), Vec::<String>::new());
+    let from_elsewhere = browser.evaluate(
+        "performance.getEntriesByType('resource').map((it) => it.name)
+           .filter((name) => !name.startsWith(location.origin))",
+    );
+    no_strings(&from_elsewhere, "resources from elsewhere");
 
     for (width, scheme, name) in [
         (1280, "dark", "dark"),
