@@ -42,6 +42,22 @@ impl Drop for DownOnDrop<'_> {
     }
 }
 
+/// The page is there for everybody on this machine, where `up` says.
+fn check_page(said: &str) {
+    let Some(curl) = have_program("curl", "apt install curl") else {
+        return;
+    };
+    let address = said.split_whitespace().find(|it| it.starts_with("http://"));
+    let address = address.unwrap_or_else(|| panic!("no page: {said}"));
+    assert!(address.starts_with("http://127.0.0.1:"), "{address}");
+    let page = Command::new(curl)
+        .args(["--fail", "--silent", "--show-error", "--max-time", "60"])
+        .arg(address)
+        .output()
+        .expect("curl runs");
+    assert!(ok(page).contains("<title>HarvestFS</title>"), "{address}");
+}
+
 #[test]
 fn up_again_finds_every_file() {
     if !can_mount() {
@@ -58,6 +74,7 @@ fn up_again_finds_every_file() {
         "{said}"
     );
     assert!(said.contains("harvestfs down"), "{said}");
+    check_page(&said);
     let status: serde_json::Value =
         serde_json::from_str(&ok(run(&["admin", "status", "--json"], &data))).expect("JSON");
     assert_eq!(status["nodes_alive"], 9);
