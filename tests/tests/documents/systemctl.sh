@@ -32,6 +32,19 @@ has_ended() {
     ! grep -qs '^State:[[:space:]]*[^Z[:space:]]' "/proc/$1/status"
 }
 
+# keep RUN ARGUMENT...: runs a part; nothing outlives the test, however that ends.
+keep() {
+    local run=$1 parent=$BASHPID part
+    shift
+    harvestfs --supervised-by "$parent" "$@" &
+    part=$!
+    echo "$part" >"$run.pid"
+    while kill -0 "$TEST_PID" && kill -0 "$part"; do
+        sleep 1
+    done 2>/dev/null
+    kill "$part" 2>/dev/null || true
+}
+
 start() {
     local unit=$MACHINE/etc/systemd/system/$1.service run=$MACHINE/run/$1 before command
     while read -r before; do
@@ -42,9 +55,7 @@ start() {
     done < <(sed -n 's/^ExecStartPre=//p' "$unit" | on_this_machine)
     command=$(sed -n 's#^ExecStart=/usr/local/bin/##p' "$unit" | on_this_machine)
     : >"$run.out"
-    # shellcheck disable=SC2086
-    harvestfs --supervised-by "$TEST_PID" ${command#harvestfs } </dev/null >"$run.out" 2>>"$run.log" &
-    echo $! >"$run.pid"
+    keep "$run" ${command#harvestfs } </dev/null >"$run.out" 2>>"$run.log" &
     wait_for "$1" is_ready "$1"
 }
 
