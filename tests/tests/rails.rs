@@ -325,8 +325,11 @@ fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
         let removed = reader.join(".trash").join(entry);
         check(&removed, round + 1);
         check(&removed.join(".snapshot").join(&name), round);
+        // With its snapshot, which goes in the background.
         cluster.output_of(&["fs", "trash", "purge", "--all"]);
-        assert!(trashed(&cluster).is_empty());
+        wait_until("the trash is empty", DEADLINE, || {
+            trashed(&cluster).is_empty()
+        });
     }
 }
 

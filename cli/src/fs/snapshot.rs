@@ -105,16 +105,43 @@ impl Files {
         if directory.kind != FileKind::Directory {
             bail!("{} is not a directory", path.to_string_lossy());
         }
+        let found = self.snapshots_in(directory.ino).await;
+        found.with_context(|| path.to_string_lossy().into_owned())
+    }
+
+    async fn snapshots_in(&self, directory: InodeId) -> anyhow::Result<Option<InodeId>> {
         let name = Name::new(SNAPSHOTS_NAME)?;
-        match self
-            .client
-            .lookup(&self.credentials, directory.ino, &name)
-            .await
-        {
+        let found = self.client.lookup(&self.credentials, directory, &name);
+        match found.await {
             Ok(attr) if attr.is_frozen() => Ok(Some(attr.ino)),
             Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => Ok(None),
-            Err(error) => Err(error).with_context(|| path.to_string_lossy().into_owned()),
+            Err(error) => Err(error.into()),
         }
+    }
+
+    /// Removes the snapshots of a directory and of all below: they keep it from being removed.
+    pub(super) async fn remove_snapshots_below(&self, directory: InodeId) -> anyhow::Result<()> {
+        let mut walk = self.client.walk(&self.credentials, directory);
+        while let Some(entry) = walk.next().await? {
+            if entry.attr.kind != FileKind::Directory {
+                continue;
+            }
+            let directory = entry.attr.ino;
+            let Some(snapshots) = self.snapshots_in(directory).await? else {
+                continue;
+            };
+            let mut names = Vec::new();
+            let mut entries = self.client.entries(&self.credentials, snapshots);
+            while let Some((name, _)) = entries.next().await? {
+                names.push(name);
+            }
+            for name in names {
+                self.client
+                    .remove_snapshot(&self.credentials, directory, &name)
+                    .await?;
+            }
+        }
+        Ok(())
     }
 
     async fn list_snapshots(&self, path: &OsString, json: bool) -> anyhow::Result<()> {

@@ -68,6 +68,13 @@ pub(super) fn is_in_trash(path: &[u8]) -> bool {
     components.next() == Some(b".trash")
 }
 
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(ClientError::Fs(FsError::NotFound))
+    )
+}
+
 impl Files {
     pub(super) async fn trash(&self, command: &TrashCommand) -> anyhow::Result<()> {
         match command {
@@ -85,9 +92,11 @@ impl Files {
                     names.collect::<Result<Vec<_>, _>>()?
                 };
                 for name in names {
-                    self.purge(directory, &name)
-                        .await
-                        .with_context(|| format!("cannot purge {name}"))?;
+                    match self.purge(directory, &name).await {
+                        // Its time was over meanwhile.
+                        Err(error) if *all && is_gone(&error) => {}
+                        purged => purged.with_context(|| format!("cannot purge {name}"))?,
+                    }
                 }
                 Ok(())
             }
@@ -239,6 +248,7 @@ impl Files {
                 .await?;
             return Ok(());
         }
+        self.remove_snapshots_below(attr.ino).await?;
         self.empty(attr.ino).await?;
         self.client
             .rmdir(&self.credentials, directory, name)
