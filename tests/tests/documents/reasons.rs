@@ -128,7 +128,10 @@ fn documents() -> Vec<String> {
 
 /// The commands of a block that is not run.
 fn commands_of(block: &Block) -> impl Iterator<Item = &str> {
-    let is_command = |line: &&str| BEGINNINGS.iter().any(|it| line.starts_with(it));
+    let is_command = |line: &&str| {
+        let is_picture = line.contains('─');
+        !is_picture && BEGINNINGS.iter().any(|it| line.starts_with(it))
+    };
     let lines = block.lines.iter().map(|line| line.trim_start());
     lines.filter(is_command)
 }
