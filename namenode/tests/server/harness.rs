@@ -71,6 +71,9 @@ impl Cluster {
         options.segment_bytes = 4 << 20;
         options.tick = Duration::from_millis(10);
         options.rng_seed = Some(1);
+        // Datanodes send heartbeats only when a test says so, and tests wait for leases.
+        options.cluster.stale_after_ms = 3_600_000;
+        options.cluster.dead_after_ms = 3_600_000;
         (self.adjust)(&mut options);
         options
     }
