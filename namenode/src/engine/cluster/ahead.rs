@@ -55,7 +55,7 @@ impl Cluster {
     }
 
     /// What repair asks of the nodes with a block's replicas: how often their tenants are reimaged, and
-    /// whether they can be its source; and what changes when one is.
+    /// whether they can be its source.
     pub(super) fn fetch_holders(&self, slot: Slot) {
         let replicas = self.table.get(slot).map(|it| it.replicas.iter());
         for replica in replicas.into_iter().flatten() {
@@ -63,8 +63,7 @@ impl Cluster {
             let node = &self.nodes[index];
             let volume = &self.table.storages[replica.storage as usize];
             black_box(self.view.server_at(index).map(|it| it.tenant));
-            black_box(node.as_source.in_slot(self.now_ms));
-            black_box(volume.as_source.in_slot(self.now_ms));
+            black_box((node.outgoing, volume.as_source.counted()));
         }
     }
 }

@@ -74,12 +74,6 @@ impl Budget {
         self.sum
     }
 
-    /// Events in the slot of a time: what a charge changes.
-    pub(super) fn in_slot(&self, now_ms: u64) -> u16 {
-        let slot = now_ms / u64::from(self.slot_ms);
-        self.counts[(slot % SLOTS_KEPT) as usize]
-    }
-
     /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
     /// [`Budget::used`].
     pub(super) fn falls_at_ms(&self) -> Option<u64> {
