@@ -462,8 +462,7 @@ impl FileState {
             (inner.unstable.clone(), inner.relaxed, inner.reopened)
         };
         if reopened {
-            let root = Credentials::root();
-            unstable.extend(self.core.unsealed_blocks(&root, self.ino).await?);
+            unstable.extend(self.core.unsealed_blocks(self.ino).await?);
         }
         for stream in &unstable {
             let stable = stream.stable().await;

@@ -6,6 +6,7 @@ use harvestfs_protocol::meta::{
 };
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::Extent;
+use tokio::task::JoinHandle;
 
 use crate::harness::*;
 
@@ -52,7 +53,7 @@ async fn commit(client: &mut Client, ino: InodeId) {
 }
 
 /// Asks in a task, so that the answer may wait.
-fn ask(client: &mut Client, op: MetaOp) -> tokio::task::JoinHandle<MetaReply> {
+fn ask(client: &mut Client, op: MetaOp) -> JoinHandle<MetaReply> {
     let call = client.number(op);
     let link = client.link.clone();
     tokio::spawn(async move { meta(&link, call).await.unwrap() })
@@ -104,6 +105,19 @@ async fn recalled(client: &mut Client, file: InodeId) {
     }
 }
 
+/// The answer to a question that waits until the client, which is asked for it, has committed a file.
+async fn answered_by_commit(
+    client: &mut Client,
+    file: InodeId,
+    answer: JoinHandle<MetaReply>,
+) -> MetaReply {
+    recalled(client, file).await;
+    assert!(!answer.is_finished(), "nothing was committed yet");
+    client.acknowledge_all();
+    commit(client, file).await;
+    answer.await.unwrap()
+}
+
 fn size_bytes(reply: &MetaReply) -> u64 {
     match reply {
         MetaReply::Attr(attr) => attr.size_bytes,
@@ -145,11 +159,8 @@ async fn whoever_asks_waits_for_the_commit() {
     for (i, question) in [lookup("file-0"), list, rename].into_iter().enumerate() {
         let file = create_delegated(&mut alice, &format!("file-{i}")).await;
         let answer = ask(&mut bob, question);
-        recalled(&mut alice, file).await;
-        assert!(!answer.is_finished(), "nothing was committed yet");
-        alice.acknowledge_all();
-        commit(&mut alice, file).await;
-        assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+        let reply = answered_by_commit(&mut alice, file, answer).await;
+        assert_eq!(size_bytes(&reply), 5_000);
         alice = reopened(&cluster, alice).await;
     }
 }
@@ -240,11 +251,8 @@ async fn delegations_outlive_a_restart_of_the_namenode() {
     let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
     let mut alice = alice.await.unwrap();
     alice.set_sequence(sequence);
-    recalled(&mut alice, file).await;
-    assert!(!answer.is_finished());
-    alice.acknowledge_all();
-    commit(&mut alice, file).await;
-    assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+    let reply = answered_by_commit(&mut alice, file, answer).await;
+    assert_eq!(size_bytes(&reply), 5_000);
 }
 
 #[tokio::test]
@@ -254,11 +262,7 @@ async fn a_snapshot_has_the_content_of_what_was_closed_before() {
     let directory = make_dir(&mut alice, "directory").await;
     let file = create_delegated_in(&mut alice, directory, "file").await;
     let answer = ask(&mut bob, snapshot(directory));
-    recalled(&mut alice, file).await;
-    assert!(!answer.is_finished(), "nothing was committed yet");
-    alice.acknowledge_all();
-    commit(&mut alice, file).await;
-    answer.await.unwrap();
+    answered_by_commit(&mut alice, file, answer).await;
     let size_bytes = size_in_snapshot(&mut bob, directory, "file").await;
     assert_eq!(size_bytes, 5_000);
 }
@@ -282,11 +286,7 @@ async fn a_snapshot_waits_for_what_was_closed_before_a_restart() {
     let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
     let mut alice = alice.await.unwrap();
     alice.set_sequence(sequence);
-    recalled(&mut alice, file).await;
-    assert!(!answer.is_finished(), "nothing was committed yet");
-    alice.acknowledge_all();
-    commit(&mut alice, file).await;
-    answer.await.unwrap();
+    answered_by_commit(&mut alice, file, answer).await;
     let size_bytes = size_in_snapshot(&mut bob, directory, "file").await;
     assert_eq!(size_bytes, 5_000);
 }
@@ -319,9 +319,6 @@ async fn what_is_removed_before_its_commit_is_whole_in_the_trash() {
             name: name("file"),
         },
     );
-    recalled(&mut alice, file).await;
-    assert!(!answer.is_finished(), "nothing was committed yet");
-    alice.acknowledge_all();
-    commit(&mut alice, file).await;
-    assert_eq!(size_bytes(&answer.await.unwrap()), 5_000);
+    let reply = answered_by_commit(&mut alice, file, answer).await;
+    assert_eq!(size_bytes(&reply), 5_000);
 }

@@ -121,8 +121,8 @@ impl Owner {
         }
     }
 
-    /// Whether a change may be lost in a crash: of the owner and the mode of a file without content,
-    /// which only the asker knows to be there.
+    /// Whether a change may be lost in a crash: of all but the size of a file that never had content
+    /// and is delegated to the asker.
     fn may_be_relaxed(&self, asker: SessionId, op: &MetaOp) -> bool {
         let MetaOp::SetAttr { ino, changes } = op else {
             return false;
