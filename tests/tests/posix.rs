@@ -28,7 +28,7 @@ fn every_case_of_pjdfstest_passes() {
         &config,
         format!(
             "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutime_now = {{}}\n\
-             utimensat = {{}}\n[settings]\nnaptime = 0.005\nexpected_failures = \
+             utimensat = {{}}\n[settings]\nnaptime = 0.03\nexpected_failures = \
              {PJDFSTEST_EXCEPTIONS:?}\n[dummy_auth]\n\
              entries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"], [\"bin\", \"bin\"]]\n"
         ),

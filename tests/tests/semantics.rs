@@ -11,7 +11,9 @@ use std::{
 };
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
-use rustix::fs::{FallocateFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
+use rustix::fs::{
+    FallocateFlags, RenameFlags, SeekFrom as RawSeek, Timespec, Timestamps, UTIME_NOW, XattrFlags,
+};
 
 /// A cluster with two mounts.
 fn two_mounts() -> Option<(Cluster, PathBuf, PathBuf)> {
@@ -395,6 +397,41 @@ fn special_files_links_and_attributes_are_kept() {
     let length = rustix::fs::getxattr(one.join("g"), "user.note", &mut value).expect("getxattr");
     assert_eq!(&value[..length], b"kept");
 }
+
+#[test]
+fn times_of_one_machine_never_go_back() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    // Who stamps alternates: the namenode what is created, the kernel what is written and touched.
+    let mut last = fs::metadata(&one).expect("stat").modified().expect("mtime");
+    for number in 0..200 {
+        let path = one.join(format!("created-{number}"));
+        let file = File::create(&path).expect("create");
+        let mut stamps = vec![file.metadata().expect("stat").modified()];
+        rustix::fs::futimens(&file, &NOW).expect("futimens");
+        stamps.push(file.metadata().expect("stat").modified());
+        let path = other.join(format!("written-{number}"));
+        fs::write(&path, "x").expect("write");
+        stamps.push(fs::metadata(&path).expect("stat").modified());
+        for stamp in stamps {
+            let stamp = stamp.expect("mtime");
+            assert!(stamp >= last, "round {number}: {stamp:?} after {last:?}");
+            last = stamp;
+        }
+    }
+}
+
+const NOW: Timestamps = {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    Timestamps {
+        last_access: now,
+        last_modification: now,
+    }
+};
 
 #[test]
 fn replicas_are_raised_and_lifetimes_end_by_themselves() {

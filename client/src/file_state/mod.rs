@@ -5,7 +5,7 @@ mod advance;
 use std::{
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -613,7 +613,7 @@ impl Inner {
             self.credentials = credentials.clone();
         }
         self.dirty_since.get_or_insert_with(Instant::now);
-        self.mtime = Some(now());
+        self.mtime = Some(Timestamp::now());
     }
 
     fn want_all(&mut self) {
@@ -638,12 +638,4 @@ impl Inner {
             }
         }
     }
-}
-
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let nanos = since.map_or(0, |since| {
-        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-    });
-    Timestamp(nanos)
 }

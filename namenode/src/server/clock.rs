@@ -1,7 +1,7 @@
 //! The clocks of the namenode: one that only goes forward, for leases and timeouts, and the wall
 //! clock, for time stamps and tokens.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use harvestfs_protocol::types::Timestamp;
 
@@ -32,19 +32,9 @@ impl Clock {
     }
 }
 
-/// The wall clock.
-pub(crate) fn wall_now() -> Timestamp {
-    let now = SystemTime::now();
-    let nanoseconds = match now.duration_since(UNIX_EPOCH) {
-        Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |n| -n),
-    };
-    Timestamp(nanoseconds)
-}
-
 /// The wall clock in milliseconds since 1970, as tokens count.
 pub(crate) fn unix_now_ms() -> u64 {
-    u64::try_from(wall_now().0 / 1_000_000).unwrap_or(0)
+    u64::try_from(Timestamp::now().0 / 1_000_000).unwrap_or(0)
 }
 
 /// The wall clock in seconds since 1970, as history counts: until 2106.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
-use harvestfs_protocol::types::PlacementRules;
+use harvestfs_protocol::types::{PlacementRules, Timestamp};
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
@@ -106,7 +106,7 @@ fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
 fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
     let command = Command::Format {
         cluster: options.cluster,
-        now: super::clock::wall_now(),
+        now: Timestamp::now(),
         root_uid: options.root_uid,
         root_gid: options.root_gid,
         block_bytes: options.block_bytes,

@@ -6,6 +6,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFin
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::types::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Owner;
@@ -265,7 +266,7 @@ impl Owner {
             // The journal shows what it has only for something new: a record that changes nothing.
             let nothing = Command::ReleaseOrphans {
                 inodes: Vec::new(),
-                now: clock::wall_now(),
+                now: Timestamp::now(),
             };
             if let Err(error) = self.execute(&nothing, false) {
                 tracing::error!(%error, "an empty record was refused");

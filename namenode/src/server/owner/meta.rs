@@ -9,7 +9,7 @@ use harvestfs_protocol::limits::{
 };
 use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, StatFs};
 use harvestfs_protocol::rpc::Reply;
-use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules};
+use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules, Timestamp};
 
 use super::deferred::files_told;
 use super::locate::LOCATIONS_XATTR;
@@ -17,7 +17,6 @@ use super::session::unexpected_outcome;
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
-use crate::server::clock;
 use crate::server::leases::Cached;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
@@ -398,7 +397,7 @@ impl Owner {
             sequence: call.sequence,
             answered_below: call.answered_below,
             credentials: call.credentials,
-            now: clock::wall_now(),
+            now: Timestamp::now(),
             held_elsewhere: target.is_some_and(|ino| self.sessions.may_be_held(ino)),
             op,
         };

@@ -11,6 +11,7 @@ use harvestfs_protocol::node::{
 };
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::token::Right;
+use harvestfs_protocol::types::Timestamp;
 
 use super::Owner;
 use super::session::unexpected_outcome;
@@ -151,7 +152,7 @@ impl Owner {
         let command = Command::RegisterServer {
             server: server.clone(),
             storages,
-            now: clock::wall_now(),
+            now: Timestamp::now(),
         };
         let (applied, lsn) = self.execute(&command, true)?;
         match applied.reply {

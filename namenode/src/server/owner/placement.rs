@@ -14,7 +14,6 @@ use harvestfs_protocol::types::{Credentials, Timestamp};
 
 use super::Owner;
 use crate::engine::namespace::{Choice, Command, Operation};
-use crate::server::clock;
 
 /// Most budget that can be set: more than any disk can do in a window.
 const REPAIRS_MAX: u32 = 1_000_000;
@@ -211,7 +210,7 @@ impl Owner {
             let now_ms = self.clock.now_ms();
             // Within the limit, both fit.
             let for_ns = i64::try_from(for_ms * 1_000_000).unwrap_or(i64::MAX);
-            let until = Some(Timestamp(clock::wall_now().0.saturating_add(for_ns)));
+            let until = Some(Timestamp(Timestamp::now().0.saturating_add(for_ns)));
             for node in nodes {
                 self.operate(Operation::Maintenance { node, until })?;
                 self.cluster
@@ -260,7 +259,7 @@ impl Owner {
 
 /// How much longer a server may be away, in milliseconds, if it may.
 pub(super) fn left_ms(until: Option<Timestamp>) -> Option<u64> {
-    let left_ns = until?.0.saturating_sub(clock::wall_now().0);
+    let left_ns = until?.0.saturating_sub(Timestamp::now().0);
     u64::try_from(left_ns / 1_000_000)
         .ok()
         .filter(|&left_ms| left_ms > 0)

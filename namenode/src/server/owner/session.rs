@@ -7,11 +7,11 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::meta::{OpenSession, SessionOpened};
 use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::types::Timestamp;
 
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
-use crate::server::clock;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
@@ -75,7 +75,7 @@ impl Owner {
         let client = connected.peer.to_string();
         let command = Command::OpenSession {
             client: client.clone(),
-            now: clock::wall_now(),
+            now: Timestamp::now(),
         };
         let (applied, lsn) = self.execute(&command, true)?;
         let Outcome::Session(id) = applied.reply else {
@@ -192,7 +192,7 @@ impl Owner {
     fn end_session(&mut self, id: SessionId, awaited: bool) -> Result<Lsn, FsError> {
         let command = Command::CloseSession {
             session: id,
-            now: clock::wall_now(),
+            now: Timestamp::now(),
         };
         let (_, lsn) = self.execute(&command, awaited)?;
         let connection = self.sessions.get(id).and_then(|session| session.connection);
@@ -240,7 +240,7 @@ impl Owner {
         for chunk in orphans.chunks(ORPHANS_PER_COMMAND_MAX) {
             let command = Command::ReleaseOrphans {
                 inodes: chunk.to_vec(),
-                now: clock::wall_now(),
+                now: Timestamp::now(),
             };
             // Nobody waits for it: after a crash it is done again.
             if let Err(error) = self.execute(&command, false) {

@@ -2,10 +2,10 @@
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{TRASH_INODES_PER_COMMAND_MAX, UPKEEP_INODES_PER_TICK_MAX};
+use harvestfs_protocol::types::Timestamp;
 
 use super::Owner;
 use crate::engine::namespace::{Command, EntryCursor};
-use crate::server::clock;
 
 /// How far the rounds are.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Default for Upkeep {
 impl Owner {
     /// Looks at some of the files and names that something may have to be done to, and does it.
     pub(super) fn keep_up(&mut self) {
-        let now = clock::wall_now();
+        let now = Timestamp::now();
         let limit = UPKEEP_INODES_PER_TICK_MAX;
         let from = self.upkeep.raises_from;
         let (inodes, next) = self.namespace.due_raises(now, from, limit);
