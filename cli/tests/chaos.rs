@@ -39,6 +39,24 @@ fn check_metrics(prometheus: &Prometheus) {
 }
 
 #[test]
+fn what_a_primary_loses_is_measured_on_one_cpu_after_the_other() {
+    let disk = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(BINARY);
+    command.args(["chaos", "slowdown", "--pairs", "2"]);
+    let output = command.env("TMPDIR", disk.path()).output();
+    let output = output.expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{complaint}");
+    let pairs = said.lines().filter(|line| line.starts_with("on CPU"));
+    assert_eq!(pairs.count(), 2, "{said}");
+    assert!(said.contains("(median of 2 pairs of turns)"), "{said}");
+    assert!(!said.contains("do 0 operations"), "{said}");
+    let left = disk.path().read_dir().expect("the directory").count();
+    assert_eq!(left, 0, "something is left in {}", disk.path().display());
+}
+
+#[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name).to_string_lossy().into_owned();

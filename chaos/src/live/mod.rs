@@ -38,4 +38,4 @@ pub use metrics::Metrics;
 pub use plan::Plan;
 pub use run::{Options, Progress, run};
 pub use scenario::Scenario;
-pub use slowdown::{Slowdown, SlowdownOptions, measure as measure_slowdown};
+pub use slowdown::{Loss, Slowdown, SlowdownOptions, measure as measure_slowdown};

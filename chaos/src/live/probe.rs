@@ -5,10 +5,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 
 use super::LiveError;
 
@@ -21,6 +24,8 @@ pub(crate) struct Probe {
     progress: Arc<Progress>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    /// Of the threads.
+    ids: Vec<Pid>,
 }
 
 /// What all threads together have done.
@@ -56,19 +61,37 @@ impl Probe {
     pub fn start(threads: usize, rest: Duration) -> Result<Self, LiveError> {
         let progress = Arc::new(Progress::default());
         let stop = Arc::new(AtomicBool::new(false));
+        let (tell, told) = mpsc::channel();
         let start = |number: usize| {
             let (progress, stop) = (Arc::clone(&progress), Arc::clone(&stop));
+            let tell = tell.clone();
             thread::Builder::new()
                 .name(format!("primary-{number}"))
-                .spawn(move || compute(&progress, &stop, rest))
+                .spawn(move || {
+                    // Whoever starts it waits for this.
+                    let _ = tell.send(gettid());
+                    compute(&progress, &stop, rest);
+                })
                 .map_err(LiveError::io("start a thread"))
         };
-        let threads = (0..threads).map(start).collect::<Result<_, _>>()?;
+        let threads: Vec<_> = (0..threads).map(start).collect::<Result<_, _>>()?;
+        let ids = told.iter().take(threads.len()).collect();
         Ok(Self {
             progress,
             stop,
             threads,
+            ids,
         })
+    }
+
+    /// Binds each thread to one of these CPUs.
+    pub fn bind(&self, cpus: impl Iterator<Item = usize>) -> Result<(), LiveError> {
+        for (&id, cpu) in self.ids.iter().zip(cpus) {
+            let mut only = CpuSet::new();
+            only.set(cpu);
+            sched_setaffinity(Some(id), &only).map_err(LiveError::io("choose a CPU"))?;
+        }
+        Ok(())
     }
 
     /// How far it is now.

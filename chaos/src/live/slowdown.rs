@@ -2,6 +2,9 @@
 //! alone, in turns within one run.
 
 use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix,
     path::Path,
     sync::{
         Arc,
@@ -9,6 +12,8 @@ use std::{
     },
     time::Duration,
 };
+
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::{
     LiveError, Plan, Scenario,
@@ -44,11 +49,20 @@ const TURN: Duration = Duration::from_millis(2_500);
 /// After everything was continued or stopped, before it is measured.
 const SETTLE: Duration = Duration::from_millis(300);
 
+/// What a primary lost in one pair of turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// The CPU that it was bound to; with several threads, the first one's.
+    pub cpu: usize,
+    /// By how many percent it was slower than alone; negative is noise.
+    pub percent: f64,
+}
+
 /// What a primary lost.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
-    /// Of each pair of turns, by how many percent it was slower than alone.
-    pub percents: Vec<f64>,
+    /// In each pair of turns.
+    pub losses: Vec<Loss>,
     /// Operations of clients per second while it shared the machine.
     pub operations_per_s: f64,
 }
@@ -57,14 +71,28 @@ impl Slowdown {
     /// The median of all pairs, in percent.
     #[must_use]
     pub fn median_percent(&self) -> f64 {
-        let mut sorted = self.percents.clone();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        match (sorted.get(middle), sorted.len() % 2) {
-            (Some(&upper), 0) => f64::midpoint(sorted[middle - 1], upper),
-            (Some(&only), _) => only,
-            (None, _) => 0.0,
+        median(self.losses.iter().map(|loss| loss.percent).collect())
+    }
+
+    /// The median of the pairs on each CPU, in percent.
+    #[must_use]
+    pub fn median_percent_by_cpu(&self) -> BTreeMap<usize, f64> {
+        let mut by_cpu: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for loss in &self.losses {
+            by_cpu.entry(loss.cpu).or_default().push(loss.percent);
         }
+        let medians = by_cpu.into_iter().map(|(cpu, all)| (cpu, median(all)));
+        medians.collect()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.get(middle), values.len() % 2) {
+        (Some(&upper), 0) => f64::midpoint(values[middle - 1], upper),
+        (Some(&only), _) => only,
+        (None, _) => 0.0,
     }
 }
 
@@ -72,8 +100,11 @@ impl Slowdown {
 pub struct SlowdownOptions<'a> {
     /// The binary whose parts make the cluster.
     pub binary: &'a Path,
-    /// Where the cluster's directories are made; nothing of it is removed.
-    pub directory: &'a Path,
+    /// The disk of the server that the primary owns. Nothing of it is removed.
+    pub disk: &'a Path,
+    /// For all that is on other servers in production: best in memory, so that only one server's
+    /// accesses are on the disk. Nothing of it is removed.
+    pub elsewhere: &'a Path,
     /// Threads of the primary.
     pub threads: usize,
     /// How often it has the machine for itself.
@@ -85,16 +116,21 @@ pub struct SlowdownOptions<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
-/// Measures it; takes five seconds for each pair of turns. `progress` is told of each.
+/// Measures it; takes five seconds for each pair of turns. `progress` is told of each. The primary is
+/// bound to one CPU after the other: what it loses on that which takes the disk's interrupts is another
+/// matter than on the rest.
 ///
 /// # Errors
 /// When the cluster cannot be run, or somebody interrupts it.
 pub fn measure(
     options: &SlowdownOptions<'_>,
-    progress: &mut dyn FnMut(f64),
+    progress: &mut dyn FnMut(Loss),
 ) -> Result<Slowdown, LiveError> {
     // Before the priority is lowered: threads inherit it.
     let probe = Probe::start(options.threads, Duration::ZERO)?;
+    let allowed = sched_getaffinity(None).map_err(LiveError::io("ask for the CPUs"))?;
+    let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    let cpus: Vec<_> = cpus.collect();
     (options.yield_to_others)();
     let scenario = Scenario::parse(Path::new("slowdown"), SCENARIO)
         .map_err(|error| LiveError::Cluster(error.to_string()))?;
@@ -109,15 +145,19 @@ pub fn measure(
         &scenario,
         variant,
         options.binary,
-        options.directory,
+        options.elsewhere,
         None,
         &plan,
     )?;
+    let volume = options.disk.join("volume");
+    fs::create_dir(&volume).map_err(LiveError::io(format!("make {}", volume.display())))?;
+    let link = cluster.volume(0);
+    unix::fs::symlink(&volume, &link).map_err(LiveError::io(format!("make {}", link.display())))?;
     runtime.block_on(async {
         let go_on = || !options.interrupted.load(Ordering::Relaxed);
         cluster.start_all(&go_on).await?;
         let access = Access {
-            identity: options.directory.join("client/identity"),
+            identity: options.elsewhere.join("client/identity"),
             namenode: cluster.namenode,
             spec: scenario.clients.clone(),
         };
@@ -133,15 +173,23 @@ pub fn measure(
         // So that there is something to read.
         tokio::time::sleep(TURN).await;
         let mut result = Slowdown {
-            percents: Vec::new(),
+            losses: Vec::new(),
             operations_per_s: 0.0,
         };
         let mut shared = Duration::ZERO;
         let mut operations = 0;
-        for _ in 0..options.pairs {
+        for pair in 0..options.pairs {
             if !go_on() {
                 return Err(LiveError::Interrupted);
             }
+            let mut turned = cpus
+                .iter()
+                .copied()
+                .cycle()
+                .skip(pair % cpus.len())
+                .peekable();
+            let cpu = *turned.peek().unwrap_or(&0);
+            probe.bind(turned)?;
             set_all_hung(&mut cluster, &scenario, true);
             let alone = turn(&probe).await?;
             set_all_hung(&mut cluster, &scenario, false);
@@ -149,8 +197,9 @@ pub fn measure(
             let loaded = turn(&probe).await?;
             operations += counters.succeeded() - before;
             shared += began.elapsed();
-            result.percents.push(slowdown_percent(alone, loaded));
-            progress(slowdown_percent(alone, loaded));
+            let percent = slowdown_percent(alone, loaded);
+            result.losses.push(Loss { cpu, percent });
+            progress(Loss { cpu, percent });
         }
         result.operations_per_s = operations as f64 / shared.as_secs_f64();
         stop.store(true, Ordering::Relaxed);
@@ -183,17 +232,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scenario_is_right_and_the_median_is_the_middle() {
+    fn the_scenario_is_right_and_medians_are_the_middle() {
         Scenario::parse(Path::new("slowdown"), SCENARIO).unwrap();
-        let median = |percents: &[f64]| {
-            let percents = percents.to_vec();
-            let slowdown = Slowdown {
-                percents,
-                operations_per_s: 0.0,
-            };
-            slowdown.median_percent()
+        let slowdown = |losses: &[(usize, f64)]| Slowdown {
+            losses: losses
+                .iter()
+                .map(|&(cpu, percent)| Loss { cpu, percent })
+                .collect(),
+            operations_per_s: 0.0,
         };
-        assert_eq!(median(&[3.0, 1.0, 9.0]), 3.0);
-        assert_eq!(median(&[3.0, 1.0]), 2.0);
+        let three = slowdown(&[(0, 3.0), (1, 1.0), (0, 9.0)]);
+        assert_eq!(three.median_percent(), 3.0);
+        let by_cpu: Vec<_> = three.median_percent_by_cpu().into_iter().collect();
+        assert_eq!(by_cpu, [(0, 6.0), (1, 1.0)]);
+        assert_eq!(slowdown(&[(0, 3.0), (1, 1.0)]).median_percent(), 2.0);
     }
 }
