@@ -96,27 +96,21 @@ impl Core {
     /// Makes sure that a file knows how its blocks are to be placed.
     pub(crate) async fn find_rules(&self, file: &Arc<FileState>) -> Result<(), ClientError> {
         if file.rules().is_none() {
-            let rules = self.placement_rules(file.rules_from()).await?;
+            let rules = self.placement_rules(file.ino).await?;
             file.set_rules(rules);
         }
         Ok(())
     }
 
     async fn placement_rules(&self, ino: InodeId) -> Result<PlacementRules, ClientError> {
-        let default = self.default_rules();
-        if let Some(replication) = self.session.options.replication {
-            return Ok(PlacementRules {
-                replication,
-                ..default
-            });
-        }
         if let Some(rules) = self
             .session
             .valid_cache()
             .and_then(|cache| cache.rules(ino))
         {
-            return Ok(rules);
+            return Ok(self.own_rules(rules));
         }
+        let default = self.default_rules();
         let ticket = self.session.cache.ticket();
         let (replication, durability, class) = tokio::join!(
             self.setting(ino, "replication"),
@@ -140,7 +134,16 @@ impl Core {
             },
         };
         ticket.learn_rules(ino, rules);
-        Ok(rules)
+        Ok(self.own_rules(rules))
+    }
+
+    /// The rules of a file, with what this client wants instead.
+    pub(crate) fn own_rules(&self, rules: PlacementRules) -> PlacementRules {
+        let replication = self.session.options.replication;
+        PlacementRules {
+            replication: replication.unwrap_or(rules.replication),
+            ..rules
+        }
     }
 
     async fn setting(&self, ino: InodeId, name: &str) -> Result<Option<String>, ClientError> {

@@ -6,7 +6,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::{AttrChanges, MetaOp, MetaReply, RenameMode, SetTime, SetXattrMode},
     name::Name,
-    types::{Attr, Credentials, FileKind, Timestamp},
+    types::{Attr, Credentials, FileKind, PlacementRules, Timestamp},
 };
 
 use crate::{
@@ -156,11 +156,11 @@ impl Client {
         mode: u16,
         flags: OpenFlags,
     ) -> Result<(Attr, File), ClientError> {
-        let attr = self
+        let (attr, rules) = self
             .create(credentials, parent, name, FileKind::Regular, mode, 0)
             .await?;
         let file = File::new(self, attr.ino, credentials, flags);
-        file.state().is_new_in(parent);
+        file.state().is_new(rules);
         Ok((attr, file))
     }
 
@@ -177,7 +177,7 @@ impl Client {
         mode: u16,
         rdev: u32,
     ) -> Result<Attr, ClientError> {
-        let attr = self
+        let (attr, _) = self
             .create(credentials, parent, name, kind, mode, rdev)
             .await?;
         if kind == FileKind::Regular {
@@ -187,6 +187,8 @@ impl Client {
         Ok(attr)
     }
 
+    /// Tells how the blocks of a regular file are to be placed, unless it was created before the
+    /// namenode was asked again.
     async fn create(
         &self,
         credentials: &Credentials,
@@ -195,7 +197,7 @@ impl Client {
         kind: FileKind,
         mode: u16,
         rdev: u32,
-    ) -> Result<Attr, ClientError> {
+    ) -> Result<(Attr, Option<PlacementRules>), ClientError> {
         let op = MetaOp::Create {
             parent,
             name: name.clone(),
@@ -206,19 +208,25 @@ impl Client {
         let delegations = &self.core().session.delegations;
         let takings = delegations.takings();
         let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
-        let attr = match reply {
-            MetaReply::Delegated(attr) => {
-                delegations.given(attr.ino, takings);
-                attr
+        let (attr, rules) = match reply {
+            MetaReply::Created {
+                attr,
+                rules,
+                delegated,
+            } => {
+                if delegated {
+                    delegations.given(attr.ino, takings);
+                }
+                (attr, Some(self.core().own_rules(rules)))
             }
-            reply => attr_of(reply, "Create")?,
+            reply => (attr_of(reply, "Create")?, None),
         };
         if kind == FileKind::Regular {
             // The namenode opened it for us.
             self.core().session.holds.opened(attr.ino);
         }
         added(&ticket, parent, name, &attr, None);
-        Ok(attr)
+        Ok((attr, rules))
     }
 
     /// Creates a directory.

@@ -34,7 +34,7 @@ pub mod transport;
 pub mod types;
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// The first word of the line that a part prints on standard output once it serves: whoever started
 /// it waits for that.

@@ -80,7 +80,7 @@ pub const LABEL_BYTES_MAX: usize = 128;
 /// Replies to a session's most recent mutations that the namenode remembers, so that a repeated
 /// request is answered and not executed again. Also the most mutations a session has in flight.
 pub const MUTATIONS_IN_FLIGHT_MAX: usize = 1_024;
-/// Delegations that one session may have, see [`crate::meta::MetaReply::Delegated`].
+/// Delegations that one session may have, see [`crate::meta::MetaReply::Created`].
 pub const DELEGATIONS_PER_SESSION_MAX: usize = 16_384;
 /// Most sessions at a time; bounds the memory that clients can claim.
 pub const SESSIONS_MAX: usize = 65_536;

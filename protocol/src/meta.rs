@@ -13,7 +13,7 @@
 //! - a client counts its lease from when it sent a request that was answered since, never from
 //!   when the answer came; and forgets everything when that is [`crate::limits::LEASE`] ago.
 //!
-//! A session that creates a file may get its *delegation* with it ([`MetaReply::Delegated`]): then it
+//! A session that creates a file may get its *delegation* with it ([`MetaReply::Created`]): then it
 //! need not commit the first content before `close` returns. When another session asks about the
 //! file, the namenode recalls the delegation ([`Notice::Recall`]) and answers after the commit.
 
@@ -35,7 +35,7 @@ pub struct OpenSession {
     /// Inodes that the client holds open (see [`MetaOp::Open`]); told again on resumption because
     /// the namenode does not journal them.
     pub holds: Vec<InodeId>,
-    /// Files of which the client has the delegation (see [`MetaReply::Delegated`]); told again on
+    /// Files of which the client has the delegation (see [`MetaReply::Created`]); told again on
     /// resumption for the same reason. `None`: it takes none.
     pub delegations: Option<Vec<InodeId>>,
 }
@@ -165,8 +165,8 @@ pub enum MetaOp {
         changes: AttrChanges,
     },
     /// Creates a file of any kind but directory and symlink; a regular file is also held as by
-    /// [`MetaOp::Open`]. [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Attr`] or
-    /// [`MetaReply::Delegated`].
+    /// [`MetaOp::Open`]. [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Created`]
+    /// for a regular file, [`MetaReply::Attr`] for others and for what was asked before.
     Create {
         /// Directory.
         parent: InodeId,
@@ -597,10 +597,17 @@ pub enum MetaReply {
     },
     /// How many pieces were relocated.
     Relocated(u32),
-    /// The attributes of a file that was created, and the session has its delegation: it may
-    /// answer `close` before the first content is committed. That ends with this commit, with
-    /// [`MetaOp::ReturnDelegations`], [`MetaOp::Release`], the session, and its lease.
-    Delegated(Attr),
+    /// A regular file was created.
+    Created {
+        /// Its attributes.
+        attr: Attr,
+        /// How its blocks are to be placed, as it inherited that.
+        rules: PlacementRules,
+        /// The session has its delegation: it may answer `close` before the first content is
+        /// committed. That ends with this commit, with [`MetaOp::ReturnDelegations`],
+        /// [`MetaOp::Release`], the session, and its lease.
+        delegated: bool,
+    },
 }
 
 /// What the namenode tells a client without being asked.

@@ -513,6 +513,18 @@ fn settings_are_attributes_and_are_inherited() {
         line.split_whitespace().skip(3).count()
     };
     assert_eq!(replicas(&file), 1);
+    // A directory that says nothing hands on what the ones above it say, also when that changes.
+    let below = directory.join("e/f");
+    fs::create_dir_all(&below).expect("mkdir");
+    for wanted in [1, 2, 3] {
+        let wanted_text = wanted.to_string();
+        set(&directory, "user.harvestfs.replication", &wanted_text).expect("set");
+        for (number, at) in [&below, &other.join("d/e/f")].into_iter().enumerate() {
+            let file = at.join(format!("{wanted}-{number}"));
+            fs::write(&file, vec![7; 3 << 20]).expect("write");
+            assert_eq!(replicas(&file), wanted);
+        }
+    }
     set(&file, "user.harvestfs.replication", "3").expect("set");
     // Once the mount has sealed the block, which it does when nothing more is written to it.
     wait_until("three replicas", Duration::from_secs(90), || {

@@ -78,8 +78,6 @@ struct Inner {
     holds_owed: u32,
     /// Failures since the last handle was closed.
     failures_unseen: u32,
-    /// Whose placement rules are the file's: its own or, while it is new, those of its directory.
-    rules_from: InodeId,
 }
 
 /// One of the two ways of writing.
@@ -186,7 +184,6 @@ impl FileState {
                 closed_early: false,
                 holds_owed: 0,
                 failures_unseen: 0,
-                rules_from: ino,
             }),
             progress: Notify::new(),
         })
@@ -281,19 +278,13 @@ impl FileState {
 
     /// The rules may have changed.
     pub(crate) fn forget_rules(&self) {
-        let mut inner = self.lock();
-        inner.rules = None;
-        inner.rules_from = self.ino;
+        self.lock().rules = None;
     }
 
-    pub(crate) fn rules_from(&self) -> InodeId {
-        self.lock().rules_from
-    }
-
-    /// The file is new in a directory, whose rules it has.
-    pub(crate) fn is_new_in(&self, directory: InodeId) {
+    /// The file was just created, with these rules when they are known.
+    pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
         let mut inner = self.lock();
-        inner.rules_from = directory;
+        inner.rules = rules;
         inner.reopened = false;
     }
 

@@ -18,7 +18,11 @@ async fn create_delegated(client: &mut Client, text: &str) -> InodeId {
 
 async fn create_delegated_in(client: &mut Client, parent: InodeId, text: &str) -> InodeId {
     match client.call(create(parent, text)).await {
-        Ok(MetaReply::Delegated(attr)) => attr.ino,
+        Ok(MetaReply::Created {
+            attr,
+            delegated: true,
+            ..
+        }) => attr.ino,
         other => panic!("a delegation was expected, not {other:?}"),
     }
 }

@@ -264,7 +264,7 @@ impl Client {
 
     pub async fn attr(&mut self, op: MetaOp) -> Attr {
         match self.call(op).await {
-            Ok(MetaReply::Attr(attr)) => attr,
+            Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => attr,
             other => panic!("unexpected {other:?}"),
         }
     }

@@ -75,7 +75,7 @@ impl Session {
 
     async fn ino(&mut self, op: MetaOp) -> InodeId {
         match self.ok(op).await {
-            MetaReply::Attr(attr) => attr.ino,
+            MetaReply::Attr(attr) | MetaReply::Created { attr, .. } => attr.ino,
             other => panic!("unexpected {other:?}"),
         }
     }

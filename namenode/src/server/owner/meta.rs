@@ -446,12 +446,17 @@ impl Owner {
                 if let Err(error) = self.hold(asker.session, attr.ino) {
                     tracing::error!(ino = %attr.ino, %error, "a created file is not held");
                 }
-                // A quota may refuse what is written, which `close` has to tell.
                 if matches!(op, MetaOp::Create { .. })
-                    && !self.namespace.is_limited(attr.ino)
-                    && self.delegations.give(asker.session, attr.ino)
+                    && let Ok(rules) = self.namespace.rules_of(attr.ino)
                 {
-                    return MetaReply::Delegated(attr.clone());
+                    // A quota may refuse what is written, which `close` has to tell.
+                    let delegated = !self.namespace.is_limited(attr.ino)
+                        && self.delegations.give(asker.session, attr.ino);
+                    return MetaReply::Created {
+                        attr: attr.clone(),
+                        rules,
+                        delegated,
+                    };
                 }
             }
             (MetaOp::Commit { files, .. }, _) => {
