@@ -57,10 +57,16 @@ impl Parent {
         }
     }
 
+    /// Its hashes.
+    #[must_use]
+    pub fn table(&self) -> &PageTable {
+        &self.table
+    }
+
     /// Number of its pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.table.0.len() as u64
+        self.table.len()
     }
 
     /// Compares pages that follow each other, from number `first` on. The segments cover them, in
@@ -82,7 +88,7 @@ impl Parent {
     }
 
     fn content(&self, number: u64, hash: PageHash, last: Option<&Segment>) -> Content {
-        if self.hash(number) == Some(hash) {
+        if self.table.page(number) == Some(hash) {
             return Content::Same;
         }
         if hash == self.zero {
@@ -95,7 +101,7 @@ impl Parent {
         }) = last
         {
             let next = from + (pages.end - pages.start);
-            if self.hash(next) == Some(hash) {
+            if self.table.page(next) == Some(hash) {
                 return Content::Moved { from: next };
             }
         }
@@ -103,11 +109,6 @@ impl Parent {
             Some(from) => Content::Moved { from },
             None => Content::New,
         }
-    }
-
-    fn hash(&self, number: u64) -> Option<PageHash> {
-        let number = usize::try_from(number).ok()?;
-        self.table.0.get(number).copied()
     }
 }
 
@@ -158,18 +159,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::page::{GROUP_BYTES, GroupHashes};
 
-    /// A page named by a byte; 0 is the page of zeros.
-    fn hashes(names: &[u8]) -> Vec<PageHash> {
-        names
-            .iter()
-            .map(|&name| PageHash::of(&[name; PAGE_BYTES]))
-            .collect()
+    /// Pages named by a number each; 0 is the page of zeros.
+    fn table(names: impl IntoIterator<Item = u16>) -> PageTable {
+        let mut image = Vec::new();
+        for name in names {
+            image.extend(name.to_le_bytes().repeat(PAGE_BYTES / 2));
+        }
+        let mut table = PageTable::default();
+        for group in image.chunks(GROUP_BYTES) {
+            table.push(&GroupHashes::of(group, None));
+        }
+        table
     }
 
     fn compare(parent: &[u8], first: u64, image: &[u8]) -> Vec<(Range<u64>, Content)> {
-        Parent::new(PageTable(hashes(parent)))
-            .compare(first, &hashes(image))
+        let [parent, image] = [parent, image].map(|names| table(names.iter().map(|&it| it.into())));
+        Parent::new(parent)
+            .compare(first, image.pages_from(0))
             .into_iter()
             .map(|segment| (segment.pages, segment.content))
             .collect()
@@ -247,12 +255,11 @@ mod tests {
 
         /// An image that is shifted by new memory before it is shared nearly whole.
         #[test]
-        fn a_shifted_image_is_shared(shift in 1..50u64, pages in 100..400u64) {
-            let table: Vec<PageHash> =
-                (0..pages).map(|n| PageHash::of(&n.to_le_bytes())).collect();
-            let parent = Parent::new(PageTable(table.clone()));
+        fn a_shifted_image_is_shared(shift in 1..50u64, pages in 100..400u16) {
+            let table = table(0..pages);
+            let parent = Parent::new(table.clone());
             let written: u64 = parent
-                .compare(shift, &table)
+                .compare(shift, table.pages_from(0))
                 .iter()
                 .filter(|segment| segment.content == Content::New)
                 .map(|segment| segment.pages.end - segment.pages.start)

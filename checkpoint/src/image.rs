@@ -13,7 +13,7 @@ use rustix::{fs::FallocateFlags, io::Errno};
 use crate::{
     compare::{Content, Parent, Segment},
     manifest::{Image, table_name},
-    page::{PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable, PageTableError},
+    page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageTable, PageTableError},
     pieces::{for_each_piece, read_full},
     store::{Checkpoint, Job, JobLock, StoreError, io_error, write_durably},
 };
@@ -137,14 +137,14 @@ pub fn store_pages(
         moved: Vec::new(),
         sent_bytes: 0,
     };
-    for_each_piece(source, stream_error(name), |piece| {
+    let known = writer.parent.table();
+    for_each_piece(source, known, stream_error(name), |piece| {
         let (pages, rest) = piece.bytes.as_chunks::<PAGE_BYTES>();
-        let pages_before = writer.table.0.len() as u64;
-        if !rest.is_empty() || pages_before + pages.len() as u64 > PAGES_MAX {
+        if !rest.is_empty() || writer.table.len() + pages.len() as u64 > PAGES_MAX {
             return Err(ImageError::Pages(name.to_owned()));
         }
         writer
-            .write(pages, &piece.hashes)
+            .write(pages, &piece.groups)
             .map_err(io_error("write", &path))?;
         Ok(())
     })?;
@@ -180,9 +180,10 @@ struct PagesWriter<'a> {
 }
 
 impl PagesWriter<'_> {
-    fn write(&mut self, pages: &[[u8; PAGE_BYTES]], hashes: &[PageHash]) -> io::Result<()> {
-        let first = self.table.0.len() as u64;
-        self.table.0.extend(hashes);
+    fn write(&mut self, pages: &[[u8; PAGE_BYTES]], groups: &[GroupHashes]) -> io::Result<()> {
+        let first = self.table.len();
+        groups.iter().for_each(|group| self.table.push(group));
+        let hashes = self.table.pages_from(first as usize);
         for segment in self.parent.compare(first, hashes) {
             match segment.content {
                 Content::Same => {}
@@ -375,21 +376,21 @@ fn verify_pages(
         ));
     }
     let unreadable = |error| ImageError::from(io_error("read", path)(error));
-    let mut verified = 0;
-    for_each_piece(file, unreadable, |piece| {
+    let mut found = PageTable::default();
+    for_each_piece(file, &table, unreadable, |piece| {
+        let first = found.len() as usize;
+        piece.groups.iter().for_each(|group| found.push(group));
         // It may have grown since its length was looked at.
-        let stored = table.0.get(verified..).unwrap_or_default();
-        let mut pairs = piece.hashes.iter().zip(stored);
+        let mut pairs = found.pages_from(first).iter().zip(table.pages_from(first));
         if let Some(wrong) = pairs.position(|(hash, stored)| hash != stored) {
-            let page = verified + wrong;
+            let page = first + wrong;
             let reason = format!("page {page} is not what was stored");
             return Err(damaged(image, reason));
         }
-        verified += piece.hashes.len();
         Ok(())
     })?;
-    if verified != table.0.len() {
-        return Err(damaged(image, format!("it ends at page {verified}")));
+    if found.len() != table.len() {
+        return Err(damaged(image, format!("it ends at page {}", found.len())));
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The version that this release writes, and the newest that it reads.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The version that this release reads and writes. 1 had SHA-256 in its tables of hashes.
+pub const MANIFEST_VERSION: u32 = 2;
 /// Name of the file.
 pub const MANIFEST_FILE: &str = "manifest.json";
 /// Most bytes of the file: a process tree with 10,000 images needs about 2 MiB.
@@ -68,12 +68,12 @@ impl FromStr for JobName {
 /// Why a manifest is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// Written by a later release.
+    /// Written by another release.
     #[error(
-        "its manifest has version {version}, and this harvestfs reads up to version \
-         {MANIFEST_VERSION}: use the release that wrote it, or a later one"
+        "its manifest has version {version}, and this harvestfs reads version {MANIFEST_VERSION}: \
+         use the release that wrote it"
     )]
-    Newer {
+    Version {
         /// What it says.
         version: u32,
     },
@@ -219,15 +219,15 @@ impl Manifest {
     /// From the content of the file.
     ///
     /// # Errors
-    /// When it is of a later release or damaged.
+    /// When it is of another release or damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         #[derive(Deserialize)]
         struct Version {
             version: u32,
         }
         let Version { version } = serde_json::from_slice(bytes)?;
-        if version > MANIFEST_VERSION {
-            return Err(ManifestError::Newer { version });
+        if version != MANIFEST_VERSION {
+            return Err(ManifestError::Version { version });
         }
         let manifest: Self = serde_json::from_slice(bytes)?;
         for image in &manifest.images {
@@ -317,9 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_manifest_is_refused_whatever_else_it_says() {
-        let error = Manifest::decode(br#"{"version": 2, "shape": "unknown"}"#);
-        assert!(matches!(error, Err(ManifestError::Newer { version: 2 })));
+    fn a_manifest_of_another_version_is_refused_whatever_else_it_says() {
+        for other in [MANIFEST_VERSION - 1, MANIFEST_VERSION + 1] {
+            let manifest = format!(r#"{{"version": {other}, "shape": "unknown"}}"#);
+            let error = Manifest::decode(manifest.as_bytes());
+            assert!(matches!(error, Err(ManifestError::Version { version }) if version == other));
+        }
     }
 
     #[test]

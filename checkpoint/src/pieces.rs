@@ -7,12 +7,16 @@ use std::{
     thread,
 };
 
-use rayon::{iter::ParallelIterator, slice::ParallelSlice};
+use rayon::{
+    iter::{IndexedParallelIterator, ParallelIterator},
+    slice::ParallelSlice,
+};
 
-use crate::page::{PAGE_BYTES, PageHash};
+use crate::page::{GROUP_BYTES, GroupHashes, PageTable, whole_pages};
 
-/// So much is read at a time.
-const PIECE_BYTES: usize = 1 << 20;
+/// Groups that are read at a time.
+const PIECE_GROUPS: usize = 16;
+const PIECE_BYTES: usize = PIECE_GROUPS * GROUP_BYTES;
 /// Pieces on their way: enough that neither reading nor using them waits for a short delay of the other.
 const PIECES_AHEAD: usize = 4;
 
@@ -20,16 +24,18 @@ const PIECES_AHEAD: usize = 4;
 pub(crate) struct Piece {
     /// `PIECE_BYTES` of them, or fewer at the end.
     pub bytes: Vec<u8>,
-    /// Of its whole pages.
-    pub hashes: Vec<PageHash>,
+    /// The hashes of its whole pages.
+    pub groups: Vec<GroupHashes>,
 }
 
-/// Has `take` use each piece of `source`, in their order, until it fails or all were used.
+/// Has `take` use each piece of `source`, in their order, until it fails or all were used. Where it is
+/// equal to the image that `known` is of, less is hashed.
 ///
 /// # Errors
 /// That of `take`, or what `unreadable` makes of a failure to read.
 pub(crate) fn for_each_piece<E>(
     source: impl Read + Send,
+    known: &PageTable,
     unreadable: impl FnOnce(io::Error) -> E,
     mut take: impl FnMut(&Piece) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -40,7 +46,7 @@ pub(crate) fn for_each_piece<E>(
             // The other end is right here.
             let _ = free.send(vec![0; PIECE_BYTES]);
         }
-        scope.spawn(move || read_pieces(source, &buffers, &full));
+        scope.spawn(move || read_pieces(source, known, &buffers, &full));
         for piece in pieces {
             let piece = match piece {
                 Ok(piece) => piece,
@@ -57,18 +63,23 @@ pub(crate) fn for_each_piece<E>(
 /// Reads and hashes until the source ends or nobody wants more.
 fn read_pieces(
     mut source: impl Read,
+    known: &PageTable,
     buffers: &mpsc::Receiver<Vec<u8>>,
     full: &mpsc::SyncSender<io::Result<Piece>>,
 ) {
+    let mut groups_before = 0;
     while let Ok(mut bytes) = buffers.recv() {
         let piece = read_full(&mut source, &mut bytes).map(|length| {
             bytes.truncate(length);
-            let pages = bytes.par_chunks_exact(PAGE_BYTES);
+            let groups = whole_pages(&bytes).par_chunks(GROUP_BYTES).enumerate();
+            let groups = groups
+                .map(|(number, group)| GroupHashes::of(group, known.group(groups_before + number)));
             Piece {
-                hashes: pages.map(PageHash::of).collect(),
+                groups: groups.collect(),
                 bytes,
             }
         });
+        groups_before += PIECE_GROUPS;
         let is_last = !matches!(&piece, Ok(piece) if piece.bytes.len() == PIECE_BYTES);
         if full.send(piece).is_err() || is_last {
             return;
@@ -93,27 +104,35 @@ pub(crate) fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::{PAGE_BYTES, PageHash};
 
     #[test]
     fn pieces_are_the_source_in_its_order() {
         let pages = 3 * PIECE_BYTES / PAGE_BYTES + 5;
-        let source: Vec<u8> = (0..pages)
+        let mut source: Vec<u8> = (0..pages)
             .flat_map(|page| [(page % 251) as u8; PAGE_BYTES])
             .collect();
-        let (mut bytes, mut hashes) = (Vec::new(), Vec::new());
-        for_each_piece(
-            &*source,
-            |error| error,
-            |piece| {
-                bytes.extend_from_slice(&piece.bytes);
-                hashes.extend_from_slice(&piece.hashes);
-                Ok(())
-            },
-        )
-        .expect("memory can be read");
-        assert_eq!(bytes, source);
-        let expected: Vec<PageHash> = source.chunks(PAGE_BYTES).map(PageHash::of).collect();
-        assert_eq!(hashes, expected);
+        let mut known = PageTable::default();
+        // Without one, with an equal one, and with one that is nearly equal.
+        for changed in [0, 0, 1] {
+            source[2 * PIECE_BYTES + 7] ^= changed;
+            let (mut bytes, mut table) = (Vec::new(), PageTable::default());
+            for_each_piece(
+                &*source,
+                &known,
+                |error| error,
+                |piece| {
+                    bytes.extend_from_slice(&piece.bytes);
+                    piece.groups.iter().for_each(|group| table.push(group));
+                    Ok(())
+                },
+            )
+            .expect("memory can be read");
+            assert_eq!(bytes, source);
+            let expected: Vec<PageHash> = source.chunks(PAGE_BYTES).map(PageHash::of).collect();
+            assert_eq!(table.pages_from(0), expected);
+            known = table;
+        }
     }
 
     #[test]
@@ -121,6 +140,7 @@ mod tests {
         let mut taken = 0;
         let result = for_each_piece(
             io::repeat(1),
+            &PageTable::default(),
             |error| error,
             |_| {
                 taken += 1;
@@ -146,6 +166,7 @@ mod tests {
         let source = io::repeat(1).take(PIECE_BYTES as u64).chain(Broken);
         let result = for_each_piece(
             source,
+            &PageTable::default(),
             |error| error.kind(),
             |piece| {
                 taken_bytes += piece.bytes.len();

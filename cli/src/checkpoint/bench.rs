@@ -69,14 +69,20 @@ pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
     let store = args.store()?;
     let runner = args.runner()?;
     let mut records = Vec::new();
+    // The table comes when all is measured; who interrupts that has at least this.
+    let mut measured = |record: Record| {
+        let (suspend_s, resume_s) = (record.suspend_s, record.resume_s);
+        eprintln!("  suspended in {suspend_s:.2} s, resumed in {resume_s:.2} s");
+        records.push(record);
+    };
     for &size in &command.sizes {
         for (name, directory) in [("memory", &command.memory), ("disk", &command.disk)] {
             eprintln!("{size} on {name}");
-            records.push(alone(&runner, size, name, directory)?);
+            measured(alone(&runner, size, name, directory)?);
         }
         for &replicas in &command.replicas {
             eprintln!("{size} with {replicas} replicas");
-            records.push(mounted(&runner, size, replicas, &store)?);
+            measured(mounted(&runner, size, replicas, &store)?);
         }
     }
     if let Some(file) = &command.json {
