@@ -4,6 +4,10 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -22,7 +26,10 @@ use super::{
     dump::{HowArgs, dump},
     fill, restore,
 };
-use crate::units::{self, Size};
+use crate::{
+    simulate::interrupts,
+    units::{self, Size},
+};
 
 /// Most time for the process to do what it is asked.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(300);
@@ -68,6 +75,7 @@ struct Record {
 pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
     let store = args.store()?;
     let runner = args.runner()?;
+    let interrupted = interrupts()?;
     let mut records = Vec::new();
     // The table comes when all is measured; who interrupts that has at least this.
     let mut measured = |record: Record| {
@@ -78,11 +86,11 @@ pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
     for &size in &command.sizes {
         for (name, directory) in [("memory", &command.memory), ("disk", &command.disk)] {
             eprintln!("{size} on {name}");
-            measured(alone(&runner, size, name, directory)?);
+            measured(alone(&runner, &interrupted, size, name, directory)?);
         }
         for &replicas in &command.replicas {
             eprintln!("{size} with {replicas} replicas");
-            measured(mounted(&runner, size, replicas, &store)?);
+            measured(mounted(&runner, &interrupted, size, replicas, &store)?);
         }
     }
     if let Some(file) = &command.json {
@@ -136,11 +144,17 @@ fn table(records: &[Record]) -> Table {
 }
 
 /// CRIU alone, and its images made durable: what a mount is compared with.
-fn alone(runner: &Runner, size: Size, name: &str, directory: &Path) -> anyhow::Result<Record> {
+fn alone(
+    runner: &Runner,
+    interrupted: &Arc<AtomicBool>,
+    size: Size,
+    name: &str,
+    directory: &Path,
+) -> anyhow::Result<Record> {
     let images = tempfile::Builder::new()
         .prefix("harvestfs-checkpoint-bench-")
         .tempdir_in(directory)?;
-    let mut filled = Filled::start(size)?;
+    let mut filled = Filled::start(size, Arc::clone(interrupted))?;
     let started = Instant::now();
     let child = runner.criu.dump_to(filled.pid, images.path())?;
     wait("dump", child, images.path())?;
@@ -170,13 +184,19 @@ fn alone(runner: &Runner, size: Size, name: &str, directory: &Path) -> anyhow::R
 }
 
 /// As `dump` and `restore` do it, on the mount.
-fn mounted(runner: &Runner, size: Size, replicas: u8, store: &Store) -> anyhow::Result<Record> {
+fn mounted(
+    runner: &Runner,
+    interrupted: &Arc<AtomicBool>,
+    size: Size,
+    replicas: u8,
+    store: &Store,
+) -> anyhow::Result<Record> {
     let directory = store
         .directory()
         .join(format!(".bench-{}", std::process::id()));
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    let record = mounted_in(runner, size, replicas, &directory);
+    let record = mounted_in(runner, interrupted, size, replicas, &directory);
     fs::remove_dir_all(&directory)
         .with_context(|| format!("cannot remove {}", directory.display()))?;
     record
@@ -184,6 +204,7 @@ fn mounted(runner: &Runner, size: Size, replicas: u8, store: &Store) -> anyhow::
 
 fn mounted_in(
     runner: &Runner,
+    interrupted: &Arc<AtomicBool>,
     size: Size,
     replicas: u8,
     directory: &Path,
@@ -196,7 +217,7 @@ fn mounted_in(
     )
     .context("cannot ask for replicas; is the store on a mount of HarvestFS?")?;
     let job = Store::new(directory.to_owned()).job("bench".parse()?);
-    let mut filled = Filled::start(size)?;
+    let mut filled = Filled::start(size, Arc::clone(interrupted))?;
     let digest = filled.ask("digest")?;
     let suspend = |filled: &mut Filled, job: &Job| -> anyhow::Result<(f64, u64)> {
         let started = Instant::now();
@@ -258,10 +279,12 @@ struct Filled {
     child: Option<Child>,
     directory: tempfile::TempDir,
     asked: u64,
+    /// Set by Ctrl-C: what was begun is cleaned up then.
+    interrupted: Arc<AtomicBool>,
 }
 
 impl Filled {
-    fn start(size: Size) -> anyhow::Result<Self> {
+    fn start(size: Size, interrupted: Arc<AtomicBool>) -> anyhow::Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("harvestfs-checkpoint-fill-")
             .tempdir()?;
@@ -281,6 +304,7 @@ impl Filled {
             child: Some(child),
             directory,
             asked: 0,
+            interrupted,
         };
         filled.ask("digest")?;
         Ok(filled)
@@ -313,6 +337,7 @@ impl Filled {
                 return Ok(answer.to_owned());
             }
             anyhow::ensure!(Instant::now() < end, "the process does not answer");
+            anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
             sleep(TICK);
         }
     }
