@@ -159,7 +159,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::page::{GROUP_BYTES, GroupHashes};
 
     /// Pages named by a number each; 0 is the page of zeros.
     fn table(names: impl IntoIterator<Item = u16>) -> PageTable {
@@ -167,11 +166,7 @@ mod tests {
         for name in names {
             image.extend(name.to_le_bytes().repeat(PAGE_BYTES / 2));
         }
-        let mut table = PageTable::default();
-        for group in image.chunks(GROUP_BYTES) {
-            table.push(&GroupHashes::of(group, None));
-        }
-        table
+        PageTable::of(&image, &PageTable::default())
     }
 
     fn compare(parent: &[u8], first: u64, image: &[u8]) -> Vec<(Range<u64>, Content)> {

@@ -182,7 +182,7 @@ struct PagesWriter<'a> {
 impl PagesWriter<'_> {
     fn write(&mut self, pages: &[[u8; PAGE_BYTES]], groups: &[GroupHashes]) -> io::Result<()> {
         let first = self.table.len();
-        groups.iter().for_each(|group| self.table.push(group));
+        self.table.extend(groups);
         let hashes = self.table.pages_from(first as usize);
         for segment in self.parent.compare(first, hashes) {
             match segment.content {
@@ -379,7 +379,7 @@ fn verify_pages(
     let mut found = PageTable::default();
     for_each_piece(file, &table, unreadable, |piece| {
         let first = found.len() as usize;
-        piece.groups.iter().for_each(|group| found.push(group));
+        found.extend(&piece.groups);
         // It may have grown since its length was looked at.
         let mut pairs = found.pages_from(first).iter().zip(table.pages_from(first));
         if let Some(wrong) = pairs.position(|(hash, stored)| hash != stored) {

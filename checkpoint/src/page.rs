@@ -62,10 +62,22 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// Adds the next group. Only the last one may have fewer than all pages.
-    pub fn push(&mut self, group: &GroupHashes) {
-        self.pages.extend(&group.pages);
-        self.groups.push(group.whole);
+    /// Adds the next groups. Only the very last one may have fewer than all pages.
+    pub fn extend(&mut self, groups: &[GroupHashes]) {
+        for group in groups {
+            self.pages.extend(&group.pages);
+            self.groups.push(group.whole);
+        }
+    }
+
+    /// Of an image in memory.
+    #[cfg(test)]
+    pub(crate) fn of(image: &[u8], known: &Self) -> Self {
+        let groups = image.chunks(GROUP_BYTES).enumerate();
+        let groups = groups.map(|(number, group)| GroupHashes::of(group, known.group(number)));
+        let mut table = Self::default();
+        table.extend(&groups.collect::<Vec<_>>());
+        table
     }
 
     /// The hash of a page.
@@ -209,11 +221,7 @@ mod tests {
     /// Pages of one byte each.
     fn table(pages: &[u8], known: &PageTable) -> PageTable {
         let image: Vec<u8> = pages.iter().flat_map(|&byte| [byte; PAGE_BYTES]).collect();
-        let mut table = PageTable::default();
-        for (number, group) in image.chunks(GROUP_BYTES).enumerate() {
-            table.push(&GroupHashes::of(group, known.group(number)));
-        }
-        table
+        PageTable::of(&image, known)
     }
 
     proptest! {

@@ -123,7 +123,7 @@ mod tests {
                 |error| error,
                 |piece| {
                     bytes.extend_from_slice(&piece.bytes);
-                    piece.groups.iter().for_each(|group| table.push(group));
+                    table.extend(&piece.groups);
                     Ok(())
                 },
             )

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
     thread::{self, available_parallelism},
 };
@@ -21,9 +21,7 @@ use crate::{
     simulate::{interrupts, write_file},
 };
 
-/// Where the disks of other servers are when one server's owner is what matters.
-const MEMORY: &str = "/dev/shm";
-/// Twice what was seen to be used.
+/// Twice what was seen to be used by the disks of the other servers.
 const MEMORY_MIB: u64 = 2_560;
 
 /// Arguments of `harvestfs chaos`.
@@ -48,7 +46,7 @@ enum ChaosCommand {
     },
     /// Measure what HarvestFS costs a primary tenant that computes on the same machine: in turns,
     /// the primary is alone, and shares the machine with five datanodes at work. Its server's disk is
-    /// in the temporary directory, those of the others in memory (/dev/shm).
+    /// in the temporary directory, those of the others in memory.
     Slowdown {
         /// Threads of the primary [default: half of the CPUs: with more it counts as busy, and
         /// accesses would be denied].
@@ -57,6 +55,9 @@ enum ChaosCommand {
         /// Pairs of turns; each takes five seconds.
         #[arg(long, value_name = "N", default_value_t = 15)]
         pairs: usize,
+        /// A directory in memory, for what is on other servers in production.
+        #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+        memory: PathBuf,
     },
 }
 
@@ -89,7 +90,11 @@ struct RunArgs {
 pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     match &args.command {
         ChaosCommand::Run(args) => run_scenario(args),
-        ChaosCommand::Slowdown { threads, pairs } => measure_slowdown(*threads, *pairs),
+        ChaosCommand::Slowdown {
+            threads,
+            pairs,
+            memory,
+        } => measure_slowdown(*threads, *pairs, memory),
         ChaosCommand::Plan { scenario, seed } => {
             let scenario = Scenario::load(scenario)?;
             let plan = Plan::new(&scenario, seed.unwrap_or(scenario.seed));
@@ -100,11 +105,11 @@ pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     }
 }
 
-fn measure_slowdown(threads: Option<usize>, pairs: usize) -> anyhow::Result<()> {
+fn measure_slowdown(threads: Option<usize>, pairs: usize, memory: &Path) -> anyhow::Result<()> {
     let interrupted = interrupts()?;
     let binary = std::env::current_exe().context("where is this program?")?;
     let disk = temporary_directory()?;
-    let elsewhere = in_memory()?;
+    let elsewhere = in_memory(memory)?;
     let threads = match threads {
         Some(threads) => threads,
         None => available_parallelism()?.get().div_ceil(2),
@@ -135,18 +140,20 @@ fn measure_slowdown(threads: Option<usize>, pairs: usize) -> anyhow::Result<()> 
 }
 
 /// A directory in memory, with room for what four clients write.
-fn in_memory() -> anyhow::Result<tempfile::TempDir> {
+fn in_memory(memory: &Path) -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::Builder::new()
         .prefix("harvestfs-chaos-")
-        .tempdir_in(MEMORY)
+        .tempdir_in(memory)
         .with_context(|| {
-            format!("no directory in {MEMORY}, where other servers' disks are to be")
+            let memory = memory.display();
+            format!("no directory in {memory}, where other servers' disks are to be: see --memory")
         })?;
     let space = rustix::fs::statvfs(directory.path())?;
     let free_mib = space.f_bavail.saturating_mul(space.f_frsize) >> 20;
     ensure!(
         free_mib >= MEMORY_MIB,
-        "{MEMORY} has {free_mib} MiB free, and other servers' disks need {MEMORY_MIB} MiB there"
+        "{} has {free_mib} MiB free, and other servers' disks need {MEMORY_MIB} MiB there: see --memory",
+        memory.display()
     );
     Ok(directory)
 }

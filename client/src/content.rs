@@ -97,7 +97,7 @@ impl Core {
     pub(crate) async fn find_rules(&self, file: &Arc<FileState>) -> Result<(), ClientError> {
         if file.rules().is_none() {
             let rules = self.placement_rules(file.ino).await?;
-            file.set_rules(rules);
+            file.set_rules(self.own_rules(rules));
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Core {
             .valid_cache()
             .and_then(|cache| cache.rules(ino))
         {
-            return Ok(self.own_rules(rules));
+            return Ok(rules);
         }
         let default = self.default_rules();
         let ticket = self.session.cache.ticket();
@@ -134,7 +134,7 @@ impl Core {
             },
         };
         ticket.learn_rules(ino, rules);
-        Ok(self.own_rules(rules))
+        Ok(rules)
     }
 
     /// The rules of a file, with what this client wants instead.

@@ -182,14 +182,10 @@ pub fn measure(
             if !go_on() {
                 return Err(LiveError::Interrupted);
             }
-            let mut turned = cpus
-                .iter()
-                .copied()
-                .cycle()
-                .skip(pair % cpus.len())
-                .peekable();
-            let cpu = *turned.peek().unwrap_or(&0);
-            probe.bind(turned)?;
+            // This thread runs on one of them.
+            let first = pair % cpus.len();
+            let cpu = cpus[first];
+            probe.bind(cpus.iter().copied().cycle().skip(first))?;
             set_all_hung(&mut cluster, &scenario, true);
             let alone = turn(&probe).await?;
             set_all_hung(&mut cluster, &scenario, false);

@@ -4,10 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -146,7 +143,7 @@ fn table(records: &[Record]) -> Table {
 /// CRIU alone, and its images made durable: what a mount is compared with.
 fn alone(
     runner: &Runner,
-    interrupted: &Arc<AtomicBool>,
+    interrupted: &AtomicBool,
     size: Size,
     name: &str,
     directory: &Path,
@@ -154,7 +151,7 @@ fn alone(
     let images = tempfile::Builder::new()
         .prefix("harvestfs-checkpoint-bench-")
         .tempdir_in(directory)?;
-    let mut filled = Filled::start(size, Arc::clone(interrupted))?;
+    let mut filled = Filled::start(size, interrupted)?;
     let started = Instant::now();
     let child = runner.criu.dump_to(filled.pid, images.path())?;
     wait("dump", child, images.path())?;
@@ -186,7 +183,7 @@ fn alone(
 /// As `dump` and `restore` do it, on the mount.
 fn mounted(
     runner: &Runner,
-    interrupted: &Arc<AtomicBool>,
+    interrupted: &AtomicBool,
     size: Size,
     replicas: u8,
     store: &Store,
@@ -204,7 +201,7 @@ fn mounted(
 
 fn mounted_in(
     runner: &Runner,
-    interrupted: &Arc<AtomicBool>,
+    interrupted: &AtomicBool,
     size: Size,
     replicas: u8,
     directory: &Path,
@@ -217,9 +214,9 @@ fn mounted_in(
     )
     .context("cannot ask for replicas; is the store on a mount of HarvestFS?")?;
     let job = Store::new(directory.to_owned()).job("bench".parse()?);
-    let mut filled = Filled::start(size, Arc::clone(interrupted))?;
+    let mut filled = Filled::start(size, interrupted)?;
     let digest = filled.ask("digest")?;
-    let suspend = |filled: &mut Filled, job: &Job| -> anyhow::Result<(f64, u64)> {
+    let suspend = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<(f64, u64)> {
         let started = Instant::now();
         let checkpoint = dump(runner, job, filled.pid, None, &HowArgs::default())?;
         let time_s = started.elapsed().as_secs_f64();
@@ -273,18 +270,18 @@ fn forget(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// `harvestfs checkpoint fill` at work.
-struct Filled {
+struct Filled<'a> {
     pid: i32,
     /// Until it was suspended for the first time.
     child: Option<Child>,
     directory: tempfile::TempDir,
     asked: u64,
     /// Set by Ctrl-C: what was begun is cleaned up then.
-    interrupted: Arc<AtomicBool>,
+    interrupted: &'a AtomicBool,
 }
 
-impl Filled {
-    fn start(size: Size, interrupted: Arc<AtomicBool>) -> anyhow::Result<Self> {
+impl<'a> Filled<'a> {
+    fn start(size: Size, interrupted: &'a AtomicBool) -> anyhow::Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("harvestfs-checkpoint-fill-")
             .tempdir()?;
@@ -343,7 +340,7 @@ impl Filled {
     }
 }
 
-impl Drop for Filled {
+impl Drop for Filled<'_> {
     fn drop(&mut self) {
         if let Ok(tree) = Tree::of(self.pid) {
             // It is gone already, or it is ours.
