@@ -29,6 +29,7 @@ pub mod request_id;
 pub mod rpc;
 pub mod settings;
 pub mod short_circuit;
+mod timestamp;
 pub mod token;
 pub mod transport;
 pub mod types;

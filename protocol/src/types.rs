@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -10,24 +9,7 @@ use crate::{
     token::BlockToken,
 };
 
-/// Nanoseconds since 1970-01-01T00:00:00Z, negative before; reaches from 1677 to 2262.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Timestamp(pub i64);
-
-impl Timestamp {
-    /// The wall clock as the kernel stamps files with it: it moves a few milliseconds at a time. Some
-    /// times of a file are the kernel's that mounts it; with a finer clock here, what happened later on
-    /// one machine could have the earlier time.
-    #[must_use]
-    pub fn now() -> Self {
-        let now = clock_gettime(ClockId::RealtimeCoarse);
-        Self(
-            now.tv_sec
-                .saturating_mul(1_000_000_000)
-                .saturating_add(now.tv_nsec),
-        )
-    }
-}
+pub use crate::timestamp::Timestamp;
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -403,9 +403,13 @@ fn times_of_one_machine_never_go_back() {
     let Some((_cluster, one, other)) = two_mounts() else {
         return;
     };
-    // Who stamps alternates: the namenode what is created, the kernel what is written and touched.
+    // Who stamps alternates: the namenode what is created, the kernel what is written and touched. A
+    // file elsewhere that is changed after it was looked at has the kernel stamp more finely.
+    let elsewhere = tempfile::NamedTempFile::new().expect("a file");
     let mut last = fs::metadata(&one).expect("stat").modified().expect("mtime");
     for number in 0..200 {
+        elsewhere.as_file().metadata().expect("stat");
+        fs::write(elsewhere.path(), "x").expect("write");
         let path = one.join(format!("created-{number}"));
         let file = File::create(&path).expect("create");
         let mut stamps = vec![file.metadata().expect("stat").modified()];
