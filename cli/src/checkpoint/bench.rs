@@ -165,7 +165,7 @@ fn alone(
     let pid_file = images.path().join("pid");
     let child = runner
         .criu
-        .restore(images.path(), images.path(), &[], &pid_file)?;
+        .restore(images.path(), images.path(), &[], &pid_file, None)?;
     wait("restore", child, images.path())?;
     let resume_s = started.elapsed().as_secs_f64();
     filled.ask("digest")?;

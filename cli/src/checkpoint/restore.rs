@@ -9,7 +9,8 @@ use std::{
 use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::{
-    criu, image,
+    criu::{self, Verdict},
+    image,
     manifest::JobName,
     process::Tree,
     store::{Checkpoint, Job, StoreError},
@@ -66,24 +67,32 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
     let _lock = job.lock()?;
     let _turn = runner.node.enter(manifest.size_bytes())?;
     let started = Instant::now();
-    image::verify(checkpoint).with_context(|| {
+    let refused = || {
         format!(
             "checkpoint {} of job {} cannot be restored; {}",
             manifest.number,
             manifest.job,
             before(job, manifest.number)
         )
-    })?;
+    };
+    image::verify_state(checkpoint).with_context(refused)?;
     wait_for_id(manifest.pid);
     let work = Runner::work_directory()?;
     let pid_file = work.path().join("pid");
+    // Memory is verified while CRIU loads it, from the kernel's cache for the second to come.
+    let verdict = Verdict::pending(work.path()).context("cannot hold the job back")?;
     let mut child = runner.criu.restore(
         &checkpoint.directory,
         work.path(),
         &manifest.allow,
         &pid_file,
+        Some(&verdict),
     )?;
+    let verified = image::verify_memory(checkpoint)
+        .with_context(refused)
+        .and_then(|()| verdict.whole().context("cannot let the job go"));
     let status = child.wait().context("cannot wait for CRIU")?;
+    verified?;
     criu::outcome("restore", status, work.path())?;
     let mut measured = runner.node.measured();
     measured.read(manifest.size_bytes(), started.elapsed());
