@@ -2,7 +2,6 @@
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::SystemTime};
 
-use bytes::Bytes;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -369,7 +368,7 @@ impl Filesystem for Adapter {
         let written = data.len() as u32;
         let observed = self.begin(Operation::Write);
         self.inner.metrics.written.inc_by(written.into());
-        let mut data = Bytes::copy_from_slice(data);
+        let mut data = self.write_buffers.copy(data);
         // Pages that are written back have their place, however the file was opened.
         let append = open.append && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);

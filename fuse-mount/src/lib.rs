@@ -20,5 +20,6 @@ mod read_ahead;
 mod reply;
 mod serve;
 mod shared;
+mod write_buffers;
 
 pub use mount::{Mount, MountError, MountOptions};

@@ -18,6 +18,7 @@ use crate::{
     metrics::{Metrics, Observed, Operation},
     reply,
     shared::Shared,
+    write_buffers::WriteBuffers,
 };
 
 /// Serves the kernel.
@@ -26,6 +27,8 @@ pub struct Adapter {
     pub inner: Arc<Inner>,
     /// On whose behalf they are.
     pub callers: Callers,
+    /// What they write, until it is sent.
+    pub write_buffers: Arc<WriteBuffers>,
     runtime: Handle,
 }
 
@@ -46,6 +49,7 @@ impl Adapter {
                 directories: Handles::new(),
             }),
             callers: Callers::default(),
+            write_buffers: Arc::default(),
             runtime,
         }
     }
