@@ -2,16 +2,12 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File, Permissions},
-    io::{self, Write},
-    os::unix::fs::PermissionsExt,
+    fs, io,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
-use rustix::fs::FlockOperation;
-
-use crate::manifest::Allow;
+use crate::{manifest::Allow, verdict::Verdict};
 
 /// CRIU's log, in its work directory.
 pub const LOG_FILE: &str = "criu.log";
@@ -19,17 +15,6 @@ pub const LOG_FILE: &str = "criu.log";
 const VERSION_MIN: (u32, u32) = (3, 15);
 /// Most bytes of a log that are searched for the reason of a failure, from its end.
 const LOG_BYTES_MAX: usize = 1 << 20;
-
-/// What CRIU runs at the stages of a restore ("action scripts" in criu(8)). Once everything is
-/// restored and nothing runs yet, it waits until whoever verifies the images no longer holds the lock
-/// of the verdict; CRIU gives the restore up when that is empty then. The lock goes with its holder,
-/// whatever becomes of it.
-const HOLD: &str = r#"#!/bin/sh
-[ "$CRTOOLS_SCRIPT_ACTION" != post-restore ] ||
-exec flock -s "$HARVESTFS_VERDICT" test -s "$HARVESTFS_VERDICT"
-"#;
-/// Tells [`HOLD`] the file of the verdict.
-const VERDICT_VARIABLE: &str = "HARVESTFS_VERDICT";
 
 /// Why CRIU cannot be used, or what it refused.
 #[derive(Debug, thiserror::Error)]
@@ -181,13 +166,12 @@ impl Criu {
         pid_file: &Path,
         verdict: Option<&Verdict>,
     ) -> Result<Child, CriuError> {
-        let mut arguments = restore_arguments(images, work, allow, pid_file);
         let mut command = Command::new(&self.program);
+        command.args(restore_arguments(images, work, allow, pid_file));
         if let Some(verdict) = verdict {
-            arguments.extend(["--action-script".into(), verdict.script.clone().into()]);
-            command.env(VERDICT_VARIABLE, &verdict.path);
+            verdict.hold(&mut command, allow);
         }
-        self.spawn(command.args(arguments))
+        self.spawn(&mut command)
     }
 
     fn start(&self, arguments: &[OsString]) -> Result<Child, CriuError> {
@@ -204,39 +188,6 @@ impl Criu {
                 program: self.program.clone(),
                 source,
             })
-    }
-}
-
-/// Whether images that are being restored are whole. Until that is known, the job does not run; when
-/// this is dropped without [`Verdict::whole`], it never does.
-#[derive(Debug)]
-pub struct Verdict {
-    /// Locked while it is open.
-    file: File,
-    path: PathBuf,
-    script: PathBuf,
-}
-
-impl Verdict {
-    /// Not known yet. It is kept in `work`, with a script that CRIU executes.
-    ///
-    /// # Errors
-    /// When its files cannot be made.
-    pub fn pending(work: &Path) -> io::Result<Self> {
-        let (path, script) = (work.join("verdict"), work.join("hold"));
-        let file = File::create_new(&path)?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        fs::write(&script, HOLD)?;
-        fs::set_permissions(&script, Permissions::from_mode(0o700))?;
-        Ok(Self { file, path, script })
-    }
-
-    /// They are whole.
-    ///
-    /// # Errors
-    /// When that cannot be written: the job does not run then.
-    pub fn whole(mut self) -> io::Result<()> {
-        self.file.write_all(b"whole\n")
     }
 }
 
@@ -314,11 +265,7 @@ fn parse_version(printed: &str) -> Option<(String, (u32, u32))> {
 }
 
 /// What CRIU's log says, and what it means and what to do. The first that occurs counts.
-const REASONS: [(&str, &str); 19] = [
-    (
-        "/hold\", ...) failed: Permission denied",
-        "temporary files cannot be executed: set TMPDIR to a directory that is not mounted noexec",
-    ),
+const REASONS: [(&str, &str); 18] = [
     (
         "Broken pipe",
         "the images could not be stored: the file system that they go to failed",
@@ -462,33 +409,6 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_held_until_its_images_are_known_to_be_whole() {
-        let start = |verdict: &Verdict, stage: &str| {
-            Command::new(&verdict.script)
-                .env("CRTOOLS_SCRIPT_ACTION", stage)
-                .env(VERDICT_VARIABLE, &verdict.path)
-                .spawn()
-                .expect("the script runs")
-        };
-        let pending = || {
-            let work = tempfile::tempdir().expect("a directory");
-            let verdict = Verdict::pending(work.path()).expect("it is kept");
-            let earlier = start(&verdict, "pre-restore").wait().expect("it ends");
-            assert!(earlier.success());
-            let mut held = start(&verdict, "post-restore");
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            assert!(held.try_wait().expect("it is a child").is_none());
-            (work, verdict, held)
-        };
-        let (_work, verdict, mut held) = pending();
-        verdict.whole().expect("it is written");
-        assert!(held.wait().expect("it ends").success());
-        let (_work, verdict, mut held) = pending();
-        drop(verdict);
-        assert!(!held.wait().expect("it ends").success());
-    }
-
-    #[test]
     fn every_hint_names_what_can_be_allowed() {
         for (_, meaning) in REASONS {
             if let Some((_, hint)) = meaning.split_once("--allow ") {
@@ -511,8 +431,8 @@ mod tests {
         let criu = directory.path().join("criu");
         let find = |script: &str| {
             fs::write(&criu, format!("#!/bin/sh\n{script}\n")).expect("it is written");
-            fs::set_permissions(&criu, Permissions::from_mode(0o755))
-                .expect("it is made executable");
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(&criu, mode).expect("it is made executable");
             Criu::find(&criu).expect_err("it cannot be used")
         };
         let error = find("echo Version: 3.5");

@@ -17,3 +17,4 @@ mod pieces;
 pub mod process;
 pub mod simulate;
 pub mod store;
+pub mod verdict;

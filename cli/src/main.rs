@@ -78,6 +78,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(may_go_on) = harvestfs_checkpoint::verdict::asked_by_criu() {
+        return ExitCode::from(u8::from(!may_go_on));
+    }
     let cli = Cli::parse();
     logging::start(cli.log);
     if let Some(parent) = cli.supervised_by

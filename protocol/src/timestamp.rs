@@ -1,6 +1,6 @@
 //! The wall clock, as the kernel stamps files with it.
 
-use std::{os::fd::OwnedFd, sync::OnceLock};
+use std::os::fd::OwnedFd;
 
 use rustix::{
     fs::{MemfdFlags, Timespec, Timestamps, UTIME_NOW, fstat, futimens, memfd_create},
@@ -21,14 +21,16 @@ impl Timestamp {
     /// clock, and from Linux 6.13 on up to a tick ahead of `CLOCK_REALTIME_COARSE`, because they are
     /// never before a finer stamp that any file on the machine was given
     /// (Documentation/filesystems/multigrain-ts.rst). So a file that nobody else sees is stamped, and
-    /// read. Where that is refused, the coarse clock has to do.
+    /// read. Where that is not to be had (before Linux 6.3), the coarse clock is as good.
     #[must_use]
     pub fn now() -> Self {
-        static STAMPED: OnceLock<Option<OwnedFd>> = OnceLock::new();
-        let stamped = STAMPED.get_or_init(|| memfd_create("clock", MemfdFlags::CLOEXEC).ok());
-        stamped
-            .as_ref()
-            .and_then(|file| stamp(file).ok())
+        thread_local! {
+            // Of each thread, as a stamp of another one between the two calls could be read in half.
+            static STAMPED: Option<OwnedFd> =
+                memfd_create("clock", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL).ok();
+        }
+        STAMPED
+            .with(|file| stamp(file.as_ref()?).ok())
             .unwrap_or_else(|| {
                 let now = clock_gettime(ClockId::RealtimeCoarse);
                 Self::new(now.tv_sec, now.tv_nsec)
@@ -44,7 +46,6 @@ impl Timestamp {
     }
 }
 
-/// Threads may stamp the file between each other's two calls: what is read is not before the call.
 fn stamp(file: &OwnedFd) -> io::Result<Timestamp> {
     let now = Timespec {
         tv_sec: 0,
@@ -84,11 +85,11 @@ mod tests {
             let path = directory.path().join(format!("{round}"));
             let file = File::create(&path).expect("create");
             let created = mtime(&file);
-            // Who has been looked at is stamped with the fine clock the next time.
+            // What has been looked at is stamped with the fine clock the next time.
             fs::write(&path, "x").expect("write");
-            for stamp in [created, mtime(&file), Timestamp::now()] {
-                assert!(stamp >= last, "round {round}: {stamp:?} after {last:?}");
-                last = stamp;
+            for time in [created, mtime(&file), Timestamp::now()] {
+                assert!(time >= last, "round {round}: {time:?} after {last:?}");
+                last = time;
             }
         }
     }

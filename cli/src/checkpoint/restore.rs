@@ -9,16 +9,16 @@ use std::{
 use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::{
-    criu::{self, Verdict},
-    image,
+    criu, image,
     manifest::JobName,
     process::Tree,
     store::{Checkpoint, Job, StoreError},
+    verdict::Verdict,
 };
 
 use super::{CheckpointArgs, Runner};
 
-/// Most time that a job's process may take to be gone after it was suspended.
+/// Most time that a job's process may take to be gone after it has ended.
 const ID_DEADLINE: Duration = Duration::from_secs(10);
 const ID_TICK: Duration = Duration::from_millis(20);
 
@@ -76,7 +76,9 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
         )
     };
     image::verify_state(checkpoint).with_context(refused)?;
-    wait_for_id(manifest.pid);
+    // The id of a process that has ended is in use until its parent has taken note of that. CRIU says
+    // so when it takes too long.
+    wait_while(|| Tree::of(manifest.pid).is_ok_and(|tree| tree.has_ended()));
     let work = Runner::work_directory()?;
     let pid_file = work.path().join("pid");
     // Memory is verified while CRIU loads it, from the kernel's cache for the second to come.
@@ -92,6 +94,10 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
         .with_context(refused)
         .and_then(|()| verdict.whole().context("cannot let the job go"));
     let status = child.wait().context("cannot wait for CRIU")?;
+    if verified.is_err() {
+        // CRIU has killed what it restored; the id is needed for the checkpoint before.
+        wait_while(|| Tree::of(manifest.pid).is_ok());
+    }
     verified?;
     criu::outcome("restore", status, work.path())?;
     let mut measured = runner.node.measured();
@@ -105,11 +111,9 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
         .context("CRIU did not say which process it made")
 }
 
-/// The id of a process that has ended is in use until its parent has taken note of that. CRIU says
-/// so when it takes too long.
-fn wait_for_id(pid: i32) {
+fn wait_while(is_in_use: impl Fn() -> bool) {
     let deadline = Instant::now() + ID_DEADLINE;
-    while Tree::of(pid).is_ok_and(|tree| tree.has_ended()) && Instant::now() < deadline {
+    while is_in_use() && Instant::now() < deadline {
         sleep(ID_TICK);
     }
 }
