@@ -367,27 +367,22 @@ pub fn verify_state(checkpoint: &Checkpoint) -> Result<(), ImageError> {
 pub fn verify_memory(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     let images = checkpoint.manifest.images.iter();
     for image in images.filter(|image| image.has_pages()) {
-        let path = checkpoint.directory.join(&image.name);
-        let file = File::open(&path).map_err(io_error("open", &path))?;
-        verify_pages(checkpoint, image, &file, &path)?;
+        verify_pages(&checkpoint.directory, image)?;
     }
     Ok(())
 }
 
-fn verify_pages(
-    checkpoint: &Checkpoint,
-    image: &Image,
-    file: &File,
-    path: &Path,
-) -> Result<(), ImageError> {
-    let table = load_table(&checkpoint.directory, image)?;
+fn verify_pages(directory: &Path, image: &Image) -> Result<(), ImageError> {
+    let path = directory.join(&image.name);
+    let file = File::open(&path).map_err(io_error("open", &path))?;
+    let table = load_table(directory, image)?;
     if table.image_bytes() != image.size_bytes {
         return Err(damaged(
             image,
             "its hashes are those of another length".into(),
         ));
     }
-    let unreadable = |error| ImageError::from(io_error("read", path)(error));
+    let unreadable = |error| ImageError::from(io_error("read", &path)(error));
     let mut found = PageTable::default();
     for_each_piece(file, &table, unreadable, |piece| {
         let first = found.len() as usize;

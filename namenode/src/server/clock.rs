@@ -1,9 +1,7 @@
 //! The clocks of the namenode: one that only goes forward, for leases and timeouts, and the wall
-//! clock, for time stamps and tokens.
+//! clock, for history and tokens.
 
-use std::time::Instant;
-
-use harvestfs_protocol::types::Timestamp;
+use std::time::{Instant, SystemTime};
 
 /// Milliseconds that the namenode has run. Never goes backwards.
 #[derive(Debug)]
@@ -34,7 +32,10 @@ impl Clock {
 
 /// The wall clock in milliseconds since 1970, as tokens count.
 pub(crate) fn unix_now_ms() -> u64 {
-    u64::try_from(Timestamp::now().0 / 1_000_000).unwrap_or(0)
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
 }
 
 /// The wall clock in seconds since 1970, as history counts: until 2106.
