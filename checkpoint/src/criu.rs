@@ -1,13 +1,14 @@
 //! Running CRIU, and saying in a sentence why it refused.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
-use crate::{manifest::Allow, verdict::Verdict};
+use crate::{manifest::Allow, page::PAGE_BYTES, verdict::Verdict};
 
 /// CRIU's log, in its work directory.
 pub const LOG_FILE: &str = "criu.log";
@@ -124,19 +125,53 @@ impl Criu {
         &self.version
     }
 
-    /// Starts a dump of `pid` with all its children. The images go to the receiver that listens in
-    /// `work`; the processes stay stopped.
+    /// Whether the kernel can tell which pages of a process were changed.
+    #[must_use]
+    pub fn tracks_memory(&self) -> bool {
+        // CRIU counts in pages of the machine.
+        if rustix::param::page_size() != PAGE_BYTES {
+            return false;
+        }
+        let check = Command::new(&self.program)
+            .args(["check", "--feature", "mem_dirty_track"])
+            .stdin(Stdio::null())
+            .output();
+        check.is_ok_and(|check| check.status.success())
+    }
+
+    /// Starts a dump with all images. They go to the receiver that listens in the directory for CRIU's
+    /// log; the processes stay stopped.
     ///
     /// # Errors
     /// When it does not start.
-    pub fn dump(
+    pub fn dump(&self, dump: &Dump<'_>) -> Result<Child, CriuError> {
+        let mut arguments = dump.arguments(dump.work);
+        arguments.push("--stream".into());
+        self.start(&arguments)
+    }
+
+    /// Starts a dump of what was changed since the checkpoint in `parent`, a directory beside `images`. Memory goes
+    /// into `socket`, the other images into `images`; the processes stay stopped.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn dump_changes(
         &self,
-        pid: i32,
-        work: &Path,
-        allow: &[Allow],
-        freezer: Option<&Path>,
+        dump: &Dump<'_>,
+        images: &Path,
+        parent: &OsStr,
+        socket: OwnedFd,
     ) -> Result<Child, CriuError> {
-        self.start(&dump_arguments(pid, work, allow, freezer))
+        let mut arguments = dump.arguments(images);
+        arguments.push("--prev-images-dir".into());
+        arguments.push(Path::new("..").join(parent).into());
+        // The socket is the standard input.
+        for option in ["--page-server", "--ps-socket", "0"] {
+            arguments.push(option.into());
+        }
+        let mut command = Command::new(&self.program);
+        command.args(arguments).stdin(socket);
+        self.spawn(&mut command)
     }
 
     /// Starts a dump as CRIU does it alone, with images and log in `directory`; it ends `pid`.
@@ -167,7 +202,9 @@ impl Criu {
         verdict: Option<&Verdict>,
     ) -> Result<Child, CriuError> {
         let mut command = Command::new(&self.program);
-        command.args(restore_arguments(images, work, allow, pid_file));
+        command
+            .args(restore_arguments(images, work, allow, pid_file))
+            .stdin(Stdio::null());
         if let Some(verdict) = verdict {
             verdict.hold(&mut command, allow);
         }
@@ -175,12 +212,17 @@ impl Criu {
     }
 
     fn start(&self, arguments: &[OsString]) -> Result<Child, CriuError> {
-        self.spawn(Command::new(&self.program).args(arguments))
+        self.spawn(
+            Command::new(&self.program)
+                .args(arguments)
+                .stdin(Stdio::null()),
+        )
     }
 
     fn spawn(&self, command: &mut Command) -> Result<Child, CriuError> {
         command
-            .stdin(Stdio::null())
+            // CRIU would take shared memory for tracked, which is not reliable.
+            .env_remove("CRIU_TRACK_SHMEM")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -188,6 +230,42 @@ impl Criu {
                 program: self.program.clone(),
                 source,
             })
+    }
+}
+
+/// What is to be dumped, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Dump<'a> {
+    /// The process; what it started goes with it.
+    pub pid: i32,
+    /// Directory for CRIU's log.
+    pub work: &'a Path,
+    /// What CRIU may do.
+    pub allow: &'a [Allow],
+    /// The cgroup that freezes them.
+    pub freezer: Option<&'a Path>,
+    /// Whether the kernel is to track what is changed from then on.
+    pub track: bool,
+}
+
+impl Dump<'_> {
+    fn arguments(&self, images: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into()];
+        arguments.push(self.pid.to_string().into());
+        // Stopped until the images are durable, so that a dump that fails later costs no job; and
+        // because the pages travel by reference.
+        arguments.push("--leave-stopped".into());
+        arguments.push("--images-dir".into());
+        arguments.push(images.into());
+        if self.track {
+            arguments.push("--track-mem".into());
+        }
+        if let Some(freezer) = self.freezer {
+            arguments.push("--freeze-cgroup".into());
+            arguments.push(freezer.into());
+        }
+        push_common(&mut arguments, self.work, self.allow);
+        arguments
     }
 }
 
@@ -206,23 +284,6 @@ pub fn outcome(what: &'static str, status: ExitStatus, work: &Path) -> Result<()
         reason: explain(&String::from_utf8_lossy(end))
             .unwrap_or_else(|| format!("it ended with {status} and said nothing")),
     })
-}
-
-fn dump_arguments(pid: i32, work: &Path, allow: &[Allow], freezer: Option<&Path>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into()];
-    arguments.push(pid.to_string().into());
-    // Stopped until the images are durable, so that a dump that fails later costs no job; and
-    // because the pages travel by reference.
-    for option in ["--stream", "--leave-stopped", "--images-dir"] {
-        arguments.push(option.into());
-    }
-    arguments.push(work.into());
-    if let Some(freezer) = freezer {
-        arguments.push("--freeze-cgroup".into());
-        arguments.push(freezer.into());
-    }
-    push_common(&mut arguments, work, allow);
-    arguments
 }
 
 fn restore_arguments(

@@ -3,19 +3,17 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
-    os::unix::fs::FileExt,
     path::Path,
 };
 
 use ring::digest::{Context, SHA256};
-use rustix::{fs::FallocateFlags, io::Errno};
 
 use crate::{
-    compare::{Content, Parent, Segment},
-    manifest::{Image, table_name},
-    page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageTable, PageTableError},
+    manifest::Image,
+    page::{PAGE_BYTES, PageTable, PageTableError},
+    pages_file::{PagesFile, ParentImage},
     pieces::{for_each_piece, read_full},
-    store::{Checkpoint, Job, JobLock, StoreError, io_error, write_durably},
+    store::{Checkpoint, Job, JobLock, StoreError, io_error},
 };
 
 /// Where images are stored whole, in the directory of their checkpoint.
@@ -46,30 +44,6 @@ pub enum ImageError {
         /// What is wrong.
         reason: String,
     },
-}
-
-/// An image of the parent, to compare a new one with.
-#[derive(Debug)]
-pub struct ParentImage {
-    file: File,
-    pages: Parent,
-}
-
-impl ParentImage {
-    /// The image of that name in a checkpoint; none: it has none, or its hashes are damaged, and
-    /// then nothing can be shared with it.
-    #[must_use]
-    pub fn open(checkpoint: &Checkpoint, name: &str) -> Option<Self> {
-        let images = &checkpoint.manifest.images;
-        let image = images.iter().find(|image| image.name == name)?;
-        let table = load_table(&checkpoint.directory, image).ok()?;
-        let file = File::open(checkpoint.directory.join(name)).ok()?;
-        let is_whole = file.metadata().ok()?.len() == table.image_bytes();
-        is_whole.then(|| Self {
-            file,
-            pages: Parent::new(table),
-        })
-    }
 }
 
 /// Stores an image of another kind than pages. When this returns, it is durable.
@@ -114,176 +88,18 @@ pub fn store_pages(
     directory: &Path,
     name: &str,
     source: impl Read + Send,
-    parent: Option<&ParentImage>,
+    parent: Option<ParentImage>,
 ) -> Result<Image, ImageError> {
-    let path = directory.join(name);
-    let file = File::options()
-        .create_new(true)
-        .read(true)
-        .write(true)
-        .open(&path)
-        .map_err(io_error("create", &path))?;
-    let base = match parent {
-        Some(parent) => clone_whole(&parent.file, parent.pages.pages(), &file)
-            .map_err(io_error("share pages with", &path))?
-            .then_some(parent),
-        None => None,
-    };
-    let nothing = Parent::new(PageTable::default());
-    let mut writer = PagesWriter {
-        file: &file,
-        parent: base.map_or(&nothing, |base| &base.pages),
-        table: PageTable::default(),
-        moved: Vec::new(),
-        sent_bytes: 0,
-    };
-    let known = writer.parent.table();
-    for_each_piece(source, known, stream_error(name), |piece| {
+    let mut image = PagesFile::create(directory, name, parent)?;
+    let parent = image.parent();
+    for_each_piece(source, parent.table(), stream_error(name), |piece| {
         let (pages, rest) = piece.bytes.as_chunks::<PAGE_BYTES>();
-        if !rest.is_empty() || writer.table.len() + pages.len() as u64 > PAGES_MAX {
+        if !rest.is_empty() {
             return Err(ImageError::Pages(name.to_owned()));
         }
-        writer
-            .write(pages, &piece.groups)
-            .map_err(io_error("write", &path))?;
-        Ok(())
+        image.write_groups(pages, &piece.groups)
     })?;
-    if let Some(base) = base {
-        writer
-            .share_moved(&base.file)
-            .map_err(io_error("share pages with", &path))?;
-    }
-    let PagesWriter {
-        table, sent_bytes, ..
-    } = writer;
-    file.set_len(table.image_bytes())
-        .and_then(|()| file.sync_all())
-        .map_err(io_error("sync", &path))?;
-    let bytes = table.encode();
-    write_durably(&directory.join(table_name(name)), &bytes)?;
-    Ok(Image {
-        name: name.to_owned(),
-        size_bytes: table.image_bytes(),
-        sent_bytes,
-        sha256: sha256(&bytes),
-    })
-}
-
-struct PagesWriter<'a> {
-    file: &'a File,
-    parent: &'a Parent,
-    table: PageTable,
-    /// Pages that the parent has elsewhere: they are shared at the end, when nothing is on its way
-    /// to the file any more.
-    moved: Vec<Segment>,
-    sent_bytes: u64,
-}
-
-impl PagesWriter<'_> {
-    fn write(&mut self, pages: &[[u8; PAGE_BYTES]], groups: &[GroupHashes]) -> io::Result<()> {
-        let first = self.table.len();
-        self.table.extend(groups);
-        let hashes = self.table.pages_from(first as usize);
-        for segment in self.parent.compare(first, hashes) {
-            match segment.content {
-                Content::Same => {}
-                Content::Moved { .. } => push_moved(&mut self.moved, segment),
-                Content::Zero => self.clear(&segment)?,
-                Content::New => {
-                    let range = &segment.pages;
-                    // Numbers of pages in this piece, which is small.
-                    let (from, to) = ((range.start - first) as usize, (range.end - first) as usize);
-                    let bytes = pages[from..to].as_flattened();
-                    self.file
-                        .write_all_at(bytes, range.start * PAGE_BYTES_U64)?;
-                    self.sent_bytes += bytes.len() as u64;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Beyond the parent's end there is nothing to clear.
-    fn clear(&self, segment: &Segment) -> io::Result<()> {
-        let end = segment.pages.end.min(self.parent.pages());
-        if segment.pages.start >= end {
-            return Ok(());
-        }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (offset, length) = (segment.pages.start, end - segment.pages.start);
-        rustix::fs::fallocate(
-            self.file,
-            flags,
-            offset * PAGE_BYTES_U64,
-            length * PAGE_BYTES_U64,
-        )?;
-        Ok(())
-    }
-
-    fn share_moved(&mut self, parent: &File) -> io::Result<()> {
-        for Segment { pages, content } in self.moved.drain(..) {
-            let Content::Moved { from } = content else {
-                continue;
-            };
-            copy_range(
-                parent,
-                from * PAGE_BYTES_U64,
-                self.file,
-                pages.start * PAGE_BYTES_U64,
-                (pages.end - pages.start) * PAGE_BYTES_U64,
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// Adds a run, to the one before it where it goes on with that.
-fn push_moved(moved: &mut Vec<Segment>, segment: Segment) {
-    if let (Some(last), Content::Moved { from }) = (moved.last_mut(), segment.content)
-        && let Content::Moved { from: start } = last.content
-        && last.pages.end == segment.pages.start
-        && start + (last.pages.end - last.pages.start) == from
-    {
-        last.pages.end = segment.pages.end;
-    } else {
-        moved.push(segment);
-    }
-}
-
-/// Makes `to` start as `from`; false: this file system cannot.
-fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
-    match copy_range(from, 0, to, 0, pages * PAGE_BYTES_U64) {
-        Err(error) => match Errno::from_io_error(&error) {
-            Some(Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
-            _ => Err(error),
-        },
-        Ok(()) => Ok(true),
-    }
-}
-
-/// `copy_file_range(2)`: on HarvestFS extents that point into the same blocks.
-fn copy_range(
-    from: &File,
-    mut from_offset: u64,
-    to: &File,
-    mut to_offset: u64,
-    mut length: u64,
-) -> io::Result<()> {
-    while length > 0 {
-        let step = usize::try_from(length).unwrap_or(usize::MAX);
-        let copied = rustix::fs::copy_file_range(
-            from,
-            Some(&mut from_offset),
-            to,
-            Some(&mut to_offset),
-            step,
-        )?;
-        if copied == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        length -= copied as u64;
-    }
-    Ok(())
+    image.finish()
 }
 
 /// Checkpoints in a row that may share pages before the last one is stored whole again. Each one
@@ -318,10 +134,11 @@ pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool
         let path = directory.join(&image.name);
         let file = File::open(&path).map_err(io_error("open", &path))?;
         let whole = store_pages(&new, &image.name, file, None)?;
-        if (whole.size_bytes, &whole.sha256) != (image.size_bytes, &image.sha256) {
+        // The hashes that are there stay: those of groups may be unknown in one table and not in the
+        // other.
+        if load_table(&new, &whole)?.pages_from(0) != load_table(directory, image)?.pages_from(0) {
             return Err(damaged(image, "its pages are not what was stored".into()));
         }
-        // Its hashes are the same.
         std::fs::rename(new.join(&image.name), &path).map_err(io_error("replace", &path))?;
         image.sent_bytes = whole.sent_bytes;
         std::fs::remove_dir_all(&new).map_err(io_error("remove", &new))?;
@@ -403,7 +220,7 @@ fn verify_pages(directory: &Path, image: &Image) -> Result<(), ImageError> {
 }
 
 /// Reads the hashes of an image, and checks them.
-fn load_table(directory: &Path, image: &Image) -> Result<PageTable, ImageError> {
+pub(crate) fn load_table(directory: &Path, image: &Image) -> Result<PageTable, ImageError> {
     let path = directory.join(image.table_name());
     let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
     if sha256(&bytes) != image.sha256 {
@@ -442,6 +259,7 @@ mod tests {
 
     use super::*;
     use crate::manifest::{MANIFEST_VERSION, Manifest};
+    use crate::page::PAGE_BYTES_U64;
 
     fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
         verify_state(checkpoint)?;
@@ -457,8 +275,8 @@ mod tests {
         fs::create_dir(&directory).expect("it is made");
         let memory = memory(pages);
         let parent = parent.and_then(|parent| ParentImage::open(parent, "pages-1.img"));
-        let image = store_pages(&directory, "pages-1.img", &memory[..], parent.as_ref())
-            .expect("it is stored");
+        let image =
+            store_pages(&directory, "pages-1.img", &memory[..], parent).expect("it is stored");
         let core = store_plain(&directory, "core-1.img", &b"registers"[..]).expect("it is stored");
         assert_eq!(fs::read(directory.join("pages-1.img")).expect("it"), memory);
         let sent_bytes = image.sent_bytes;

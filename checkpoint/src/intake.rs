@@ -23,8 +23,9 @@ use rustix::{
 };
 
 use crate::{
-    image::{ImageError, ParentImage, store_pages, store_plain},
+    image::{ImageError, store_pages, store_plain},
     manifest::{Image, ManifestError, check_image_name, is_pages_image},
+    pages_file::ParentImage,
     store::Checkpoint,
 };
 
@@ -59,8 +60,8 @@ pub enum IntakeError {
     /// CRIU does not speak its protocol.
     #[error("CRIU sent a request that is not understood: {0}")]
     Protocol(&'static str),
-    /// CRIU never connected.
-    #[error("CRIU ended before it sent an image")]
+    /// CRIU never connected, or did not say that it has sent all.
+    #[error("CRIU ended before it sent all images")]
     NotConnected,
 }
 
@@ -170,14 +171,14 @@ fn store(
     let pipe = File::from(pipe);
     if is_pages_image(name) {
         let parent = parent.and_then(|parent| ParentImage::open(parent, name));
-        store_pages(directory, name, pipe, parent.as_ref())
+        store_pages(directory, name, pipe, parent)
     } else {
         store_plain(directory, name, pipe)
     }
 }
 
 /// Waits a moment; whether there is something to read, or the other side is gone.
-fn wait_readable(source: &impl std::os::fd::AsFd) -> io::Result<bool> {
+pub(crate) fn wait_readable(source: &impl std::os::fd::AsFd) -> io::Result<bool> {
     let mut wanted = [PollFd::new(source, PollFlags::IN)];
     match poll(&mut wanted, Some(&TICK)) {
         Ok(ready) => Ok(ready > 0),

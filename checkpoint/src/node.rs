@@ -12,7 +12,10 @@ use std::{
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::store::{StoreError, io_error};
+use crate::{
+    store::{StoreError, io_error},
+    tracking::Tracking,
+};
 
 /// Most time that a checkpoint waits for those before it.
 pub const QUEUE_DEADLINE: Duration = Duration::from_secs(3600);
@@ -77,6 +80,14 @@ impl Node {
         Ok(Self {
             directory: directory.to_owned(),
         })
+    }
+
+    /// Which processes have their changes tracked by the kernel.
+    ///
+    /// # Errors
+    /// When the directory for that cannot be made.
+    pub fn tracking(&self) -> Result<Tracking, StoreError> {
+        Tracking::open(self.directory.join("tracked"))
     }
 
     /// What was measured; nothing when the file is missing or damaged, as it is measured again.

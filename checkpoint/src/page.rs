@@ -1,6 +1,6 @@
 //! Pages of memory and their hashes: what a new image is compared with its parent by.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use rustc_hash::FxHashMap;
 
@@ -27,6 +27,9 @@ const HASH_BYTES: usize = 16;
 pub struct PageHash(pub [u8; HASH_BYTES]);
 
 impl PageHash {
+    /// Stands for the hash of a group that was not made. No pages are known that have it.
+    const UNKNOWN: Self = Self([0; HASH_BYTES]);
+
     /// The hash of one page, or of the pages of a group.
     #[must_use]
     pub fn of(pages: &[u8]) -> Self {
@@ -70,6 +73,23 @@ impl PageTable {
         }
     }
 
+    /// Adds the next pages alone. The hashes of their groups are missing until
+    /// [`PageTable::complete_groups`].
+    pub fn extend_pages(&mut self, pages: &[PageHash]) {
+        self.pages.extend_from_slice(pages);
+    }
+
+    /// Adds the hashes of groups that are missing: those of equal groups of `known` at the same place, and
+    /// for the others one that no group has. (A comparison then goes by their pages.)
+    pub fn complete_groups(&mut self, known: &Self) {
+        for pages in self.pages.chunks(GROUP_PAGES).skip(self.groups.len()) {
+            let known = known.group(self.groups.len());
+            let whole = known.filter(|known| known.pages == pages);
+            self.groups
+                .push(whole.map_or(PageHash::UNKNOWN, |known| known.whole));
+        }
+    }
+
     /// Of an image in memory.
     #[cfg(test)]
     pub(crate) fn of(image: &[u8], known: &Self) -> Self {
@@ -90,6 +110,13 @@ impl PageTable {
     #[must_use]
     pub fn pages_from(&self, number: usize) -> &[PageHash] {
         self.pages.get(number..).unwrap_or_default()
+    }
+
+    /// The hashes of pages; none: some are beyond the end.
+    #[must_use]
+    pub fn pages_in(&self, numbers: Range<u64>) -> Option<&[PageHash]> {
+        let [start, end] = [numbers.start, numbers.end].map(usize::try_from);
+        self.pages.get(start.ok()?..end.ok()?)
     }
 
     /// Number of pages.

@@ -82,6 +82,12 @@ impl Tree {
         self.0[0]
     }
 
+    /// Whether this process is one of them.
+    #[must_use]
+    pub fn contains(&self, pid: i32) -> bool {
+        self.0.contains(&pid)
+    }
+
     /// Bytes of memory that they use; what they share counts once.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
@@ -204,6 +210,12 @@ fn parents() -> Vec<(i32, i32)> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(|pid| Some((pid, stat_field(pid, 4)?.try_into().ok()?)))
         .collect()
+}
+
+/// When a process was started, in ticks since the machine was; none: it is not there.
+#[must_use]
+pub fn started_ticks(pid: i32) -> Option<u64> {
+    stat_field(pid, 22)
 }
 
 fn cpu_ticks(pid: i32) -> Option<u64> {

@@ -5,6 +5,7 @@
 //! does not hold (what is decoded encodes to the same again, recovery returns only what was
 //! written, and the like).
 
+mod checkpoints;
 mod data;
 mod directory;
 mod frames;
@@ -30,6 +31,7 @@ mod store;
 #[path = "../../cli/src/units.rs"]
 mod units;
 
+pub use checkpoints::checkpoint_files;
 pub use data::data_messages;
 pub use directory::namenode_directory;
 pub use frames::{frames, rpc_replies, rpc_requests};
@@ -45,6 +47,7 @@ pub type Target = fn(&[u8]);
 
 /// All targets by name.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("checkpoint_files", checkpoint_files),
     ("config_files", config_files),
     ("data_messages", data_messages),
     ("frames", frames),

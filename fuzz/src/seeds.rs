@@ -6,8 +6,8 @@ use harvestfs_namenode::engine::namespace::Command;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
-    DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
-    WriteAck, WriteRequest,
+    DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest,
+    ShortCircuitReply, WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::{DataError, FsError};
 use harvestfs_protocol::history::{HistoryRecord, HistoryReply, HistoryRequest, TenantName};
@@ -22,8 +22,8 @@ use harvestfs_protocol::node::{
     BlockReport, Heartbeat, NodeCommand, NodeReply, NodeRequest, RegisterNode, ReplicaReport,
     ServerDescription,
 };
-use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::short_circuit::FileRequest;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
@@ -38,6 +38,7 @@ use crate::{journal, namespace};
 /// The seeds of a target, in a fixed order. (Certificates and keys differ from call to call.)
 pub fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
+        "checkpoint_files" => checkpoint_files(),
         "config_files" => config_files(),
         "data_messages" => data_messages(),
         "frames" => frames(),
@@ -549,5 +550,57 @@ fn version_file() -> Vec<Vec<u8>> {
     vec![
         flagged(Some(1), &[body.as_bytes()]),
         flagged(Some(0), &[body.as_bytes()]),
+    ]
+}
+
+/// A manifest, hashes of pages, a map of pages and messages of CRIU.
+fn checkpoint_files() -> Vec<Vec<u8>> {
+    use harvestfs_checkpoint::{
+        manifest::{Allow, Image, MANIFEST_VERSION, Manifest},
+        page::{PageHash, PageTable},
+        pagemap::{IN_PARENT, PRESENT, PageMap, Run},
+    };
+    let image = Image {
+        name: "pages-1.img".into(),
+        size_bytes: 4096,
+        sent_bytes: 4096,
+        sha256: "00".into(),
+    };
+    let manifest = Manifest {
+        version: MANIFEST_VERSION,
+        job: "job".parse().expect("a name"),
+        number: 2,
+        parent: Some(1),
+        depth: 1,
+        node: "node".into(),
+        pid: 42,
+        created_unix_ms: 1,
+        stopped_ms: 2,
+        progress_ms: 3,
+        left_running: true,
+        criu: "4.1".into(),
+        allow: vec![Allow::ShellJob],
+        images: vec![image],
+    };
+    let mut table = PageTable::default();
+    table.extend_pages(&[PageHash([1; 16]), PageHash([2; 16])]);
+    table.complete_groups(&PageTable::default());
+    let mut map = PageMap::new(1);
+    for (address, flags) in [(4096, PRESENT), (16_384, IN_PARENT), (65_536, PRESENT | 2)] {
+        let run = Run {
+            address,
+            pages: 2,
+            flags,
+        };
+        map.push(run).expect("they are in order");
+    }
+    let open = [&[4_u8, 0, 0, 0][..], &[0; 12], &[1, 42, 0, 0, 0, 0, 0, 0]].concat();
+    let add = [&[6_u8, 0, 4, 0][..], &[0; 4], &[2; 8], &[0; 8], &[1; 8]].concat();
+    vec![
+        flagged(Some(0), &[&manifest.encode().expect("it is whole")]),
+        flagged(Some(1), &[&table.encode()]),
+        flagged(Some(2), &[&map.encode()]),
+        flagged(Some(3), &[&open]),
+        flagged(Some(3), &[&add]),
     ]
 }

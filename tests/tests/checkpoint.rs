@@ -253,6 +253,80 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
     assert!(checkpoints.list(&here).is_empty());
 }
 
+/// Where the kernel tracks what is changed and it is asked for, CRIU uses that; elsewhere all memory is
+/// compared.
+#[test]
+fn a_job_that_goes_on_is_stored_incrementally() {
+    const BY_KERNEL: &str = "tracked by the kernel";
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let check = Command::new(&checkpoints.criu)
+        .args(["check", "--feature", "mem_dirty_track"])
+        .output();
+    let is_tracked = check.expect("CRIU runs").status.success();
+    if !is_tracked {
+        eprintln!("this kernel does not track changes of memory: only the comparison is tested");
+    }
+    let (_cluster, here, there) = on_two_mounts(2);
+    let mut job = Job::start();
+    let pid = job.pid.to_string();
+    let go_on = [
+        "dump",
+        &pid,
+        "--job",
+        "job",
+        "--leave-running",
+        "--track-mem",
+    ];
+    let said = checkpoints.run(&here, &go_on);
+    assert!(!said.contains(BY_KERNEL), "{said}");
+    let sends_little = |how: &str| {
+        let manifests = checkpoints.list(&here);
+        let last = manifests.iter().rfind(|manifest| manifest["job"] == "job");
+        let bytes = sent_bytes(last.expect("it was stored"));
+        assert!(bytes * 100 <= MEMORY_BYTES * 15, "{how}: {bytes} sent");
+    };
+    for how in ["together", "scattered"] {
+        job.ask(&format!("change 10 {how}"));
+        let said = checkpoints.run(&here, &go_on);
+        assert_eq!(said.contains(BY_KERNEL), is_tracked, "{how}: {said}");
+        sends_little(how);
+        job.goes_on();
+    }
+
+    // What another dump has the kernel forget is compared.
+    job.ask("change 1 together");
+    let other = [
+        "dump",
+        &pid,
+        "--job",
+        "other",
+        "--leave-running",
+        "--track-mem",
+    ];
+    checkpoints.run(&here, &other);
+    let said = checkpoints.run(&here, &go_on);
+    assert!(!said.contains(BY_KERNEL), "{said}");
+    sends_little("compared");
+
+    job.ask("change 10 scattered");
+    let digest = job.ask("digest");
+    let said = checkpoints.run(&here, &["dump", &pid, "--job", "job"]);
+    assert_eq!(said.contains(BY_KERNEL), is_tracked, "{said}");
+    sends_little("suspended");
+    job.has_ended();
+    checkpoints.run(&here, &["gc", "job", "--keep", "1", "--depth", "0"]);
+    checkpoints.restore(&there, &job);
+    assert_eq!(job.ask("digest"), digest);
+
+    // A resumed job is a new process to the kernel.
+    let said = checkpoints.run(&there, &["dump", &pid, "--job", "job"]);
+    assert!(!said.contains(BY_KERNEL), "{said}");
+    sends_little("resumed");
+    job.has_ended();
+}
+
 #[test]
 fn criu_alone_works_on_the_mount() {
     let Some(checkpoints) = Checkpoints::new() else {

@@ -218,7 +218,7 @@ fn mounted_in(
     let digest = filled.ask("digest")?;
     let suspend = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<(f64, u64)> {
         let started = Instant::now();
-        let checkpoint = dump(runner, job, filled.pid, None, &HowArgs::default())?;
+        let checkpoint = dump(runner, job, filled.pid, None, &HowArgs::default())?.checkpoint;
         let time_s = started.elapsed().as_secs_f64();
         filled.reap()?;
         forget(&checkpoint.directory)?;

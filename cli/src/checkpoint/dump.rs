@@ -1,6 +1,7 @@
 //! `harvestfs checkpoint dump`
 
 use std::{
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::Child,
     thread::sleep,
@@ -10,12 +11,14 @@ use std::{
 use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::{
-    criu,
+    criu::{self, Criu, Dump},
     image::{self, CHAIN_DEPTH_MAX},
     intake::{Intake, IntakeError},
     manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest},
+    page_server,
     process::{ProcessError, Tree, can_freeze, root_of_cgroup},
     store::{Checkpoint, Draft, Job},
+    tracking::Tracked,
 };
 
 use super::{CheckpointArgs, Runner};
@@ -53,6 +56,10 @@ pub struct HowArgs {
     /// Let the job go on afterwards.
     #[arg(long)]
     leave_running: bool,
+    /// Have the kernel track what the job changes from then on, where it can: the next checkpoint need not
+    /// read all memory. Only for jobs that do not move memory (`mremap`), which kernels do not notice.
+    #[arg(long, requires = "leave_running")]
+    track_mem: bool,
     /// Store everything, also what the last checkpoint has.
     #[arg(long)]
     full: bool,
@@ -75,17 +82,26 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
         ),
         (None, None) => anyhow::bail!("say which process, or which --cgroup"),
     };
-    let checkpoint = dump(&runner, &job, pid, freezer, &command.how)?;
-    tell(&checkpoint);
+    let dumped = dump(&runner, &job, pid, freezer, &command.how)?;
+    tell(&dumped);
     tidy(&runner, &job, keep);
     Ok(())
 }
 
+/// A checkpoint that was made.
+#[derive(Debug)]
+pub struct Dumped {
+    /// It.
+    pub checkpoint: Checkpoint,
+    /// Whether the kernel told what was changed since its parent; else all memory was compared.
+    pub told_by_kernel: bool,
+}
+
 /// Says what was stored.
-pub fn tell(checkpoint: &Checkpoint) {
-    let manifest = &checkpoint.manifest;
+pub fn tell(dumped: &Dumped) {
+    let manifest = &dumped.checkpoint.manifest;
     println!(
-        "{} {}: {} of memory and state, {} sent{}; the job stood still for {:.2} s",
+        "{} {}: {} of memory and state, {} sent{}{}; the job stood still for {:.2} s",
         manifest.job,
         manifest.number,
         units::human(manifest.size_bytes()),
@@ -93,6 +109,11 @@ pub fn tell(checkpoint: &Checkpoint) {
         match manifest.parent {
             Some(parent) => format!(", the rest shared with checkpoint {parent}"),
             None => String::new(),
+        },
+        if dumped.told_by_kernel {
+            " (changes were tracked by the kernel)"
+        } else {
+            ""
         },
         manifest.stopped_ms as f64 / 1000.0,
     );
@@ -124,21 +145,54 @@ pub fn dump(
     pid: i32,
     freezer: Option<&Path>,
     how: &HowArgs,
-) -> anyhow::Result<Checkpoint> {
-    let memory_bytes = Tree::of(pid)?.memory_bytes();
+) -> anyhow::Result<Dumped> {
+    let tree = Tree::of(pid)?;
     let lock = job.lock()?;
     let parent = parent(job, how.full);
-    let _turn = runner.node.enter(memory_bytes)?;
-    let draft = job.begin(&lock, &runner.node_name)?;
+    let _turn = runner.node.enter(tree.memory_bytes())?;
+    let tracking = runner.node.tracking()?;
+    // Forgotten before anything can fail.
+    let tracked = tracking.take(&Tree::of(pid)?)?;
+    let mut draft = job.begin(&lock, &runner.node_name)?;
     let work = Runner::work_directory()?;
-    let intake = Intake::bind(work.path()).context("cannot listen for CRIU's images")?;
+    let tracked_since = parent
+        .as_ref()
+        .is_some_and(|parent| tracked.is_some() && tracked == Tracked::since(parent));
+    let track = (how.track_mem || tracked_since) && runner.criu.tracks_memory();
+    if how.track_mem && !track {
+        eprintln!("harvestfs: this kernel does not track changes: all memory is compared");
+    }
+    let dump = Dump {
+        pid,
+        work: work.path(),
+        allow: &how.allow,
+        freezer,
+        track,
+    };
 
     let cpu_ms = Tree::of(pid)?.cpu_ms();
     let started = Instant::now();
-    let child = runner.criu.dump(pid, work.path(), &how.allow, freezer)?;
     // CRIU leaves them stopped when it succeeds. Whatever fails then, they go on.
     let mut stopped = Stopped(Some(pid));
-    let images = receive(intake, child, &draft, parent.as_ref(), work.path())?;
+    let mut changes = None;
+    if let Some(parent) = parent.as_ref().filter(|_| track && tracked_since) {
+        match dump_changes(&runner.criu, &dump, &draft, parent) {
+            Ok(images) => changes = Some(images),
+            Err(error) => {
+                eprintln!(
+                    "harvestfs: all memory is compared, as its changes are not known: {error:#}"
+                );
+                // The old one is removed before the new one is there.
+                drop(draft);
+                draft = job.begin(&lock, &runner.node_name)?;
+            }
+        }
+    }
+    let told_by_kernel = changes.is_some();
+    let images = match changes {
+        Some(images) => images,
+        None => dump_all(&runner.criu, &dump, &draft, parent.as_ref())?,
+    };
     let manifest = Manifest {
         version: MANIFEST_VERSION,
         job: job.name().clone(),
@@ -159,6 +213,13 @@ pub fn dump(
     };
     let checkpoint = draft.commit(manifest)?;
     if how.leave_running {
+        if track
+            && how.track_mem
+            && let Some(tracked) = Tracked::since(&checkpoint)
+            && let Err(error) = tracking.remember(pid, &tracked)
+        {
+            eprintln!("harvestfs: the next checkpoint is going to read all memory: {error}");
+        }
         stopped.go_on()?;
     } else {
         stopped.end()?;
@@ -168,7 +229,10 @@ pub fn dump(
     if let Err(error) = runner.node.remember(&measured) {
         eprintln!("harvestfs: the bandwidth that was measured is not remembered: {error}");
     }
-    Ok(checkpoint)
+    Ok(Dumped {
+        checkpoint,
+        told_by_kernel,
+    })
 }
 
 /// The checkpoint to compare with. One that cannot be used is told and left alone: the new one is
@@ -188,23 +252,52 @@ fn parent(job: &Job, is_full: bool) -> Option<Checkpoint> {
     }
 }
 
-/// Stores what CRIU sends. The reason of a failure is CRIU's, unless storing failed first.
-fn receive(
-    intake: Intake,
-    mut child: Child,
+/// Stores everything, of which what the parent has too is not sent.
+fn dump_all(
+    criu: &Criu,
+    dump: &Dump<'_>,
     draft: &Draft,
     parent: Option<&Checkpoint>,
+) -> anyhow::Result<Vec<Image>> {
+    let intake = Intake::bind(dump.work).context("cannot listen for CRIU's images")?;
+    let mut child = criu.dump(dump)?;
+    let received = intake.receive(draft.directory(), parent, || is_alive(&mut child));
+    ended(child, received, dump.work)
+}
+
+/// Stores what the kernel says was changed since the parent.
+fn dump_changes(
+    criu: &Criu,
+    dump: &Dump<'_>,
+    draft: &Draft,
+    parent: &Checkpoint,
+) -> anyhow::Result<Vec<Image>> {
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket for CRIU's pages")?;
+    let name = parent.directory.file_name().unwrap_or_default();
+    let mut child = criu.dump_changes(dump, draft.directory(), name, theirs.into())?;
+    let received = page_server::receive(ours, draft.directory(), parent, || is_alive(&mut child));
+    let received = ended(child, received, dump.work)?;
+    Ok(page_server::adopt(draft.directory(), received)?)
+}
+
+fn is_alive(child: &mut Child) -> bool {
+    matches!(child.try_wait(), Ok(None))
+}
+
+/// Waits until CRIU has ended. The reason of a failure is CRIU's, unless storing failed first.
+fn ended(
+    mut child: Child,
+    received: Result<Vec<Image>, IntakeError>,
     work: &Path,
 ) -> anyhow::Result<Vec<Image>> {
-    let received = intake.receive(draft.directory(), parent, || {
-        matches!(child.try_wait(), Ok(None))
-    });
     let status = child.wait().context("cannot wait for CRIU")?;
     let outcome = criu::outcome("dump", status, work);
     match received {
         Ok(images) => outcome.map(|()| images).map_err(Into::into),
         Err(error) => match (error, outcome) {
-            (IntakeError::NotConnected, Err(refused)) => Err(refused.into()),
+            (IntakeError::NotConnected | IntakeError::Connection(_), Err(refused)) => {
+                Err(refused.into())
+            }
             (error, _) => Err(error).context("the images could not be stored; the job goes on"),
         },
     }

@@ -121,9 +121,9 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         match decision {
             Preemption::Kill => it.tree.kill()?,
             Preemption::Checkpoint | Preemption::Incremental => {
-                let checkpoint = dump(&runner, &it.job, it.tree.root(), None, &command.how)
+                let dumped = dump(&runner, &it.job, it.tree.root(), None, &command.how)
                     .with_context(|| format!("cannot checkpoint job {}", it.job.name()))?;
-                tell(&checkpoint);
+                tell(&dumped);
                 tidy(&runner, &it.job, keep);
             }
         }

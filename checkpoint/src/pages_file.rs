@@ -1,0 +1,285 @@
+//! An image of pages on its way into the store: it starts as a clone of its parent's, and only what
+//! differs is written.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::{fs::FallocateFlags, io::Errno};
+
+use crate::{
+    compare::{Content, MOVED_PAGES_MIN, Parent, Segment},
+    image::{ImageError, load_table, sha256},
+    manifest::{Image, table_name},
+    page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable},
+    store::{Checkpoint, io_error, write_durably},
+};
+
+/// An image of the parent, to compare a new one with.
+#[derive(Debug)]
+pub struct ParentImage {
+    file: File,
+    pages: Parent,
+}
+
+impl ParentImage {
+    /// The image of that name in a checkpoint; none: it has none, or its hashes are damaged, and
+    /// then nothing can be shared with it.
+    #[must_use]
+    pub fn open(checkpoint: &Checkpoint, name: &str) -> Option<Self> {
+        let images = &checkpoint.manifest.images;
+        let image = images.iter().find(|image| image.name == name)?;
+        let table = load_table(&checkpoint.directory, image).ok()?;
+        let file = File::open(checkpoint.directory.join(name)).ok()?;
+        let is_whole = file.metadata().ok()?.len() == table.image_bytes();
+        is_whole.then(|| Self {
+            file,
+            pages: Parent::new(table),
+        })
+    }
+}
+
+/// An image of pages while it is written.
+pub(crate) struct PagesFile {
+    directory: PathBuf,
+    name: String,
+    path: PathBuf,
+    file: File,
+    /// What the file is a clone of.
+    base: Option<File>,
+    /// The pages of that; none when there is none.
+    parent: Arc<Parent>,
+    table: PageTable,
+    /// Pages that the parent has elsewhere: they are shared at the end, when nothing is on its way
+    /// to the file any more.
+    moved: Vec<Segment>,
+    sent_bytes: u64,
+}
+
+impl PagesFile {
+    /// A new file; without a base where there is no parent, or the file system cannot clone it.
+    pub fn create(
+        directory: &Path,
+        name: &str,
+        parent: Option<ParentImage>,
+    ) -> Result<Self, ImageError> {
+        let path = directory.join(name);
+        let file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(io_error("create", &path))?;
+        let (base, parent) = match parent {
+            Some(parent)
+                if clone_whole(&parent.file, parent.pages.pages(), &file)
+                    .map_err(io_error("share pages with", &path))? =>
+            {
+                (Some(parent.file), parent.pages)
+            }
+            _ => (None, Parent::new(PageTable::default())),
+        };
+        Ok(Self {
+            directory: directory.to_owned(),
+            name: name.to_owned(),
+            path,
+            file,
+            base,
+            parent: Arc::new(parent),
+            table: PageTable::default(),
+            moved: Vec::new(),
+            sent_bytes: 0,
+        })
+    }
+
+    /// Whether it shares pages with a parent.
+    pub fn has_base(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// The pages of what it is a clone of.
+    pub fn parent(&self) -> Arc<Parent> {
+        Arc::clone(&self.parent)
+    }
+
+    /// Adds pages whose hashes are those of whole groups; only the last ones may be fewer.
+    pub fn write_groups(
+        &mut self,
+        pages: &[[u8; PAGE_BYTES]],
+        groups: &[GroupHashes],
+    ) -> Result<(), ImageError> {
+        let first = self.begin(pages.len() as u64)?;
+        self.table.extend(groups);
+        self.place(first, pages)
+    }
+
+    /// Adds pages.
+    pub fn write(
+        &mut self,
+        pages: &[[u8; PAGE_BYTES]],
+        hashes: &[PageHash],
+    ) -> Result<(), ImageError> {
+        let first = self.begin(pages.len() as u64)?;
+        self.table.extend_pages(hashes);
+        self.place(first, pages)
+    }
+
+    /// Adds pages that are those of the parent from number `from` on.
+    pub fn share(&mut self, from: u64, pages: u64) -> Result<(), ImageError> {
+        let first = self.begin(pages)?;
+        let hashes = from
+            .checked_add(pages)
+            .and_then(|end| self.parent.table().pages_in(from..end))
+            .ok_or_else(|| ImageError::Pages(self.name.clone()))?;
+        self.table.extend_pages(hashes);
+        if from != first {
+            let pages = first..first + pages;
+            let content = Content::Moved { from };
+            push_moved(&mut self.moved, Segment { pages, content });
+        }
+        Ok(())
+    }
+
+    /// Ends it. When this returns, the image and its hashes are durable.
+    pub fn finish(mut self) -> Result<Image, ImageError> {
+        for Segment { pages, content } in std::mem::take(&mut self.moved) {
+            if let Content::Moved { from } = content {
+                self.share_moved(from, pages)
+                    .map_err(io_error("share pages with", &self.path))?;
+            }
+        }
+        self.file
+            .set_len(self.table.image_bytes())
+            .and_then(|()| self.file.sync_all())
+            .map_err(io_error("sync", &self.path))?;
+        self.table.complete_groups(self.parent.table());
+        let bytes = self.table.encode();
+        write_durably(&self.directory.join(table_name(&self.name)), &bytes)?;
+        Ok(Image {
+            name: self.name,
+            size_bytes: self.table.image_bytes(),
+            sent_bytes: self.sent_bytes,
+            sha256: sha256(&bytes),
+        })
+    }
+
+    /// Pages of the parent at another place. So few that sharing them would take longer are written.
+    fn share_moved(&mut self, from: u64, to: Range<u64>) -> io::Result<()> {
+        let base = self.base.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let [source, target] = [from, to.start].map(|page| page * PAGE_BYTES_U64);
+        let length = (to.end - to.start) * PAGE_BYTES_U64;
+        if to.end - to.start >= MOVED_PAGES_MIN {
+            return copy_range(base, source, &self.file, target, length);
+        }
+        let mut bytes = vec![0; length as usize];
+        base.read_exact_at(&mut bytes, source)?;
+        self.file.write_all_at(&bytes, target)?;
+        self.sent_bytes += length;
+        Ok(())
+    }
+
+    /// The number of the next page.
+    fn begin(&self, pages: u64) -> Result<u64, ImageError> {
+        let first = self.table.len();
+        if pages > PAGES_MAX - first {
+            return Err(ImageError::Pages(self.name.clone()));
+        }
+        Ok(first)
+    }
+
+    /// Brings to the file what of these pages, whose hashes are in the table, it does not have.
+    fn place(&mut self, first: u64, pages: &[[u8; PAGE_BYTES]]) -> Result<(), ImageError> {
+        let hashes = self.table.pages_from(first as usize);
+        for segment in self.parent.compare(first, hashes) {
+            match segment.content {
+                Content::Same => {}
+                Content::Moved { .. } => push_moved(&mut self.moved, segment),
+                Content::Zero => self
+                    .clear(&segment)
+                    .map_err(io_error("write", &self.path))?,
+                Content::New => {
+                    let range = &segment.pages;
+                    // Numbers of pages in this piece, which is small.
+                    let (from, to) = ((range.start - first) as usize, (range.end - first) as usize);
+                    let bytes = pages[from..to].as_flattened();
+                    self.file
+                        .write_all_at(bytes, range.start * PAGE_BYTES_U64)
+                        .map_err(io_error("write", &self.path))?;
+                    self.sent_bytes += bytes.len() as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Beyond the parent's end there is nothing to clear.
+    fn clear(&self, segment: &Segment) -> io::Result<()> {
+        let end = segment.pages.end.min(self.parent.pages());
+        if segment.pages.start >= end {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (offset, length) = (segment.pages.start, end - segment.pages.start);
+        rustix::fs::fallocate(
+            &self.file,
+            flags,
+            offset * PAGE_BYTES_U64,
+            length * PAGE_BYTES_U64,
+        )?;
+        Ok(())
+    }
+}
+
+/// Adds a run, to the one before it where it goes on with that.
+fn push_moved(moved: &mut Vec<Segment>, segment: Segment) {
+    if let (Some(last), Content::Moved { from }) = (moved.last_mut(), segment.content)
+        && let Content::Moved { from: start } = last.content
+        && last.pages.end == segment.pages.start
+        && start + (last.pages.end - last.pages.start) == from
+    {
+        last.pages.end = segment.pages.end;
+    } else {
+        moved.push(segment);
+    }
+}
+
+/// Makes `to` start as `from`; false: this file system cannot.
+fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
+    match copy_range(from, 0, to, 0, pages * PAGE_BYTES_U64) {
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            _ => Err(error),
+        },
+        Ok(()) => Ok(true),
+    }
+}
+
+/// `copy_file_range(2)`: on HarvestFS extents that point into the same blocks.
+fn copy_range(
+    from: &File,
+    mut from_offset: u64,
+    to: &File,
+    mut to_offset: u64,
+    mut length: u64,
+) -> io::Result<()> {
+    while length > 0 {
+        let step = usize::try_from(length).unwrap_or(usize::MAX);
+        let copied = rustix::fs::copy_file_range(
+            from,
+            Some(&mut from_offset),
+            to,
+            Some(&mut to_offset),
+            step,
+        )?;
+        if copied == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        length -= copied as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! What lies in a store of checkpoints, and what CRIU says while it dumps.
+
+use harvestfs_checkpoint::{
+    manifest::Manifest,
+    page::PageTable,
+    page_server::{Layout, Message},
+    pagemap::PageMap,
+};
+
+/// The first byte says which decoder gets the rest. What is decoded encodes to the same.
+pub fn checkpoint_files(input: &[u8]) {
+    let Some((kind, body)) = input.split_first() else {
+        return;
+    };
+    match kind % 4 {
+        0 => {
+            if let Ok(manifest) = Manifest::decode(body) {
+                let bytes = manifest.encode().expect("it was decoded");
+                assert_eq!(Manifest::decode(&bytes).expect("it was encoded"), manifest);
+            }
+        }
+        1 => {
+            if let Ok(table) = PageTable::decode(body) {
+                assert_eq!(table.encode(), body);
+            }
+        }
+        2 => {
+            if let Ok(map) = PageMap::decode(body) {
+                assert_eq!(PageMap::decode(&map.encode()).as_ref(), Ok(&map));
+                let pages: u64 = map
+                    .runs()
+                    .iter()
+                    .filter_map(|run| map.find(run.address, run.pages))
+                    .flatten()
+                    .map(|(_, run)| run.pages)
+                    .sum();
+                assert_eq!(pages, map.image_pages());
+            }
+        }
+        _ => {
+            for layout in [Layout::Narrow, Layout::Wide] {
+                // Whatever it is, it is refused or read.
+                let _ = Message::decode(body, layout);
+            }
+        }
+    }
+}
