@@ -76,8 +76,6 @@ pub(super) fn storage(number: u32, generation: u32) -> StorageId {
 /// What the datanodes tell the namenode.
 pub(super) struct Fleet {
     servers: Vec<Server>,
-    /// Reimages of each server that the namenode knows.
-    generations: Vec<u32>,
     quota_blocks: u32,
     /// Filled anew each time.
     heartbeat: Heartbeat,
@@ -85,6 +83,8 @@ pub(super) struct Fleet {
 
 #[derive(Clone)]
 struct Server {
+    /// Its reimages that the namenode knows.
+    generation: u32,
     used_blocks: u32,
     /// Free space that the namenode heard of last.
     heard_free_blocks: u32,
@@ -94,12 +94,12 @@ impl Fleet {
     /// Servers with empty disks.
     pub(super) fn new(servers: usize, quota_blocks: u32) -> Self {
         let server = Server {
+            generation: 0,
             used_blocks: 0,
             heard_free_blocks: quota_blocks,
         };
         Self {
             servers: vec![server; servers],
-            generations: vec![0; servers],
             quota_blocks,
             heartbeat: Heartbeat {
                 volumes: Vec::new(),
@@ -118,13 +118,13 @@ impl Fleet {
 
     /// The generation of a server's disk that the namenode knows.
     pub(super) fn generation(&self, number: u32) -> u32 {
-        self.generations[number as usize]
+        self.servers[number as usize].generation
     }
 
     /// A server has an empty disk of a new generation.
     pub(super) fn wipe(&mut self, number: u32, generation: u32) {
-        self.generations[number as usize] = generation;
         self.servers[number as usize] = Server {
+            generation,
             used_blocks: 0,
             heard_free_blocks: self.quota_blocks,
         };
