@@ -202,8 +202,9 @@ impl TenantId {
     }
 }
 
-/// One server.
+/// One server, in one cache line: they are looked at all over the memory.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct ServerView {
     /// Its number.
     pub node: NodeId,
