@@ -12,7 +12,10 @@ use std::{
     ops::Range,
     os::unix::{fs::FileExt, net::UnixStream},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,8 +25,8 @@ use harvestfs_protocol::{
     data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum},
     ids::{BlockId, NodeId},
     replica_layout::{
-        ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, group_end, group_of,
-        table_page_position,
+        ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
+        group_end, group_of, table_page_position,
     },
     request_id::RequestId,
     short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host},
@@ -78,6 +81,9 @@ struct Lender {
     socket: UnixStream,
     /// One request at a time.
     asking: Mutex<()>,
+    /// An answer did not come in time, or was none: what comes next would be taken for the answer to
+    /// another request. Known here, as whoever asked may have been cancelled.
+    out_of_step: AtomicBool,
     files: Mutex<HashMap<BlockId, Answered>>,
 }
 
@@ -225,6 +231,7 @@ impl Lender {
             Ok(socket) => Some(Self {
                 socket,
                 asking: Mutex::default(),
+                out_of_step: AtomicBool::new(false),
                 files: Mutex::default(),
             }),
             // Another user's, or in another container.
@@ -246,9 +253,7 @@ impl Lender {
         request: FileRequest,
         chunks: Range<u32>,
     ) -> io::Result<Option<Bytes>> {
-        if !stands(&self.socket) {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
+        self.check()?;
         let block = request.block;
         let Some(lent) = self.file(&request)? else {
             return Ok(None);
@@ -262,27 +267,38 @@ impl Lender {
         }
     }
 
+    fn check(&self) -> io::Result<()> {
+        if self.out_of_step.load(Ordering::Acquire) || !stands(&self.socket) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+
     fn file(&self, request: &FileRequest) -> io::Result<Option<Arc<LentFile>>> {
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
-        let _asking = lock(&self.asking);
-        // Somebody else may have asked meanwhile.
+        let asking = lock(&self.asking);
+        // Somebody else may have asked meanwhile, and may have got no answer.
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
+        self.check()?;
         let asked_at = Instant::now();
-        let mut answered = Answered {
-            file: None,
-            until: asked_at + NOT_LENT_PAUSE,
+        let lent = self.in_step(ask(&self.socket, request))?;
+        drop(asking);
+        let file = match lent {
+            Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
+            Err(_) => None,
         };
-        if let Ok(file) = ask(&self.socket, request)? {
-            let file = File::from(file);
-            if let Some(chunks) = chunks_in_file(file.metadata()?.len()) {
-                answered.file = Some(Arc::new(LentFile { file, chunks }));
-                answered.until = asked_at + LOAN - LOAN_MARGIN;
-            }
-        }
+        let lent_for = match &file {
+            Some(_) => LOAN - LOAN_MARGIN,
+            None => NOT_LENT_PAUSE,
+        };
+        let answered = Answered {
+            file: file.map(Arc::new),
+            until: asked_at + lent_for,
+        };
         let mut files = lock(&self.files);
         if files.len() >= LOANS_MAX {
             files.retain(|_, answered| asked_at < answered.until);
@@ -293,6 +309,14 @@ impl Lender {
         Ok(answered.file)
     }
 
+    /// Notes when nothing that comes from the datanode can be believed any more.
+    fn in_step<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if result.is_err() {
+            self.out_of_step.store(true, Ordering::Release);
+        }
+        result
+    }
+
     fn answered(&self, block: BlockId) -> Option<Answered> {
         let files = lock(&self.files);
         let answered = files.get(&block)?;
@@ -301,6 +325,27 @@ impl Lender {
 }
 
 impl LentFile {
+    /// `None` if it is not the file of a sealed replica, or cannot be read.
+    ///
+    /// # Errors
+    /// It is that of another block, which checksums would not tell.
+    fn new(file: File, block: BlockId) -> io::Result<Option<Self>> {
+        let mut page = page_aligned(PAGE_BYTES);
+        let length = file.metadata()?.len();
+        let (Some(chunks), Ok(())) = (chunks_in_file(length), file.read_exact_at(&mut page, 0))
+        else {
+            return Ok(None);
+        };
+        match page.first_chunk().and_then(decode_header) {
+            Some((found, _)) if found == block => Ok(Some(Self { file, chunks })),
+            Some((found, _)) => {
+                tracing::error!(%block, %found, "the file of another block was lent");
+                Err(io::ErrorKind::InvalidData.into())
+            }
+            None => Ok(None),
+        }
+    }
+
     /// `None` if a chunk does not match its checksum, or the replica is shorter.
     fn read(
         &self,
@@ -362,4 +407,129 @@ fn page_aligned(bytes: usize) -> BytesMut {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each critical section is a single change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        os::{
+            fd::AsFd,
+            unix::net::{UnixListener, UnixStream},
+        },
+        path::Path,
+        sync::mpsc,
+    };
+
+    use harvestfs_protocol::{
+        codec::FrameDecoder,
+        ids::StorageId,
+        replica_layout::{encode_header, entry_position, file_bytes},
+        short_circuit::answer,
+        token::{Right, TokenKey, TokenSigner},
+    };
+
+    use super::*;
+
+    /// A sealed replica of one chunk of these bytes.
+    fn replica(directory: &Path, block: BlockId, byte: u8) -> File {
+        let path = directory.join(block.to_string());
+        let file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        let mut header = [0; PAGE_BYTES];
+        encode_header(&mut header, block, StorageId(1));
+        let chunk = [byte; PAGE_BYTES];
+        let checksum = chunk_checksum(&chunk).to_le_bytes();
+        file.set_len(file_bytes(1)).unwrap();
+        file.write_all_at(&header, 0).unwrap();
+        file.write_all_at(&checksum, entry_position(0)).unwrap();
+        file.write_all_at(&chunk, chunk_position(0)).unwrap();
+        file
+    }
+
+    fn request(block: BlockId) -> FileRequest {
+        let key = TokenKey {
+            key_id: 1,
+            secret: [3; 32],
+        };
+        FileRequest {
+            block,
+            token: TokenSigner::new(&key).sign(block, Right::Read, u64::MAX),
+            request: RequestId::NONE,
+        }
+    }
+
+    /// Takes the next request, and answers it with a file when it is told to.
+    fn lend(mut socket: &UnixStream, decoder: &mut FrameDecoder, file: &File, go: impl FnOnce()) {
+        while decoder.next_frame::<FileRequest>().unwrap().is_none() {
+            let mut received = [0; 64];
+            // The reader may have gone.
+            let Ok(bytes @ 1..) = socket.read(&mut received) else {
+                return;
+            };
+            decoder.push(Bytes::copy_from_slice(&received[..bytes]));
+        }
+        go();
+        let _ = answer(socket, &Ok(()), Some(file.as_fd()));
+    }
+
+    async fn connect(directory: &Path) -> (Lender, UnixStream) {
+        let path = directory.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let lender = Lender::connect(path).await.unwrap();
+        (lender, listener.accept().unwrap().0)
+    }
+
+    fn tables() -> Tables {
+        Mutex::new(LruCache::new(TABLES_MAX))
+    }
+
+    /// A datanode that stood still answers late. Its answer is to a question that nobody asks any more,
+    /// and must not be taken for the answer to the next one.
+    #[tokio::test]
+    async fn a_late_answer_is_not_taken_for_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, socket) = connect(directory.path()).await;
+        let (first, second) = (BlockId(1), BlockId(2));
+        let files = [
+            replica(directory.path(), first, 1),
+            replica(directory.path(), second, 2),
+        ];
+        let (go_on, goes_on) = mpsc::channel();
+        let datanode = std::thread::spawn(move || {
+            let mut decoder = FrameDecoder::new();
+            lend(&socket, &mut decoder, &files[0], || goes_on.recv().unwrap());
+            lend(&socket, &mut decoder, &files[1], || {});
+        });
+        assert!(lender.read(&tables(), request(first), 0..1).is_err());
+        go_on.send(()).unwrap();
+        // Whoever waited for its turn to ask is not told that the other one has failed.
+        let late = lender.read(&tables(), request(second), 0..1);
+        assert!(late.is_err(), "{late:?}");
+        drop(lender);
+        datanode.join().unwrap();
+    }
+
+    /// Checksums do not tell one replica from another.
+    #[tokio::test]
+    async fn the_file_of_another_block_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, socket) = connect(directory.path()).await;
+        let file = replica(directory.path(), BlockId(1), 1);
+        let datanode = std::thread::spawn(move || {
+            let mut decoder = FrameDecoder::new();
+            for _ in 0..2 {
+                lend(&socket, &mut decoder, &file, || {});
+            }
+        });
+        let right = lender.read(&tables(), request(BlockId(1)), 0..1).unwrap();
+        assert_eq!(right.unwrap(), [1; PAGE_BYTES][..]);
+        let wrong = lender.read(&tables(), request(BlockId(2)), 0..1);
+        assert!(matches!(wrong, Err(_) | Ok(None)), "{wrong:?}");
+        datanode.join().unwrap();
+    }
 }

@@ -4,12 +4,19 @@
 //! ```text
 //! replica file:   header page | group 0 | group 1 | ...           (pages of 4096 bytes)
 //! group:          table page | up to 1024 chunks of 4096 bytes
+//! header page:    0   8  magic "HVFSREPL"
+//!                 8   4  format version, u32 LE: 1
+//!                12   8  block id, u64 LE
+//!                20  16  storage id, u128 LE
+//!                36   4  CRC32 of bytes 0 to 35, u32 LE
+//!                40      zeros to the end of the page
 //! table page:     1024 x CRC32 (u32 LE), one for each chunk of the group, over the whole chunk
 //! ```
 //!
 //! The length of a sealed replica follows from the size of its file. Every part starts at a multiple
 //! of the page size, as direct I/O demands.
 
+use crate::ids::{BlockId, StorageId};
 use crate::limits::CHUNK_BYTES;
 
 /// Unit of everything in the file; what direct I/O must be aligned to.
@@ -19,6 +26,9 @@ pub const GROUP_CHUNKS: u32 = (PAGE_BYTES / ENTRY_BYTES) as u32;
 /// Bytes of one entry of a table page.
 pub const ENTRY_BYTES: usize = 4;
 
+const HEADER_MAGIC: &[u8; 8] = b"HVFSREPL";
+const FORMAT_VERSION: u32 = 1;
+const HEADER_BYTES: usize = 40;
 const PAGE: u64 = PAGE_BYTES as u64;
 const GROUP_BYTES: u64 = PAGE + GROUP_CHUNKS as u64 * PAGE;
 /// Number of whole chunks that hold `bytes` bytes; `None` beyond what a replica can hold.
@@ -54,6 +64,26 @@ pub fn group_of(chunk: u32) -> u32 {
 /// The first chunk of the next group.
 pub fn group_end(chunk: u32) -> u32 {
     (group_of(chunk) + 1).saturating_mul(GROUP_CHUNKS)
+}
+
+/// Fills the header page of a replica.
+pub fn encode_header(page: &mut [u8; PAGE_BYTES], block: BlockId, storage: StorageId) {
+    page.fill(0);
+    page[..8].copy_from_slice(HEADER_MAGIC);
+    page[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    page[12..20].copy_from_slice(&block.0.to_le_bytes());
+    page[20..36].copy_from_slice(&storage.0.to_le_bytes());
+    let crc = crc32fast::hash(&page[..36]);
+    page[36..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The replica that a header page is of; `None` if it is no header page.
+pub fn decode_header(page: &[u8; PAGE_BYTES]) -> Option<(BlockId, StorageId)> {
+    let block = BlockId(u64::from_le_bytes(page[12..20].try_into().ok()?));
+    let storage = StorageId(u128::from_le_bytes(page[20..36].try_into().ok()?));
+    let mut expected = [0; PAGE_BYTES];
+    encode_header(&mut expected, block, storage);
+    (expected == *page).then_some((block, storage))
 }
 
 /// Size of a file that holds exactly `chunks` chunks.
@@ -94,6 +124,19 @@ mod tests {
         assert_eq!(entry_position(1025), table_page_position(1) + 4);
         assert_eq!(group_end(0), 1024);
         assert_eq!(group_end(1024), 2048);
+    }
+
+    #[test]
+    fn a_header_is_for_one_replica_only() {
+        let mut page = [0; PAGE_BYTES];
+        assert_eq!(decode_header(&page), None);
+        encode_header(&mut page, BlockId(5), StorageId(9));
+        assert_eq!(decode_header(&page), Some((BlockId(5), StorageId(9))));
+        for at in [0, 8, 13, 21, 36, 40, PAGE_BYTES - 1] {
+            let mut other = page;
+            other[at] ^= 1;
+            assert_eq!(decode_header(&other), None);
+        }
     }
 
     #[test]

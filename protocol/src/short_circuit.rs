@@ -91,7 +91,8 @@ pub fn answer(
 /// at a time.
 ///
 /// # Errors
-/// The connection can no longer be used.
+/// The connection can no longer be used: an answer that comes late would be taken for the answer to the
+/// next request.
 pub fn ask(
     mut socket: &UnixStream,
     request: &FileRequest,

@@ -111,7 +111,7 @@ pub fn trusted_chunks(
     file.read_at(&mut buffer, 0)?;
     let header_is_right = buffer
         .first_chunk::<PAGE_BYTES>()
-        .is_some_and(|page| layout::header_matches(page, block, storage));
+        .is_some_and(|page| layout::decode_header(page) == Some((block, storage)));
     if !header_is_right {
         return Ok(0);
     }
