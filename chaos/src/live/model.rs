@@ -1,6 +1,6 @@
 //! What a client was promised: the names and bytes that were acknowledged.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write};
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
@@ -42,9 +42,14 @@ pub(crate) struct Model {
     names: BTreeMap<String, Promise>,
     /// Renames that were not answered: exactly one of the two names holds the content.
     either: Vec<Either>,
+    /// All that was ever written, acknowledged or not: tells what was read instead.
+    written: Vec<(String, Content)>,
 }
 
 impl Model {
+    /// Fewer bytes may be those of several contents.
+    const TELLING_BYTES: usize = 8;
+
     /// A write was acknowledged, or not.
     pub fn wrote(&mut self, name: &str, content: Content, acknowledged: bool) {
         let promise = if acknowledged {
@@ -53,6 +58,34 @@ impl Model {
             Promise::Anything
         };
         self.names.insert(name.to_owned(), promise);
+        self.written.push((name.to_owned(), content));
+    }
+
+    /// How what was read differs from what should have been; `None` if it does not.
+    pub fn difference(&self, expected: Content, read: &[u8]) -> Option<String> {
+        let wanted = expected.bytes();
+        if read == wanted {
+            return None;
+        }
+        let same = read.iter().zip(&wanted).take_while(|(a, b)| a == b);
+        let (same, zeros) = (same.count(), read.iter().filter(|&&byte| byte == 0).count());
+        let mut text = format!(
+            "{} bytes instead of {}, other ones from {same} on, {zeros} of all zero",
+            read.len(),
+            wanted.len()
+        );
+        let known = self.written.iter().enumerate().find(|(_, (_, content))| {
+            read.len() >= Self::TELLING_BYTES && content.bytes().starts_with(read)
+        });
+        if let Some((index, (name, _))) = known {
+            let _ = write!(
+                text,
+                "; that is write {} of {}, to {name}",
+                index + 1,
+                self.written.len()
+            );
+        }
+        Some(text)
     }
 
     /// An unlink of what [`Model::files`] lists was acknowledged, or not.
@@ -100,6 +133,24 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_read_instead_is_told() {
+        let mut model = Model::default();
+        let [a, b] = [1, 2].map(|seed| Content { seed, len: 100 });
+        model.wrote("a", a, true);
+        model.wrote("b", b, true);
+        assert_eq!(model.difference(a, &a.bytes()), None);
+        let of_b = model.difference(a, &b.bytes()).unwrap();
+        assert!(of_b.ends_with("; that is write 2 of 2, to b"), "{of_b}");
+        let mut damaged = a.bytes();
+        damaged[7] ^= 1;
+        let damaged = model.difference(a, &damaged).unwrap();
+        assert!(damaged.contains("other ones from 7 on"), "{damaged}");
+        assert!(!damaged.contains("that is write"), "{damaged}");
+        let empty = model.difference(a, &[]).unwrap();
+        assert!(empty.starts_with("0 bytes instead of 100"), "{empty}");
+    }
 
     #[test]
     fn only_what_was_acknowledged_is_promised() {

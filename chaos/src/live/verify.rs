@@ -57,12 +57,12 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
         match *promise {
             Promise::Anything => to.not_promised += 1,
             Promise::Holds(content) => {
-                check(client, &path(file), content, to).await;
+                check(client, &path(file), content, model, to).await;
             }
             Promise::HoldsOrGone(content) => {
                 let there = client.resolve(&me, path(file).as_bytes()).await;
                 if !matches!(there, Err(ClientError::Fs(FsError::NotFound))) {
-                    check(client, &path(file), content, to).await;
+                    check(client, &path(file), content, model, to).await;
                 }
             }
         }
@@ -72,7 +72,7 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
         let there = client.resolve(&me, path(from).as_bytes()).await;
         let gone = matches!(there, Err(ClientError::Fs(FsError::NotFound)));
         let at = if gone { renamed } else { from };
-        check(client, &path(at), *content, to).await;
+        check(client, &path(at), *content, model, to).await;
     }
     if let Err(error) = list(client, number, model, to).await {
         let text = format!("/{}: {error}", directory(number));
@@ -82,23 +82,18 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
     }
 }
 
-async fn check(client: &Client, path: &str, content: Content, to: &mut Comparison) {
+async fn check(client: &Client, path: &str, content: Content, model: &Model, to: &mut Comparison) {
     match client
         .read_file(&Credentials::root(), path.as_bytes())
         .await
     {
-        Ok(bytes) if bytes == content.bytes() => {
-            to.files += 1;
-            to.bytes += content.len as u64;
-        }
-        Ok(bytes) => {
-            let text = format!(
-                "{path}: {} bytes, {} were written",
-                bytes.len(),
-                content.len
-            );
-            name(&mut to.wrong, text);
-        }
+        Ok(bytes) => match model.difference(content, &bytes) {
+            Some(difference) => name(&mut to.wrong, format!("{path}: {difference}")),
+            None => {
+                to.files += 1;
+                to.bytes += content.len as u64;
+            }
+        },
         Err(error) => name(&mut to.lost, format!("{path}: {error}")),
     }
 }

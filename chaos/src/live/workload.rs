@@ -305,9 +305,10 @@ impl Worker {
                 let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
                 self.outcome.read_us.push(took_us);
                 self.counters.done(Operation::Read, took);
-                if bytes != content.bytes() {
+                if let Some(difference) = self.outcome.model.difference(content, &bytes) {
                     let path = String::from_utf8_lossy(&path);
-                    self.outcome.wrong.push(format!("{path} during the run"));
+                    let text = format!("{path} during the run: {difference}");
+                    self.outcome.wrong.push(text);
                 }
             }
             Err(error) => self.failed(Operation::Read, &error),
