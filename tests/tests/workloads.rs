@@ -309,6 +309,7 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     for offset in (0..LENGTH).step_by(1 << 20) {
         if offset == LENGTH / 2 {
             cluster.kill(&Cluster::datanode(2));
+            cluster.reimage(2);
         }
         pattern.fill(offset, &mut buffer);
         file.write_all(&buffer).expect("write");
@@ -322,6 +323,7 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     for offset in (0..LENGTH).step_by(1 << 20) {
         if offset == LENGTH / 2 {
             cluster.kill(&Cluster::datanode(4));
+            cluster.reimage(4);
         }
         file.read_exact(&mut buffer).expect("read");
         pattern.fill(offset, &mut expected);
