@@ -150,8 +150,8 @@ impl Criu {
         self.start(&arguments)
     }
 
-    /// Starts a dump of what was changed since the checkpoint in `parent`, a directory beside `images`. Memory goes
-    /// into `socket`, the other images into `images`; the processes stay stopped.
+    /// Starts a dump of what was changed since the checkpoint in `parent`, a directory beside `images`.
+    /// Memory goes into `socket`, the other images into `images`; the processes stay stopped.
     ///
     /// # Errors
     /// When it does not start.

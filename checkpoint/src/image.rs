@@ -258,7 +258,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::manifest::{MANIFEST_VERSION, Manifest};
+    use crate::manifest::Manifest;
     use crate::page::PAGE_BYTES_U64;
 
     fn verify(checkpoint: &Checkpoint) -> Result<(), ImageError> {
@@ -280,24 +280,8 @@ mod tests {
         let core = store_plain(&directory, "core-1.img", &b"registers"[..]).expect("it is stored");
         assert_eq!(fs::read(directory.join("pages-1.img")).expect("it"), memory);
         let sent_bytes = image.sent_bytes;
-        let manifest = Manifest {
-            version: MANIFEST_VERSION,
-            job: "job".parse().expect("a name"),
-            number: 1,
-            parent: None,
-            depth: 0,
-            node: "here".into(),
-            pid: 1,
-            created_unix_ms: 0,
-            stopped_ms: 0,
-            progress_ms: 0,
-            left_running: false,
-            criu: String::new(),
-            allow: Vec::new(),
-            images: vec![image, core],
-        };
         let checkpoint = Checkpoint {
-            manifest,
+            manifest: Manifest::sample(vec![image, core]),
             directory,
         };
         verify(&checkpoint).expect("it is whole");

@@ -13,6 +13,7 @@ pub mod intake;
 pub mod manifest;
 pub mod node;
 pub mod page;
+pub mod page_message;
 pub mod page_server;
 pub mod pagemap;
 pub mod pages_file;

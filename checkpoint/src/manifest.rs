@@ -216,6 +216,12 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The image of that name.
+    #[must_use]
+    pub fn image(&self, name: &str) -> Option<&Image> {
+        self.images.iter().find(|image| image.name == name)
+    }
+
     /// From the content of the file.
     ///
     /// # Errors
@@ -273,38 +279,48 @@ pub fn check_image_name(name: &str) -> Result<(), ManifestError> {
 }
 
 #[cfg(test)]
+impl Manifest {
+    /// Of the first checkpoint of a job that went on.
+    pub(crate) fn sample(images: Vec<Image>) -> Self {
+        Self {
+            version: MANIFEST_VERSION,
+            job: "job".parse().expect("a name"),
+            number: 1,
+            parent: None,
+            depth: 0,
+            node: "here".into(),
+            pid: 42,
+            created_unix_ms: 0,
+            stopped_ms: 0,
+            progress_ms: 0,
+            left_running: true,
+            criu: String::new(),
+            allow: Vec::new(),
+            images,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
+        let image = |name: &str, size_bytes, sent_bytes| Image {
+            name: name.into(),
+            size_bytes,
+            sent_bytes,
+            sha256: "00".into(),
+        };
         Manifest {
-            version: MANIFEST_VERSION,
-            job: "job-1".parse().expect("a name"),
             number: 2,
             parent: Some(1),
             depth: 1,
-            node: "node".into(),
-            pid: 42,
-            created_unix_ms: 1,
-            stopped_ms: 2,
-            progress_ms: 3,
-            left_running: false,
-            criu: "4.1".into(),
             allow: vec![Allow::ShellJob],
-            images: vec![
-                Image {
-                    name: "pages-1.img".into(),
-                    size_bytes: 8192,
-                    sent_bytes: 4096,
-                    sha256: "00".into(),
-                },
-                Image {
-                    name: "core-42.img".into(),
-                    size_bytes: 10,
-                    sent_bytes: 10,
-                    sha256: "11".into(),
-                },
-            ],
+            ..Manifest::sample(vec![
+                image("pages-1.img", 8192, 4096),
+                image("core-42.img", 10, 10),
+            ])
         }
     }
 

@@ -1,9 +1,6 @@
 //! Receives memory from a CRIU that knows which pages were changed since the parent (`criu dump
 //! --track-mem --page-server`): for each run of pages CRIU says that the parent has them, or sends them.
 //! What is stored is a whole image all the same: runs that the parent has are shared with it.
-//!
-//! The protocol is that of `criu/page-xfer.c`, which has no document of its own. Messages have 24 bytes, or 32
-//! since CRIU 4.2; the first one shows which.
 
 use std::{
     collections::BTreeSet,
@@ -20,6 +17,7 @@ use crate::{
     intake::{IntakeError, wait_readable},
     manifest::{Image, check_image_name, is_pages_image, table_name},
     page::{PAGE_BYTES, PageHash},
+    page_message::{Layout, Message},
     pagemap::{IN_PARENT, PRESENT, PageMap, Run},
     pages_file::{PagesFile, ParentImage},
     store::{Checkpoint, io_error},
@@ -34,95 +32,6 @@ const HASHED_PAGES_MIN: usize = 16;
 /// Images of pages have numbers from here on when the parent has none for them: CRIU's page server does the
 /// same, and CRIU itself counts from 1.
 const PAGES_ID_MIN: u32 = 0x1_0000;
-
-/// Commands, in the lower half of a message's first number.
-const OPEN: u32 = 4;
-const ADD: u32 = 6;
-const CLOSE: [u32; 2] = [0x1023, 0x1024];
-
-/// What CRIU says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
-    /// What follows is in the memory of this map, which is the name of its image. To be answered.
-    Open(String),
-    /// A run of pages. They follow when the run is present.
-    Add(Run),
-    /// That was all. To be answered when it is stored.
-    Close,
-}
-
-/// How messages are laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// Numbers of pages have 32 bits: until CRIU 4.1.
-    Narrow,
-    /// They have 64 bits: since CRIU 4.2.
-    Wide,
-}
-
-impl Layout {
-    const NARROW_BYTES: usize = 24;
-    const WIDE_BYTES: usize = 32;
-
-    /// From the start of the first message. When it opens a map: where a wide message has an address,
-    /// which is 0 then, a narrow one has the map, which never is. Otherwise it is the end, by a CRIU that
-    /// has sent nothing, and that is the same in both.
-    #[must_use]
-    pub fn of(start: &[u8; Self::NARROW_BYTES]) -> Self {
-        let opens = start[..4] == OPEN.to_ne_bytes();
-        if opens && start[16..].iter().all(|&byte| byte == 0) {
-            Self::Wide
-        } else {
-            Self::Narrow
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::Narrow => Self::NARROW_BYTES,
-            Self::Wide => Self::WIDE_BYTES,
-        }
-    }
-}
-
-impl Message {
-    /// From its bytes.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn decode(bytes: &[u8], layout: Layout) -> Result<Self, &'static str> {
-        let narrow = |at: usize| {
-            let number = bytes.get(at..at + 4)?.try_into().ok()?;
-            Some(u32::from_ne_bytes(number))
-        };
-        let wide = |at: usize| {
-            let number = bytes.get(at..at + 8)?.try_into().ok()?;
-            Some(u64::from_ne_bytes(number))
-        };
-        let fields = match layout {
-            Layout::Narrow => (narrow(4).map(u64::from), wide(8), wide(16)),
-            Layout::Wide => (wide(8), wide(16), wide(24)),
-        };
-        let (Some(command), (Some(pages), Some(address), Some(map))) = (narrow(0), fields) else {
-            return Err("it is cut off");
-        };
-        // Flags are in the upper half.
-        match command & 0xffff {
-            OPEN => match (map & 0xff, map >> 8) {
-                (1, id) => Ok(Self::Open(format!("pagemap-{id}.img"))),
-                (2, id) => Ok(Self::Open(format!("pagemap-shmem-{id}.img"))),
-                _ => Err("a map of memory of an unknown kind"),
-            },
-            ADD => Ok(Self::Add(Run {
-                address,
-                pages,
-                flags: command >> 16,
-            })),
-            command if CLOSE.contains(&command) => Ok(Self::Close),
-            _ => Err("an unknown command"),
-        }
-    }
-}
 
 /// Stores what CRIU sends, until it says that this was all, and what else it wrote to `directory`: then
 /// every image is durable.
@@ -172,7 +81,8 @@ pub fn receive(
     Ok(images)
 }
 
-/// Takes the images that CRIU wrote itself, once it has ended: `received` is what it sent. Returns all, durable.
+/// Takes the images that CRIU wrote itself, once it has ended: `received` is what it sent. Returns all,
+/// durable.
 ///
 /// # Errors
 /// When one cannot be read, or should have been sent.
@@ -322,11 +232,7 @@ impl<'a> OpenMap<'a> {
 
 /// The map of that name in the parent; none: it has none, or one that is damaged.
 fn parent_map(parent: &Checkpoint, name: &str) -> Option<PageMap> {
-    let image = parent
-        .manifest
-        .images
-        .iter()
-        .find(|image| image.name == name)?;
+    let image = parent.manifest.image(name)?;
     let bytes = std::fs::read(parent.directory.join(name)).ok()?;
     let map = PageMap::decode(&bytes).ok()?;
     (sha256(&bytes) == image.sha256).then_some(map)
@@ -368,8 +274,9 @@ mod tests {
     use super::*;
     use crate::{
         image::{store_pages, verify_memory, verify_state},
-        manifest::{MANIFEST_VERSION, Manifest},
+        manifest::Manifest,
         page::PAGE_BYTES_U64,
+        page_message::{ADD, CLOSE, OPEN},
     };
 
     const MAP: &str = "pagemap-42.img";
@@ -379,24 +286,8 @@ mod tests {
     type Memory = BTreeMap<u64, u8>;
 
     fn checkpoint(directory: PathBuf, images: Vec<Image>) -> Checkpoint {
-        let manifest = Manifest {
-            version: MANIFEST_VERSION,
-            job: "job".parse().expect("a name"),
-            number: 1,
-            parent: None,
-            depth: 0,
-            node: "here".into(),
-            pid: 42,
-            created_unix_ms: 0,
-            stopped_ms: 0,
-            progress_ms: 0,
-            left_running: true,
-            criu: String::new(),
-            allow: Vec::new(),
-            images,
-        };
         Checkpoint {
-            manifest,
+            manifest: Manifest::sample(images),
             directory,
         }
     }
@@ -464,7 +355,7 @@ mod tests {
     /// Says what CRIU says of memory in which only some pages were changed.
     fn send(mut socket: &UnixStream, layout: Layout, map: u64, memory: &Memory, changed: &[u64]) {
         let mut say = |bytes: &[u8]| socket.write_all(bytes).expect("it is sent");
-        say(&message(layout, 4, 0, 0, map));
+        say(&message(layout, OPEN, 0, 0, map));
         let mut has_parent = [0];
         socket.read_exact(&mut has_parent).expect("it is answered");
         let mut say = |bytes: &[u8]| socket.write_all(bytes).expect("it is sent");
@@ -473,7 +364,7 @@ mod tests {
             let flags = if is_sent { PRESENT } else { IN_PARENT };
             say(&message(
                 layout,
-                6 | flags << 16,
+                ADD | flags << 16,
                 1,
                 page * PAGE_BYTES_U64,
                 map,
@@ -485,7 +376,7 @@ mod tests {
     }
 
     fn close(mut socket: &UnixStream, layout: Layout) {
-        let close = message(layout, 0x1024, 0, 0, 0);
+        let close = message(layout, CLOSE[1], 0, 0, 0);
         socket.write_all(&close).expect("it is sent");
         let mut status = [1; 4];
         socket.read_exact(&mut status).expect("it is answered");
@@ -559,12 +450,12 @@ mod tests {
             ("nothing", |_| {}),
             ("no map", |socket| {
                 let mut socket = socket;
-                let add = message(Layout::Narrow, 6 | PRESENT << 16, 1, 4096, MAP_ID);
+                let add = message(Layout::Narrow, ADD | PRESENT << 16, 1, 4096, MAP_ID);
                 socket.write_all(&add).expect("it is sent");
             }),
             ("no such map", |socket| {
                 let mut socket = socket;
-                let open = message(Layout::Narrow, 4, 0, 0, 9);
+                let open = message(Layout::Narrow, OPEN, 0, 0, 9);
                 socket.write_all(&open).expect("it is sent");
             }),
             ("not in the parent", |socket| {

@@ -32,8 +32,7 @@ impl ParentImage {
     /// then nothing can be shared with it.
     #[must_use]
     pub fn open(checkpoint: &Checkpoint, name: &str) -> Option<Self> {
-        let images = &checkpoint.manifest.images;
-        let image = images.iter().find(|image| image.name == name)?;
+        let image = checkpoint.manifest.image(name)?;
         let table = load_table(&checkpoint.directory, image).ok()?;
         let file = File::open(checkpoint.directory.join(name)).ok()?;
         let is_whole = file.metadata().ok()?.len() == table.image_bytes();

@@ -460,24 +460,12 @@ fn age(path: &Path) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::MANIFEST_VERSION;
 
     fn manifest(job: &Job, number: u32) -> Manifest {
         Manifest {
-            version: MANIFEST_VERSION,
             job: job.name.clone(),
             number,
-            parent: None,
-            depth: 0,
-            node: "here".into(),
-            pid: 1,
-            created_unix_ms: 0,
-            stopped_ms: 0,
-            progress_ms: 0,
-            left_running: false,
-            criu: String::new(),
-            allow: Vec::new(),
-            images: Vec::new(),
+            ..Manifest::sample(Vec::new())
         }
     }
 

@@ -12,8 +12,8 @@ use crate::{
     store::{Checkpoint, StoreError, io_error},
 };
 
-/// A process, and the checkpoint since which its changes are tracked. When any of it is another one, nothing is
-/// known.
+/// A process, and the checkpoint since which its changes are tracked. When any of it is another one,
+/// nothing is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tracked {
     /// Of the machine: after the next boot, other processes have these ids.
@@ -99,25 +99,14 @@ impl Tracking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{MANIFEST_VERSION, Manifest};
+    use crate::manifest::Manifest;
 
     fn checkpoint(pid: i32, created_unix_ms: u64) -> Checkpoint {
         Checkpoint {
             manifest: Manifest {
-                version: MANIFEST_VERSION,
-                job: "job".parse().expect("a name"),
-                number: 1,
-                parent: None,
-                depth: 0,
-                node: "here".into(),
                 pid,
                 created_unix_ms,
-                stopped_ms: 0,
-                progress_ms: 0,
-                left_running: true,
-                criu: String::new(),
-                allow: Vec::new(),
-                images: Vec::new(),
+                ..Manifest::sample(Vec::new())
             },
             directory: "/store/job/000001".into(),
         }

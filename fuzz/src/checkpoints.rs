@@ -3,7 +3,7 @@
 use harvestfs_checkpoint::{
     manifest::Manifest,
     page::PageTable,
-    page_server::{Layout, Message},
+    page_message::{Layout, Message},
     pagemap::PageMap,
 };
 

@@ -150,9 +150,11 @@ pub fn dump(
     let lock = job.lock()?;
     let parent = parent(job, how.full);
     let _turn = runner.node.enter(tree.memory_bytes())?;
+    // Afresh: its turn may have been long in coming.
+    let tree = Tree::of(pid)?;
     let tracking = runner.node.tracking()?;
     // Forgotten before anything can fail.
-    let tracked = tracking.take(&Tree::of(pid)?)?;
+    let tracked = tracking.take(&tree)?;
     let mut draft = job.begin(&lock, &runner.node_name)?;
     let work = Runner::work_directory()?;
     let tracked_since = parent
@@ -170,7 +172,7 @@ pub fn dump(
         track,
     };
 
-    let cpu_ms = Tree::of(pid)?.cpu_ms();
+    let cpu_ms = tree.cpu_ms();
     let started = Instant::now();
     // CRIU leaves them stopped when it succeeds. Whatever fails then, they go on.
     let mut stopped = Stopped(Some(pid));
