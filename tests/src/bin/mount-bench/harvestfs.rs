@@ -160,6 +160,10 @@ impl Target for Harvestfs {
         1
     }
 
+    fn disk(&self) -> &Path {
+        &self.scratch
+    }
+
     fn stop(&mut self) -> Result<()> {
         if self.dir.is_none() {
             return Ok(());

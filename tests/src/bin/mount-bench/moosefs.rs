@@ -262,6 +262,10 @@ impl Target for Moosefs {
         GOAL
     }
 
+    fn disk(&self) -> &Path {
+        &self.scratch
+    }
+
     fn stop(&mut self) -> Result<()> {
         let Some(mut running) = self.running.take() else {
             return Ok(());

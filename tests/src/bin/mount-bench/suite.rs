@@ -1,7 +1,7 @@
 //! All rows on one target: brings it into the state that a row needs, then measures the row.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -12,6 +12,10 @@ use crate::rows::{Row, Unit};
 use crate::source_tree::{self, Tarball};
 use crate::target::Target;
 use crate::work::{self, PAGE_BYTES, SmallFiles};
+
+/// Longer than a client of HarvestFS may keep a file that it was lent.
+const REMOVAL_MAX: Duration = Duration::from_secs(30);
+const REMOVAL_POLL: Duration = Duration::from_millis(200);
 
 /// What is measured, and how much of it.
 #[derive(Debug)]
@@ -54,6 +58,20 @@ pub fn run(plan: &Plan, target: &mut dyn Target, run: u32) -> Result<Vec<Sample>
 /// What earlier rows left dirty is written now and not while the next row is measured.
 fn write_back() {
     rustix::fs::sync();
+}
+
+/// Waits until a disk has as much free as before something was written and removed: clusters remove it
+/// later, and where the disk is told of what became free, every sync waits for that. One that takes
+/// longer goes on meanwhile.
+fn wait_for_removal(disk: &Path, before_bytes: u64, written_bytes: u64) -> Result<()> {
+    let enough_bytes = before_bytes.saturating_sub(written_bytes / 20);
+    let started = Instant::now();
+    while work::free_bytes(disk)? < enough_bytes && started.elapsed() < REMOVAL_MAX {
+        interrupt::check()?;
+        std::thread::sleep(REMOVAL_POLL);
+    }
+    write_back();
+    Ok(())
 }
 
 struct Bench<'a> {
@@ -151,6 +169,7 @@ impl Bench<'_> {
         let reads = self.plan.random_reads_per_thread;
         let path = dir.join("large");
         work::require_space(dir, size_bytes * self.target.free_bytes_per_byte())?;
+        let before_bytes = work::free_bytes(self.target.disk())?;
 
         self.measure(Row::SeqWrite, || {
             work::write_file(&path, size_bytes)?;
@@ -180,7 +199,7 @@ impl Bench<'_> {
             }
         }
         std::fs::remove_file(&path)?;
-        Ok(())
+        wait_for_removal(self.target.disk(), before_bytes, size_bytes)
     }
 
     /// Small files: created, looked at, renamed, removed.

@@ -34,6 +34,9 @@ pub trait Target {
     /// How many bytes must be free, as it tells, to write one byte.
     fn free_bytes_per_byte(&self) -> u64;
 
+    /// A directory on the disk that has the data in the end.
+    fn disk(&self) -> &Path;
+
     /// Ends it and removes everything. Does nothing when it was not started.
     fn stop(&mut self) -> Result<()>;
 }
@@ -91,6 +94,10 @@ impl Target for Directory {
 
     fn free_bytes_per_byte(&self) -> u64 {
         1
+    }
+
+    fn disk(&self) -> &Path {
+        &self.parent
     }
 
     fn stop(&mut self) -> Result<()> {
