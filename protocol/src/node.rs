@@ -91,7 +91,7 @@ pub struct PrimaryLoad {
 pub struct HeartbeatReply {
     /// At most [`crate::limits::COMMANDS_PER_HEARTBEAT_MAX`].
     pub commands: Vec<NodeCommand>,
-    /// When they changed: all keys that sign block tokens.
+    /// All keys that sign block tokens; `None`: those that were told last.
     pub keys: Option<Vec<TokenKey>>,
 }
 

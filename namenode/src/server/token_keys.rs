@@ -72,8 +72,6 @@ pub(crate) struct TokenKeys {
     /// Oldest first; never empty.
     keys: Vec<StoredKey>,
     signer: TokenSigner,
-    /// Grows with each change, so that whoever has an older set can be told.
-    version: u64,
 }
 
 impl TokenKeys {
@@ -96,7 +94,6 @@ impl TokenKeys {
             lifetime_ms,
             keys,
             signer,
-            version: 1,
         };
         this.rotate(now_unix_ms, rng)?;
         Ok(this)
@@ -125,7 +122,6 @@ impl TokenKeys {
         if changed {
             save(&self.path, &keys)?;
             self.keys = keys;
-            self.version += 1;
         }
         let signing = &signing_key(&self.keys, now_unix_ms).key;
         if signing.key_id != self.signer.key_id() {
@@ -143,11 +139,6 @@ impl TokenKeys {
     /// All keys that tokens may be signed with, for datanodes.
     pub(crate) fn all(&self) -> Vec<TokenKey> {
         self.keys.iter().map(|stored| stored.key.clone()).collect()
-    }
-
-    /// Which set of keys this is.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
     }
 }
 
@@ -270,7 +261,7 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(1);
         let known = keys.all();
         keys.rotate(HOUR_MS, &mut rng).unwrap();
-        assert_eq!((keys.version(), keys.all().len()), (2, 2));
+        assert_eq!(keys.all().len(), 2);
         let token = keys.sign(BLOCK, Right::Read, HOUR_MS);
         let old = TokenVerifier::new(&known);
         assert_eq!(old.verify(&token, BLOCK, Right::Read, HOUR_MS), Ok(()));

@@ -31,6 +31,17 @@ fn report(replicas: Vec<ReplicaReport>) -> NodeRequest {
     })
 }
 
+/// A reply may come too late and be dropped: no single one may matter.
+#[tokio::test]
+async fn each_heartbeat_tells_the_keys() {
+    let cluster = Cluster::new().await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    for _ in 0..2 {
+        let told = node.heartbeat().await.keys;
+        assert_eq!(told.as_ref(), Some(&node.registered.keys));
+    }
+}
+
 #[tokio::test]
 async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
     let mut cluster = Cluster::new().await;

@@ -121,8 +121,6 @@ struct Connected {
     notices: NoticeSender<Notice>,
     session: Option<SessionId>,
     node: Option<NodeId>,
-    /// The set of token keys that the datanode has.
-    keys_version: u64,
     /// How far the datanode's clock was ahead of ours at its last heartbeat.
     clock_ahead_ms: Option<i64>,
     /// Version of the datanode's software.
@@ -317,7 +315,6 @@ impl Owner {
                     notices,
                     session: None,
                     node: None,
-                    keys_version: 0,
                     clock_ahead_ms: None,
                     version: None,
                 };

@@ -123,7 +123,6 @@ impl Owner {
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
             connected.version = Some(register.version);
-            connected.keys_version = self.tokens.version();
         }
         tracing::info!(%node, name = server.name, addr = %server.data_addr, "a datanode registered");
         let registered = NodeRegistered {
@@ -183,17 +182,13 @@ impl Owner {
                 .next_commands(now_ms, node, COMMANDS_PER_HEARTBEAT_MAX, &mut |block| {
                     tokens.sign(block, Right::Read, now_unix_ms)
                 });
-        let version = self.tokens.version();
-        let keys = match self.connections.get_mut(&connection) {
-            Some(connected) => {
-                let ahead_ms = i128::from(heartbeat.unix_ms) - i128::from(now_unix_ms);
-                connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
-                let changed = connected.keys_version != version;
-                connected.keys_version = version;
-                changed.then(|| self.tokens.all())
-            }
-            None => None,
-        };
+        if let Some(connected) = self.connections.get_mut(&connection) {
+            let ahead_ms = i128::from(heartbeat.unix_ms) - i128::from(now_unix_ms);
+            connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
+        }
+        // Each time: whether an earlier reply came in time is not known, and a datanode without the
+        // newest key would refuse everybody.
+        let keys = Some(self.tokens.all());
         Ok(HeartbeatReply { commands, keys })
     }
 }
