@@ -278,15 +278,14 @@ impl Lender {
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
-        let asking = lock(&self.asking);
+        let _asking = lock(&self.asking);
         // Somebody else may have asked meanwhile, and may have got no answer.
+        self.check()?;
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
-        self.check()?;
         let asked_at = Instant::now();
         let lent = self.in_step(ask(&self.socket, request))?;
-        drop(asking);
         let file = match lent {
             Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
             Err(_) => None,
@@ -331,7 +330,7 @@ impl LentFile {
     /// It is that of another block, which checksums would not tell.
     fn new(file: File, block: BlockId) -> io::Result<Option<Self>> {
         let mut page = page_aligned(PAGE_BYTES);
-        let length = file.metadata()?.len();
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
         let (Some(chunks), Ok(())) = (chunks_in_file(length), file.read_exact_at(&mut page, 0))
         else {
             return Ok(None);
@@ -463,18 +462,24 @@ mod tests {
         }
     }
 
-    /// Takes the next request, and answers it with a file when it is told to.
-    fn lend(mut socket: &UnixStream, decoder: &mut FrameDecoder, file: &File, go: impl FnOnce()) {
+    /// Takes the next request, and answers it with a file when it is told to; false: the reader has
+    /// gone.
+    fn lend(
+        mut socket: &UnixStream,
+        decoder: &mut FrameDecoder,
+        file: &File,
+        go: impl FnOnce(),
+    ) -> bool {
         while decoder.next_frame::<FileRequest>().unwrap().is_none() {
             let mut received = [0; 64];
-            // The reader may have gone.
             let Ok(bytes @ 1..) = socket.read(&mut received) else {
-                return;
+                return false;
             };
             decoder.push(Bytes::copy_from_slice(&received[..bytes]));
         }
         go();
         let _ = answer(socket, &Ok(()), Some(file.as_fd()));
+        true
     }
 
     async fn connect(directory: &Path) -> (Lender, UnixStream) {
@@ -503,7 +508,7 @@ mod tests {
         let datanode = std::thread::spawn(move || {
             let mut decoder = FrameDecoder::new();
             lend(&socket, &mut decoder, &files[0], || goes_on.recv().unwrap());
-            lend(&socket, &mut decoder, &files[1], || {});
+            lend(&socket, &mut decoder, &files[1], || {})
         });
         assert!(lender.read(&tables(), request(first), 0..1).is_err());
         go_on.send(()).unwrap();
@@ -511,7 +516,7 @@ mod tests {
         let late = lender.read(&tables(), request(second), 0..1);
         assert!(late.is_err(), "{late:?}");
         drop(lender);
-        datanode.join().unwrap();
+        assert!(!datanode.join().unwrap(), "it was asked once more");
     }
 
     /// Checksums do not tell one replica from another.

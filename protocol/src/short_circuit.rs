@@ -4,7 +4,9 @@
 //! ([`crate::data::DataRequest::ShortCircuit`]); only a client on the same host is told. On that
 //! socket every request is a frame with a [`FileRequest`] and is answered, one after the other, by a
 //! frame with a [`FileReply`]. With `Ok` comes the replica's file, opened for reading past the page
-//! cache. The client verifies every chunk with the checksums in the file ([`crate::replica_layout`]).
+//! cache. The client verifies that the file's header names the block, and every chunk with the checksums
+//! in the file ([`crate::replica_layout`]). Answers are not numbered: a client that waited in vain for one
+//! ends the connection.
 //!
 //! A file is *lent*: until the connection ends, and no longer than [`LOAN`]. The datanode ends the
 //! connection when the server is to be left to its owner, and when it stops.

@@ -257,7 +257,7 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     // Longer than a client waits for a file to be lent.
     const IN_VAIN: Duration = Duration::from_secs(2);
     // After a client was disappointed by a datanode, it asks it last for 15 s.
-    const AVOIDED: Duration = Duration::from_secs(16);
+    const AVOIDED: Duration = Duration::from_secs(18);
     let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         block_size: "1MiB",
         ..ClusterOptions::default()
