@@ -94,3 +94,75 @@ impl Message {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pagemap::PRESENT;
+
+    /// The bytes are CRIU's, on a little-endian machine: kept apart from the constants above.
+    #[test]
+    fn messages_are_read_as_criu_lays_them_out() {
+        let map = [1, 42, 0, 0, 0, 0, 0, 0];
+        let shared = [2, 7, 0, 0, 0, 0, 0, 0];
+        let address = [0, 0x10, 0, 0, 0, 0, 0, 0];
+        let narrow = |head: [u8; 8], address: [u8; 8], map: [u8; 8]| [head, address, map].concat();
+        let wide = |head: [u8; 8], pages: [u8; 8], address: [u8; 8], map: [u8; 8]| {
+            [head, pages, address, map].concat()
+        };
+        let three = [3, 0, 0, 0, 0, 0, 0, 0];
+        let run = Run {
+            address: 0x1000,
+            pages: 3,
+            flags: PRESENT,
+        };
+        let opened = Message::Open("pagemap-42.img".into());
+        let shared_opened = Message::Open("pagemap-shmem-7.img".into());
+        for (bytes, layout, expected) in [
+            (
+                narrow([4, 0, 0, 0, 0, 0, 0, 0], [0; 8], map),
+                Layout::Narrow,
+                &opened,
+            ),
+            (
+                wide([4, 0, 0, 0, 0, 0, 0, 0], [0; 8], [0; 8], map),
+                Layout::Wide,
+                &opened,
+            ),
+            (
+                narrow([4, 0, 0, 0, 0, 0, 0, 0], [0; 8], shared),
+                Layout::Narrow,
+                &shared_opened,
+            ),
+            (
+                narrow([6, 0, 4, 0, 3, 0, 0, 0], address, map),
+                Layout::Narrow,
+                &Message::Add(run),
+            ),
+            (
+                wide([6, 0, 4, 0, 0, 0, 0, 0], three, address, map),
+                Layout::Wide,
+                &Message::Add(run),
+            ),
+            (
+                narrow([0x23, 0x10, 0, 0, 0, 0, 0, 0], [0; 8], [0; 8]),
+                Layout::Narrow,
+                &Message::Close,
+            ),
+            (
+                narrow([0x24, 0x10, 0, 0, 0, 0, 0, 0], [0; 8], [0; 8]),
+                Layout::Narrow,
+                &Message::Close,
+            ),
+        ] {
+            assert_eq!(Message::decode(&bytes, layout).as_ref(), Ok(expected));
+            let start = bytes.first_chunk().expect("it is long enough");
+            if *expected == opened {
+                assert_eq!(Layout::of(start), layout);
+            }
+            assert!(Message::decode(&bytes[..bytes.len() - 1], layout).is_err());
+        }
+        let unknown = narrow([5, 0, 0, 0, 0, 0, 0, 0], [0; 8], map);
+        assert!(Message::decode(&unknown, Layout::Narrow).is_err());
+    }
+}

@@ -3,6 +3,7 @@
 
 use std::{
     fs::File,
+    io,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -45,6 +46,15 @@ pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
     found
 }
 
+/// What the file system of a directory has free, in bytes.
+///
+/// # Errors
+/// When it does not tell.
+pub fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(directory)?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
 /// Whether there is so much space where tests make their clusters; skips if not.
 ///
 /// # Panics
@@ -52,8 +62,7 @@ pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
 #[must_use]
 pub fn have_space(bytes: u64) -> bool {
     let directory = std::env::temp_dir();
-    let space = rustix::fs::statvfs(&directory).expect("the temporary directory");
-    let free = space.f_bavail * space.f_frsize;
+    let free = free_bytes(&directory).expect("the temporary directory");
     if free < bytes {
         skip(&format!(
             "{} has {} MiB free, {} are needed: free some, or set TMPDIR",

@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    path::Path,
+    ops::Range,
+    path::{Path, PathBuf},
     process::Command,
     thread::sleep,
     time::Duration,
@@ -221,30 +222,45 @@ fn sqlite_keeps_10000_transactions() {
     }
 }
 
-#[test]
-fn a_mount_reads_the_files_of_datanodes_on_its_host() {
-    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
-        block_size: "4MiB",
+/// A mounted cluster with a file, all of whose blocks are sealed: only those are lent.
+fn with_sealed_file(
+    block_size: &'static str,
+    pattern: Pattern,
+    length: usize,
+) -> Option<(Cluster, PathBuf)> {
+    let (mut cluster, mount) = Cluster::mounted(&ClusterOptions {
+        block_size,
         ..ClusterOptions::default()
-    }) else {
-        return;
-    };
-    let pattern = Pattern { seed: 7 };
-    let length = 20 << 20;
-    fs::write(mount.join("large"), pattern.bytes(length)).expect("write");
-    // With it ends the writing of its last blocks: only sealed ones are lent.
+    })?;
+    let path = mount.join("large");
+    fs::write(&path, pattern.bytes(length)).expect("write");
+    // With it ends the writing of the last blocks.
     cluster.stop("mnt");
     cluster.mount("mnt");
+    Some((cluster, path))
+}
+
+/// Reads and checks what the kernel does not remember: that would not be read from anywhere.
+fn check_uncached(path: &Path, pattern: Pattern, offset: u64, length: usize) {
+    let file = File::open(path).expect("open");
+    fadvise(&file, 0, None, Advice::DontNeed).expect("a hint");
+    pattern.check(&file, offset, length);
+}
+
+#[test]
+fn a_mount_reads_the_files_of_datanodes_on_its_host() {
+    let pattern = Pattern { seed: 7 };
+    let length = 20 << 20;
+    let Some((cluster, path)) = with_sealed_file("4MiB", pattern, length) else {
+        return;
+    };
     let sealed: Vec<_> = (1..=4)
         .map(|number| cluster.path(&Cluster::datanode(number)))
         .map(|directory| directory.join("volume/sealed"))
         .collect();
     let is_replica = |file: &Path| sealed.iter().any(|directory| file.starts_with(directory));
     wait_until("files to be lent", Duration::from_secs(60), || {
-        let file = File::open(mount.join("large")).expect("open");
-        // What the kernel remembers would not be read from anywhere.
-        fadvise(&file, 0, None, Advice::DontNeed).expect("a hint");
-        pattern.check(&file, 0, length);
+        check_uncached(&path, pattern, 0, length);
         let open = cluster.open_files("mnt");
         open.iter().any(|file| is_replica(file))
     });
@@ -258,22 +274,13 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     const IN_VAIN: Duration = Duration::from_secs(2);
     // After a client was disappointed by a datanode, it asks it last for 15 s.
     const AVOIDED: Duration = Duration::from_secs(18);
-    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
-        block_size: "1MiB",
-        ..ClusterOptions::default()
-    }) else {
+    let pattern = Pattern { seed: 8 };
+    let Some((cluster, path)) = with_sealed_file("1MiB", pattern, 64 * BLOCK) else {
         return;
     };
-    let pattern = Pattern { seed: 8 };
-    fs::write(mount.join("large"), pattern.bytes(64 * BLOCK)).expect("write");
-    // With it ends the writing of its last blocks: only sealed ones are lent.
-    cluster.stop("mnt");
-    cluster.mount("mnt");
-    let read = |blocks: std::ops::Range<usize>| {
-        let file = File::open(mount.join("large")).expect("open");
-        fadvise(&file, 0, None, Advice::DontNeed).expect("a hint");
+    let read = |blocks: Range<usize>| {
         let offset = (blocks.start * BLOCK) as u64;
-        pattern.check(&file, offset, blocks.len() * BLOCK);
+        check_uncached(&path, pattern, offset, blocks.len() * BLOCK);
     };
     // Now each datanode lends files.
     read(0..16);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use harvestfs_tests::free_bytes;
 
 use crate::cpu;
 use crate::interrupt;
@@ -66,7 +67,7 @@ fn write_back() {
 fn wait_for_removal(disk: &Path, before_bytes: u64, written_bytes: u64) -> Result<()> {
     let enough_bytes = before_bytes.saturating_sub(written_bytes / 20);
     let started = Instant::now();
-    while work::free_bytes(disk)? < enough_bytes && started.elapsed() < REMOVAL_MAX {
+    while free_bytes(disk)? < enough_bytes && started.elapsed() < REMOVAL_MAX {
         interrupt::check()?;
         std::thread::sleep(REMOVAL_POLL);
     }
@@ -169,7 +170,7 @@ impl Bench<'_> {
         let reads = self.plan.random_reads_per_thread;
         let path = dir.join("large");
         work::require_space(dir, size_bytes * self.target.free_bytes_per_byte())?;
-        let before_bytes = work::free_bytes(self.target.disk())?;
+        let before_bytes = free_bytes(self.target.disk())?;
 
         self.measure(Row::SeqWrite, || {
             work::write_file(&path, size_bytes)?;

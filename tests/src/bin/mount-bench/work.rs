@@ -244,15 +244,9 @@ fn in_threads(threads: u64, work: impl Fn(u64) -> Result<()> + Sync) -> Result<(
     })
 }
 
-/// What the file system of `dir` has free.
-pub fn free_bytes(dir: &Path) -> Result<u64> {
-    let stat = rustix::fs::statvfs(dir)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
 /// Fails when the file system of `dir` has less than `needed_bytes` free.
 pub fn require_space(dir: &Path, needed_bytes: u64) -> Result<()> {
-    let free_bytes = free_bytes(dir)?;
+    let free_bytes = harvestfs_tests::free_bytes(dir)?;
     if free_bytes < needed_bytes {
         bail!(
             "{}: {} MiB are free and {} MiB are needed; see --size-mib and --scratch",
