@@ -126,7 +126,8 @@ impl Policy for Harvest {
     }
 }
 
-/// Cells to choose from, `None` for outside the grid, with the free blocks on their open servers.
+/// Cells to choose from, `None` for outside the grid, with the free blocks on their open servers: never
+/// 0.
 type Cells = SmallVec<[(Option<Cell>, u64); CELLS + 1]>;
 
 /// What the two policies differ in.
@@ -271,11 +272,12 @@ impl Way {
         let allowed = |cell, rounds| partial.spread.allows_cell(cell, constraints, rounds);
         let space = view.open_space(request.lane, request.class);
         let with_space = |cell: Cell| (Some(cell), space[cell.number()]);
-        let mut cells: Cells = Cell::all()
+        let open = || Cell::all().filter(|cell| space[cell.number()] > 0);
+        let mut cells: Cells = open()
             .filter(|&cell| allowed(cell, now))
             .map(with_space)
             .collect();
-        if !constraints.contains(Constraints::COLUMN) {
+        if !constraints.contains(Constraints::COLUMN) && space[CELLS] > 0 {
             // Cells no longer matter. Outside the grid there are none.
             cells.push((None, space[CELLS]));
         }
@@ -284,7 +286,7 @@ impl Way {
                 if request.existing.is_empty() {
                     return None;
                 }
-                let cells = Cell::all()
+                let cells = open()
                     .filter(|&cell| !allowed(cell, now) && allowed(cell, complete))
                     .map(with_space)
                     .collect();
@@ -302,10 +304,12 @@ impl Way {
         request: &Request<'_>,
         partial: &Partial,
         constraints: Constraints,
-        mut cells: Cells,
+        cells: Cells,
         rng: &mut dyn Rng,
     ) -> Option<NodeId> {
-        cells.retain(|(_, space)| *space > 0);
+        if cells.is_empty() {
+            return None;
+        }
         let accept = |server: &ServerView| {
             partial.spread.allows(server, constraints)
                 && request.admits(&partial.nodes, server.node)

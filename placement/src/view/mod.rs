@@ -106,10 +106,11 @@ impl Room {
         self
     }
 
-    /// What the indexes know of it: blocks on volumes of each class, and of any, about.
-    fn coarse(&self) -> [u32; CLASSES.len() + 1] {
-        let [disk, ssd, memory] = self.blocks.map(coarse);
-        [disk, ssd, memory, coarse(self.blocks(None))]
+    /// Whether it is the same to the indexes: blocks on volumes of each class, and of any.
+    fn is_about(&self, other: &Self) -> bool {
+        let mut classes = self.blocks.iter().zip(&other.blocks);
+        let about = |a: u32, b: u32| a == b || coarse(a) == coarse(b);
+        classes.all(|(&a, &b)| about(a, b)) && about(self.blocks(None), other.blocks(None))
     }
 
     /// Blocks that fit on volumes of a class, or of any.
@@ -379,11 +380,10 @@ impl View {
         }
     }
 
-    /// [`View::set_capacity`], [`View::set_room`] and [`View::set_lanes`] at once, of a server by its
-    /// index in [`View::servers`].
-    pub fn set_server_at(&mut self, index: usize, capacity_blocks: u32, room: Room, lanes: Lanes) {
-        if let Some(server) = self.servers.get_mut(index) {
-            server.capacity_blocks = capacity_blocks;
+    /// [`View::set_room`] and [`View::set_lanes`] at once, of a server by its index in
+    /// [`View::servers`].
+    pub fn set_room_and_lanes_at(&mut self, index: usize, room: Room, lanes: Lanes) {
+        if index < self.servers.len() {
             self.update(index as u32, room, lanes);
         }
     }
@@ -391,7 +391,7 @@ impl View {
     fn update(&mut self, slot: u32, room: Room, lanes: Lanes) {
         let server = &mut self.servers[slot as usize];
         // Most changes of a server's room change nothing in the indexes.
-        let same = server.lanes == lanes && server.room.coarse() == room.coarse();
+        let same = server.lanes == lanes && server.room.is_about(&room);
         server.room = room;
         server.lanes = lanes;
         if same {

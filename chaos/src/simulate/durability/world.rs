@@ -336,21 +336,28 @@ impl<'a> World<'a> {
 
     /// Tells the datanodes what they have to copy.
     fn start_copies(&mut self) {
-        for node in self.cluster.take_commanded() {
-            while let Some(repair) = self.cluster.next_repair(self.now_ms, node) {
-                let generation = |number: u32| self.fleet.generation(number);
-                self.copies.push_back(Copy {
-                    done_ms: self.now_ms + STEP_MS,
-                    block: repair.block,
-                    target: node.0,
-                    target_generation: generation(node.0),
-                    sources: repair
-                        .sources
-                        .iter()
-                        .map(|source| (source.0, generation(source.0)))
-                        .collect(),
-                });
+        for nodes in self.cluster.take_commanded().chunks(COPIES_AHEAD) {
+            self.cluster.expect_commands(nodes);
+            for &node in nodes {
+                self.start_copies_to(node);
             }
+        }
+    }
+
+    fn start_copies_to(&mut self, node: NodeId) {
+        while let Some(repair) = self.cluster.next_repair(self.now_ms, node) {
+            let generation = |number: u32| self.fleet.generation(number);
+            self.copies.push_back(Copy {
+                done_ms: self.now_ms + STEP_MS,
+                block: repair.block,
+                target: node.0,
+                target_generation: generation(node.0),
+                sources: repair
+                    .sources
+                    .iter()
+                    .map(|source| (source.0, generation(source.0)))
+                    .collect(),
+            });
         }
     }
 

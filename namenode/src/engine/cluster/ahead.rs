@@ -1,5 +1,5 @@
 //! Memory is fetched before it is needed. Blocks, nodes and volumes lie all over it. Who works on one
-//! after the other waits for each; who looks at all of them first waits for several at the same time.
+//! after the other waits for each; who asks for all of them first waits for several at the same time.
 
 use std::hint::black_box;
 
@@ -8,62 +8,143 @@ use smallvec::SmallVec;
 
 use super::{
     Cluster,
-    table::{NodeIx, Slot},
+    table::{NodeIx, Replica, Slot},
 };
 
-/// Blocks of a rank whose holders are fetched together; what they lie in fits into the second cache.
-const TURNS_AHEAD: usize = 256;
+/// Blocks that are fetched together.
+pub(super) const AHEAD: usize = 16;
+
+/// Asks for the cache line of a value, without waiting for it. Elsewhere than on x86-64 it does
+/// nothing: stable Rust has no such instruction there yet.
+fn fetch<T>(it: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch is a hint that neither reads nor writes anything
+    // that a program can see, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(it).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = it;
+}
 
 impl Cluster {
     /// Says which nodes are about to report which blocks, a few dozen at most. Changes nothing: the
-    /// reports take less time then.
+    /// reports take less time then. For who has many at a time: a simulation.
     pub fn expect_reports(&self, coming: impl Iterator<Item = (NodeId, BlockId)>) {
-        let mut targets: SmallVec<[NodeIx; 16]> = SmallVec::new();
-        for (node, block) in coming {
-            self.fetch_block(block);
-            targets.extend(self.node_index(node));
-        }
         // In steps, because each tells where to look next.
-        for &node in &targets {
-            let it = &self.nodes[node as usize];
-            black_box((it.outgoing, it.as_target.counted(), it.heard_ms));
-            black_box(self.view.server_at(node as usize).map(|it| it.room));
+        let mut targets: SmallVec<[(NodeIx, BlockId); AHEAD]> = SmallVec::new();
+        for (node, block) in coming {
+            let Some(index) = self.node_index(node) else {
+                continue;
+            };
+            self.fetch_target(index);
+            targets.push((index, block));
         }
-        let volumes = || {
-            let nodes = targets.iter().map(|&node| &self.nodes[node as usize]);
-            let volumes = nodes.flat_map(|it| &it.storages);
-            volumes.map(|&storage| &self.table.storages[storage as usize])
-        };
-        for volume in volumes() {
-            black_box((volume.status.healthy, volume.epoch));
+        for &(node, block) in &targets {
+            let node = &self.nodes[node as usize];
+            for &storage in &node.storages {
+                let volume = &self.table.storages[storage as usize];
+                fetch(&volume.status);
+                fetch(&volume.epoch);
+            }
+            if node.incoming.is_empty() {
+                self.fetch_block(block);
+            }
+            for &slot in &node.incoming {
+                fetch(self.table.get_ahead(slot));
+            }
         }
-        for volume in volumes() {
-            black_box(volume.blocks().last().copied());
+        for &(node, _) in &targets {
+            let node = &self.nodes[node as usize];
+            for &storage in &node.storages {
+                let volume = &self.table.storages[storage as usize];
+                if let Some(last) = volume.blocks().last() {
+                    fetch(last);
+                }
+            }
+            for &slot in &node.incoming {
+                if let Some(it) = self.in_flight.get(&slot) {
+                    fetch(&self.nodes[it.source as usize]);
+                }
+                for replica in self.replicas_at(slot) {
+                    fetch(self.table.home_ahead(replica.storage));
+                }
+            }
         }
     }
 
-    /// A block, found by its id.
+    /// Says which nodes are about to be asked for their commands, a few dozen at most, as
+    /// [`Cluster::expect_reports`].
+    pub fn expect_commands(&self, asked: &[NodeId]) {
+        let indexes = asked.iter().filter_map(|&node| self.node_index(node));
+        let nodes = || indexes.clone().map(|index| &self.nodes[index as usize]);
+        for node in nodes() {
+            fetch(node);
+            fetch(&node.replicate);
+        }
+        self.fetch_blocks(nodes().flat_map(|node| node.replicate.iter().copied()));
+        let slots = nodes().flat_map(|node| &node.replicate);
+        for replica in slots.flat_map(|&slot| self.replicas_at(slot)) {
+            let source = self.table.home(replica.storage).node;
+            fetch(&self.nodes[source as usize]);
+        }
+    }
+
+    /// A node that is about to receive a block.
+    pub(super) fn fetch_target(&self, index: NodeIx) {
+        let node = &self.nodes[index as usize];
+        fetch(node);
+        fetch(&node.as_target);
+        fetch(&node.incoming);
+        self.fetch_server(index as usize);
+    }
+
+    fn fetch_server(&self, index: usize) {
+        if let Some(server) = self.view.server_at(index) {
+            fetch(server);
+        }
+    }
+
+    /// A block, found by its id. This waits: without it, nobody knows where the block is.
     pub(super) fn fetch_block(&self, block: BlockId) {
         black_box(self.table.slot(block));
     }
 
-    /// What is asked of the holders of the blocks in a rank whose turn is next.
+    /// What is asked of the holders of the blocks in a rank whose turns are next.
     pub(super) fn fetch_turns(&self, rank: usize) {
-        for slot in self.queue.next_slots(rank, TURNS_AHEAD) {
-            self.fetch_holders(slot);
+        let slots = || self.queue.next_slots(rank, AHEAD);
+        self.fetch_blocks(slots());
+        for replica in slots().flat_map(|slot| self.replicas_at(slot)) {
+            let index = self.table.home(replica.storage).node as usize;
+            let node = &self.nodes[index];
+            fetch(node);
+            fetch(&node.as_source);
+            fetch(&self.table.storages[replica.storage as usize].as_source);
+            self.fetch_server(index);
         }
     }
 
-    /// What repair asks of the nodes with a block's replicas: how often their tenants are reimaged, and
-    /// whether they can be its source.
-    pub(super) fn fetch_holders(&self, slot: Slot) {
-        let replicas = self.table.get(slot).map(|it| it.replicas.iter());
-        for replica in replicas.into_iter().flatten() {
+    /// What ranks blocks: how often the tenants of the nodes with their replicas are reimaged.
+    pub(super) fn fetch_holders(&self, slots: &[Slot]) {
+        self.fetch_blocks(slots.iter().copied());
+        for replica in slots.iter().flat_map(|&slot| self.replicas_at(slot)) {
             let index = self.table.home(replica.storage).node as usize;
-            let node = &self.nodes[index];
-            let volume = &self.table.storages[replica.storage as usize];
-            black_box(self.view.server_at(index).map(|it| it.tenant));
-            black_box((node.outgoing, volume.as_source.counted()));
+            self.fetch_server(index);
         }
+    }
+
+    /// Blocks, and where their volumes are.
+    fn fetch_blocks(&self, slots: impl Iterator<Item = Slot> + Clone) {
+        for slot in slots.clone() {
+            fetch(self.table.get_ahead(slot));
+        }
+        for replica in slots.flat_map(|slot| self.replicas_at(slot)) {
+            fetch(self.table.home_ahead(replica.storage));
+        }
+    }
+
+    fn replicas_at(&self, slot: Slot) -> &[Replica] {
+        self.table.get(slot).map_or(&[], |block| &block.replicas)
     }
 }

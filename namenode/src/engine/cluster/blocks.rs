@@ -169,7 +169,7 @@ impl Cluster {
         if count > 1 {
             for node in pipelines.iter().flatten() {
                 if let Some(index) = self.node_index(*node) {
-                    self.refresh_node(index);
+                    self.refresh_offer(index);
                 }
             }
         }
@@ -210,7 +210,7 @@ impl Cluster {
         for node in nodes {
             if self.table.replica_on(slot, node).is_none() {
                 self.nodes[node as usize].awaited += 1;
-                self.refresh_node(node);
+                self.refresh_offer(node);
             }
         }
         self.settle(slot);
@@ -259,7 +259,7 @@ impl Cluster {
         if self.table.replica_on(slot, node).is_none() {
             let it = &mut self.nodes[node as usize];
             it.awaited = it.awaited.saturating_sub(1);
-            self.refresh_node(node);
+            self.refresh_offer(node);
         }
     }
 

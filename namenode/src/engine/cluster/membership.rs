@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use harvestfs_placement::{Lane, Lanes, Location, Room};
+use harvestfs_placement::{Lane, Lanes, Location};
 use harvestfs_protocol::{
     ids::NodeId,
     node::{Heartbeat, ServerDescription},
@@ -12,14 +12,13 @@ use smallvec::SmallVec;
 
 use super::{
     Cluster, ClusterError, Happening,
-    node::{Life, Node},
+    ahead::AHEAD,
+    node::{Life, Node, Space},
     table::{NodeIx, Slot, Storage, StorageIx},
 };
 
 /// Fewest nodes that make a storm: the loss of one is never one, however small the cluster.
 const STORM_NODES_MIN: usize = 2;
-/// Replicas on a lost volume that are looked up together.
-const GONE_BATCH: usize = 16;
 
 /// Many nodes that fell silent together: rather a partition than so many dead servers.
 #[derive(Debug, Default)]
@@ -252,34 +251,47 @@ impl Cluster {
         }
     }
 
-    /// Tells the placement view what a node can take now.
+    /// Tells the placement view what a node can take now, whatever has changed.
     pub(super) fn refresh_node(&mut self, index: NodeIx) {
+        let (space, capacity_blocks) = self.count_space(index);
         let node = &mut self.nodes[index as usize];
-        let mut room = Room::default();
-        let mut capacity: u32 = 0;
-        let mut inventoried = true;
-        let mut volumes: u32 = 0;
-        for &storage in &node.storages {
+        node.space = space;
+        self.view.set_capacity(node.id, capacity_blocks);
+        self.refresh_offer(index);
+    }
+
+    /// What the usable volumes of a node have together, and can hold in all, used or free, in blocks.
+    pub(super) fn count_space(&self, index: NodeIx) -> (Space, u32) {
+        let mut space = Space::none();
+        let mut capacity_blocks: u32 = 0;
+        for &storage in &self.nodes[index as usize].storages {
             let home = self.table.home(storage);
             if !home.usable {
                 continue;
             }
-            inventoried &= home.inventoried;
+            space.inventoried &= home.inventoried;
             let it = &self.table.storages[storage as usize];
-            volumes += 1;
+            space.volumes = space.volumes.saturating_add(1);
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
             let blocks = |bytes: u64| {
                 u32::try_from(bytes / self.options.block_bytes.max(1)).unwrap_or(u32::MAX)
             };
-            room.add(it.class(), blocks(free_bytes));
-            capacity = capacity.saturating_add(blocks(it.status.quota_bytes));
+            space.room.add(it.class(), blocks(free_bytes));
+            capacity_blocks = capacity_blocks.saturating_add(blocks(it.status.quota_bytes));
         }
+        (space, capacity_blocks)
+    }
+
+    /// Tells the placement view what a node can take now that it was given something to do or has done
+    /// it; of its volumes, what [`Cluster::refresh_node`] counted last.
+    pub(super) fn refresh_offer(&mut self, index: NodeIx) {
+        let node = &mut self.nodes[index as usize];
         let open = node.is_available()
             && !self.draining.contains(&index)
             && !self.maintenance.contains_key(&index);
         // A node that has not reported yet may hold the very block that is to be repaired.
         let may_receive = open
-            && inventoried
+            && node.space.inventoried
             && node.incoming.len() < self.options.repairs_in_flight_per_node as usize;
         let received = if may_receive {
             node.as_target.used(self.now_ms)
@@ -288,6 +300,7 @@ impl Cluster {
         };
         // The datanode spreads what it receives over its volumes.
         let options = &self.options;
+        let volumes = u32::from(node.space.volumes);
         let limit = |per_node: u32, lane| {
             per_node.min(options.repairs_per_volume(lane).saturating_mul(volumes))
         };
@@ -305,9 +318,8 @@ impl Cluster {
             urgent: may_receive && received < urgent_limit,
         };
         let coming = node.awaited + node.incoming.len() as u32;
-        let room = room.less(coming);
-        self.view
-            .set_server_at(index as usize, capacity, room, lanes);
+        let room = node.space.room.less(coming);
+        self.view.set_room_and_lanes_at(index as usize, room, lanes);
     }
 
     /// Lets nodes take part in repair again whose budget has room again.
@@ -317,7 +329,7 @@ impl Cluster {
         {
             self.reopening.pop();
             self.nodes[index as usize].reopens_ms = None;
-            self.refresh_node(index);
+            self.refresh_offer(index);
         }
     }
 
@@ -504,19 +516,16 @@ impl Cluster {
                 continue;
             }
             // The blocks are all over the memory: several are fetched at the same time.
-            let last: SmallVec<[(Slot, Option<usize>); GONE_BATCH]> = self
-                .table
-                .last_replicas(storage, GONE_BATCH.min(budget))
-                .collect();
+            let blocks = self.table.storages[storage as usize].blocks();
+            let last = blocks.iter().rev().take(AHEAD.min(budget));
+            let last: SmallVec<[Slot; AHEAD]> = last.copied().collect();
             if last.is_empty() {
                 self.gone.pop_front();
             }
             budget -= last.len();
-            for &(slot, _) in &last {
-                self.fetch_holders(slot);
-            }
-            for (slot, index) in last {
-                if let Some(index) = index {
+            self.fetch_holders(&last);
+            for slot in last {
+                if let Some(index) = self.table.replica_in(slot, storage) {
                     self.leave_pipeline(slot, home.node);
                     self.table.remove_replica(slot, index);
                 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use harvestfs_placement::Room;
 use harvestfs_protocol::{
     ids::{BlockId, NodeId},
     node::ServerDescription,
@@ -32,8 +33,31 @@ pub(super) enum Life {
     },
 }
 
+/// What the usable volumes of a node have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Space {
+    /// Blocks that fit below their quotas.
+    pub(super) room: Room,
+    /// How many there are.
+    pub(super) volumes: u16,
+    /// Each sent a full report since the node registered.
+    pub(super) inventoried: bool,
+}
+
+impl Space {
+    /// That of no volume.
+    pub(super) fn none() -> Self {
+        Self {
+            room: Room::default(),
+            volumes: 0,
+            inventoried: true,
+        }
+    }
+}
+
 /// A datanode. In the order in which repair looks at it, so that it waits for few cache lines: the
-/// first one tells whether a node can be a source, the next two whether it can be a target.
+/// first one tells what it is and whether it is there, and then come what it served, what it received,
+/// and what it is to receive, each in one line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Node {
@@ -48,19 +72,21 @@ pub(super) struct Node {
     pub(super) commanded: bool,
     /// Blocks that it is to hold and that it has not reported yet.
     pub(super) awaited: u32,
+    /// Its volumes, as registered last.
+    pub(super) storages: SmallVec<[StorageIx; 2]>,
     /// Repairs that it served.
     pub(super) as_source: Budget,
     /// Repairs that it received.
     pub(super) as_target: Budget,
     /// Blocks that it is to receive or receives now.
     pub(super) incoming: SmallVec<[Slot; 4]>,
-    /// When its budget for repairs, which is used up, has room again.
-    pub(super) reopens_ms: Option<u64>,
-    /// Its volumes, as registered last.
-    pub(super) storages: SmallVec<[StorageIx; 2]>,
     /// Blocks that it is to receive and was not told of yet, in turn: no more than it may receive at a
     /// time.
     pub(super) replicate: SmallVec<[Slot; 4]>,
+    /// As last counted.
+    pub(super) space: Space,
+    /// When its budget for repairs, which is used up, has room again.
+    pub(super) reopens_ms: Option<u64>,
     /// When it was heard of last, or the start of the namenode.
     pub(super) heard_ms: u64,
     pub(super) heard: bool,
@@ -96,6 +122,7 @@ impl Node {
             outgoing: 0,
             incoming: SmallVec::new(),
             replicate: SmallVec::new(),
+            space: Space::none(),
             seal: VecDeque::new(),
             report: SmallVec::new(),
             deletes: Box::default(),
@@ -207,5 +234,19 @@ impl Deletes {
         self.pending.capacity() * 10
             + self.queue.capacity() * size_of::<BlockId>()
             + self.told.capacity() * size_of::<Told>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn what_repair_looks_at_lies_in_four_cache_lines() {
+        assert!(offset_of!(Node, as_source) == 64 && offset_of!(Node, as_target) == 128);
+        assert_eq!(offset_of!(Node, incoming), 192);
+        assert!(offset_of!(Node, space) + size_of::<Space>() <= 256);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
+use slab::Slab;
 
 use super::table::{NodeIx, Slot};
 
@@ -49,8 +50,9 @@ impl Entry {
 pub(super) struct RepairQueue {
     /// Entries that are due.
     ranks: [Rank; RANKS],
-    /// Entries that are not.
-    asleep: Vec<Entry>,
+    /// Entries that are not. They stay where they are: hundreds of thousands fall asleep and wake again
+    /// every few seconds when servers are short.
+    asleep: Slab<Entry>,
     /// When to wake which of them; thousands wait for the same slot of a budget. Passed over for a
     /// block that does not sleep until then.
     alarms: BTreeMap<u64, Vec<Slot>>,
@@ -63,6 +65,14 @@ pub(super) struct RepairQueue {
 struct Rank {
     entries: Vec<Entry>,
     cursor: usize,
+}
+
+impl Rank {
+    /// Adds an entry; returns where.
+    fn push(&mut self, entry: Entry) -> u32 {
+        self.entries.push(entry);
+        self.entries.len() as u32 - 1
+    }
 }
 
 /// Where an entry is.
@@ -82,7 +92,7 @@ impl Default for RepairQueue {
     fn default() -> Self {
         Self {
             ranks: std::array::from_fn(|_| Rank::default()),
-            asleep: Vec::new(),
+            asleep: Slab::new(),
             alarms: BTreeMap::new(),
             places: FxHashMap::default(),
             repairs: 0,
@@ -134,8 +144,14 @@ impl RepairQueue {
                 let was_repair = usize::from(place.rank) < LEAVING;
                 // The wait may have been for the normal budget.
                 let at_once = rank < URGENT_RANKS || (rank < LEAVING && !was_repair);
-                if let Some(entry) = self.remove(slot) {
-                    self.add(rank, entry, place.asleep && !at_once);
+                let sleeps_on = place.asleep && !at_once;
+                if sleeps_on {
+                    let rank = rank as u8;
+                    self.places.insert(slot, Place { rank, ..place });
+                    self.repairs -= usize::from(was_repair);
+                    self.repairs += usize::from(usize::from(rank) < LEAVING);
+                } else if let Some(entry) = self.remove(slot) {
+                    self.add(rank, entry, false);
                 }
             }
             Some(_) => {}
@@ -143,43 +159,51 @@ impl RepairQueue {
     }
 
     fn add(&mut self, rank: usize, entry: Entry, asleep: bool) {
-        let entries = if asleep {
-            let at_once = self.alarms.entry(entry.due_ms).or_default();
-            at_once.push(entry.slot);
-            &mut self.asleep
-        } else {
-            &mut self.ranks[rank].entries
-        };
+        let slot = entry.slot;
         let place = Place {
             rank: rank as u8,
             asleep,
-            position: entries.len() as u32,
+            position: if asleep {
+                self.put_to_sleep(entry)
+            } else {
+                self.ranks[rank].push(entry)
+            },
         };
-        entries.push(entry);
-        self.places.insert(entry.slot, place);
+        self.places.insert(slot, place);
         self.repairs += usize::from(rank < LEAVING);
+    }
+
+    /// Puts an entry among those that are not due; returns where.
+    fn put_to_sleep(&mut self, entry: Entry) -> u32 {
+        self.alarms
+            .entry(entry.due_ms)
+            .or_default()
+            .push(entry.slot);
+        self.asleep.insert(entry) as u32
     }
 
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Entry> {
         let place = self.places.remove(&slot)?;
-        let rank = usize::from(place.rank);
+        self.repairs -= usize::from(usize::from(place.rank) < LEAVING);
+        if place.asleep {
+            return Some(self.asleep.remove(place.position as usize));
+        }
+        Some(self.take_due(place))
+    }
+
+    /// Takes an entry that is due out of its rank. Another one may take its place there.
+    fn take_due(&mut self, place: Place) -> Entry {
         let position = place.position as usize;
-        let entries = if place.asleep {
-            &mut self.asleep
-        } else {
-            let Rank { entries, cursor } = &mut self.ranks[rank];
-            // The one that takes its place has not had its turn.
-            *cursor -= usize::from(position + 1 == *cursor);
-            entries
-        };
+        let Rank { entries, cursor } = &mut self.ranks[usize::from(place.rank)];
+        // The one that takes its place has not had its turn.
+        *cursor -= usize::from(position + 1 == *cursor);
         let entry = entries.swap_remove(position);
         if let Some(moved) = entries.get(position)
             && let Some(place) = self.places.get_mut(&moved.slot)
         {
             place.position = position as u32;
         }
-        self.repairs -= usize::from(rank < LEAVING);
-        Some(entry)
+        entry
     }
 
     /// The next due entry of a rank in turn; it stays where it is.
@@ -195,7 +219,7 @@ impl RepairQueue {
 
     /// Due blocks of a rank whose turns come soon, about: the last ones take the places of those that
     /// leave.
-    pub(super) fn next_slots(&self, rank: usize, max: usize) -> impl Iterator<Item = Slot> {
+    pub(super) fn next_slots(&self, rank: usize, max: usize) -> impl Iterator<Item = Slot> + Clone {
         let last = self.ranks[rank].entries.iter().rev();
         last.take(max).map(|entry| entry.slot)
     }
@@ -203,24 +227,33 @@ impl RepairQueue {
     /// The entry of a block.
     pub(super) fn get(&self, slot: Slot) -> Option<&Entry> {
         let place = self.places.get(&slot)?;
-        let entries = if place.asleep {
-            &self.asleep
+        let position = place.position as usize;
+        if place.asleep {
+            self.asleep.get(position)
         } else {
-            &self.ranks[usize::from(place.rank)].entries
-        };
-        entries.get(place.position as usize)
+            self.ranks[usize::from(place.rank)].entries.get(position)
+        }
     }
 
     /// Lets a block sleep until a time, and changes how it is tried then.
     pub(super) fn delay(&mut self, slot: Slot, until_ms: u64, change: impl FnOnce(&mut Entry)) {
-        let rank = self.places.get(&slot).map(|place| place.rank);
-        if let Some(rank) = rank
-            && let Some(mut entry) = self.remove(slot)
-        {
-            entry.due_ms = until_ms;
-            change(&mut entry);
-            self.add(usize::from(rank), entry, true);
-        }
+        let Some(&place) = self.places.get(&slot) else {
+            return;
+        };
+        let mut entry = if place.asleep {
+            self.asleep.remove(place.position as usize)
+        } else {
+            self.take_due(place)
+        };
+        entry.due_ms = until_ms;
+        change(&mut entry);
+        let position = self.put_to_sleep(entry);
+        let asleep = Place {
+            asleep: true,
+            position,
+            ..place
+        };
+        self.places.insert(slot, asleep);
     }
 
     /// Wakes entries whose time has come, a bounded number; of the same time, in the order of blocks.
@@ -253,12 +286,13 @@ impl RepairQueue {
     }
 
     fn wake_one(&mut self, slot: Slot, due_ms: u64) {
-        if let Some(&place) = self.places.get(&slot)
+        if let Some(place) = self.places.get_mut(&slot)
             && place.asleep
             && self.asleep[place.position as usize].due_ms == due_ms
-            && let Some(entry) = self.remove(slot)
         {
-            self.add(usize::from(place.rank), entry, false);
+            let entry = self.asleep.remove(place.position as usize);
+            place.asleep = false;
+            place.position = self.ranks[usize::from(place.rank)].push(entry);
         }
     }
 
@@ -266,7 +300,7 @@ impl RepairQueue {
     fn all_repairs(&self) -> impl Iterator<Item = (u8, &Entry)> {
         let due = self.ranks[..LEAVING].iter().zip(0..);
         let due = due.flat_map(|(rank, number)| rank.entries.iter().map(move |it| (number, it)));
-        let asleep = self.asleep.iter().filter_map(|entry| {
+        let asleep = self.asleep.iter().filter_map(|(_, entry)| {
             let rank = self.places.get(&entry.slot)?.rank;
             (usize::from(rank) < LEAVING).then_some((rank, entry))
         });
@@ -343,6 +377,12 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.len(), model.len());
+                let due: usize = (0..RANKS).map(|rank| queue.due_len(rank)).sum();
+                prop_assert_eq!(due + queue.asleep.len(), model.len());
+                for (&slot, &(rank, _)) in &model {
+                    prop_assert_eq!(queue.get(slot).map(|it| it.slot), Some(slot));
+                    prop_assert_eq!(usize::from(queue.places[&slot].rank), rank);
+                }
                 let repairs = model.values().filter(|it| it.0 < LEAVING).count();
                 prop_assert_eq!(queue.repairs(), repairs);
             }
@@ -364,6 +404,10 @@ mod tests {
                     model.iter().filter(|(_, it)| due(it)).map(|(slot, _)| *slot).collect();
                 prop_assert_eq!(seen, expected);
             }
+            let left = queue.len();
+            queue.wake_all();
+            let due: usize = (0..RANKS).map(|rank| queue.due_len(rank)).sum();
+            prop_assert_eq!((due, queue.asleep.len()), (left, 0));
         }
     }
 }

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     Cluster, Happening,
+    ahead::AHEAD,
     happenings::RepairEnd,
     queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS},
     table::{NodeIx, ReplicaState, Slot, StorageIx},
@@ -72,14 +73,13 @@ impl Cluster {
             } else {
                 Lane::Repair
             };
-            self.fetch_turns(rank);
-            for _ in 0..self
-                .queue
-                .due_len(rank)
-                .min(self.options.repairs_tried_per_tick)
-            {
+            let turns = self.queue.due_len(rank);
+            for turn in 0..turns.min(self.options.repairs_tried_per_tick) {
                 if self.view.open_servers(lane, None) == 0 {
                     break;
+                }
+                if turn % AHEAD == 0 {
+                    self.fetch_turns(rank);
                 }
                 let Some(entry) = self.queue.next(rank) else {
                     break;
@@ -143,6 +143,8 @@ impl Cluster {
         waited: Waited,
         is_move: bool,
     ) {
+        // It is looked at last.
+        self.fetch_target(target);
         let in_flight = InFlight {
             source,
             target,
@@ -165,7 +167,7 @@ impl Cluster {
         to.replicate.push(slot);
         to.as_target.charge(self.now_ms);
         self.command(target);
-        self.refresh_node(target);
+        self.refresh_offer(target);
     }
 
     /// Nodes to copy a block from, and their volumes: those with good replicas; when there is none,
@@ -200,21 +202,21 @@ impl Cluster {
     ) -> Option<(NodeIx, StorageIx)> {
         let now_ms = self.now_ms;
         let at_once = self.options.repairs_in_flight_per_node;
-        let mut best = None;
+        let mut candidates: SmallVec<[_; 8]> = SmallVec::new();
         for (index, storage) in self.sources(slot) {
             let node = &mut self.nodes[index as usize];
             let used = node.as_source.used(now_ms);
-            if !node.is_available() || node.outgoing >= at_once || used >= limit {
-                continue;
-            }
-            // Last: it lies elsewhere, and most that are passed over are so for their node.
-            let volume = &mut self.table.storages[storage as usize];
-            if volume.as_source.used(now_ms) < volume_limit {
-                let candidate = (node.outgoing, used, index, storage);
-                best = Some(best.map_or(candidate, |best| candidate.min(best)));
+            if node.is_available() && node.outgoing < at_once && used < limit {
+                candidates.push((node.outgoing, used, index, storage));
             }
         }
-        best.map(|(_, _, index, storage)| (index, storage))
+        candidates.sort_unstable();
+        // Volumes last: they lie elsewhere, and nearly always the first one will do.
+        let found = candidates.into_iter().find(|&(_, _, _, storage)| {
+            let volume = &mut self.table.storages[storage as usize];
+            volume.as_source.used(now_ms) < volume_limit
+        });
+        found.map(|(_, _, index, storage)| (index, storage))
     }
 
     /// No source of a block is free. When all that could be have used up their budgets, the block
@@ -332,16 +334,16 @@ impl Cluster {
             lane,
             durability,
         };
-        // A replica on another class of volume is better than none.
-        let any_class = Request {
-            class: None,
-            ..request
-        };
-        let chosen = self
-            .policy
-            .choose(&self.view, &request, rng)
-            .or_else(|_| self.policy.choose(&self.view, &any_class, rng))
-            .ok()?;
+        let mut chosen = self.policy.choose(&self.view, &request, rng);
+        if chosen.is_err() && request.class.is_some() {
+            // A replica on another class of volume is better than none.
+            let any_class = Request {
+                class: None,
+                ..request
+            };
+            chosen = self.policy.choose(&self.view, &any_class, rng);
+        }
+        let chosen = chosen.ok()?;
         self.node_index(*chosen.first()?)
     }
 
@@ -411,7 +413,7 @@ impl Cluster {
         self.nodes[ended.target as usize]
             .incoming
             .retain(|other| *other != slot);
-        self.refresh_node(ended.target);
+        self.refresh_offer(ended.target);
         Some(ended)
     }
 

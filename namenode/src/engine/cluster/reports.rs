@@ -7,11 +7,9 @@ use harvestfs_protocol::{
 
 use super::{
     Cluster, ClusterError,
+    ahead::AHEAD,
     table::{NodeIx, ReplicaState, Slot, StorageIx},
 };
-
-/// Replicas of a full report whose blocks are fetched together.
-const REPLICAS_AHEAD: usize = 16;
 
 impl Cluster {
     /// A part of a full report of one volume. After the last part, what no part named and no
@@ -50,7 +48,7 @@ impl Cluster {
         if !self.table.home(storage).usable {
             return Ok(());
         }
-        for replicas in report.replicas.chunks(REPLICAS_AHEAD) {
+        for replicas in report.replicas.chunks(AHEAD) {
             for replica in replicas {
                 self.fetch_block(replica.block);
             }
@@ -148,7 +146,7 @@ impl Cluster {
 
     /// A replica is on a volume.
     fn have(&mut self, node: NodeIx, storage: StorageIx, report: &ReplicaReport) {
-        let Some(slot) = self.table.slot(report.block) else {
+        let Some(slot) = self.slot_at(node, report.block) else {
             // Every block that may have replicas is known before a datanode can hear of it.
             self.nodes[node as usize].deletes.add(report.block);
             return;
@@ -172,6 +170,14 @@ impl Cluster {
         }
         self.close_pipeline_if_reported(slot);
         self.settle(slot);
+    }
+
+    /// A block that a node reports. Nearly always one that it was to receive, and then it need not be
+    /// searched for.
+    fn slot_at(&self, node: NodeIx, block: BlockId) -> Option<Slot> {
+        let is_it = |&slot: &Slot| self.table.get(slot).is_some_and(|it| it.id == block);
+        let mut incoming = self.nodes[node as usize].incoming.iter().copied();
+        incoming.find(is_it).or_else(|| self.table.slot(block))
     }
 
     /// What a replica is worth by its length.

@@ -137,8 +137,10 @@ impl Cluster {
             score,
         };
         let before = std::mem::replace(&mut block.health, health);
-        self.totals.subtract(before);
-        self.totals.add(health);
+        if health != before {
+            self.totals.subtract(before);
+            self.totals.add(health);
+        }
         if self.safe_mode {
             return;
         }

@@ -9,7 +9,6 @@ use harvestfs_protocol::{
 
 use super::{
     Cluster,
-    budget::Budget,
     places::grid_cell,
     settle::SCORES,
     table::{LEFT_MAX, NodeIx, ReplicaState, StorageIx},
@@ -179,7 +178,10 @@ impl Cluster {
         let nodes: usize = self
             .nodes
             .iter()
-            .map(|node| size_of_val(node) + 2 * Budget::BYTES + node.deletes.bytes())
+            .map(|node| {
+                let budgets = node.as_source.bytes() + node.as_target.bytes();
+                size_of_val(node) + budgets + node.deletes.bytes()
+            })
             .sum();
         let entry_bytes = size_of::<(u64, BlockId)>();
         let timers = (self.seals.capacity() + self.excess.capacity()) * entry_bytes;

@@ -143,13 +143,11 @@ pub(super) struct Home {
     pub(super) inventoried: bool,
 }
 
-/// A volume: in one cache line what its datanode says of it, in the next one what follows.
+/// A volume, in three cache lines: what its datanode says of it; what it has; what it served.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Storage {
     pub(super) status: VolumeStatus,
-    /// Repairs that it served.
-    pub(super) as_source: Budget,
     /// Its blocks.
     blocks: Vec<Slot>,
     /// Number of the report under way or last complete; replicas carry it.
@@ -158,6 +156,8 @@ pub(super) struct Storage {
     pub(super) next_part: u32,
     /// When the last full report was complete or asked for.
     pub(super) report_ms: u64,
+    /// Repairs that it served.
+    pub(super) as_source: Budget,
 }
 
 impl Storage {
@@ -225,6 +225,11 @@ impl Table {
         self.blocks.get(slot as usize)?.as_ref()
     }
 
+    /// Where a block is, to be fetched: not whether it is there. The slot must be one that was in use.
+    pub(super) fn get_ahead(&self, slot: Slot) -> &Option<Block> {
+        &self.blocks[slot as usize]
+    }
+
     pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Block> {
         self.blocks.get_mut(slot as usize)?.as_mut()
     }
@@ -283,24 +288,17 @@ impl Table {
         self.homes[storage as usize]
     }
 
+    /// Where a volume's home is, to be fetched.
+    pub(super) fn home_ahead(&self, storage: StorageIx) -> &Home {
+        &self.homes[storage as usize]
+    }
+
     pub(super) fn home_mut(&mut self, storage: StorageIx) -> &mut Home {
         &mut self.homes[storage as usize]
     }
 
     pub(super) fn storages_with_homes(&self) -> impl Iterator<Item = (Home, &Storage)> {
         self.homes.iter().copied().zip(&self.storages)
-    }
-
-    /// The last blocks in a volume's list, the last one first, and where the volume stands among the
-    /// replicas of each.
-    pub(super) fn last_replicas(
-        &self,
-        storage: StorageIx,
-        max: usize,
-    ) -> impl Iterator<Item = (Slot, Option<usize>)> {
-        let last = self.storages[storage as usize].blocks.iter().rev();
-        last.take(max)
-            .map(move |&slot| (slot, self.replica_in(slot, storage)))
     }
 
     /// The replica of a block on a node, as an index into its replicas.
@@ -388,14 +386,15 @@ impl Table {
         let lists: usize = self
             .storages
             .iter()
-            .map(|storage| storage.blocks.capacity() * size_of::<Slot>())
+            .map(|storage| {
+                storage.blocks.capacity() * size_of::<Slot>() + storage.as_source.bytes()
+            })
             .sum();
         lists
             + self.blocks.capacity() * size_of::<Option<Block>>()
             // 4 bytes of slot, 1 of control, 7/8 full at most.
             + self.slots.capacity() * 8 / 7 * 5
             + self.storages.capacity() * (size_of::<Storage>() + size_of::<Home>())
-            + self.storages.len() * Budget::BYTES
     }
 
     /// Blocks and volumes point at each other.
@@ -425,5 +424,7 @@ mod tests {
     #[test]
     fn a_block_is_small() {
         assert_eq!(size_of::<Option<Block>>(), 64);
+        assert_eq!(std::mem::offset_of!(Storage, blocks), 64);
+        assert_eq!(std::mem::offset_of!(Storage, as_source), 128);
     }
 }

@@ -380,6 +380,17 @@ fn check_survival(world: &World) {
 fn check_tables(world: &World) {
     let cluster = &world.cluster;
     cluster.table.check();
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        let (space, capacity_blocks) = cluster.count_space(index as u32);
+        assert_eq!(node.space, space, "{}", node.id);
+        let server = cluster
+            .view
+            .server_at(index)
+            .expect("each node is a server");
+        assert_eq!(server.capacity_blocks, capacity_blocks);
+        let coming = node.awaited + node.incoming.len() as u32;
+        assert_eq!(server.room, space.room.less(coming));
+    }
     let mut totals = Totals::default();
     let all_settled =
         !cluster.safe_mode && cluster.settle_from.is_none() && cluster.gone.is_empty();
