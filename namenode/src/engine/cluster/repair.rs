@@ -291,6 +291,8 @@ impl Cluster {
         };
         self.queue.delay(entry.slot, now_ms + wait_ms, |entry| {
             entry.unplaced_since_ms.get_or_insert(now_ms);
+            // Elsewhere was only a wish.
+            entry.avoid = None;
             entry.attempts = entry.attempts.saturating_add(u8::from(hopeless));
         });
     }

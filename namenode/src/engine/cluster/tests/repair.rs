@@ -177,6 +177,24 @@ fn a_repair_that_fails_or_hangs_is_tried_elsewhere() {
 }
 
 #[test]
+fn the_only_possible_target_is_tried_again() {
+    let mut world = World::new(2, 2, options(), 1);
+    let block = world.write(2);
+    world.pass(300);
+    lose_node(&mut world, 1);
+    world.cluster.tick(world.now_ms, &mut world.rng);
+    assert_eq!(told(&mut world)[&block], NodeId(1));
+    world.nodes[1].commands.clear();
+    let storage = *world.nodes[1].disks.keys().next().expect("a disk");
+    let change = (storage, ReplicaChange::RepairFailed(block));
+    world.nodes[1].changes.push_back(change);
+    world.send_changes(1);
+    assert_eq!(world.cluster.summary(world.now_ms).repairs_failed, 1);
+    world.pass(5_000);
+    assert_eq!(world.holders(block).len(), 2);
+}
+
+#[test]
 fn a_target_that_registers_anew_is_not_waited_for() {
     let mut world = World::new(5, 5, options(), 1);
     let block = world.write(2);
