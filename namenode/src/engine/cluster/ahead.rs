@@ -67,9 +67,7 @@ impl Cluster {
                 if let Some(it) = self.in_flight.get(&slot) {
                     fetch(&self.nodes[it.source as usize]);
                 }
-                for replica in self.replicas_at(slot) {
-                    fetch(self.table.home_ahead(replica.storage));
-                }
+                self.fetch_homes(slot);
             }
         }
     }
@@ -139,7 +137,13 @@ impl Cluster {
         for slot in slots.clone() {
             fetch(self.table.get_ahead(slot));
         }
-        for replica in slots.flat_map(|slot| self.replicas_at(slot)) {
+        for slot in slots {
+            self.fetch_homes(slot);
+        }
+    }
+
+    fn fetch_homes(&self, slot: Slot) {
+        for replica in self.replicas_at(slot) {
             fetch(self.table.home_ahead(replica.storage));
         }
     }

@@ -144,12 +144,11 @@ impl RepairQueue {
                 let was_repair = usize::from(place.rank) < LEAVING;
                 // The wait may have been for the normal budget.
                 let at_once = rank < URGENT_RANKS || (rank < LEAVING && !was_repair);
-                let sleeps_on = place.asleep && !at_once;
-                if sleeps_on {
+                if place.asleep && !at_once {
+                    self.repairs -= usize::from(was_repair);
+                    self.repairs += usize::from(rank < LEAVING);
                     let rank = rank as u8;
                     self.places.insert(slot, Place { rank, ..place });
-                    self.repairs -= usize::from(was_repair);
-                    self.repairs += usize::from(usize::from(rank) < LEAVING);
                 } else if let Some(entry) = self.remove(slot) {
                     self.add(rank, entry, false);
                 }
@@ -185,15 +184,15 @@ impl RepairQueue {
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Entry> {
         let place = self.places.remove(&slot)?;
         self.repairs -= usize::from(usize::from(place.rank) < LEAVING);
-        if place.asleep {
-            return Some(self.asleep.remove(place.position as usize));
-        }
-        Some(self.take_due(place))
+        Some(self.take(place))
     }
 
-    /// Takes an entry that is due out of its rank. Another one may take its place there.
-    fn take_due(&mut self, place: Place) -> Entry {
+    /// Takes an entry from where it is. In a rank, another one may take its place.
+    fn take(&mut self, place: Place) -> Entry {
         let position = place.position as usize;
+        if place.asleep {
+            return self.asleep.remove(position);
+        }
         let Rank { entries, cursor } = &mut self.ranks[usize::from(place.rank)];
         // The one that takes its place has not had its turn.
         *cursor -= usize::from(position + 1 == *cursor);
@@ -240,11 +239,7 @@ impl RepairQueue {
         let Some(&place) = self.places.get(&slot) else {
             return;
         };
-        let mut entry = if place.asleep {
-            self.asleep.remove(place.position as usize)
-        } else {
-            self.take_due(place)
-        };
+        let mut entry = self.take(place);
         entry.due_ms = until_ms;
         change(&mut entry);
         let position = self.put_to_sleep(entry);

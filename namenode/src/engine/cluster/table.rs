@@ -424,6 +424,10 @@ mod tests {
     #[test]
     fn a_block_is_small() {
         assert_eq!(size_of::<Option<Block>>(), 64);
+    }
+
+    #[test]
+    fn the_three_parts_of_a_volume_lie_in_cache_lines_of_their_own() {
         assert_eq!(std::mem::offset_of!(Storage, blocks), 64);
         assert_eq!(std::mem::offset_of!(Storage, as_source), 128);
     }
