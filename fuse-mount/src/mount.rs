@@ -1,6 +1,6 @@
 //! From a configuration to a mounted file system, and back.
 
-use std::{io, os::fd::AsFd, path::PathBuf, sync::Arc};
+use std::{fs::File, io, os::fd::AsFd, path::PathBuf, sync::Arc};
 
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use harvestfs_client::{Client, ClientError, ClientOptions};
@@ -13,6 +13,9 @@ use crate::{
 /// Threads that read requests from the kernel. They only hand over, so that a few serve many
 /// callers; each holds a buffer of 16 MiB.
 const THREADS: usize = 2;
+
+/// What the kernel's requests are read from.
+const FUSE_DEVICE: &str = "/dev/fuse";
 
 /// Where and how to mount.
 #[derive(Clone, Debug)]
@@ -230,5 +233,16 @@ fn config(allow_other: bool) -> Config {
         config.acl = SessionACL::All;
     }
     config.n_threads = Some(THREADS);
+    config.clone_fd = may_open_device();
     config
+}
+
+/// Whether each thread can have a file of its own for the kernel's requests: answers to requests read
+/// from one file share a lock. `fusermount3` may have opened a device for us that we may not open.
+fn may_open_device() -> bool {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(FUSE_DEVICE)
+        .is_ok()
 }
