@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use harvestfs_protocol::{
@@ -15,6 +15,7 @@ use harvestfs_protocol::{
     token::BlockToken,
     transport::{CloseCode, Connection, ConnectionPool, Endpoint, TransportError},
     types::{Credentials, Located, NodeInfo},
+    unix_now_ms,
 };
 
 use crate::{error::ClientError, session::Session};
@@ -125,7 +126,7 @@ impl Locations {
     /// Where a block is, if that is remembered and the token is good for a while.
     pub(crate) fn known(&self, block: BlockId) -> Option<Arc<Location>> {
         let location = self.lock().get(block)?;
-        let enough = unix_ms_now() + TOKEN_MARGIN.as_millis() as u64;
+        let enough = unix_now_ms().unwrap_or(0) + TOKEN_MARGIN.as_millis() as u64;
         (location.token.expires_unix_ms() > enough && !location.replicas.is_empty())
             .then_some(location)
     }
@@ -292,12 +293,5 @@ impl Inner {
 fn peer(node: &NodeInfo) -> Result<Peer, TransportError> {
     Peer::new(Role::Datanode, node.name.clone()).map_err(|error| TransportError::Identity {
         reason: error.to_string(),
-    })
-}
-
-fn unix_ms_now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     })
 }

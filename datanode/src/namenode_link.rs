@@ -21,12 +21,13 @@ use harvestfs_protocol::node::{
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
+use harvestfs_protocol::unix_now_ms;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 pub use self::commands::Commands;
-use crate::node::{Node, unix_now_ms};
+use crate::node::Node;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
@@ -13,6 +12,7 @@ use harvestfs_protocol::node::NodeRegistered;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
 use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
 use harvestfs_protocol::types::NodeInfo;
+use harvestfs_protocol::unix_now_ms;
 use tokio::sync::watch;
 
 use crate::busy::BusySignal;
@@ -44,12 +44,6 @@ pub struct Node {
     block_bytes: AtomicU64,
     stopping: watch::Sender<bool>,
     known: watch::Sender<bool>,
-}
-
-/// The clock, in milliseconds since 1970; none when it is before.
-pub fn unix_now_ms() -> Option<u64> {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    u64::try_from(since_1970.as_millis()).ok()
 }
 
 impl Node {

@@ -34,6 +34,8 @@ pub mod token;
 pub mod transport;
 pub mod types;
 
+pub use timestamp::unix_now_ms;
+
 /// The version of everything in this crate that goes over the wire.
 pub const PROTOCOL_VERSION: u32 = 5;
 

@@ -1,6 +1,6 @@
 //! The wall clock, as the kernel stamps files with it.
 
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, time::SystemTime};
 
 use rustix::{
     fs::{MemfdFlags, Timespec, Timestamps, UTIME_NOW, fstat, futimens, memfd_create},
@@ -61,6 +61,14 @@ fn stamp(file: &OwnedFd) -> io::Result<Timestamp> {
         stat.st_mtime,
         stat.st_mtime_nsec.cast_signed(),
     ))
+}
+
+/// The wall clock in milliseconds since 1970, as tokens and deadlines that are kept count; none when it
+/// is before.
+#[must_use]
+pub fn unix_now_ms() -> Option<u64> {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    u64::try_from(since.ok()?.as_millis()).ok()
 }
 
 #[cfg(test)]

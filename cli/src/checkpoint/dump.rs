@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process::Child,
     thread::sleep,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -20,6 +20,7 @@ use harvestfs_checkpoint::{
     store::{Checkpoint, Draft, Job},
     tracking::Tracked,
 };
+use harvestfs_protocol::unix_now_ms;
 
 use super::{CheckpointArgs, Runner};
 use crate::units;
@@ -205,7 +206,7 @@ pub fn dump(
         parent: parent.map(|parent| parent.manifest.number),
         node: runner.node_name.clone(),
         pid,
-        created_unix_ms: unix_ms(),
+        created_unix_ms: unix_now_ms().unwrap_or(0),
         stopped_ms: millis(started.elapsed()),
         progress_ms: cpu_ms,
         left_running: how.leave_running,
@@ -342,10 +343,4 @@ impl Drop for Stopped {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Milliseconds since 1970.
-fn unix_ms() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map(millis).unwrap_or(0)
 }

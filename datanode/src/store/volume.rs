@@ -13,10 +13,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
+use harvestfs_protocol::unix_now_ms;
 use rustix::fs::FlockOperation;
 use tokio::time::Instant;
 
@@ -155,7 +156,11 @@ impl Volume {
             QuotaFile::read(path).filter(|changed| changed.configured_bytes == options.quota_bytes);
         let quota_bytes = changed.map_or(options.quota_bytes, |changed| changed.quota_bytes);
         let left = changed.map_or(SHRINK_DEADLINE, |changed| {
-            Duration::from_millis(changed.deadline_unix_ms.saturating_sub(unix_ms_now()))
+            Duration::from_millis(
+                changed
+                    .deadline_unix_ms
+                    .saturating_sub(unix_now_ms().unwrap_or(0)),
+            )
         });
         let volume = Arc::new(Self {
             path: path.clone(),
@@ -291,7 +296,7 @@ impl Volume {
         let file = QuotaFile {
             configured_bytes,
             quota_bytes,
-            deadline_unix_ms: unix_ms_now().saturating_add(time_ms),
+            deadline_unix_ms: unix_now_ms().unwrap_or(0).saturating_add(time_ms),
         };
         let path = self.path.clone();
         let write = move || {
@@ -479,13 +484,6 @@ impl Drop for WriterCount {
 /// So much later, or in a year at the latest.
 fn later(time: Duration) -> Instant {
     Instant::now() + time.min(Duration::from_secs(366 * 24 * 3600))
-}
-
-fn unix_ms_now() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    since_1970.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
 }
 
 fn sealed_dir(block: u64) -> String {

@@ -1,7 +1,7 @@
 //! The clocks of the namenode: one that only goes forward, for leases and timeouts, and the wall
 //! clock, for history and tokens.
 
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 /// Milliseconds that the namenode has run. Never goes backwards.
 #[derive(Debug)]
@@ -32,10 +32,7 @@ impl Clock {
 
 /// The wall clock in milliseconds since 1970, as tokens count.
 pub(crate) fn unix_now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
+    harvestfs_protocol::unix_now_ms().unwrap_or(0)
 }
 
 /// The wall clock in seconds since 1970, as history counts: until 2106.

@@ -1,10 +1,11 @@
 //! What the namenode knows: of itself, of datanodes and their clocks, of space and of blocks.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::{
     admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus},
     types::VolumeStatus,
+    unix_now_ms,
 };
 
 use super::{Area, Diagnosis};
@@ -33,7 +34,7 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
         Ok(AdminReply::Status(status)) => {
             let delay = asked.elapsed();
             judge_status(&status, diagnosis);
-            judge_clock(&status, unix_now_ms(), delay, diagnosis);
+            judge_clock(&status, unix_now_ms().unwrap_or(0), delay, diagnosis);
         }
         other => refused(other, diagnosis),
     }
@@ -50,13 +51,6 @@ fn refused(answer: anyhow::Result<AdminReply>, diagnosis: &mut Diagnosis) {
         format!("it does not answer as it should: {error:#}"),
         "look at the log of the namenode",
     );
-}
-
-fn unix_now_ms() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    since_1970.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
 }
 
 fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
