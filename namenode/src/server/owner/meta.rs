@@ -11,6 +11,7 @@ use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, StatFs};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules, Timestamp};
 
+use super::class::{Class, class_of, creates_file};
 use super::deferred::files_told;
 use super::locate::LOCATIONS_XATTR;
 use super::session::unexpected_outcome;
@@ -26,71 +27,6 @@ const TOO_MUCH_RETRY_AFTER_MS: u32 = 100;
 
 /// How long a session that compacts has to come back for more before another may.
 const COMPACTION_TURN_MS: u64 = 600_000;
-
-/// Whether an operation creates a file that its session holds.
-fn creates_file(op: &MetaOp) -> bool {
-    matches!(
-        op,
-        MetaOp::Create {
-            kind: FileKind::Regular,
-            ..
-        } | MetaOp::CreateScratch { .. }
-    )
-}
-
-/// What an operation is to the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
-    /// Changes nothing.
-    ReadOnly,
-    /// Journaled, and answered when it is durable.
-    Awaited,
-    /// Journaled, and answered at once.
-    Relaxed,
-    /// Neither journaled nor remembered.
-    Housekeeping,
-}
-
-fn class_of(op: &MetaOp, relaxed: bool) -> Class {
-    match op {
-        MetaOp::Lookup { .. }
-        | MetaOp::GetAttr { .. }
-        | MetaOp::Access { .. }
-        | MetaOp::ReadDir { .. }
-        | MetaOp::ReadLink { .. }
-        | MetaOp::Open { .. }
-        | MetaOp::GetExtents { .. }
-        | MetaOp::Locate { .. }
-        | MetaOp::GetXattr { .. }
-        | MetaOp::ListXattr { .. }
-        | MetaOp::StatFs { .. }
-        | MetaOp::FindSparse { .. } => Class::ReadOnly,
-        MetaOp::SetAttr { .. } if relaxed => Class::Relaxed,
-        MetaOp::SetAttr { .. }
-        | MetaOp::Create { .. }
-        | MetaOp::MakeDir { .. }
-        | MetaOp::Symlink { .. }
-        | MetaOp::Link { .. }
-        | MetaOp::Unlink { .. }
-        | MetaOp::RemoveDir { .. }
-        | MetaOp::RemoveToTrash { .. }
-        | MetaOp::CreateSnapshot { .. }
-        | MetaOp::RemoveSnapshot { .. }
-        | MetaOp::Rename { .. }
-        | MetaOp::SetXattr { .. }
-        | MetaOp::RemoveXattr { .. }
-        | MetaOp::Fallocate { .. }
-        | MetaOp::CloneRange { .. }
-        | MetaOp::AllocateBlocks { .. }
-        | MetaOp::CreateScratch { .. }
-        | MetaOp::Relocate { .. }
-        | MetaOp::Commit { durable: true, .. } => Class::Awaited,
-        MetaOp::Commit { durable: false, .. } | MetaOp::SealBlocks { .. } => Class::Relaxed,
-        MetaOp::Release { .. }
-        | MetaOp::ReturnDelegations { .. }
-        | MetaOp::ReportBadReplica { .. } => Class::Housekeeping,
-    }
-}
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -618,35 +554,5 @@ fn each_told_by_mutation(op: &MetaOp, reply: &MetaReply, told: &mut impl FnMut(C
             }
         }
         _ => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_relaxed_is_answered_before_it_is_durable_and_nothing_else() {
-        let class = |op| class_of(&op, false);
-        let commit = |durable| MetaOp::Commit {
-            files: vec![],
-            durable,
-        };
-        assert_eq!(class(commit(true)), Class::Awaited);
-        assert_eq!(class(commit(false)), Class::Relaxed);
-        assert_eq!(class(MetaOp::SealBlocks { blocks: vec![] }), Class::Relaxed);
-        let ino = InodeId::ROOT;
-        let changes = harvestfs_protocol::meta::AttrChanges::default();
-        let set = MetaOp::SetAttr { ino, changes };
-        assert_eq!(class_of(&set, false), Class::Awaited);
-        assert_eq!(class_of(&set, true), Class::Relaxed);
-        let list = MetaOp::ListXattr { ino };
-        assert_eq!(class_of(&list, true), Class::ReadOnly);
-        let name = b"user.a".to_vec();
-        let remove = MetaOp::RemoveXattr { ino, name };
-        assert_eq!(class_of(&remove, true), Class::Awaited);
-        assert_eq!(class(MetaOp::StatFs { ino }), Class::ReadOnly);
-        let release = MetaOp::Release { inodes: vec![] };
-        assert_eq!(class(release), Class::Housekeeping);
     }
 }

@@ -8,6 +8,7 @@
 
 mod admin;
 mod announce;
+mod class;
 mod deferred;
 mod history;
 mod locate;

@@ -1,0 +1,159 @@
+//! What operations and their replies are made of.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{BlockId, InodeId, NodeId},
+    name::Name,
+    types::{Attr, Extent, FileKind, PlacementRules, Timestamp},
+};
+
+/// A piece of a file whose data was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relocation {
+    /// File.
+    pub ino: InodeId,
+    /// Where its data was when it was copied.
+    pub extent: Extent,
+    /// Where the copy begins in the scratch file.
+    pub scratch_offset: u64,
+}
+
+/// A piece of a file in a sparse block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SparsePiece {
+    /// File.
+    pub ino: InodeId,
+    /// The piece.
+    pub extent: Extent,
+    /// How the file wants its blocks to be placed.
+    pub rules: PlacementRules,
+}
+
+/// What [`MetaOp::SetAttr`] changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttrChanges {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size_bytes: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of the content.
+    pub mtime: Option<SetTime>,
+    /// The caller has the file open for writing, so that neither a new size (`ftruncate(2)`) nor
+    /// the time of what was written needs a permission check.
+    pub opened_for_writing: bool,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The namenode's clock; needs only write permission.
+    Now,
+    /// A given time; only the owner may.
+    To(Timestamp),
+}
+
+/// Flags of `renameat2(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace.
+    Replace,
+    /// `RENAME_NOREPLACE`
+    NoReplace,
+    /// `RENAME_EXCHANGE`
+    Exchange,
+}
+
+/// Flags of `setxattr(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetXattrMode {
+    /// Create or replace.
+    Any,
+    /// `XATTR_CREATE`
+    Create,
+    /// `XATTR_REPLACE`
+    Replace,
+}
+
+/// Flags of `fallocate(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FallocateMode {
+    /// Extend the file when the range ends beyond it.
+    Allocate,
+    /// `FALLOC_FL_KEEP_SIZE`
+    AllocateKeepSize,
+    /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`
+    PunchHole,
+    /// `FALLOC_FL_ZERO_RANGE`
+    ZeroRange,
+    /// `FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE`
+    ZeroRangeKeepSize,
+}
+
+/// New data of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileCommit {
+    /// File.
+    pub ino: InodeId,
+    /// Pieces in the order of writing; a later one hides what it overlaps of an earlier one. With
+    /// `append`, their file offsets count from the end of the file as the namenode finds it.
+    pub extents: Vec<Extent>,
+    /// `O_APPEND`: the namenode orders the appends of all sessions.
+    pub append: bool,
+    /// The new modification time; the namenode's clock when absent.
+    pub mtime: Option<Timestamp>,
+}
+
+/// What became of a [`FileCommit`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileCommitted {
+    /// The attributes after it.
+    pub attr: Attr,
+    /// Where an append landed; 0 otherwise.
+    pub append_offset: u64,
+}
+
+/// A block that its writer has finished.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedBlock {
+    /// Block.
+    pub block: BlockId,
+    /// Final length in bytes. 0: the session will commit no more of it; it goes away as soon as
+    /// no file uses it. (A sealed block of which something was never committed is kept until then,
+    /// or until the session ends.) For a block that is not sealed: nothing of it was committed.
+    pub length_bytes: u64,
+    /// Datanodes that acknowledged all of it.
+    pub replicas: Vec<NodeId>,
+}
+
+/// A directory entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Name,
+    /// Inode.
+    pub ino: InodeId,
+    /// What it is.
+    pub kind: FileKind,
+    /// Its attributes, when asked for.
+    pub attr: Option<Attr>,
+}
+
+/// Totals of the file system, as `statvfs(3)` shows them. Where quotas leave less, these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatFs {
+    /// Bytes that files could hold at the default replication.
+    pub total_bytes: u64,
+    /// Bytes of them that are free.
+    pub free_bytes: u64,
+    /// Inodes that there could be.
+    pub total_inodes: u64,
+    /// How many of them are free.
+    pub free_inodes: u64,
+}
