@@ -2,12 +2,13 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_datanode::{PrimaryOptions, PrimarySource};
+use harvestfs_protocol::unix_now_ms;
 use harvestfs_telemetry::{
     primary::{Own, TraceReplay},
     traces::{Series, SeriesReader},
@@ -150,11 +151,9 @@ impl PrimaryArgs {
 
     /// How long the replay has run before; nothing if the clock went back since.
     fn skipped(&self) -> Duration {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        self.trace_began.map_or(Duration::ZERO, |began| {
-            now.saturating_sub(Duration::from_millis(began))
+        let now_ms = unix_now_ms().unwrap_or(0);
+        self.trace_began.map_or(Duration::ZERO, |began_ms| {
+            Duration::from_millis(now_ms.saturating_sub(began_ms))
         })
     }
 }
@@ -209,14 +208,11 @@ impl Cast {
         if files.is_empty() || series == 0 {
             bail!("{} holds no trace (*.csv or *.csv.gz)", path.display());
         }
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Ok(Self {
             files,
             series,
             speed,
-            began_unix_ms: now.as_millis().try_into().unwrap_or(u64::MAX),
+            began_unix_ms: unix_now_ms().unwrap_or(0),
         })
     }
 

@@ -22,4 +22,4 @@ mod serve;
 mod shared;
 mod write_buffers;
 
-pub use mount::{Mount, MountError, MountOptions};
+pub use mount::{Mount, MountError, MountOptions, open_device};

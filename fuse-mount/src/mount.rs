@@ -14,9 +14,6 @@ use crate::{
 /// callers; each holds a buffer of 16 MiB.
 const THREADS: usize = 2;
 
-/// What the kernel's requests are read from.
-const FUSE_DEVICE: &str = "/dev/fuse";
-
 /// Where and how to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
@@ -233,16 +230,16 @@ fn config(allow_other: bool) -> Config {
         config.acl = SessionACL::All;
     }
     config.n_threads = Some(THREADS);
-    config.clone_fd = may_open_device();
+    // Answers to requests that were read from one file share a lock, so each thread has a file of its
+    // own; but `fusermount3` may have opened a device for us that we may not open.
+    config.clone_fd = open_device().is_ok();
     config
 }
 
-/// Whether each thread can have a file of its own for the kernel's requests: answers to requests read
-/// from one file share a lock. `fusermount3` may have opened a device for us that we may not open.
-fn may_open_device() -> bool {
-    File::options()
-        .read(true)
-        .write(true)
-        .open(FUSE_DEVICE)
-        .is_ok()
+/// Opens what the kernel's requests are read from.
+///
+/// # Errors
+/// There is none, or its mode does not let us read and write it.
+pub fn open_device() -> io::Result<File> {
+    File::options().read(true).write(true).open("/dev/fuse")
 }

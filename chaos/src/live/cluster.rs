@@ -7,8 +7,10 @@ use std::{
     net::{SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
+
+use harvestfs_protocol::unix_now_ms;
 
 use super::{
     LiveError,
@@ -233,9 +235,7 @@ impl<'a> Cluster<'a> {
         let path = self.path("primaries.csv");
         fs::write(&path, loads.trace(self.scenario, plan))
             .map_err(LiveError::io(format!("write {}", path.display())))?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_millis();
-        self.primaries_began = Some(u64::try_from(now).unwrap_or(u64::MAX));
+        self.primaries_began = Some(unix_now_ms().unwrap_or(0));
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
+use harvestfs_fuse_mount::open_device;
 use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 
@@ -206,17 +207,13 @@ fn tail(path: &Path) -> String {
 
 /// One sentence for what is missing, and how to get it.
 fn check_machine() -> anyhow::Result<()> {
-    let device = Path::new("/dev/fuse");
-    if !device.exists() {
+    if !Path::new("/dev/fuse").exists() {
         bail!(
             "/dev/fuse is missing: load the kernel's FUSE module (`modprobe fuse`), or give the \
              container the device (`--device /dev/fuse`)"
         );
     }
-    File::options()
-        .read(true)
-        .write(true)
-        .open(device)
+    open_device()
         .context("/dev/fuse cannot be opened: its mode must let you read and write it (0666)")?;
     if !rustix::process::geteuid().is_root() && find_program("fusermount3").is_none() {
         bail!(

@@ -8,13 +8,14 @@ mod namespace;
 use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use harvestfs_protocol::{
     identity::{CertificateAuthority, Identity, Role},
     token::TokenKey,
     transport::{Endpoint, TransportOptions},
+    unix_now_ms,
 };
 
 pub(crate) use datanode::{Datanode, Mood};
@@ -98,10 +99,7 @@ fn any_port() -> SocketAddr {
 }
 
 fn unix_ms_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_millis() as u64
+    unix_now_ms().unwrap()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

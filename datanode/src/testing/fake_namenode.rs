@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::FsError;
@@ -19,6 +19,7 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcServer, TransportOptions};
 use harvestfs_protocol::types::NodeInfo;
+use harvestfs_protocol::unix_now_ms;
 use tokio::time::Instant;
 
 pub const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -92,8 +93,8 @@ impl FakeNamenode {
         right: Right,
         valid_for: Duration,
     ) -> BlockToken {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        TokenSigner::new(key).sign(block, right, (now + valid_for).as_millis() as u64)
+        let expires_unix_ms = unix_now_ms().unwrap() + valid_for.as_millis() as u64;
+        TokenSigner::new(key).sign(block, right, expires_unix_ms)
     }
 
     /// How to reach a datanode, once it has registered and reported everything.
