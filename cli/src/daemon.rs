@@ -156,6 +156,7 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     options.machine_function = config.machine_function;
     options.primary = args.primary.options(&args.config, &config.primary)?;
     options.scrub_bytes_per_second = config.scrub_bytes_per_s.0;
+    options.removal_bytes_per_second = config.removal_bytes_per_s.0;
     options.scrub_interval = Duration::from_secs(config.scrub_every_s.get().into());
     options.volumes = volumes(&args.config, &config.volumes);
     options.short_circuit_socket =

@@ -217,6 +217,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 identity: "identity".into(),
                 scrub_bytes_per_s: Size(8 << 20),
                 scrub_every_s: config::default_scrub_interval(),
+                removal_bytes_per_s: config::default_removal_rate(),
                 priority: *priority,
                 primary: PrimaryConfig {
                     source: primary_source.clone(),

@@ -32,6 +32,18 @@ impl Budget {
         }
     }
 
+    /// Bytes that could be spent within `time`, if nobody else spends any; [`u64::MAX`] without a limit.
+    pub fn left_within(&self, time: Duration) -> u64 {
+        if self.bytes_per_second == 0 {
+            return u64::MAX;
+        }
+        let paid_at = *self.paid_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let debt = paid_at.map_or(Duration::ZERO, |it| {
+            it.saturating_duration_since(Instant::now())
+        });
+        (time.saturating_sub(debt).as_secs_f64() * self.bytes_per_second as f64) as u64
+    }
+
     /// When `bytes` may be spent by somebody who asks at `now`.
     fn reserve(&self, bytes: u64, now: Instant) -> Instant {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
@@ -58,5 +70,26 @@ mod tests {
         assert!(elapsed >= Duration::from_millis(1850), "{elapsed:?}");
         assert!(elapsed <= Duration::from_millis(2050), "{elapsed:?}");
         Budget::new(0).spend(u64::MAX).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_is_less_by_what_is_not_paid_yet() {
+        let two_seconds = Duration::from_secs(2);
+        let budget = Budget::new(1000);
+        assert_eq!(budget.left_within(two_seconds), 2000);
+        // A tenth of a second is free after a pause.
+        let spending = tokio::spawn(async move {
+            budget.spend(1600).await;
+            budget
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!spending.is_finished());
+        let budget = spending.await.unwrap();
+        assert_eq!(budget.left_within(two_seconds), 2000);
+        budget.reserve(1100, Instant::now());
+        assert_eq!(budget.left_within(two_seconds), 900);
+        budget.reserve(5000, Instant::now());
+        assert_eq!(budget.left_within(two_seconds), 0);
+        assert_eq!(Budget::new(0).left_within(two_seconds), u64::MAX);
     }
 }

@@ -12,7 +12,7 @@ use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
 use crate::busy::BusySignal;
-use crate::namenode_link::{Commands, NamenodeLink};
+use crate::namenode_link::{Commands, NamenodeLink, Removals};
 use crate::node::Node;
 use crate::options::{DatanodeOptions, StartError};
 use crate::repair::Repairer;
@@ -93,6 +93,7 @@ impl Datanode {
             options.repairs_max,
             options.repair_bytes_per_second,
         );
+        let removals = Removals::new(node.clone(), options.removal_bytes_per_second);
         let link = NamenodeLink {
             node: node.clone(),
             endpoint: endpoint.clone(),
@@ -105,7 +106,7 @@ impl Datanode {
                 machine_function: options.machine_function,
                 data_addr: options.advertise.unwrap_or(local_addr),
             },
-            commands: Commands::start(&node, repairer, &alive),
+            commands: Commands::start(&node, repairer, removals, &alive),
         };
         tokio::spawn(link.run());
         tokio::spawn(shrinker::run(node.clone()));

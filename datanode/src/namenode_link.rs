@@ -4,6 +4,7 @@
 //! heartbeats, and reports of replicas.
 
 mod commands;
+mod removals;
 mod reports;
 
 use std::net::SocketAddr;
@@ -27,6 +28,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 pub use self::commands::Commands;
+pub use self::removals::Removals;
 use crate::node::Node;
 
 /// How long connecting to a namenode may take.
@@ -98,6 +100,7 @@ impl NamenodeLink {
         // Notices are for clients; without a receiver they are ignored.
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
+        self.commands.forget_deletions();
         let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.server.clone(),
             volumes: self.node.store.status(),
@@ -155,6 +158,7 @@ impl NamenodeLink {
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
                 unix_ms: unix_now_ms().unwrap_or(0),
                 denials: self.node.metrics.denials(),
+                removable_bytes: self.commands.removable_bytes(),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {
                 Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),

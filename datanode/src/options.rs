@@ -56,6 +56,9 @@ pub struct DatanodeOptions {
     pub repairs_max: usize,
     /// How much repairs fetch in a second, all together, in bytes.
     pub repair_bytes_per_second: u64,
+    /// How much of what the namenode has it delete is deleted in a second, in bytes; 0 for no limit.
+    /// Where space is short there is none.
+    pub removal_bytes_per_second: u64,
     /// How long [`crate::Datanode::shutdown`] waits for streams to end.
     pub shutdown_grace: Duration,
 }
@@ -141,6 +144,7 @@ impl DatanodeOptions {
             scrub_interval: Duration::from_secs(6 * 3600),
             repairs_max: 4,
             repair_bytes_per_second: 100 << 20,
+            removal_bytes_per_second: 400 << 20,
             shutdown_grace: Duration::from_secs(10),
         }
     }

@@ -319,6 +319,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             active_streams: 1,
             unix_ms: 1 << 40,
             denials: 2,
+            removable_bytes: 1 << 30,
         })),
         Request::Node(NodeRequest::BlockReport(BlockReport {
             storage: StorageId(9),

@@ -108,6 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 active_streams: 0,
                 unix_ms: 0,
                 denials: 0,
+                removable_bytes: u64::MAX,
             };
             let heard = cluster.heartbeat(now_ms, NodeId(node), &heartbeat);
             assert_eq!(heard, Ok(()));

@@ -70,6 +70,9 @@ pub struct Heartbeat {
     /// Reads, writes and repairs that were denied or broken off because the owner needs the server,
     /// since the datanode started.
     pub denials: u64,
+    /// Bytes of replicas that the reply may have it delete: what it deletes before its next heartbeat at
+    /// the rate that spares the owner, or more where space is short. No limit: [`u64::MAX`].
+    pub removable_bytes: u64,
 }
 
 /// What the primary tenant of a server uses of it, on average over the second before.

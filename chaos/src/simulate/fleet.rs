@@ -108,6 +108,7 @@ impl Fleet {
                 active_streams: 0,
                 unix_ms: 0,
                 denials: 0,
+                removable_bytes: u64::MAX,
             },
         }
     }

@@ -107,6 +107,10 @@ pub struct DatanodeConfig {
     /// Least seconds from the start of one round of the scrubber to the start of the next.
     #[serde(default = "default_scrub_interval")]
     pub scrub_every_s: NonZero<u32>,
+    /// Bytes per second of replicas that it deletes because the namenode says so, unless space is short;
+    /// 0 for no limit.
+    #[serde(default = "default_removal_rate")]
+    pub removal_bytes_per_s: Size,
     /// How the datanode competes with others for CPU and disks.
     #[serde(default)]
     pub priority: Priority,
@@ -232,6 +236,11 @@ pub struct CheckpointConfig {
 /// 8 MiB/s: a terabyte in a day and a half, and a hundredth of one disk.
 fn default_scrub_rate() -> Size {
     Size(8 << 20)
+}
+
+/// What an owner's syncs do not notice on a disk that is told at once what became free.
+pub fn default_removal_rate() -> Size {
+    Size(400 << 20)
 }
 
 /// Six hours: a small volume is not read again all the time.

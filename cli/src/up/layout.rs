@@ -213,6 +213,7 @@ impl Layout {
                     identity: "identity".into(),
                     scrub_bytes_per_s: Size(8 << 20),
                     scrub_every_s: config::default_scrub_interval(),
+                    removal_bytes_per_s: config::default_removal_rate(),
                     // The cluster is its user's own, and so is the machine.
                     priority: Priority::Normal,
                     primary: PrimaryConfig {

@@ -10,6 +10,7 @@ use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
 use harvestfs_protocol::node::NodeCommand;
 use tokio::sync::{Mutex, mpsc};
 
+use super::removals::{Doomed, Removals};
 use crate::node::Node;
 use crate::repair::{Repair, Repairer};
 use crate::service::Alive;
@@ -25,14 +26,20 @@ const SEALS_AT_ONCE: usize = 4;
 #[derive(Clone)]
 pub struct Commands {
     repairs: mpsc::Sender<Repair>,
-    deletions: mpsc::Sender<Vec<BlockId>>,
+    removals: Arc<Removals>,
+    deletions: mpsc::Sender<Doomed>,
     seals: mpsc::Sender<(BlockId, u64)>,
     quotas: mpsc::Sender<(StorageId, u64, Duration)>,
 }
 
 impl Commands {
     /// Starts the workers. They end when the datanode stops.
-    pub fn start(node: &Arc<Node>, repairer: Arc<Repairer>, alive: &Alive) -> Self {
+    pub fn start(
+        node: &Arc<Node>,
+        repairer: Arc<Repairer>,
+        removals: Arc<Removals>,
+        alive: &Alive,
+    ) -> Self {
         let (repairs, queue) = mpsc::channel(QUEUED_MAX);
         let repairs_max = repairer.repairs_max();
         work_off(queue, repairs_max, node, alive, move |repair| {
@@ -40,9 +47,10 @@ impl Commands {
             async move { repairer.repair(repair).await }
         });
         let (deletions, queue) = mpsc::channel(QUEUED_MAX);
-        let deleting = node.clone();
-        work_off(queue, DELETIONS_AT_ONCE, node, alive, move |blocks| {
-            delete(deleting.clone(), blocks)
+        let deleting = removals.clone();
+        work_off(queue, DELETIONS_AT_ONCE, node, alive, move |doomed| {
+            let deleting = deleting.clone();
+            async move { deleting.delete(doomed).await }
         });
         let (seals, queue) = mpsc::channel(QUEUED_MAX);
         let sealing = node.clone();
@@ -60,6 +68,7 @@ impl Commands {
         });
         Self {
             repairs,
+            removals,
             deletions,
             seals,
             quotas,
@@ -83,7 +92,10 @@ impl Commands {
                 };
                 self.repairs.try_send(repair).is_ok()
             }
-            NodeCommand::Delete { blocks } => self.deletions.try_send(blocks).is_ok(),
+            NodeCommand::Delete { blocks } => {
+                let doomed = self.removals.announce(blocks);
+                self.deletions.try_send(doomed).is_ok()
+            }
             NodeCommand::Seal {
                 block,
                 length_bytes,
@@ -101,6 +113,16 @@ impl Commands {
         if !queued {
             tracing::warn!("too many commands wait; one is dropped until it is repeated");
         }
+    }
+
+    /// Deletions that were commanded and not begun are not done.
+    pub fn forget_deletions(&self) {
+        self.removals.forget_commands();
+    }
+
+    /// Bytes of replicas that may be commanded to be deleted now.
+    pub fn removable_bytes(&self) -> u64 {
+        self.removals.removable_bytes()
     }
 }
 
@@ -134,14 +156,6 @@ fn work_off<T, F>(
             }
             drop(alive);
         });
-    }
-}
-
-async fn delete(node: Arc<Node>, blocks: Vec<BlockId>) {
-    for block in blocks {
-        if let Err(error) = node.store.delete(block).await {
-            tracing::warn!(%block, %error, "cannot delete a replica");
-        }
     }
 }
 

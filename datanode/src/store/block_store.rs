@@ -57,6 +57,13 @@ impl BlockStore {
         self.inventory.volumes.iter().map(|v| v.status()).collect()
     }
 
+    /// What would have to go until no volume is above its quota or nearly full, in bytes. Until then,
+    /// space matters more than sparing the disks.
+    pub fn pressure_bytes(&self) -> u64 {
+        let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
+        healthy.map(|volume| volume.quota.pressure_bytes()).sum()
+    }
+
     /// The volumes that can be used.
     pub fn healthy_storages(&self) -> Vec<StorageId> {
         let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
@@ -336,28 +343,6 @@ impl BlockStore {
                 tracing::warn!(%block, %error, "cannot sync an open replica");
             }
         }
-    }
-
-    /// Removes a replica; without one, does nothing.
-    ///
-    /// # Errors
-    /// What the disk says; the replica is then kept as corrupt, to be deleted again.
-    pub async fn delete(&self, block: BlockId) -> Result<(), StoreError> {
-        let Some((volume, open)) = self.inventory.find_to_delete(block) else {
-            return Ok(());
-        };
-        let charge = match open {
-            Some(replica) => Some(replica.take_over().await?),
-            None => None,
-        };
-        let Some(charge) = self.inventory.start_deleting(block, charge) else {
-            return Ok(());
-        };
-        let inventory = self.inventory.clone();
-        let deleted_on = volume.clone();
-        volume
-            .run(move || inventory.delete_now(block, &deleted_on, charge))
-            .await
     }
 }
 

@@ -314,38 +314,9 @@ impl Inventory {
         }
     }
 
-    pub(super) fn delete_now(
-        &self,
-        block: BlockId,
-        volume: &Volume,
-        charge: Charge,
-    ) -> Result<(), StoreError> {
-        let places = [
-            volume.sealed_path(block),
-            volume.open_path(block),
-            volume.repair_path(block),
-            volume.corrupt_path(block),
-        ];
-        for path in &places {
-            match volume.disk().remove(path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    if let Some(entry) = self.lock().get_mut(&block) {
-                        entry.state = State::Corrupt(charge);
-                    }
-                    return Err(StoreError::disk("removing", path)(error));
-                }
-            }
-        }
-        self.tables.forget(block);
-        if let Some(file) = self.files.forget(block) {
-            file.release_when_closed(charge);
-        }
-        self.lock().remove(&block);
-        self.changes
-            .push(volume.storage(), ReplicaChange::Deleted(block));
-        Ok(())
+    /// Whether a replica is being removed.
+    pub(super) fn is_deleting(&self, block: BlockId) -> bool {
+        matches!(self.lock().get(&block), Some(entry) if matches!(entry.state, State::Deleting))
     }
 
     /// Takes a replica that cannot be trusted out of service and reports it. Blocks on the disk.

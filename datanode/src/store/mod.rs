@@ -16,6 +16,7 @@ mod pulse;
 mod quota;
 mod quota_file;
 mod reading;
+mod removal;
 mod replica;
 mod version_file;
 mod volume;

@@ -60,6 +60,14 @@ impl Quota {
         self.limit_bytes().saturating_sub(self.used_bytes())
     }
 
+    /// What would have to go until more than a tenth of the limit is left, in bytes; no more than what
+    /// there is.
+    pub fn pressure_bytes(&self) -> u64 {
+        let limit_bytes = self.limit_bytes();
+        let wanted_bytes = (self.used_bytes() + limit_bytes / 10).saturating_sub(limit_bytes);
+        wanted_bytes.min(self.charged_bytes.load(Ordering::Relaxed))
+    }
+
     /// Reserves bytes; `None` if that would exceed the limit.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Charge> {
         let mut charge = Charge {

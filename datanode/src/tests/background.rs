@@ -1,11 +1,14 @@
 //! Repairs and the scrubber.
 
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 use harvestfs_protocol::token::Right;
 
+use crate::options::DatanodeOptions;
 use crate::testing::cluster::{TestCluster, data};
 
 fn replicate(
@@ -168,4 +171,95 @@ async fn a_quota_shrinks_while_the_datanode_runs() {
     let deleted = state.changes.iter();
     let deleted = deleted.filter(|(_, change)| matches!(change, ReplicaChange::Deleted(_)));
     assert_eq!(deleted.count(), 2);
+}
+
+#[tokio::test]
+async fn what_the_namenode_has_deleted_goes_at_the_rate_that_is_set_until_space_is_short() {
+    let mut cluster = TestCluster::start(1).await;
+    for block in 1..=8 {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
+            .await;
+    }
+    let mut options = cluster.options(0);
+    options.removal_bytes_per_second = 1_000_000;
+    start_anew(&mut cluster, &options).await;
+    let is_usual = |bytes| bytes == 3_000_000;
+    removable(&cluster, is_usual).await;
+
+    let start = Instant::now();
+    delete(&cluster, 1..=6);
+    deleted(&cluster, 4).await;
+    // The fourth goes once the third is paid for, but for a tenth of a second.
+    assert!(start.elapsed() > Duration::from_millis(2_800));
+    // What is still there, and what is not paid for yet, counts.
+    removable(&cluster, |bytes| bytes < 1_500_000).await;
+    deleted(&cluster, 6).await;
+    removable(&cluster, is_usual).await;
+
+    // Until no more than 0.5 MB is left, what was deleted is not paid for.
+    options.volumes[0].quota_bytes = 1_600_000;
+    options.removal_bytes_per_second = 1;
+    start_anew(&mut cluster, &options).await;
+    removable(&cluster, |bytes| bytes > 1_000_000).await;
+    delete(&cluster, 7..=8);
+    deleted(&cluster, 8).await;
+}
+
+#[tokio::test]
+async fn deletions_that_wait_are_forgotten_with_the_connection() {
+    let mut cluster = TestCluster::start(1).await;
+    for block in 1..=3 {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
+            .await;
+    }
+    let mut options = cluster.options(0);
+    options.removal_bytes_per_second = 500_000;
+    start_anew(&mut cluster, &options).await;
+    delete(&cluster, 1..=2);
+    deleted(&cluster, 1).await;
+    // It registers again for this one, while the second waits for the first to be paid for.
+    delete(&cluster, 3..=3);
+    deleted(&cluster, 2).await;
+    // All is paid for: it would have been its turn.
+    removable(&cluster, |bytes| bytes == 1_500_000).await;
+    let state = cluster.namenode.lock();
+    let left: Vec<_> = state.replicas[&cluster.nodes[0].node].keys().collect();
+    assert_eq!(left, [&BlockId(2)]);
+}
+
+async fn start_anew(cluster: &mut TestCluster, options: &DatanodeOptions) {
+    cluster.kill(0).await;
+    cluster.namenode.lock().heartbeats.clear();
+    cluster.restart(options.clone(), 0).await;
+}
+
+fn delete(cluster: &TestCluster, blocks: RangeInclusive<u64>) {
+    let blocks = blocks.map(BlockId).collect();
+    let command = NodeCommand::Delete { blocks };
+    cluster.namenode.command_now(cluster.nodes[0].node, command);
+}
+
+/// Waits until a heartbeat says as much as that of what may be deleted.
+async fn removable(cluster: &TestCluster, is_enough: impl Fn(u64) -> bool) {
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let heartbeat = &state.heartbeats.last()?.2;
+            is_enough(heartbeat.removable_bytes).then_some(())
+        })
+        .await;
+}
+
+/// Waits until a datanode said of so many replicas that they are deleted.
+async fn deleted(cluster: &TestCluster, replicas: usize) {
+    let is_deletion = |(_, change): &&_| matches!(change, ReplicaChange::Deleted(_));
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let deleted = state.changes.iter().filter(is_deletion).count();
+            (deleted >= replicas).then_some(())
+        })
+        .await;
 }

@@ -180,6 +180,7 @@ mod tests {
             active_streams: 0,
             unix_ms: 0,
             denials: 7,
+            removable_bytes: 0,
         }
     }
 

@@ -423,6 +423,7 @@ impl Datanode {
             active_streams: 0,
             unix_ms: 0,
             denials: 0,
+            removable_bytes: u64::MAX,
         };
         match self.link.node(NodeRequest::Heartbeat(heartbeat)).await {
             Ok(NodeReply::Heartbeat(reply)) => reply,

@@ -58,6 +58,7 @@ fn a_certificate_allows_its_role_only() {
         active_streams: 0,
         unix_ms: 0,
         denials: 0,
+        removable_bytes: u64::MAX,
     }));
     let register = |name: String| {
         Request::Node(NodeRequest::Register(Box::new(RegisterNode {

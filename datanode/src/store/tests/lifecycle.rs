@@ -305,3 +305,45 @@ proptest! {
         });
     }
 }
+
+#[tokio::test]
+async fn a_large_replica_goes_piece_by_piece() {
+    const PIECE_BYTES: u64 = 32 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let data = data(1, 2 * PIECE_BYTES as usize + 4096);
+    for block in 1..=2 {
+        let created = store.create(BlockId(block), None, Origin::Pipeline, 3 * PIECE_BYTES);
+        let mut writer = created.await.unwrap();
+        for (index, piece) in data.chunks(1 << 20).enumerate() {
+            let packet = packet(index as u64 * (1 << 20), piece, false);
+            writer.write(vec![packet], false).await.unwrap();
+        }
+        writer.seal(data.len() as u64).await.unwrap();
+    }
+    let used_bytes = || store.status()[0].used_bytes;
+    let full_bytes = used_bytes();
+
+    let mut removal = store.start_removal(BlockId(1)).await.unwrap().unwrap();
+    assert!(store.report(BlockId(1)).is_none());
+    assert!(store.start_removal(BlockId(1)).await.unwrap().is_none());
+    let mut cut_bytes = 0;
+    while let bytes @ 1.. = removal.cut().await.unwrap() {
+        cut_bytes += bytes;
+        assert_eq!(used_bytes(), full_bytes - cut_bytes);
+    }
+    assert_eq!(cut_bytes, 2 * PIECE_BYTES);
+    let rest_bytes = removal.finish().await.unwrap();
+    assert_eq!(used_bytes(), full_bytes - cut_bytes - rest_bytes);
+
+    // What is left when the datanode ends in the middle counts as no replica.
+    let mut removal = store.start_removal(BlockId(2)).await.unwrap().unwrap();
+    assert_eq!(removal.cut().await.unwrap(), PIECE_BYTES);
+    drop((removal, store));
+    let store = real_store(dir.path());
+    assert!(store.report(BlockId(2)).is_none());
+    let storage = store.status()[0].storage;
+    assert_eq!(store.corrupt_replicas(), [(storage, BlockId(2))]);
+    store.delete(BlockId(2)).await.unwrap();
+    assert_eq!(store.corrupt_replicas(), []);
+}

@@ -109,7 +109,8 @@ impl Cluster {
         for replica in removed.replicas {
             let storage = self.table.home(replica.storage);
             if storage.usable {
-                self.nodes[storage.node as usize].deletes.add(block);
+                let deletes = &mut self.nodes[storage.node as usize].deletes;
+                deletes.add(block, removed.required_bytes);
             }
         }
     }

@@ -72,6 +72,7 @@ impl Cluster {
             }
             let pending = node.deletes.pending();
             let mut blocks: Vec<BlockId> = pending
+                .map(|(block, _)| block)
                 .filter(|&block| self.table.slot(block).is_none())
                 .collect();
             blocks.sort_unstable();

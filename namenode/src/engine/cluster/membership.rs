@@ -193,6 +193,7 @@ impl Cluster {
         it.stale = false;
         it.busy = heartbeat.busy;
         it.active_streams = heartbeat.active_streams;
+        it.removable_bytes = heartbeat.removable_bytes;
         let mut result = Ok(());
         for storage in it.storages.clone() {
             let id = self.table.storages[storage as usize].id();

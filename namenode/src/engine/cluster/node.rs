@@ -7,7 +7,7 @@ use harvestfs_protocol::{
     ids::{BlockId, NodeId},
     node::ServerDescription,
 };
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{
@@ -91,6 +91,8 @@ pub(super) struct Node {
     pub(super) heard_ms: u64,
     pub(super) heard: bool,
     pub(super) active_streams: u32,
+    /// Bytes of replicas that it may still be told to remove, until its next heartbeat.
+    pub(super) removable_bytes: u64,
     pub(super) seal: VecDeque<BlockId>,
     pub(super) report: SmallVec<[StorageIx; 2]>,
     /// Quotas that its owner has set and that it has not confirmed.
@@ -116,6 +118,7 @@ impl Node {
             stale: true,
             busy: false,
             active_streams: 0,
+            removable_bytes: 0,
             awaited: 0,
             as_source: Budget::new(repair_window_ms),
             as_target: Budget::new(repair_window_ms),
@@ -146,8 +149,8 @@ impl Node {
 /// that do not exist. Each is repeated until the node says that it is gone, a few times.
 #[derive(Debug, Default)]
 pub(super) struct Deletes {
-    /// Not yet confirmed.
-    pending: FxHashSet<BlockId>,
+    /// Not yet confirmed, and what each takes, about, in bytes. Blocks are shorter than 4 GiB.
+    pending: FxHashMap<BlockId, u32>,
     /// To be told; those no longer pending are skipped.
     queue: VecDeque<BlockId>,
     /// Told, in the order of the next attempt.
@@ -165,29 +168,40 @@ struct Told {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextDelete {
     /// To be told, for the n-th time.
-    Tell { block: BlockId, attempts: u8 },
+    Tell {
+        block: BlockId,
+        bytes: u32,
+        attempts: u8,
+    },
     /// Told too often.
     GiveUp(BlockId),
 }
 
 impl Deletes {
-    pub(super) fn add(&mut self, block: BlockId) {
-        if self.pending.insert(block) {
+    pub(super) fn add(&mut self, block: BlockId, bytes: u32) {
+        if self.pending.insert(block, bytes).is_none() {
             self.queue.push_back(block);
+        }
+    }
+
+    /// Before all others: something waits for the space, or for another replica on that node.
+    pub(super) fn add_first(&mut self, block: BlockId, bytes: u32) {
+        if self.pending.insert(block, bytes).is_none() {
+            self.queue.push_front(block);
         }
     }
 
     /// The replica is gone, or shall stay. Returns whether it was on the list.
     pub(super) fn remove(&mut self, block: BlockId) -> bool {
-        self.pending.remove(&block)
+        self.pending.remove(&block).is_some()
     }
 
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    pub(super) fn pending(&self) -> impl Iterator<Item = BlockId> {
-        self.pending.iter().copied()
+    pub(super) fn pending(&self) -> impl Iterator<Item = (BlockId, u32)> {
+        self.pending.iter().map(|(&block, &bytes)| (block, bytes))
     }
 
     /// How many entries `next` may return now, at most.
@@ -203,18 +217,26 @@ impl Deletes {
             let Told {
                 block, attempts, ..
             } = self.told.pop_front()?;
-            if !self.pending.contains(&block) {
+            let Some(&bytes) = self.pending.get(&block) else {
                 continue;
-            }
+            };
             if attempts >= DELETE_ATTEMPTS_MAX {
                 self.pending.remove(&block);
                 return Some(NextDelete::GiveUp(block));
             }
-            return Some(NextDelete::Tell { block, attempts });
+            return Some(NextDelete::Tell {
+                block,
+                bytes,
+                attempts,
+            });
         }
         while let Some(block) = self.queue.pop_front() {
-            if self.pending.contains(&block) {
-                return Some(NextDelete::Tell { block, attempts: 0 });
+            if let Some(&bytes) = self.pending.get(&block) {
+                return Some(NextDelete::Tell {
+                    block,
+                    bytes,
+                    attempts: 0,
+                });
             }
         }
         None
@@ -231,7 +253,7 @@ impl Deletes {
 
     /// Memory of the tables in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.pending.capacity() * 10
+        self.pending.capacity() * (size_of::<(BlockId, u32)>() + 2)
             + self.queue.capacity() * size_of::<BlockId>()
             + self.told.capacity() * size_of::<Told>()
     }

@@ -58,7 +58,7 @@ impl Cluster {
             if let Some(index) = self.table.replica_on(slot, node)
                 && let Some(block) = self.table.get(slot)
             {
-                self.nodes[node as usize].deletes.add(block.id);
+                (self.nodes[node as usize].deletes).add(block.id, block.required_bytes);
                 self.table.set_state(slot, index, ReplicaState::Excess);
             }
         }
@@ -105,7 +105,8 @@ impl Cluster {
         for replica in &block.replicas {
             let storage = self.table.home(replica.storage);
             if replica.state.is_bad() && storage.usable {
-                self.nodes[storage.node as usize].deletes.add(block.id);
+                let deletes = &mut self.nodes[storage.node as usize].deletes;
+                deletes.add_first(block.id, block.required_bytes);
             }
         }
     }
@@ -133,7 +134,8 @@ impl Cluster {
     }
 
     /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, quotas, repairs,
-    /// seals, then deletions, all in one command. `token` signs the right to read a block.
+    /// seals, then deletions, all in one command and of no more than the node may
+    /// remove now. `token` signs the right to read a block.
     pub fn next_commands(
         &mut self,
         now_ms: u64,
@@ -195,22 +197,28 @@ impl Cluster {
         if self.safe_mode {
             return blocks;
         }
+        let mut left_bytes = self.nodes[node as usize].removable_bytes;
         // Entries that have to wait come again: one round is enough.
         for _ in 0..self.nodes[node as usize].deletes.queued() {
-            if blocks.len() >= self.options.deletes_per_command_max {
+            if blocks.len() >= self.options.deletes_per_command_max || left_bytes == 0 {
                 break;
             }
             let retry_ms = self.now_ms + self.options.command_retry_ms;
             match self.nodes[node as usize].deletes.next(self.now_ms) {
                 None => break,
                 Some(NextDelete::GiveUp(block)) => self.give_up_deleting(node, block),
-                Some(NextDelete::Tell { block, attempts }) => {
+                Some(NextDelete::Tell {
+                    block,
+                    bytes,
+                    attempts,
+                }) => {
                     let verdict = self.judge_deletion(node, block);
                     let deletes = &mut self.nodes[node as usize].deletes;
                     match verdict {
                         Verdict::Tell => {
                             deletes.again(block, attempts + 1, retry_ms);
                             blocks.push(block);
+                            left_bytes = left_bytes.saturating_sub(bytes.into());
                         }
                         Verdict::Later => deletes.again(block, attempts, retry_ms),
                         Verdict::Keep => {
@@ -220,6 +228,7 @@ impl Cluster {
                 }
             }
         }
+        self.nodes[node as usize].removable_bytes = left_bytes;
         blocks
     }
 

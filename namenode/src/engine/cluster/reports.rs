@@ -148,7 +148,8 @@ impl Cluster {
     fn have(&mut self, node: NodeIx, storage: StorageIx, report: &ReplicaReport) {
         let Some(slot) = self.slot_at(node, report.block) else {
             // Every block that may have replicas is known before a datanode can hear of it.
-            self.nodes[node as usize].deletes.add(report.block);
+            let bytes = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);
+            self.nodes[node as usize].deletes.add(report.block, bytes);
             return;
         };
         let state = self.judge(slot, node, report);
@@ -207,7 +208,7 @@ impl Cluster {
         let Some(block) = self.table.get_mut(slot) else {
             return;
         };
-        let id = block.id;
+        let (id, bytes) = (block.id, block.required_bytes);
         let known = block.replicas[index];
         let known_is_there = self.table.home(known.storage).usable;
         let deletes = &mut self.nodes[node as usize].deletes;
@@ -216,11 +217,11 @@ impl Cluster {
             // Reported as there, not as read and found well.
             ReplicaState::Corrupt => ReplicaState::Corrupt,
             ReplicaState::Deleting => {
-                deletes.add(id);
+                deletes.add(id, bytes);
                 ReplicaState::Deleting
             }
             ReplicaState::Excess if reported == ReplicaState::Sealed => {
-                deletes.add(id);
+                deletes.add(id, bytes);
                 ReplicaState::Excess
             }
             ReplicaState::Excess => {
@@ -253,7 +254,8 @@ impl Cluster {
     fn corrupt(&mut self, block: BlockId, node: NodeIx, storage: Option<StorageIx>) {
         let Some(slot) = self.table.slot(block) else {
             if storage.is_some() {
-                self.nodes[node as usize].deletes.add(block);
+                // How long it is nobody said.
+                self.nodes[node as usize].deletes.add(block, 0);
             }
             return;
         };

@@ -265,7 +265,7 @@ impl Cluster {
         }
         for node in self.nodes.iter().filter(|node| node.is_alive()) {
             let pending = node.deletes.pending();
-            let unknown = pending.filter(|&block| self.table.slot(block).is_none());
+            let unknown = pending.filter(|&(block, _)| self.table.slot(block).is_none());
             counts.orphan_replicas += unknown.count() as u64;
         }
         counts

@@ -50,6 +50,7 @@ fn a_silent_node_is_first_stale_then_dead() {
         active_streams: 0,
         unix_ms: 0,
         denials: 0,
+        removable_bytes: u64::MAX,
     };
     assert_eq!(
         world.cluster.heartbeat(world.now_ms, node, &heartbeat),

@@ -79,7 +79,11 @@ fn new_world(seed: u64) -> World {
         ..options()
     };
     let racks = 2 + (seed % 5 > 2) as u32;
-    World::new(6 + (seed % 4) as u32, racks, options, seed)
+    let mut world = World::new(6 + (seed % 4) as u32, racks, options, seed);
+    if small {
+        world.removable_bytes = 2 * CHUNK;
+    }
+    world
 }
 
 fn history(seed: u64) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use harvestfs_protocol::{
     ids::{BlockId, NodeId},
-    node::NodeCommand,
+    node::{NodeCommand, ReplicaChange},
 };
 
 use super::world::{CHUNK, World, options, rules};
@@ -238,6 +238,62 @@ fn freed_blocks_go_in_batches_and_repairs_come_first() {
     );
     world.pass(5_000);
     assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn a_node_is_told_to_delete_no_more_than_it_may() {
+    let mut world = World::new(4, 4, options(), 1);
+    let blocks: Vec<_> = (0..20).map(|_| world.write(4)).collect();
+    world.pass(600);
+    let bytes = u64::from(world.cluster.table.get(0).expect("written").required_bytes);
+    for block in blocks {
+        world.free(block);
+    }
+    let told = |world: &mut World| {
+        let told = deletes(world, 0).len();
+        world.drain(0);
+        told
+    };
+    world.removable_bytes = 0;
+    assert_eq!(told(&mut world), 0);
+    // The last one may be larger than what is left.
+    world.removable_bytes = 2 * bytes + 1;
+    assert_eq!(told(&mut world), 3);
+    // Only a heartbeat renews it.
+    let mut sign = |_| panic!("there is nothing to sign");
+    let now_ms = world.now_ms;
+    let commands = world.cluster.next_commands(now_ms, NodeId(0), 9, &mut sign);
+    assert_eq!(commands, []);
+    assert_eq!(told(&mut world), 3);
+    world.removable_bytes = u64::MAX;
+    assert_eq!(told(&mut world), 14);
+    world.pass(600);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn a_replica_that_another_one_waits_for_goes_before_what_is_left_over() {
+    let mut world = World::new(3, 3, options(), 1);
+    let freed: Vec<_> = (0..5).map(|_| world.write(3)).collect();
+    let damaged = world.write(3);
+    world.pass(600);
+    world.removable_bytes = 0;
+    for block in freed {
+        world.free(block);
+    }
+    let it = &mut world.nodes[0];
+    let disk = it
+        .disks
+        .iter_mut()
+        .find(|(_, it)| it.contains_key(&damaged));
+    let (&storage, disk) = disk.expect("each node holds it");
+    disk.get_mut(&damaged).expect("found").corrupt = true;
+    it.changes
+        .push_back((storage, ReplicaChange::Corrupt(damaged)));
+    world.send_changes(0);
+    world.pass(600);
+    world.removable_bytes = 1;
+    assert_eq!(deletes(&mut world, 0), [damaged]);
 }
 
 #[test]

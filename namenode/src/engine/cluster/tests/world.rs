@@ -131,6 +131,8 @@ pub(super) struct World {
     next_storage: u128,
     pub(super) racks: u32,
     pub(super) environments: u32,
+    /// What each node may be told to delete with a heartbeat, in bytes.
+    pub(super) removable_bytes: u64,
     /// Repairs that nodes were told of: when, and how often as source and as target.
     pub(super) told: Vec<(u64, NodeId, NodeId)>,
 }
@@ -148,6 +150,7 @@ impl World {
             next_storage: 1,
             racks,
             environments: if racks == nodes { nodes } else { 4 },
+            removable_bytes: u64::MAX,
             told: Vec::new(),
         };
         for id in 0..nodes {
@@ -299,6 +302,7 @@ impl World {
             active_streams: 0,
             unix_ms: 0,
             denials: 0,
+            removable_bytes: self.removable_bytes,
         };
         let id = self.nodes[node].id;
         let result = self.cluster.heartbeat(self.now_ms, id, &heartbeat);
