@@ -76,11 +76,13 @@ impl Job {
         wait_until("the job counts", DEADLINE, || self.count() > before);
     }
 
-    /// By a signal, or by who traces it.
-    fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("it is there");
-        let (_, state) = stat.rsplit_once(") ").expect("a state after the name");
-        state.starts_with(['t', 'T'])
+    /// Whether it is stopped, or traced: CRIU has a traced process run code that sends its memory.
+    fn is_held(&self) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("it is there");
+        let value = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let state = value("State:\t").expect("it has a state");
+        let tracer = value("TracerPid:\t").expect("it may be traced");
+        state.starts_with('T') || tracer != "0"
     }
 
     fn has_ended(&mut self) {
@@ -418,7 +420,7 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
             let name = entry.expect("a name").file_name();
             name.to_string_lossy().starts_with(".dump-")
         });
-        has_draft && job.is_stopped()
+        has_draft && job.is_held()
     });
     cluster.kill("mnt");
     for number in 1..=3 {
