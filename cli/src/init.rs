@@ -215,7 +215,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 listen: *listen,
                 namenodes: namenode.clone(),
                 identity: "identity".into(),
-                scrub_bytes_per_s: Size(8 << 20),
+                scrub_bytes_per_s: config::default_scrub_rate(),
                 scrub_every_s: config::default_scrub_interval(),
                 removal_bytes_per_s: config::default_removal_rate(),
                 priority: *priority,

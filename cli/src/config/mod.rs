@@ -234,7 +234,7 @@ pub struct CheckpointConfig {
 }
 
 /// 8 MiB/s: a terabyte in a day and a half, and a hundredth of one disk.
-fn default_scrub_rate() -> Size {
+pub fn default_scrub_rate() -> Size {
     Size(8 << 20)
 }
 

@@ -211,7 +211,7 @@ impl Layout {
                     listen: SocketAddr::from(([127, 0, 0, 1], 0)),
                     namenodes: vec![self.namenode],
                     identity: "identity".into(),
-                    scrub_bytes_per_s: Size(8 << 20),
+                    scrub_bytes_per_s: config::default_scrub_rate(),
                     scrub_every_s: config::default_scrub_interval(),
                     removal_bytes_per_s: config::default_removal_rate(),
                     // The cluster is its user's own, and so is the machine.

@@ -175,15 +175,7 @@ async fn a_quota_shrinks_while_the_datanode_runs() {
 
 #[tokio::test]
 async fn what_the_namenode_has_deleted_goes_at_the_rate_that_is_set_until_space_is_short() {
-    let mut cluster = TestCluster::start(1).await;
-    for block in 1..=8 {
-        cluster
-            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
-            .await;
-    }
-    let mut options = cluster.options(0);
-    options.removal_bytes_per_second = 1_000_000;
-    start_anew(&mut cluster, &options).await;
+    let (mut cluster, mut options) = removing(1_000_000, 8).await;
     let is_usual = |bytes| bytes == 3_000_000;
     removable(&cluster, is_usual).await;
 
@@ -208,15 +200,7 @@ async fn what_the_namenode_has_deleted_goes_at_the_rate_that_is_set_until_space_
 
 #[tokio::test]
 async fn deletions_that_wait_are_forgotten_with_the_connection() {
-    let mut cluster = TestCluster::start(1).await;
-    for block in 1..=3 {
-        cluster
-            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
-            .await;
-    }
-    let mut options = cluster.options(0);
-    options.removal_bytes_per_second = 500_000;
-    start_anew(&mut cluster, &options).await;
+    let (cluster, _) = removing(500_000, 3).await;
     delete(&cluster, 1..=2);
     deleted(&cluster, 1).await;
     // It registers again for this one, while the second waits for the first to be paid for.
@@ -227,6 +211,20 @@ async fn deletions_that_wait_are_forgotten_with_the_connection() {
     let state = cluster.namenode.lock();
     let left: Vec<_> = state.replicas[&cluster.nodes[0].node].keys().collect();
     assert_eq!(left, [&BlockId(2)]);
+}
+
+/// A datanode with a rate for deletions, and so many blocks of 1 MB.
+async fn removing(bytes_per_second: u64, blocks: u64) -> (TestCluster, DatanodeOptions) {
+    let mut cluster = TestCluster::start(1).await;
+    for block in 1..=blocks {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 1_000_000))
+            .await;
+    }
+    let mut options = cluster.options(0);
+    options.removal_bytes_per_second = bytes_per_second;
+    start_anew(&mut cluster, &options).await;
+    (cluster, options)
 }
 
 async fn start_anew(cluster: &mut TestCluster, options: &DatanodeOptions) {

@@ -70,11 +70,8 @@ impl Cluster {
             if !node.is_alive() {
                 continue;
             }
-            let pending = node.deletes.pending();
-            let mut blocks: Vec<BlockId> = pending
-                .map(|(block, _)| block)
-                .filter(|&block| self.table.slot(block).is_none())
-                .collect();
+            let orphans_on_it = self.orphans_on(node);
+            let mut blocks: Vec<BlockId> = orphans_on_it.map(|(block, _)| block).collect();
             blocks.sort_unstable();
             let reachable = self.is_fresh(index as NodeIx);
             orphans.extend(blocks.into_iter().map(|block| OrphanReplica {

@@ -199,19 +199,13 @@ impl Cluster {
             }
             return;
         };
-        let needed_bytes = over_bytes.saturating_sub(self.orphan_bytes(node));
-        self.choose_victims(node, storage, needed_bytes);
+        // If they are on another of its volumes, victims are chosen once they are gone.
+        let orphans = self.orphans_on(&self.nodes[node as usize]);
+        let leaving_bytes = orphans.map(|(_, bytes)| u64::from(bytes)).sum();
+        self.choose_victims(node, storage, over_bytes.saturating_sub(leaving_bytes));
         if remaining_ms <= self.options.shrink_margin_ms {
             self.give_up_victims(node, storage);
         }
-    }
-
-    /// What a node still has of blocks that do not exist any more. If that is on another of its volumes,
-    /// victims are chosen once it is gone.
-    fn orphan_bytes(&self, node: NodeIx) -> u64 {
-        let pending = self.nodes[node as usize].deletes.pending();
-        let orphans = pending.filter(|&(block, _)| self.table.slot(block).is_none());
-        orphans.map(|(_, bytes)| u64::from(bytes)).sum()
     }
 
     fn victims_on(&self, node: NodeIx, storage: StorageIx) -> Vec<Slot> {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{
     Cluster,
-    node::NextDelete,
+    node::{NextDelete, Node},
     table::{NodeIx, ReplicaState, Slot},
 };
 
@@ -109,6 +109,13 @@ impl Cluster {
                 deletes.add_first(block.id, block.required_bytes);
             }
         }
+    }
+
+    /// Blocks that do not exist (any more) and that a node has not confirmed to have removed, and what each
+    /// takes, about, in bytes; in no order.
+    pub(super) fn orphans_on(&self, node: &Node) -> impl Iterator<Item = (BlockId, u32)> {
+        let pending = node.deletes.pending();
+        pending.filter(|&(block, _)| self.table.slot(block).is_none())
     }
 
     /// There is a repair for a node to be told of.

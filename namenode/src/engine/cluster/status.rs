@@ -264,9 +264,7 @@ impl Cluster {
             counts.excess_replicas += being_removed.count() as u64;
         }
         for node in self.nodes.iter().filter(|node| node.is_alive()) {
-            let pending = node.deletes.pending();
-            let unknown = pending.filter(|&(block, _)| self.table.slot(block).is_none());
-            counts.orphan_replicas += unknown.count() as u64;
+            counts.orphan_replicas += self.orphans_on(node).count() as u64;
         }
         counts
     }
