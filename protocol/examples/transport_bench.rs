@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Each row is measured for SECONDS (default 2), three times. "current" runs client and server on
-//! a current-thread runtime each, "multi" both on one runtime with two workers.
+//! a current-thread runtime each, "multi" both on one runtime with two workers. "local" are streams
+//! past the network, as between processes on one host.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -33,34 +34,42 @@ fn main() -> Result<(), AnyError> {
     };
     let time = Duration::from_secs_f64(seconds);
     let identities = Identities::new()?;
-    println!("runtime  what                               result");
-    for name in ["current", "multi"] {
+    println!("way     runtime  what                               result");
+    let ways = ["network", "local"];
+    for (way, name) in ways
+        .iter()
+        .flat_map(|way| [(*way, "current"), (*way, "multi")])
+    {
         for (streams, frame_bytes) in [(1, 1 << 20), (1, 64 << 10), (4, 1 << 20)] {
             let label = format!(
                 "bulk, {streams} stream(s), {} KiB frames",
                 frame_bytes >> 10
             );
             for round in 0..ROUNDS {
-                let pair = Pair::start(name, &identities)?;
+                let pair = Pair::start(way, name, &identities)?;
                 let result = pair.bulk(streams, frame_bytes, time)?;
-                print_row(name, &label, round, &result);
+                print_row([way, name], &label, round, &result);
             }
         }
         for in_flight in [1, 16, 64, 256] {
             let label = format!("200-byte calls, {in_flight} in flight");
             for round in 0..ROUNDS {
-                let pair = Pair::start(name, &identities)?;
+                let pair = Pair::start(way, name, &identities)?;
                 let result = pair.calls(in_flight, time)?;
-                print_row(name, &label, round, &result);
+                print_row([way, name], &label, round, &result);
             }
         }
     }
     Ok(())
 }
 
-fn print_row(name: &str, label: &str, round: usize, result: &str) {
-    let (name, label) = if round == 0 { (name, label) } else { ("", "") };
-    println!("{name:8} {label:34} {result}");
+fn print_row(setting: [&str; 2], label: &str, round: usize, result: &str) {
+    let ([way, name], label) = if round == 0 {
+        (setting, label)
+    } else {
+        ([""; 2], "")
+    };
+    println!("{way:7} {name:8} {label:34} {result}");
 }
 
 struct Identities {
@@ -90,7 +99,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn start(runtime_name: &str, identities: &Identities) -> Result<Self, AnyError> {
+    fn start(way: &str, runtime_name: &str, identities: &Identities) -> Result<Self, AnyError> {
+        let options = TransportOptions {
+            local_streams: way == "local",
+            ..TransportOptions::default()
+        };
         let multi = runtime_name == "multi";
         let runtime = Arc::new(if multi {
             Builder::new_multi_thread()
@@ -103,13 +116,13 @@ impl Pair {
         let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
         let (server, server_thread) = if multi {
             let _guard = runtime.enter();
-            let server = Endpoint::bind(any, &identities.server, TransportOptions::default())?;
+            let server = Endpoint::bind(any, &identities.server, options.clone())?;
             runtime.spawn(serve(server.clone()));
             (server, None)
         } else {
             let server_runtime = Builder::new_current_thread().enable_all().build()?;
             let _guard = server_runtime.enter();
-            let server = Endpoint::bind(any, &identities.server, TransportOptions::default())?;
+            let server = Endpoint::bind(any, &identities.server, options.clone())?;
             let task = serve(server.clone());
             drop(_guard);
             let thread = std::thread::spawn(move || server_runtime.block_on(task));
@@ -117,7 +130,7 @@ impl Pair {
         };
         let addr = server.local_addr()?;
         let (endpoint, connection) = runtime.block_on(async {
-            let endpoint = Endpoint::bind(any, &identities.client, TransportOptions::default())?;
+            let endpoint = Endpoint::bind(any, &identities.client, options)?;
             let expected = Peer::new(Role::Datanode, "dn")?;
             let connection = endpoint.connect(addr, &expected, DEADLINE).await?;
             Ok::<_, AnyError>((endpoint, connection))

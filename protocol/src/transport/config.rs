@@ -65,6 +65,9 @@ pub struct TransportOptions {
     pub socket_buffer_bytes: usize,
     /// Seed of connection ids and the like, so that a simulation repeats; random when absent.
     pub rng_seed: Option<[u8; 32]>,
+    /// Whether streams to and from peers on this host go past the network. Only tests and comparisons
+    /// say no.
+    pub local_streams: bool,
 }
 
 impl Default for TransportOptions {
@@ -76,6 +79,7 @@ impl Default for TransportOptions {
             // A burst of several connections' windows fits; the kernel drops what does not.
             socket_buffer_bytes: 8 * 1024 * 1024,
             rng_seed: None,
+            local_streams: true,
         }
     }
 }
@@ -148,13 +152,18 @@ impl QuicConfigs {
     }
 
     fn transport(&self, local: IpAddr, remote: IpAddr) -> Arc<quinn::TransportConfig> {
-        // A packet to an address of this machine goes over loopback, whichever address it is.
-        if remote.to_canonical().is_loopback() || local.to_canonical() == remote.to_canonical() {
+        if stays_on_host(local, remote) {
             self.loopback.clone()
         } else {
             self.network.clone()
         }
     }
+}
+
+/// Whether what is sent from one address to another stays on this host: a packet to one of its addresses
+/// goes over loopback, whichever it is.
+pub(super) fn stays_on_host(local: IpAddr, remote: IpAddr) -> bool {
+    remote.to_canonical().is_loopback() || local.to_canonical() == remote.to_canonical()
 }
 
 /// Most handshakes that wait to be accepted; more are turned away, so that a storm of dials after a

@@ -1,12 +1,14 @@
 //! A connection between two parts that know each other's name.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::stream::{FrameReceiver, FrameSender};
+use super::local::{LinkSlot, StreamSocket};
+use super::stream::{FrameReceiver, FrameSender, ReceivingWay, SendingWay};
 use super::{CloseCode, TransportError, TransportOptions, within};
 use crate::codec::{StreamKind, WireError};
 use crate::identity::Peer;
@@ -26,10 +28,17 @@ struct Inner {
     handshake_deadline: Duration,
     /// A stream whose kind is still to be read, so that a cancelled accept loses none.
     half_accepted: Mutex<Option<(quinn::SendStream, quinn::RecvStream)>>,
+    /// How streams go past the network, if they do.
+    link: LinkSlot,
 }
 
 impl Connection {
-    pub(crate) fn new(quinn: quinn::Connection, peer: Peer, options: &TransportOptions) -> Self {
+    pub(super) fn new(
+        quinn: quinn::Connection,
+        peer: Peer,
+        options: &TransportOptions,
+        link: LinkSlot,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 quinn,
@@ -37,6 +46,7 @@ impl Connection {
                 send_deadline: options.send_deadline,
                 handshake_deadline: options.handshake_deadline,
                 half_accepted: Mutex::new(None),
+                link,
             }),
         }
     }
@@ -61,12 +71,34 @@ impl Connection {
         &self,
         kind: StreamKind,
     ) -> Result<(FrameSender, FrameReceiver), TransportError> {
-        let deadline = self.inner.send_deadline;
+        let inner = &self.inner;
+        if let Some(link) = inner.link.get() {
+            if self.is_closed() {
+                return Err(self.close_reason());
+            }
+            match link.open(kind).and_then(|stream| self.local(stream)) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    let peer = self.peer();
+                    tracing::debug!(%peer, %error, "a stream goes over the network");
+                }
+            }
+        }
+        let deadline = inner.send_deadline;
         let (sender, receiver) =
-            within(deadline, "opening a stream", self.inner.quinn.open_bi()).await?;
+            within(deadline, "opening a stream", inner.quinn.open_bi()).await?;
         Ok((
-            FrameSender::new(sender, Some(kind), deadline),
-            FrameReceiver::new(receiver),
+            FrameSender::new(SendingWay::Remote(sender), Some(kind), deadline),
+            FrameReceiver::new(ReceivingWay::Remote(receiver)),
+        ))
+    }
+
+    fn local(&self, stream: StreamSocket) -> io::Result<(FrameSender, FrameReceiver)> {
+        let inner = &self.inner;
+        let (sender, receiver) = stream.split(inner.quinn.clone())?;
+        Ok((
+            FrameSender::new(SendingWay::Local(sender), None, inner.send_deadline),
+            FrameReceiver::new(ReceivingWay::Local(receiver)),
         ))
     }
 
@@ -75,6 +107,30 @@ impl Connection {
     /// # Errors
     /// Whatever ended the connection; a stream of unknown kind ends it too.
     pub async fn accept_stream(
+        &self,
+    ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
+        tokio::select! {
+            accepted = self.accept_remote() => accepted,
+            accepted = self.accept_local() => accepted,
+        }
+    }
+
+    async fn accept_local(
+        &self,
+    ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
+        let link = self.inner.link.wait().await;
+        while let Some(accepted) = link.accept().await {
+            let (kind, stream) = accepted.map_err(|error| self.violation(error))?;
+            // Without what the system lacks for it, the peer sees the stream end.
+            if let Ok((sender, receiver)) = self.local(stream) {
+                return Ok((kind, sender, receiver));
+            }
+        }
+        // The connection tells its end itself.
+        std::future::pending().await
+    }
+
+    async fn accept_remote(
         &self,
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
         let inner = &self.inner;
@@ -95,8 +151,10 @@ impl Connection {
             // A stream that its opener gave up before it said a word is of no interest.
             if let (Ok(Some(_)), Some((sender, receiver))) = (read, stream) {
                 let kind = StreamKind::decode(kind[0]).map_err(|error| self.violation(error))?;
+                let sender = SendingWay::Remote(sender);
                 let sender = FrameSender::new(sender, None, inner.send_deadline);
-                return Ok((kind, sender, FrameReceiver::new(receiver)));
+                let receiver = FrameReceiver::new(ReceivingWay::Remote(receiver));
+                return Ok((kind, sender, receiver));
             }
         }
     }
@@ -126,6 +184,17 @@ impl Connection {
     pub(crate) fn close_reason(&self) -> TransportError {
         let reason = self.inner.quinn.close_reason();
         reason.map_or(TransportError::Closed, TransportError::from)
+    }
+
+    #[cfg(test)]
+    pub(super) fn quinn(&self) -> &quinn::Connection {
+        &self.inner.quinn
+    }
+
+    /// How streams go past the network, if they do.
+    #[cfg(test)]
+    pub(super) fn link(&self) -> Option<&super::local::Link> {
+        self.inner.link.get()
     }
 
     /// The round trip as measured last.

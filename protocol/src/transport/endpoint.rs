@@ -7,8 +7,9 @@ use std::time::Duration;
 use quinn::{AsyncUdpSocket, EndpointConfig, TokioRuntime};
 use tokio::sync::Semaphore;
 
-use super::config::QuicConfigs;
+use super::config::{QuicConfigs, stays_on_host};
 use super::connection::Connection;
+use super::local::{Door, LinkSlot, OFFER_BYTES, Offer};
 use super::socket::{self, BatchLimiter};
 use super::system_socket::SystemSocket;
 use super::{CloseCode, TransportError, TransportOptions, reset, within};
@@ -37,6 +38,15 @@ struct Shared {
     system_socket: bool,
     /// One permit for each further handshake of an accepted connection.
     handshakes: Semaphore,
+    /// Where peers on this host come for their links, if this part listens.
+    door: Option<Door>,
+}
+
+impl Shared {
+    /// Whether streams between two addresses, of which the first is this side's, can go past the network.
+    fn can_link(&self, local: IpAddr, remote: IpAddr) -> bool {
+        self.system_socket && self.options.local_streams && stays_on_host(local, remote)
+    }
 }
 
 impl Endpoint {
@@ -100,11 +110,19 @@ impl Endpoint {
             Arc::new(TokioRuntime),
         )
         .map_err(|error| bind_error(error.to_string()))?;
+        let door = if system_socket && options.local_streams && configs.listens() {
+            let opened = Door::open();
+            let note = |error| tracing::warn!(%error, "peers on this host use the network");
+            opened.map_err(note).ok()
+        } else {
+            None
+        };
         let shared = Arc::new(Shared {
             configs,
             options,
             system_socket,
             handshakes: Semaphore::new(HANDSHAKES_MAX),
+            door,
         });
         Ok(Self { quinn, shared })
     }
@@ -136,10 +154,9 @@ impl Endpoint {
     }
 
     async fn dial(&self, addr: SocketAddr, expected: &Peer) -> Result<Connection, TransportError> {
-        let config = self
-            .shared
-            .configs
-            .client(self.source_for(addr)?, addr.ip());
+        let shared = &self.shared;
+        let source = self.source_for(addr)?;
+        let config = shared.configs.client(source, addr.ip());
         let connecting = self
             .quinn
             .connect_with(config, addr, &expected.dns_name())
@@ -151,12 +168,19 @@ impl Endpoint {
                 },
             })?;
         let quinn = connecting.await?;
-        exchange_hello(&quinn, self.shared.options.protocol_version).await?;
-        Ok(Connection::new(
-            quinn,
-            expected.clone(),
-            &self.shared.options,
-        ))
+        let offer = exchange_hello(&quinn, shared.options.protocol_version, None).await?;
+        let link = LinkSlot::default();
+        if let Some(offer) = offer
+            && shared.can_link(source, addr.ip())
+        {
+            match offer.take().await {
+                // The slot is new.
+                Ok(standing) => drop(link.set(standing)),
+                Err(error) => tracing::debug!(%addr, %error, "no link to a peer on this host"),
+            }
+        }
+        let peer = expected.clone();
+        Ok(Connection::new(quinn, peer, &shared.options, link))
     }
 
     /// The address from which packets to `addr` leave.
@@ -252,8 +276,13 @@ impl Incoming {
                 return Err(error);
             }
         };
-        exchange_hello(&quinn, self.shared.options.protocol_version).await?;
-        Ok(Connection::new(quinn, peer, &self.shared.options))
+        let link = LinkSlot::default();
+        let door = self.shared.door.as_ref();
+        let door = door.filter(|_| self.shared.can_link(local, remote));
+        let offer = door.map(|door| door.offer(&link));
+        let options = &self.shared.options;
+        exchange_hello(&quinn, options.protocol_version, offer.as_ref()).await?;
+        Ok(Connection::new(quinn, peer, options, link))
     }
 }
 
@@ -273,16 +302,20 @@ fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
     Peer::from_certificate(certificate).map_err(|error| not_trusted(error.to_string()))
 }
 
-/// Tells the other side this side's version and learns its own. That the answer comes also means
-/// that the other side has accepted this side's certificate.
+/// Tells the other side this side's version and what it is offered, and learns its own. That the answer
+/// comes also means that the other side has accepted this side's certificate.
 async fn exchange_hello(
     connection: &quinn::Connection,
     version: u32,
-) -> Result<(), TransportError> {
+    offer: Option<&Offer>,
+) -> Result<Option<Offer>, TransportError> {
     let ours = Hello { version };
     let result = async {
         let mut sender = connection.open_uni().await?;
         sender.write_all(&ours.encode()).await?;
+        if let Some(offer) = offer {
+            sender.write_all(&offer.encode()).await?;
+        }
         sender
             .finish()
             .map_err(|_| TransportError::StreamUnusable)?;
@@ -299,7 +332,18 @@ async fn exchange_hello(
                 quinn::ReadExactError::ReadError(error) => TransportError::from(error),
             })?;
         ours.check(Hello::decode(&bytes)?)?;
-        Ok(())
+        let offered = receiver.read_to_end(OFFER_BYTES).await;
+        let offered = offered.map_err(|error| match error {
+            quinn::ReadToEndError::TooLong => WireError::TooLarge {
+                what: "what follows the hello",
+                actual_bytes: OFFER_BYTES + 1,
+                max_bytes: OFFER_BYTES,
+            }
+            .into(),
+            quinn::ReadToEndError::Read(error) => TransportError::from(error),
+        })?;
+        let is_offer = !offered.is_empty();
+        Ok(is_offer.then(|| Offer::decode(&offered)).transpose()?)
     }
     .await;
     match result {

@@ -6,12 +6,15 @@
 //! block transfer ([`FrameSender`], [`FrameReceiver`]), and one long-lived stream on which many
 //! requests are in flight at once ([`RpcClient`], [`RpcServer`]).
 //!
+//! Between two processes on one host, streams go past the network (`local`).
+//!
 //! Every wait has a deadline, every queue a limit. This is the only module that names quinn.
 
 mod config;
 mod connection;
 mod endpoint;
 mod error;
+mod local;
 mod pool;
 mod reset;
 mod rpc;

@@ -6,6 +6,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::local::{LocalReceiver, LocalSender};
 use super::{StreamCode, TransportError, within};
 use crate::codec::{self, FRAME_PREFIX_BYTES, FramePrefix, StreamKind, WireError};
 
@@ -20,21 +21,24 @@ const READ_BYTES_MAX: usize = 128 * 1024;
 /// without [`FrameSender::finish`] resets the stream.
 #[derive(Debug)]
 pub struct FrameSender {
-    quinn: quinn::SendStream,
+    way: SendingWay,
     /// What goes before the next frame: the kind of a new stream.
     before: Option<StreamKind>,
     deadline: Duration,
     usable: bool,
 }
 
+/// How bytes get to the other side.
+#[derive(Debug)]
+pub(super) enum SendingWay {
+    Remote(quinn::SendStream),
+    Local(LocalSender),
+}
+
 impl FrameSender {
-    pub(crate) fn new(
-        quinn: quinn::SendStream,
-        before: Option<StreamKind>,
-        deadline: Duration,
-    ) -> Self {
+    pub(super) fn new(way: SendingWay, before: Option<StreamKind>, deadline: Duration) -> Self {
         Self {
-            quinn,
+            way,
             before,
             deadline,
             usable: true,
@@ -104,13 +108,18 @@ impl FrameSender {
         if !std::mem::replace(&mut self.usable, false) {
             return Err(TransportError::StreamUnusable);
         }
-        let quinn = &mut self.quinn;
+        let way = &mut self.way;
         let result = within(self.deadline, "sending", async {
-            quinn.write_chunk(head).await?;
-            if !data.is_empty() {
-                quinn.write_all_chunks(data).await?;
+            match way {
+                SendingWay::Remote(quinn) => {
+                    quinn.write_chunk(head).await?;
+                    if !data.is_empty() {
+                        quinn.write_all_chunks(data).await?;
+                    }
+                    Ok(())
+                }
+                SendingWay::Local(local) => local.write(head, data).await,
             }
-            Ok::<_, quinn::WriteError>(())
         })
         .await;
         match result {
@@ -134,37 +143,24 @@ impl FrameSender {
         if !std::mem::replace(&mut self.usable, false) {
             return Err(TransportError::StreamUnusable);
         }
-        self.quinn
-            .finish()
-            .map_err(|_| TransportError::StreamUnusable)
-    }
-
-    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`.
-    pub fn reset(&mut self, code: StreamCode) {
-        self.usable = false;
-        // Fails only if the stream is over already.
-        let _ = self.quinn.reset(code.0.into());
-    }
-
-    /// Waits until the peer has received everything after [`FrameSender::finish`], or has stopped
-    /// the stream: then its code is returned.
-    ///
-    /// # Errors
-    /// [`TransportError::Deadline`], or whatever broke the connection.
-    pub async fn delivered(
-        &mut self,
-        deadline: Duration,
-    ) -> Result<Option<StreamCode>, TransportError> {
-        let stopped = within(deadline, "the peer's confirmation", async {
-            match self.quinn.stopped().await {
-                Ok(code) => Ok(code),
-                Err(quinn::StoppedError::ConnectionLost(error)) => Err(error.into()),
-                Err(quinn::StoppedError::ZeroRttRejected) => Err(TransportError::StreamUnusable),
+        match &mut self.way {
+            SendingWay::Remote(quinn) => quinn.finish().map_err(|_| TransportError::StreamUnusable),
+            SendingWay::Local(local) => {
+                local.finish(self.deadline);
+                Ok(())
             }
-        })
-        .await?;
-        // Only codes of 32 bits are ever sent by this protocol.
-        Ok(stopped.map(|code| StreamCode(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))))
+        }
+    }
+
+    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`, if it is
+    /// on another host.
+    pub(super) fn reset(&mut self, code: StreamCode) {
+        self.usable = false;
+        match &mut self.way {
+            // Fails only if the stream is over already.
+            SendingWay::Remote(quinn) => drop(quinn.reset(code.0.into())),
+            SendingWay::Local(local) => local.reset(),
+        }
     }
 }
 
@@ -186,7 +182,7 @@ impl Drop for FrameSender {
 /// receiver tells the peer to stop sending.
 #[derive(Debug)]
 pub struct FrameReceiver {
-    quinn: quinn::RecvStream,
+    way: ReceivingWay,
     /// Bytes of the stream that were taken from the transport and belong to what comes next.
     arrived: Bytes,
     /// Prefix and header of the next frame as far as they have arrived.
@@ -195,10 +191,38 @@ pub struct FrameReceiver {
     data_remaining: usize,
 }
 
+/// How bytes come from the other side.
+#[derive(Debug)]
+pub(super) enum ReceivingWay {
+    Remote(quinn::RecvStream),
+    Local(LocalReceiver),
+}
+
+impl ReceivingWay {
+    /// Some bytes into `buffer`, or `None` at the end. Cancellation-safe.
+    async fn read(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        match self {
+            Self::Remote(quinn) => Ok(quinn.read(buffer).await?),
+            Self::Local(local) => local.read(buffer).await,
+        }
+    }
+
+    /// Some bytes as they come, or `None` at the end. Cancellation-safe.
+    async fn read_chunk(&mut self) -> Result<Option<Bytes>, TransportError> {
+        match self {
+            Self::Remote(quinn) => {
+                let chunk = quinn.read_chunk(READ_BYTES_MAX, true).await?;
+                Ok(chunk.map(|chunk| chunk.bytes))
+            }
+            Self::Local(local) => local.read_chunk(READ_BYTES_MAX).await,
+        }
+    }
+}
+
 impl FrameReceiver {
-    pub(crate) fn new(quinn: quinn::RecvStream) -> Self {
+    pub(super) fn new(way: ReceivingWay) -> Self {
         Self {
-            quinn,
+            way,
             arrived: Bytes::new(),
             head: BytesMut::new(),
             data_remaining: 0,
@@ -285,7 +309,7 @@ impl FrameReceiver {
             while filled < buffer.len() {
                 let rest = &mut buffer[filled..];
                 filled += if self.arrived.is_empty() {
-                    let read = self.quinn.read(rest).await?;
+                    let read = self.way.read(rest).await?;
                     read.ok_or(WireError::Truncated {
                         missing_bytes: rest.len(),
                     })?
@@ -354,9 +378,9 @@ impl FrameReceiver {
     /// Takes the next bytes of the stream from the transport; false at its end. Call it only when
     /// `arrived` is empty.
     async fn fetch(&mut self) -> Result<bool, TransportError> {
-        match self.quinn.read_chunk(READ_BYTES_MAX, true).await? {
-            Some(chunk) => {
-                self.arrived = chunk.bytes;
+        match self.way.read_chunk().await? {
+            Some(bytes) => {
+                self.arrived = bytes;
                 Ok(true)
             }
             None => Ok(false),
@@ -370,11 +394,5 @@ impl FrameReceiver {
             return Ok(None);
         }
         Ok(Some(std::mem::take(&mut self.arrived)))
-    }
-
-    /// Gives up receiving: the peer is told `code` and stops sending.
-    pub fn stop(&mut self, code: StreamCode) {
-        // Fails only if the stream is over already.
-        let _ = self.quinn.stop(code.0.into());
     }
 }

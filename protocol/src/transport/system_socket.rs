@@ -41,7 +41,10 @@ impl SystemSocket {
 }
 
 /// Has the runtime watch a descriptor that nobody else can close.
-fn watch<T: Into<OwnedFd> + AsRawFd>(owned: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+pub(super) fn watch<T: Into<OwnedFd> + AsRawFd>(
+    owned: T,
+    interest: Interest,
+) -> io::Result<AsyncFd<T>> {
     // SAFETY: the standard library's owners of a descriptor show the same open one all their life,
     // and this one belongs to the `AsyncFd` from here on.
     Ok(unsafe { AsyncFd::register_with_interest(owned, interest)? })

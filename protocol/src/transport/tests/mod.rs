@@ -1,6 +1,27 @@
-//! Real QUIC over loopback.
+//! Real QUIC over loopback, and streams past it.
+
+/// Runs tests that take a pair over the network, and with streams past it.
+macro_rules! both_ways {
+    ($($test:ident),* $(,)?) => {
+        mod network {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::network_pair().await).await;
+            })*
+        }
+        mod local {
+            $(#[tokio::test]
+            async fn $test() {
+                let pair = super::pair().await;
+                assert!(pair.client.link().is_some());
+                super::$test(pair).await;
+            })*
+        }
+    };
+}
 
 mod handshake;
+mod local;
 mod pool;
 mod rpc;
 mod stream;
@@ -13,9 +34,9 @@ use super::{Connection, Endpoint, TransportOptions};
 use crate::identity::{CertificateAuthority, Identity, Peer, Role};
 
 /// Longer than anything here takes; a test that waits for it has failed.
-const LONG: Duration = Duration::from_secs(20);
+pub(super) const LONG: Duration = Duration::from_secs(20);
 /// For what must not happen: long enough that it would.
-const SHORT: Duration = Duration::from_millis(100);
+pub(super) const SHORT: Duration = Duration::from_millis(100);
 
 fn authority() -> &'static CertificateAuthority {
     static AUTHORITY: OnceLock<CertificateAuthority> = OnceLock::new();
@@ -43,14 +64,23 @@ fn namenode() -> Peer {
 }
 
 /// A connection from a client to a namenode, seen from both ends.
-struct Pair {
-    client: Connection,
+pub(super) struct Pair {
+    pub(super) client: Connection,
     server: Connection,
     _endpoints: [Endpoint; 2],
 }
 
 async fn pair() -> Pair {
     pair_with(TransportOptions::default()).await
+}
+
+/// A pair whose streams are those of QUIC.
+pub(super) async fn network_pair() -> Pair {
+    pair_with(TransportOptions {
+        local_streams: false,
+        ..TransportOptions::default()
+    })
+    .await
 }
 
 async fn pair_with(options: TransportOptions) -> Pair {

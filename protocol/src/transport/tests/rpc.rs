@@ -26,9 +26,7 @@ async fn start_without_notices(pair: &Pair) -> (Client, Server) {
     start(pair, mpsc::channel(1).0).await
 }
 
-#[tokio::test]
-async fn many_calls_at_once_get_their_own_answers_in_any_order() {
-    let pair = pair().await;
+async fn many_calls_at_once_get_their_own_answers_in_any_order(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     tokio::spawn(async move {
         let mut held = Vec::new();
@@ -56,9 +54,7 @@ async fn many_calls_at_once_get_their_own_answers_in_any_order() {
     }
 }
 
-#[tokio::test]
-async fn large_answers_arrive_whole() {
-    let pair = pair().await;
+async fn large_answers_arrive_whole(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     tokio::spawn(async move {
         while let Some((request, responder)) = server.next().await.unwrap() {
@@ -80,9 +76,7 @@ async fn large_answers_arrive_whole() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_over_the_limit_is_told_as_none() {
-    let pair = pair().await;
+async fn an_answer_over_the_limit_is_told_as_none(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     tokio::spawn(async move {
         let (_, responder) = server.next().await.unwrap().unwrap();
@@ -98,9 +92,7 @@ async fn an_answer_over_the_limit_is_told_as_none() {
     assert_eq!(client.call(&3, LONG).await, Err(RpcError::Abandoned));
 }
 
-#[tokio::test]
-async fn calls_end_at_their_deadline_and_later_answers_are_ignored() {
-    let pair = pair().await;
+async fn calls_end_at_their_deadline_and_later_answers_are_ignored(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     let (answered, mut late) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -119,9 +111,7 @@ async fn calls_end_at_their_deadline_and_later_answers_are_ignored() {
     late.recv().await.unwrap();
 }
 
-#[tokio::test]
-async fn losing_the_connection_fails_pending_calls_at_once() {
-    let pair = pair().await;
+async fn losing_the_connection_fails_pending_calls_at_once(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     let calls: Vec<_> = (0..20)
         .map(|request| {
@@ -151,9 +141,7 @@ async fn losing_the_connection_fails_pending_calls_at_once() {
     assert!(server.next().await.is_err());
 }
 
-#[tokio::test]
-async fn a_server_that_is_dropped_fails_pending_calls() {
-    let pair = pair().await;
+async fn a_server_that_is_dropped_fails_pending_calls(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     let call = tokio::spawn({
         let client = client.clone();
@@ -168,17 +156,13 @@ async fn a_server_that_is_dropped_fails_pending_calls() {
     assert!(matches!(error, RpcError::ConnectionLost { .. }), "{error}");
 }
 
-#[tokio::test]
-async fn the_server_sees_that_the_client_is_done() {
-    let pair = pair().await;
+async fn the_server_sees_that_the_client_is_done(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     drop(client);
     assert!(server.next().await.unwrap().is_none());
 }
 
-#[tokio::test]
-async fn notices_arrive_in_order_among_answers() {
-    let pair = pair().await;
+async fn notices_arrive_in_order_among_answers(pair: Pair) {
     let (sender, mut notices) = mpsc::channel(1000);
     let (client, mut server) = start(&pair, sender).await;
     let notice_sender = server.notice_sender();
@@ -199,9 +183,7 @@ async fn notices_arrive_in_order_among_answers() {
     }
 }
 
-#[tokio::test]
-async fn a_client_that_does_not_take_notices_is_cut_off() {
-    let pair = pair().await;
+async fn a_client_that_does_not_take_notices_is_cut_off(pair: Pair) {
     let (sender, _untaken) = mpsc::channel(1);
     let (client, server) = start(&pair, sender).await;
     let notices = server.notice_sender();
@@ -220,9 +202,7 @@ async fn a_client_that_does_not_take_notices_is_cut_off() {
     assert!(matches!(error, Err(RpcError::ConnectionLost { .. })));
 }
 
-#[tokio::test]
-async fn notices_that_pile_up_end_the_connection() {
-    let pair = pair().await;
+async fn notices_that_pile_up_end_the_connection(pair: Pair) {
     let (_client, server) = start_without_notices(&pair).await;
     let notices = server.notice_sender();
     // On a current-thread runtime nothing is written meanwhile.
@@ -234,9 +214,7 @@ async fn notices_that_pile_up_end_the_connection() {
     assert_eq!(notices.send(&0), Err(TransportError::Closed));
 }
 
-#[tokio::test]
-async fn a_server_takes_no_more_requests_than_it_may_owe_answers() {
-    let pair = pair().await;
+async fn a_server_takes_no_more_requests_than_it_may_owe_answers(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     let more = CALLS_IN_FLIGHT_MAX + 50;
     // Half of the calls have given up by the time they are taken, so the client's own limit on
@@ -273,9 +251,7 @@ async fn a_server_takes_no_more_requests_than_it_may_owe_answers() {
     }
 }
 
-#[tokio::test]
-async fn malformed_requests_end_the_connection() {
-    let pair = pair().await;
+async fn malformed_requests_end_the_connection(pair: Pair) {
     let (mut sender, _receiver) = pair.client.open_stream(StreamKind::Rpc).await.unwrap();
     sender.send(&"not a request").await.unwrap();
     let (_, server_sender, server_receiver) = pair.server.accept_stream().await.unwrap();
@@ -289,4 +265,19 @@ async fn malformed_requests_end_the_connection() {
             ..
         }
     ));
+}
+
+both_ways! {
+    many_calls_at_once_get_their_own_answers_in_any_order,
+    large_answers_arrive_whole,
+    an_answer_over_the_limit_is_told_as_none,
+    calls_end_at_their_deadline_and_later_answers_are_ignored,
+    losing_the_connection_fails_pending_calls_at_once,
+    a_server_that_is_dropped_fails_pending_calls,
+    the_server_sees_that_the_client_is_done,
+    notices_arrive_in_order_among_answers,
+    a_client_that_does_not_take_notices_is_cut_off,
+    notices_that_pile_up_end_the_connection,
+    a_server_takes_no_more_requests_than_it_may_owe_answers,
+    malformed_requests_end_the_connection,
 }
