@@ -1,6 +1,7 @@
 //! Frames and what travels in them between the namenode and everybody else.
 
 use bytes::Bytes;
+use harvestfs_protocol::codec::records::Records;
 use harvestfs_protocol::codec::{
     FrameDecoder, FramePrefix, Hello, StreamKind, WireError, decode_frame, decode_header,
 };
@@ -11,7 +12,7 @@ use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
 use crate::check_encodes;
 
 /// The first two bytes seed the cuts of the stream, the rest is the stream. However it is cut, the
-/// decoder of a stream finds what the decoder of a slice finds.
+/// decoder of a stream finds what the decoder of a slice finds; also the one of records.
 pub fn frames(input: &[u8]) {
     let Some((seed, stream)) = input.split_first_chunk::<2>() else {
         return;
@@ -21,9 +22,39 @@ pub fn frames(input: &[u8]) {
     if let Ok(prefix) = FramePrefix::decode(stream) {
         assert_eq!(prefix.encode()[..], stream[..8]);
     }
+    let seed = u16::from_le_bytes(*seed);
     let whole = decode_slice(stream);
-    let cut = decode_stream(stream, u16::from_le_bytes(*seed));
+    let cut = decode_stream(stream, seed);
     assert_eq!(whole, cut);
+    let whole = decode_records([stream]);
+    let cut = decode_records(pieces(stream, seed));
+    assert_eq!(whole, cut);
+}
+
+/// The content of records, how much of the last one is missing, and whether the end was seen.
+fn decode_records<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<u8>, usize, bool) {
+    let mut records = Records::default();
+    let mut content = Vec::new();
+    for piece in pieces {
+        let mut arrived = Bytes::copy_from_slice(piece);
+        while let Some(bytes) = records.next(&mut arrived, 1000) {
+            content.extend_from_slice(&bytes);
+        }
+        assert!(arrived.is_empty() || records.ended());
+    }
+    (content, records.remaining(), records.ended())
+}
+
+fn pieces(stream: &[u8], seed: u16) -> impl Iterator<Item = &[u8]> {
+    let mut state = u32::from(seed) | 1 << 16;
+    let mut rest = stream;
+    std::iter::from_fn(move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let length = (1 + (state >> 16) as usize % 64).min(rest.len());
+        let (piece, after) = rest.split_at(length);
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// The messages up to the first that is wrong, and whether one is.
@@ -51,13 +82,7 @@ fn decode_slice(mut stream: &[u8]) -> Decoded {
 fn decode_stream(stream: &[u8], seed: u16) -> Decoded {
     let mut decoder = FrameDecoder::new();
     let mut messages = Vec::new();
-    let mut state = u32::from(seed) | 1 << 16;
-    let mut rest = stream;
-    while !rest.is_empty() {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let length = (1 + (state >> 16) as usize % 64).min(rest.len());
-        let (piece, after) = rest.split_at(length);
-        rest = after;
+    for piece in pieces(stream, seed) {
         decoder.push(Bytes::copy_from_slice(piece));
         loop {
             match decoder.next_frame() {

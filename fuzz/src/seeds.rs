@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::Command;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::codec::records::END;
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
     DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest,
@@ -394,7 +395,8 @@ fn frames() -> Vec<Vec<u8>> {
     }
     let mut hello = vec![0, 0];
     hello.extend(Hello { version: 1 }.encode());
-    vec![stream, hello]
+    let records = [&[0, 0, 2, 0, 0, 0][..], b"ab", &[1, 0, 0, 0], b"c", &END].concat();
+    vec![stream, hello, records]
 }
 
 fn data_messages() -> Vec<Vec<u8>> {

@@ -8,6 +8,8 @@
 //! Everything here is a pure function over byte slices: no I/O, no panic on any input, and no
 //! allocation of what a length merely claims.
 
+pub mod records;
+
 use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,13 +1,12 @@
 //! A connection between two parts that know each other's name.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::local::{LinkSlot, StreamSocket};
+use super::local::{LocalStreams, StreamSocket};
 use super::stream::{FrameReceiver, FrameSender, ReceivingWay, SendingWay};
 use super::{CloseCode, TransportError, TransportOptions, within};
 use crate::codec::{StreamKind, WireError};
@@ -28,8 +27,8 @@ struct Inner {
     handshake_deadline: Duration,
     /// A stream whose kind is still to be read, so that a cancelled accept loses none.
     half_accepted: Mutex<Option<(quinn::SendStream, quinn::RecvStream)>>,
-    /// How streams go past the network, if they do.
-    link: LinkSlot,
+    /// Streams that go past the network.
+    local: LocalStreams,
 }
 
 impl Connection {
@@ -37,7 +36,7 @@ impl Connection {
         quinn: quinn::Connection,
         peer: Peer,
         options: &TransportOptions,
-        link: LinkSlot,
+        local: LocalStreams,
     ) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -46,7 +45,7 @@ impl Connection {
                 send_deadline: options.send_deadline,
                 handshake_deadline: options.handshake_deadline,
                 half_accepted: Mutex::new(None),
-                link,
+                local,
             }),
         }
     }
@@ -61,8 +60,8 @@ impl Connection {
         self.inner.quinn.remote_address()
     }
 
-    /// Opens a stream. The peer learns of it with the first frame that is sent on it, so this
-    /// costs no round trip.
+    /// Opens a stream. Over the network, the peer learns of it with the first frame that is sent on it,
+    /// so this costs no round trip; to a peer on the same host it costs one, at its door.
     ///
     /// # Errors
     /// [`TransportError::Deadline`] while the peer already has as many streams as it allows, and
@@ -72,11 +71,15 @@ impl Connection {
         kind: StreamKind,
     ) -> Result<(FrameSender, FrameReceiver), TransportError> {
         let inner = &self.inner;
-        if let Some(link) = inner.link.get() {
+        if let LocalStreams::Opened(opener) = &inner.local {
             if self.is_closed() {
                 return Err(self.close_reason());
             }
-            match link.open(kind).and_then(|stream| self.local(stream)) {
+            match opener
+                .open(kind)
+                .await
+                .and_then(|stream| self.local(stream))
+            {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
                     let peer = self.peer();
@@ -93,7 +96,7 @@ impl Connection {
         ))
     }
 
-    fn local(&self, stream: StreamSocket) -> io::Result<(FrameSender, FrameReceiver)> {
+    fn local(&self, stream: StreamSocket) -> Result<(FrameSender, FrameReceiver), TransportError> {
         let inner = &self.inner;
         let (sender, receiver) = stream.split(inner.quinn.clone())?;
         Ok((
@@ -118,16 +121,13 @@ impl Connection {
     async fn accept_local(
         &self,
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
-        let link = self.inner.link.wait().await;
-        while let Some(accepted) = link.accept().await {
-            let (kind, stream) = accepted.map_err(|error| self.violation(error))?;
+        loop {
+            let (kind, stream) = self.inner.local.accept().await;
             // Without what the system lacks for it, the peer sees the stream end.
             if let Ok((sender, receiver)) = self.local(stream) {
                 return Ok((kind, sender, receiver));
             }
         }
-        // The connection tells its end itself.
-        std::future::pending().await
     }
 
     async fn accept_remote(
@@ -191,10 +191,10 @@ impl Connection {
         &self.inner.quinn
     }
 
-    /// How streams go past the network, if they do.
+    /// Whether streams that this side opens go past the network.
     #[cfg(test)]
-    pub(super) fn link(&self) -> Option<&super::local::Link> {
-        self.inner.link.get()
+    pub(super) fn opens_local_streams(&self) -> bool {
+        matches!(self.inner.local, LocalStreams::Opened(_))
     }
 
     /// The round trip as measured last.

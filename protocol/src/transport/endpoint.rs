@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::config::{QuicConfigs, stays_on_host};
 use super::connection::Connection;
-use super::local::{Door, LinkSlot, OFFER_BYTES, Offer};
+use super::local::{Door, LocalStreams, OFFER_BYTES, Offer, Opener};
 use super::socket::{self, BatchLimiter};
 use super::system_socket::SystemSocket;
 use super::{CloseCode, TransportError, TransportOptions, reset, within};
@@ -38,13 +38,13 @@ struct Shared {
     system_socket: bool,
     /// One permit for each further handshake of an accepted connection.
     handshakes: Semaphore,
-    /// Where peers on this host come for their links, if this part listens.
+    /// Where peers on this host open their streams, if this part listens.
     door: Option<Door>,
 }
 
 impl Shared {
     /// Whether streams between two addresses, of which the first is this side's, can go past the network.
-    fn can_link(&self, local: IpAddr, remote: IpAddr) -> bool {
+    fn goes_past_network(&self, local: IpAddr, remote: IpAddr) -> bool {
         self.system_socket && self.options.local_streams && stays_on_host(local, remote)
     }
 }
@@ -169,18 +169,13 @@ impl Endpoint {
             })?;
         let quinn = connecting.await?;
         let offer = exchange_hello(&quinn, shared.options.protocol_version, None).await?;
-        let link = LinkSlot::default();
-        if let Some(offer) = offer
-            && shared.can_link(source, addr.ip())
-        {
-            match offer.take().await {
-                // The slot is new.
-                Ok(standing) => drop(link.set(standing)),
-                Err(error) => tracing::debug!(%addr, %error, "no link to a peer on this host"),
-            }
-        }
+        let offer = offer.filter(|_| shared.goes_past_network(source, addr.ip()));
+        let local = match offer {
+            Some(offer) => LocalStreams::Opened(Box::new(Opener::new(offer))),
+            None => LocalStreams::None,
+        };
         let peer = expected.clone();
-        Ok(Connection::new(quinn, peer, &shared.options, link))
+        Ok(Connection::new(quinn, peer, &shared.options, local))
     }
 
     /// The address from which packets to `addr` leave.
@@ -276,13 +271,13 @@ impl Incoming {
                 return Err(error);
             }
         };
-        let link = LinkSlot::default();
         let door = self.shared.door.as_ref();
-        let door = door.filter(|_| self.shared.can_link(local, remote));
-        let offer = door.map(|door| door.offer(&link));
+        let door = door.filter(|_| self.shared.goes_past_network(local, remote));
+        let (offer, streams) = door.map(Door::offer).unzip();
         let options = &self.shared.options;
         exchange_hello(&quinn, options.protocol_version, offer.as_ref()).await?;
-        Ok(Connection::new(quinn, peer, options, link))
+        let streams = streams.unwrap_or(LocalStreams::None);
+        Ok(Connection::new(quinn, peer, options, streams))
     }
 }
 

@@ -13,9 +13,10 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
-use super::records::{END, RECORD_PREFIX_BYTES};
-use super::{Records, StreamSocket};
+use super::StreamSocket;
+use crate::codec::records::{END, RECORD_PREFIX_BYTES, Records};
 use crate::transport::system_socket::watch;
 use crate::transport::{StreamCode, TransportError};
 
@@ -24,6 +25,8 @@ use crate::transport::{StreamCode, TransportError};
 const RECEIVE_BYTES: usize = 16 * 1024;
 /// How much later than the end of a stream the reason may come.
 const REASON_DEADLINE: Duration = Duration::from_millis(100);
+/// How long to wait for room when the system lacks something for watching for it.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// Most pieces handed to the kernel at once.
 const PIECES_MAX: usize = 64;
 
@@ -37,21 +40,19 @@ struct Socket {
 }
 
 impl Socket {
+    /// Whether this side has closed the connection: nothing counts any more, whatever still comes.
+    fn check(&self) -> Result<(), TransportError> {
+        match self.connection.close_reason() {
+            Some(reason @ quinn::ConnectionError::LocallyClosed) => Err(reason.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Why nothing comes or goes any more. A peer that closes the connection says why, but its streams
-    /// end earlier than that gets here.
-    async fn broken(&self, otherwise: TransportError) -> TransportError {
-        let reason = tokio::time::timeout(REASON_DEADLINE, self.connection.closed()).await;
+    /// end earlier than that gets here: it is waited for until `deadline`.
+    async fn broken(&self, otherwise: TransportError, deadline: Instant) -> TransportError {
+        let reason = tokio::time::timeout_at(deadline, self.connection.closed()).await;
         reason.map_or(otherwise, TransportError::from)
-    }
-
-    async fn stopped(&self) -> TransportError {
-        let code = StreamCode::CANCELLED;
-        self.broken(TransportError::StreamStopped { code }).await
-    }
-
-    async fn reset(&self) -> TransportError {
-        let code = StreamCode::FAILED;
-        self.broken(TransportError::StreamReset { code }).await
     }
 
     fn send<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> Result<usize, Errno> {
@@ -70,10 +71,13 @@ impl Socket {
     /// the kernel would tell of room after each message.
     async fn room(&self) -> Result<(), TransportError> {
         let again = self.fd.get_ref().try_clone();
-        let watched = again.and_then(|again| watch(again, Interest::WRITABLE));
-        let watched = watched.map_err(unwatched)?;
+        let Ok(watched) = again.and_then(|again| watch(again, Interest::WRITABLE)) else {
+            tokio::time::sleep(ROOM_PAUSE).await;
+            return Ok(());
+        };
         tokio::select! {
-            room = watched.writable() => room.map(drop).map_err(unwatched),
+            // Fails only when the runtime stops.
+            _ = watched.writable() => Ok(()),
             reason = self.connection.closed() => Err(reason.into()),
         }
     }
@@ -85,40 +89,37 @@ impl Socket {
     }
 }
 
-/// The system has not what it takes to watch a socket.
-fn unwatched(error: io::Error) -> TransportError {
-    TransportError::Lost {
-        reason: error.to_string(),
-    }
-}
-
 impl StreamSocket {
     /// Both directions of a stream of `connection`. Must be called on its runtime.
     pub(in crate::transport) fn split(
         self,
         connection: quinn::Connection,
-    ) -> io::Result<(LocalSender, LocalReceiver)> {
+    ) -> Result<(LocalSender, LocalReceiver), TransportError> {
         let socket = Arc::new(Socket {
-            fd: watch(self.fd, Interest::READABLE)?,
+            fd: watch(self.fd, Interest::READABLE).map_err(super::lost)?,
             connection,
             _permit: self.permit,
         });
         let sender = LocalSender {
             socket: socket.clone(),
+            finished: false,
         };
         let receiver = LocalReceiver {
             socket,
             records: Records::default(),
             arrived: Bytes::new(),
+            broken_at: None,
         };
         Ok((sender, receiver))
     }
 }
 
-/// The sending direction.
+/// The sending direction. Unless it was finished, the receiver learns from its end that something is
+/// missing.
 #[derive(Debug)]
 pub(in crate::transport) struct LocalSender {
     socket: Arc<Socket>,
+    finished: bool,
 }
 
 impl LocalSender {
@@ -128,6 +129,7 @@ impl LocalSender {
         mut head: Bytes,
         data: &mut [Bytes],
     ) -> Result<(), TransportError> {
+        self.socket.check()?;
         let len = head.len() + data.iter().map(Bytes::len).sum::<usize>();
         if len == 0 {
             // A record of no bytes would be taken for the end.
@@ -151,7 +153,12 @@ impl LocalSender {
                 }
                 Err(Errno::AGAIN) => self.socket.room().await?,
                 Err(Errno::INTR) => {}
-                Err(_) => return Err(self.socket.stopped().await),
+                Err(_) => {
+                    let code = StreamCode::CANCELLED;
+                    let stopped = TransportError::StreamStopped { code };
+                    let deadline = Instant::now() + REASON_DEADLINE;
+                    return Err(self.socket.broken(stopped, deadline).await);
+                }
             }
         }
     }
@@ -161,18 +168,40 @@ impl LocalSender {
     pub(in crate::transport) fn finish(&mut self, deadline: Duration) {
         let socket = self.socket.clone();
         let send_end = move || socket.send(iter::once(&END[..]));
-        if send_end() == Err(Errno::AGAIN) {
-            let socket = self.socket.clone();
-            tokio::spawn(tokio::time::timeout(deadline, async move {
-                while send_end() == Err(Errno::AGAIN) && socket.room().await.is_ok() {}
-            }));
+        match send_end() {
+            Ok(_) => self.finished = true,
+            Err(Errno::AGAIN) => {
+                self.finished = true;
+                let mut later = Self {
+                    socket: self.socket.clone(),
+                    finished: false,
+                };
+                tokio::spawn(tokio::time::timeout(deadline, async move {
+                    while !later.finished && later.socket.room().await.is_ok() {
+                        match send_end() {
+                            Ok(_) => later.finished = true,
+                            Err(Errno::AGAIN) => {}
+                            Err(_) => return,
+                        }
+                    }
+                }));
+            }
+            // The receiver is gone, or will see that something is missing.
+            Err(_) => {}
         }
-        // Otherwise the receiver has the end, or is gone.
     }
 
     /// Ends what is sent; without an end before, the receiver knows that something is missing.
     pub(in crate::transport) fn reset(&mut self) {
         self.socket.shut_down(Shutdown::Write);
+    }
+}
+
+impl Drop for LocalSender {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.reset();
+        }
     }
 }
 
@@ -183,6 +212,8 @@ pub(in crate::transport) struct LocalReceiver {
     records: Records,
     /// Received and not taken yet.
     arrived: Bytes,
+    /// When it was first seen that nothing comes any more.
+    broken_at: Option<Instant>,
 }
 
 impl LocalReceiver {
@@ -200,13 +231,17 @@ impl LocalReceiver {
             }
             let expected = self.records.remaining() + RECORD_PREFIX_BYTES;
             let capacity = expected.min(max_bytes).max(RECEIVE_BYTES);
-            let mut received = Vec::with_capacity(capacity);
+            let mut arrived = Vec::new();
             self.receive(capacity, |fd| {
-                let into = spare_capacity(&mut received);
-                recv(fd, into, RecvFlags::DONTWAIT).map(|(received, _)| received)
+                // Only now, as a stream may wait for long.
+                let mut buffer = Vec::with_capacity(capacity);
+                let into = spare_capacity(&mut buffer);
+                let (received, _) = recv(fd, into, RecvFlags::DONTWAIT)?;
+                arrived = buffer;
+                Ok(received)
             })
             .await?;
-            self.arrived = received.into();
+            self.arrived = arrived.into();
         }
     }
 
@@ -236,20 +271,19 @@ impl LocalReceiver {
     /// Receives at least a byte and at most `max_bytes`, with `receive` called again until something is
     /// there.
     async fn receive(
-        &self,
+        &mut self,
         max_bytes: usize,
         mut receive: impl FnMut(&OwnedFd) -> Result<usize, Errno>,
     ) -> Result<usize, TransportError> {
-        loop {
+        self.socket.check()?;
+        while self.broken_at.is_none() {
             let mut ready = tokio::select! {
                 biased;
-                ready = self.socket.fd.readable() => ready.map_err(unwatched)?,
+                ready = self.socket.fd.readable() => ready.map_err(super::lost)?,
                 reason = self.socket.connection.closed() => return Err(reason.into()),
             };
             match ready.try_io(|fd| Ok(receive(fd.get_ref())?)) {
-                // Without the end of the stream before it.
-                Ok(Ok(0)) => break,
-                Ok(Ok(received)) => {
+                Ok(Ok(received @ 1..)) => {
                     if received < max_bytes {
                         // There was no more, so that asking again can be spared.
                         ready.clear_ready();
@@ -257,28 +291,32 @@ impl LocalReceiver {
                     return Ok(received);
                 }
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(_)) => break,
+                Ok(_) => self.broken_at = Some(Instant::now()),
                 Err(_would_block) => {}
             }
         }
-        Err(self.socket.reset().await)
-    }
-
-    /// Tells the sender to stop.
-    pub(in crate::transport) fn stop(&mut self) {
-        self.socket.shut_down(Shutdown::Read);
+        let code = StreamCode::FAILED;
+        let reset = TransportError::StreamReset { code };
+        let broken_at = self.broken_at.unwrap_or_else(Instant::now);
+        Err(self.socket.broken(reset, broken_at + REASON_DEADLINE).await)
     }
 }
 
 impl Drop for LocalReceiver {
     fn drop(&mut self) {
-        self.stop();
+        if self.records.ended() {
+            return;
+        }
+        self.socket.shut_down(Shutdown::Read);
+        // A sender that waits for room is woken only by room, and then learns that nobody reads.
+        let mut discarded = [0; RECEIVE_BYTES];
+        while let Ok((1.., _)) = recv(&self.socket.fd, &mut discarded[..], RecvFlags::DONTWAIT) {}
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Door, LinkSlot};
+    use super::super::{Door, Opener};
     use super::*;
     use crate::codec::StreamKind;
     use crate::transport::tests::{LONG, SHORT, network_pair};
@@ -286,10 +324,10 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_full_stream_arrives_once_there_is_room() {
         let pair = network_pair().await;
-        let (door, slot) = (Door::open().unwrap(), LinkSlot::default());
-        let link = door.offer(&slot).take().await.unwrap();
-        let sending = link.open(StreamKind::Data).unwrap();
-        let (_, receiving) = slot.wait().await.accept().await.unwrap().unwrap();
+        let door = Door::open().unwrap();
+        let (offer, accepted) = door.offer();
+        let sending = Opener::new(offer).open(StreamKind::Data).await.unwrap();
+        let (_, receiving) = accepted.accept().await;
         let split = |end: StreamSocket| end.split(pair.client.quinn().clone()).unwrap();
         let ((mut sender, _back), (_there, mut receiver)) = (split(sending), split(receiving));
 

@@ -1,13 +1,16 @@
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 
 use bytes::Bytes;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::*;
 use crate::codec::{StreamKind, WireError};
-use crate::transport::local::{Door, LinkSlot, OFFER_BYTES, Offer};
-use crate::transport::{CloseCode, StreamCode, TransportError};
+use crate::transport::local::{Door, OFFER_BYTES, Offer, Opener};
+use crate::transport::{CloseCode, FrameReceiver, FrameSender, StreamCode, TransportError};
 
 fn caller(offer: &Offer) -> UnixStream {
     let address = SocketAddr::from_abstract_name(offer.socket_name()).unwrap();
@@ -21,23 +24,31 @@ fn is_turned_away(mut socket: UnixStream) -> bool {
     !matches!(socket.read(&mut [0; 1]), Ok(1..))
 }
 
-#[tokio::test]
-async fn a_peer_on_this_host_gets_a_link_and_a_peer_elsewhere_does_not() {
-    assert!(pair().await.client.link().is_some());
-    let pair = network_pair().await;
-    assert!(pair.client.link().is_none() && pair.server.link().is_none());
+/// The same secrets, for another to use.
+fn copy(offer: &Offer) -> Offer {
+    Offer::decode(&offer.encode()).unwrap()
+}
+
+/// What the client sends and receives with, and the server.
+async fn stream(pair: &Pair) -> [(FrameSender, FrameReceiver); 2] {
+    let client = pair.client.open_stream(StreamKind::Data).await.unwrap();
+    let (kind, sender, receiver) = pair.server.accept_stream().await.unwrap();
+    assert_eq!(kind, StreamKind::Data);
+    [client, (sender, receiver)]
 }
 
 #[tokio::test]
-async fn either_side_opens_streams_past_the_network_and_other_ones_are_accepted_as_well() {
+async fn streams_of_both_ways_are_accepted() {
     let pair = pair().await;
+    assert!(pair.client.opens_local_streams());
     let (mut sender, _back) = pair.client.open_stream(StreamKind::Data).await.unwrap();
     sender.send(&1_u8).await.unwrap();
     let (kind, _back, mut receiver) = pair.server.accept_stream().await.unwrap();
     assert_eq!(kind, StreamKind::Data);
     assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((1, 0)));
 
-    assert!(pair.server.link().is_some());
+    // Who accepted the connection opens streams over the network.
+    assert!(!pair.server.opens_local_streams());
     let (mut sender, _back) = pair.server.open_stream(StreamKind::Rpc).await.unwrap();
     sender.send(&2_u8).await.unwrap();
     let (kind, _back, mut receiver) = pair.client.accept_stream().await.unwrap();
@@ -45,93 +56,117 @@ async fn either_side_opens_streams_past_the_network_and_other_ones_are_accepted_
     assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((2, 0)));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_ticket_is_good_for_one_link_and_nothing_else_is() {
-    let door = Door::open().unwrap();
-    let slot = LinkSlot::default();
-    let offer = door.offer(&slot);
+#[tokio::test]
+async fn what_the_door_turns_away_goes_over_the_network() {
+    let pair = pair().await;
+    let mut opened = Vec::new();
+    // More than may wait at the door.
+    for number in 0..100_u8 {
+        let (mut sender, back) = pair.client.open_stream(StreamKind::Data).await.unwrap();
+        sender.send(&number).await.unwrap();
+        opened.push((sender, back));
+    }
+    let mut received = Vec::new();
+    while received.len() < opened.len() {
+        let (_, _back, mut receiver) = pair.server.accept_stream().await.unwrap();
+        received.push(receiver.recv::<u8>(LONG).await.unwrap().unwrap().0);
+    }
+    received.sort_unstable();
+    assert!(received.into_iter().eq(0..100));
+}
 
+#[tokio::test]
+async fn only_a_ticket_opens_a_stream_as_long_as_its_connection_stands() {
+    let door = Door::open().unwrap();
+    let (offer, accepted) = door.offer();
     let mut stranger = caller(&offer);
     stranger.write_all(&[7; OFFER_BYTES]).unwrap();
     assert!(is_turned_away(stranger));
-    let silent = caller(&offer);
-    assert!(is_turned_away(silent), "after its time");
-    assert!(slot.get().is_none());
+    assert!(is_turned_away(caller(&offer)), "who says nothing");
+    let mut of_no_kind = caller(&offer);
+    let ticket = &offer.encode()[16..48];
+    of_no_kind.write_all(&[ticket, b"G"].concat()).unwrap();
+    assert!(is_turned_away(of_no_kind));
 
-    let link = offer.take().await.unwrap();
-    link.open(StreamKind::Data).unwrap();
-    let at_door = tokio::time::timeout(LONG, slot.wait()).await.unwrap();
-    let (kind, _stream) = at_door.accept().await.unwrap().unwrap();
-    assert_eq!(kind, StreamKind::Data);
-    assert!(offer.take().await.is_err(), "it was used");
-
-    let forgotten = door.offer(&LinkSlot::default());
-    assert!(forgotten.take().await.is_err(), "its connection is gone");
-    let closed = door.offer(&slot);
-    drop(door);
-    // The task behind the door ends at its next step.
-    tokio::time::sleep(SHORT).await;
-    assert!(closed.take().await.is_err());
+    let opener = Opener::new(copy(&offer));
+    for kind in [StreamKind::Data, StreamKind::Rpc] {
+        let _stream = opener.open(kind).await.unwrap();
+        assert_eq!(accepted.accept().await.0, kind);
+    }
+    drop(accepted);
+    assert!(opener.open(StreamKind::Data).await.is_err());
 }
 
 #[tokio::test]
 async fn who_does_not_know_the_proof_gets_no_stream() {
     let door = Door::open().unwrap();
-    let slot = LinkSlot::default();
-    let mut encoded = door.offer(&slot).encode();
+    let (offer, _accepted) = door.offer();
+    let mut encoded = offer.encode();
     encoded[OFFER_BYTES - 1] ^= 1;
-    let error = Offer::decode(&encoded).unwrap().take().await.unwrap_err();
+    let opener = Opener::new(Offer::decode(&encoded).unwrap());
+    let error = opener.open(StreamKind::Data).await.unwrap_err();
     assert!(error.to_string().contains("somebody else"), "{error}");
 }
 
+#[tokio::test]
+async fn a_door_that_does_not_answer_is_left_alone_for_a_while() {
+    let door = Door::open().unwrap();
+    let (offer, accepted) = door.offer();
+    let opener = Opener::new(copy(&offer));
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match opener.open(StreamKind::Data).await {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+        assert!(waiting.len() < 1000, "there is no end");
+    };
+    assert!(matches!(refused, TransportError::Lost { .. }), "{refused}");
+    accepted.accept().await;
+    assert!(opener.open(StreamKind::Data).await.is_err(), "too early");
+    let another = Opener::new(offer);
+    another.open(StreamKind::Data).await.unwrap();
+}
+
 #[test]
-fn an_offer_of_another_length_is_malformed() {
+fn an_offer_of_another_length_is_malformed_and_its_secrets_are_not_shown() {
     for length in (0..OFFER_BYTES).chain([OFFER_BYTES + 1]) {
-        let decoded = Offer::decode(&vec![1; length]).map(drop);
+        let decoded = Offer::decode(&vec![1; length]);
         assert!(matches!(decoded, Err(WireError::Malformed { .. })));
     }
     let bytes: Vec<u8> = (0..OFFER_BYTES as u8).collect();
-    assert_eq!(Offer::decode(&bytes).unwrap().encode(), bytes);
+    let offer = Offer::decode(&bytes).unwrap();
+    assert_eq!(offer.encode(), bytes);
+    assert_eq!(format!("{offer:?}"), "Offer { .. }");
 }
 
 #[tokio::test]
-async fn an_unknown_kind_of_stream_ends_the_connection() {
-    let pair = pair().await;
-    let link = pair.client.link().unwrap();
-    let (_here, there) = UnixStream::pair().unwrap();
-    link.send(b'G', &there.into()).unwrap();
-    let error = pair.server.accept_stream().await.unwrap_err();
-    assert!(matches!(
-        error,
-        TransportError::Wire(WireError::Malformed { .. })
-    ));
-    assert!(matches!(
-        pair.client.closed().await,
-        TransportError::ClosedByPeer {
-            code: CloseCode::PROTOCOL_VIOLATION,
-            ..
-        }
-    ));
-}
-
-#[tokio::test]
-async fn what_is_handed_over_instead_of_a_stream_is_passed_over() {
-    let pair = pair().await;
-    let link = pair.client.link().unwrap();
+async fn descriptors_are_refused_where_the_kernel_can() {
+    let door = Door::open().unwrap();
+    let (offer, _accepted) = door.offer();
+    let socket = caller(&offer);
     let file = tempfile::tempfile().unwrap();
-    link.send(StreamKind::Data.encode(), &file.into()).unwrap();
-    let (mut sender, _back) = pair.client.open_stream(StreamKind::Rpc).await.unwrap();
-    sender.send(&3_u8).await.unwrap();
-    let (kind, _back, mut receiver) = pair.server.accept_stream().await.unwrap();
-    assert_eq!(kind, StreamKind::Rpc);
-    assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((3, 0)));
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut attached = SendAncillaryBuffer::new(&mut space);
+    assert!(attached.push(SendAncillaryMessage::ScmRights(&files)));
+    let sent = sendmsg(
+        &socket,
+        &[IoSlice::new(b"x")],
+        &mut attached,
+        SendFlags::NOSIGNAL,
+    );
+    match sent {
+        Err(error) => assert_eq!(error, rustix::io::Errno::PERM),
+        // Before Linux 6.16.
+        Ok(_) => assert!(is_turned_away(socket)),
+    }
 }
 
 #[tokio::test]
 async fn streams_end_with_their_connection() {
     let pair = pair().await;
-    let (mut sender, mut receiver) = pair.client.open_stream(StreamKind::Data).await.unwrap();
-    let (_, _kept_sender, _kept_receiver) = pair.server.accept_stream().await.unwrap();
+    let [(mut sender, mut receiver), _kept] = stream(&pair).await;
     let closing = async {
         tokio::time::sleep(SHORT).await;
         pair.server.close(CloseCode::DONE, "enough");
@@ -153,6 +188,31 @@ async fn streams_end_with_their_connection() {
 }
 
 #[tokio::test]
+async fn what_still_comes_does_not_count_once_this_side_has_closed_the_connection() {
+    let pair = pair().await;
+    let [(mut sender, _back), (mut to_client, mut receiver)] = stream(&pair).await;
+    sender.send(&1_u8).await.unwrap();
+    sender.send(&2_u8).await.unwrap();
+    assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((1, 0)));
+    sender.send(&vec![0; 100_000]).await.unwrap();
+    pair.server.close(CloseCode::NOT_ALLOWED, "no");
+    let error = loop {
+        // What had arrived before may still be taken.
+        if let Err(error) = receiver.recv::<Vec<u8>>(LONG).await {
+            break error;
+        }
+    };
+    assert!(matches!(
+        error,
+        TransportError::Closed | TransportError::Wire(_)
+    ));
+    assert_eq!(
+        to_client.send(&1).await.unwrap_err(),
+        TransportError::Closed
+    );
+}
+
+#[tokio::test]
 async fn a_stream_given_up_before_its_first_word_is_reset() {
     let pair = pair().await;
     drop(pair.client.open_stream(StreamKind::Data).await.unwrap());
@@ -161,4 +221,44 @@ async fn a_stream_given_up_before_its_first_word_is_reset() {
         code: StreamCode::FAILED,
     };
     assert_eq!(receiver.recv::<u8>(LONG).await.unwrap_err(), reset);
+    // Also for who waits but shortly, again and again.
+    let error = loop {
+        match receiver.recv::<u8>(Duration::from_millis(1)).await {
+            Err(TransportError::Deadline { .. }) => {}
+            other => break other.unwrap_err(),
+        }
+    };
+    assert_eq!(error, reset);
+}
+
+#[tokio::test]
+async fn a_send_that_is_given_up_in_the_middle_ends_the_stream() {
+    let pair = pair().await;
+    let [(mut sender, _back), (_to_client, mut receiver)] = stream(&pair).await;
+    let data = Bytes::from(vec![0; 4 << 20]);
+    let sending = sender.send_with_data(&1_u8, data);
+    assert!(tokio::time::timeout(SHORT, sending).await.is_err());
+    drop(sender);
+    assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((1, 4 << 20)));
+    let read = receiver.read_data(LONG).await;
+    assert!(matches!(
+        read.unwrap_err(),
+        TransportError::StreamReset { .. }
+    ));
+}
+
+#[tokio::test]
+async fn a_sender_that_waits_for_room_learns_that_nobody_reads() {
+    let pair = pair().await;
+    let [(mut sender, _back), (_to_client, receiver)] = stream(&pair).await;
+    let giving_up = async {
+        tokio::time::sleep(SHORT).await;
+        drop(receiver);
+    };
+    let sending = sender.send_with_data(&1_u8, Bytes::from(vec![0; 4 << 20]));
+    let (sent, ()) = tokio::join!(tokio::time::timeout(LONG, sending), giving_up);
+    let stopped = TransportError::StreamStopped {
+        code: StreamCode::CANCELLED,
+    };
+    assert_eq!(sent.expect("it is woken").unwrap_err(), stopped);
 }

@@ -1,4 +1,5 @@
-//! How the bytes of a local stream are laid out, so that its end can be told from a peer that is gone.
+//! Records: how the bytes of a stream between processes on one host are laid out, so that its end can be
+//! told from a peer that is gone.
 //!
 //! ```text
 //! stream: record* end
@@ -9,14 +10,14 @@
 use bytes::Bytes;
 
 /// Bytes before a record.
-pub(in crate::transport) const RECORD_PREFIX_BYTES: usize = 4;
+pub const RECORD_PREFIX_BYTES: usize = 4;
 
 /// What marks the end.
-pub(in crate::transport) const END: [u8; RECORD_PREFIX_BYTES] = [0; RECORD_PREFIX_BYTES];
+pub const END: [u8; RECORD_PREFIX_BYTES] = [0; RECORD_PREFIX_BYTES];
 
 /// Takes records apart, however they arrive. Takes no memory, whatever length is claimed.
 #[derive(Debug, Default)]
-pub(in crate::transport) struct Records {
+pub struct Records {
     prefix: [u8; RECORD_PREFIX_BYTES],
     prefix_filled: usize,
     remaining: usize,
@@ -25,23 +26,25 @@ pub(in crate::transport) struct Records {
 
 impl Records {
     /// Bytes of the current record that have not been taken.
-    pub(super) fn remaining(&self) -> usize {
+    #[must_use]
+    pub fn remaining(&self) -> usize {
         self.remaining
     }
 
     /// Whether the end was seen.
-    pub(super) fn ended(&self) -> bool {
+    #[must_use]
+    pub fn ended(&self) -> bool {
         self.ended
     }
 
     /// Counts bytes of the current record, at most those that remain, that were taken elsewhere.
-    pub(super) fn taken(&mut self, bytes: usize) {
+    pub fn taken(&mut self, bytes: usize) {
         self.remaining -= bytes;
     }
 
     /// At most `max_bytes` of content from the start of `arrived`; `None` if there is none in it, as more
     /// must arrive, or the stream has ended.
-    pub(super) fn next(&mut self, arrived: &mut Bytes, max_bytes: usize) -> Option<Bytes> {
+    pub fn next(&mut self, arrived: &mut Bytes, max_bytes: usize) -> Option<Bytes> {
         while self.remaining == 0 && !self.ended {
             let wanted = RECORD_PREFIX_BYTES - self.prefix_filled;
             let piece = arrived.split_to(wanted.min(arrived.len()));

@@ -1,0 +1,191 @@
+//! Where peers on this host open their streams.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net as std_unix;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::{
+    DOOR_DEADLINE, LocalStreams, Name, Offer, SECRET_BYTES, Secret, StreamSocket, socket_name,
+};
+use crate::codec::StreamKind;
+
+/// Most who have come and not shown their ticket yet; others have to use the network.
+const CALLERS_MAX: usize = 256;
+/// Streams of one connection that wait to be accepted.
+const WAITING_MAX: usize = 64;
+/// Most streams of all connections. Each is a descriptor, of which there must be enough for files.
+const STREAMS_MAX: usize = 4096;
+/// When to try again to accept somebody, when the system lacks something for it.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+const KNOCK_BYTES: usize = SECRET_BYTES + 1;
+
+/// What the one who opens a stream says.
+pub(super) fn knock(ticket: &Secret, kind: StreamKind) -> [u8; KNOCK_BYTES] {
+    let mut bytes = [kind.encode(); KNOCK_BYTES];
+    bytes[..SECRET_BYTES].copy_from_slice(ticket);
+    bytes
+}
+
+/// Open until it is dropped.
+pub(in crate::transport) struct Door {
+    name: Name,
+    expected: Arc<Mutex<Expected>>,
+    /// Ends the thread when it is dropped.
+    _open: oneshot::Sender<()>,
+}
+
+/// Who may come, by ticket, as long as its connection stands.
+type Expected = HashMap<Secret, Caller>;
+
+#[derive(Clone)]
+struct Caller {
+    proof: Secret,
+    streams: mpsc::Sender<(StreamKind, StreamSocket)>,
+}
+
+impl Door {
+    /// Opens a door on a thread of its own. Everybody on this host may come to it, and who has no ticket may
+    /// send descriptors that the kernel closes while their bytes are read: a close that waits, as for a
+    /// socket that lingers, must not hold up this part.
+    pub(in crate::transport) fn open() -> io::Result<Self> {
+        let name = rand::random();
+        let address = std_unix::SocketAddr::from_abstract_name(socket_name(name))?;
+        let listener = std_unix::UnixListener::bind_addr(&address)?;
+        listener.set_nonblocking(true)?;
+        refuse_descriptors(&listener);
+        let expected: Arc<Mutex<Expected>> = Arc::default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (open, closed) = oneshot::channel::<()>();
+        std::thread::Builder::new()
+            .name("local-door".to_owned())
+            .spawn({
+                let expected = expected.clone();
+                move || {
+                    runtime.block_on(async {
+                        tokio::select! {
+                            () = answer(listener, expected) => {}
+                            _ = closed => {}
+                        }
+                    });
+                }
+            })?;
+        Ok(Self {
+            name,
+            expected,
+            _open: open,
+        })
+    }
+
+    /// An offer for the peer of one connection, and its streams.
+    pub(in crate::transport) fn offer(&self) -> (Offer, LocalStreams) {
+        let (ticket, proof) = (rand::random(), rand::random());
+        let (sender, streams) = mpsc::channel(WAITING_MAX);
+        let mut expected = lock(&self.expected);
+        expected.retain(|_, caller| !caller.streams.is_closed());
+        let caller = Caller {
+            proof,
+            streams: sender,
+        };
+        expected.insert(ticket, caller);
+        let offer = Offer {
+            name: self.name,
+            ticket,
+            proof,
+        };
+        (offer, LocalStreams::Accepted(streams.into()))
+    }
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The tickets are secret.
+        f.debug_struct("Door").finish_non_exhaustive()
+    }
+}
+
+/// Has the kernel refuse descriptors that are sent to those who come, where it can (Linux 6.16).
+fn refuse_descriptors(listener: &std_unix::UnixListener) {
+    /// `SO_PASSRIGHTS` of asm-generic/socket.h, which sockets accepted later inherit.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: the descriptor is open as long as `listener` is, and the kernel reads an integer of the
+    // length that it is told.
+    let result = unsafe {
+        libc::setsockopt(
+            listener.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of_val(&off) as libc::socklen_t,
+        )
+    };
+    if result != 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!(%error, "the kernel lets peers on this host send descriptors");
+    }
+}
+
+fn lock(expected: &Mutex<Expected>) -> MutexGuard<'_, Expected> {
+    // Under the lock there are only single changes of the map, which a panic cannot split.
+    expected.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn answer(listener: std_unix::UnixListener, expected: Arc<Mutex<Expected>>) {
+    let listener = match UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::warn!(%error, "peers on this host use the network"),
+    };
+    let callers = Arc::new(Semaphore::new(CALLERS_MAX));
+    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "peers on this host are not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(calling) = callers.clone().try_acquire_owned() else {
+            continue;
+        };
+        let (expected, streams) = (expected.clone(), streams.clone());
+        tokio::spawn(async move {
+            let admitted = admit(socket, &expected, streams);
+            if let Ok(Err(error)) = tokio::time::timeout(DOOR_DEADLINE, admitted).await {
+                tracing::debug!(%error, "somebody on this host is turned away");
+            }
+            drop(calling);
+        });
+    }
+}
+
+async fn admit(
+    mut socket: UnixStream,
+    expected: &Mutex<Expected>,
+    streams: Arc<Semaphore>,
+) -> io::Result<()> {
+    let mut knock = [0; KNOCK_BYTES];
+    socket.read_exact(&mut knock).await?;
+    let [ticket @ .., kind] = knock;
+    let caller = lock(expected).get(&ticket).cloned();
+    let caller = caller.ok_or_else(|| io::Error::other("it has no valid ticket"))?;
+    let kind = StreamKind::decode(kind).map_err(io::Error::other)?;
+    let place = caller.streams.try_reserve().map_err(io::Error::other)?;
+    let permit = streams.try_acquire_owned().map_err(io::Error::other)?;
+    socket.write_all(&caller.proof).await?;
+    let fd = socket.into_std()?.into();
+    place.send((kind, StreamSocket { fd, permit }));
+    Ok(())
+}
