@@ -307,10 +307,9 @@ async fn exchange_hello(
     let ours = Hello { version };
     let result = async {
         let mut sender = connection.open_uni().await?;
-        sender.write_all(&ours.encode()).await?;
-        if let Some(offer) = offer {
-            sender.write_all(&offer.encode()).await?;
-        }
+        let offer = offer.map_or_else(Vec::new, Offer::encode);
+        let hello = [&ours.encode()[..], &offer].concat();
+        sender.write_all(&hello).await?;
         sender
             .finish()
             .map_err(|_| TransportError::StreamUnusable)?;

@@ -45,6 +45,12 @@ impl FrameSender {
         }
     }
 
+    /// Whether it goes past the network.
+    #[cfg(test)]
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.way, SendingWay::Local(_))
+    }
+
     /// How long one send may wait for the peer to read.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
@@ -135,10 +141,10 @@ impl FrameSender {
         }
     }
 
-    /// Ends the stream after the last frame. The peer gets all that was sent.
+    /// Ends the stream after the last frame. The peer gets all that was sent, if it is still there.
     ///
     /// # Errors
-    /// [`TransportError::StreamUnusable`] if it is finished, reset or broken already.
+    /// [`TransportError::StreamUnusable`] if it is finished or reset already.
     pub fn finish(&mut self) -> Result<(), TransportError> {
         if !std::mem::replace(&mut self.usable, false) {
             return Err(TransportError::StreamUnusable);
@@ -152,8 +158,8 @@ impl FrameSender {
         }
     }
 
-    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`, if it is
-    /// on another host.
+    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`, if the
+    /// stream goes over the network.
     pub(super) fn reset(&mut self, code: StreamCode) {
         self.usable = false;
         match &mut self.way {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as std_unix;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +12,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::{
-    DOOR_DEADLINE, LocalStreams, Name, Offer, SECRET_BYTES, Secret, StreamSocket, socket_name,
+    KNOCK_DEADLINE, LocalStreams, Name, Offer, SECRET_BYTES, Secret, StreamSocket,
+    refuse_descriptors, socket_name,
 };
 use crate::codec::StreamKind;
 
@@ -22,7 +22,7 @@ const CALLERS_MAX: usize = 256;
 /// Streams of one connection that wait to be accepted.
 const WAITING_MAX: usize = 64;
 /// Most streams of all connections. Each is a descriptor, of which there must be enough for files.
-const STREAMS_MAX: usize = 4096;
+const ALL_STREAMS_MAX: usize = 4096;
 /// When to try again to accept somebody, when the system lacks something for it.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -53,33 +53,24 @@ struct Caller {
 }
 
 impl Door {
-    /// Opens a door on a thread of its own. Everybody on this host may come to it, and who has no ticket may
-    /// send descriptors that the kernel closes while their bytes are read: a close that waits, as for a
-    /// socket that lingers, must not hold up this part.
+    /// Opens a door on a thread of its own. Everybody on this host may come to it, and may hold it up where the
+    /// kernel does not refuse descriptors.
     pub(in crate::transport) fn open() -> io::Result<Self> {
         let name = rand::random();
         let address = std_unix::SocketAddr::from_abstract_name(socket_name(name))?;
         let listener = std_unix::UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
+        // Sockets that are accepted inherit it.
         refuse_descriptors(&listener);
         let expected: Arc<Mutex<Expected>> = Arc::default();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let (open, closed) = oneshot::channel::<()>();
-        std::thread::Builder::new()
-            .name("local-door".to_owned())
-            .spawn({
-                let expected = expected.clone();
-                move || {
-                    runtime.block_on(async {
-                        tokio::select! {
-                            () = answer(listener, expected) => {}
-                            _ = closed => {}
-                        }
-                    });
-                }
-            })?;
+        let (open, closed) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("local-door".to_owned());
+        let callers = expected.clone();
+        thread.spawn(move || {
+            if let Err(error) = keep_open(listener, callers, closed) {
+                tracing::warn!(%error, "peers on this host use the network");
+            }
+        })?;
         Ok(Self {
             name,
             expected,
@@ -114,40 +105,33 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// Has the kernel refuse descriptors that are sent to those who come, where it can (Linux 6.16).
-fn refuse_descriptors(listener: &std_unix::UnixListener) {
-    /// `SO_PASSRIGHTS` of asm-generic/socket.h, which sockets accepted later inherit.
-    const SO_PASSRIGHTS: libc::c_int = 83;
-    let off: libc::c_int = 0;
-    // SAFETY: the descriptor is open as long as `listener` is, and the kernel reads an integer of the
-    // length that it is told.
-    let result = unsafe {
-        libc::setsockopt(
-            listener.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            (&raw const off).cast(),
-            size_of_val(&off) as libc::socklen_t,
-        )
-    };
-    if result != 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!(%error, "the kernel lets peers on this host send descriptors");
-    }
-}
-
 fn lock(expected: &Mutex<Expected>) -> MutexGuard<'_, Expected> {
     // Under the lock there are only single changes of the map, which a panic cannot split.
     expected.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn answer(listener: std_unix::UnixListener, expected: Arc<Mutex<Expected>>) {
-    let listener = match UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::warn!(%error, "peers on this host use the network"),
-    };
+/// Answers those who come until `closed`.
+fn keep_open(
+    listener: std_unix::UnixListener,
+    expected: Arc<Mutex<Expected>>,
+    closed: oneshot::Receiver<()>,
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener)?;
+        tokio::select! {
+            () = answer(listener, expected) => {}
+            _ = closed => {}
+        }
+        Ok(())
+    })
+}
+
+async fn answer(listener: UnixListener, expected: Arc<Mutex<Expected>>) {
     let callers = Arc::new(Semaphore::new(CALLERS_MAX));
-    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    let streams = Arc::new(Semaphore::new(ALL_STREAMS_MAX));
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
@@ -163,7 +147,7 @@ async fn answer(listener: std_unix::UnixListener, expected: Arc<Mutex<Expected>>
         let (expected, streams) = (expected.clone(), streams.clone());
         tokio::spawn(async move {
             let admitted = admit(socket, &expected, streams);
-            if let Ok(Err(error)) = tokio::time::timeout(DOOR_DEADLINE, admitted).await {
+            if let Ok(Err(error)) = tokio::time::timeout(KNOCK_DEADLINE, admitted).await {
                 tracing::debug!(%error, "somebody on this host is turned away");
             }
             drop(calling);

@@ -40,8 +40,10 @@ struct Socket {
 }
 
 impl Socket {
-    /// Whether this side has closed the connection: nothing counts any more, whatever still comes.
-    fn check(&self) -> Result<(), TransportError> {
+    /// Lets others run now and then, as a stream that never waits would not; and fails once this side has
+    /// closed the connection: nothing counts any more, whatever still comes.
+    async fn check(&self) -> Result<(), TransportError> {
+        tokio::task::coop::consume_budget().await;
         match self.connection.close_reason() {
             Some(reason @ quinn::ConnectionError::LocallyClosed) => Err(reason.into()),
             _ => Ok(()),
@@ -129,7 +131,7 @@ impl LocalSender {
         mut head: Bytes,
         data: &mut [Bytes],
     ) -> Result<(), TransportError> {
-        self.socket.check()?;
+        self.socket.check().await?;
         let len = head.len() + data.iter().map(Bytes::len).sum::<usize>();
         if len == 0 {
             // A record of no bytes would be taken for the end.
@@ -275,7 +277,7 @@ impl LocalReceiver {
         max_bytes: usize,
         mut receive: impl FnMut(&OwnedFd) -> Result<usize, Errno>,
     ) -> Result<usize, TransportError> {
-        self.socket.check()?;
+        self.socket.check().await?;
         while self.broken_at.is_none() {
             let mut ready = tokio::select! {
                 biased;

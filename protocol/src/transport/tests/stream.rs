@@ -10,6 +10,7 @@ use crate::transport::{FrameReceiver, FrameSender, StreamCode, TransportError};
 async fn data_stream(pair: &Pair) -> (FrameSender, FrameReceiver, FrameSender, FrameReceiver) {
     let (mut client_sender, client_receiver) =
         pair.client.open_stream(StreamKind::Data).await.unwrap();
+    assert_eq!(client_sender.is_local(), pair.client.opens_local_streams());
     client_sender.announce().await.unwrap();
     let (kind, server_sender, server_receiver) = pair.server.accept_stream().await.unwrap();
     assert_eq!(kind, StreamKind::Data);
