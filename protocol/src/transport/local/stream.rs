@@ -278,7 +278,10 @@ impl LocalReceiver {
         mut receive: impl FnMut(&OwnedFd) -> Result<usize, Errno>,
     ) -> Result<usize, TransportError> {
         self.socket.check().await?;
-        while self.broken_at.is_none() {
+        let broken_at = loop {
+            if let Some(broken_at) = self.broken_at {
+                break broken_at;
+            }
             let mut ready = tokio::select! {
                 biased;
                 ready = self.socket.fd.readable() => ready.map_err(super::lost)?,
@@ -296,10 +299,9 @@ impl LocalReceiver {
                 Ok(_) => self.broken_at = Some(Instant::now()),
                 Err(_would_block) => {}
             }
-        }
+        };
         let code = StreamCode::FAILED;
         let reset = TransportError::StreamReset { code };
-        let broken_at = self.broken_at.unwrap_or_else(Instant::now);
         Err(self.socket.broken(reset, broken_at + REASON_DEADLINE).await)
     }
 }
