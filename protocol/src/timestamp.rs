@@ -3,7 +3,10 @@
 use std::{os::fd::OwnedFd, time::SystemTime};
 
 use rustix::{
-    fs::{MemfdFlags, Timespec, Timestamps, UTIME_NOW, fstat, futimens, memfd_create},
+    fs::{
+        AtFlags, MemfdFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens,
+        memfd_create, statx,
+    },
     io,
     time::{ClockId, clock_gettime},
 };
@@ -22,6 +25,11 @@ impl Timestamp {
     /// never before a finer stamp that any file on the machine was given
     /// (Documentation/filesystems/multigrain-ts.rst). So a file that nobody else sees is stamped, and
     /// read. Where that is not to be had (before Linux 6.3), the coarse clock is as good.
+    ///
+    /// Only the time of access is read: after a look at the others, the kernel gives the next stamp by
+    /// the fine clock, and no file of the machine an earlier one from then on. With a look for every
+    /// change, every `write` to any file changed that file's inode, too, instead of one in a tick
+    /// (docs/adr/0015-times.md).
     #[must_use]
     pub fn now() -> Self {
         thread_local! {
@@ -47,20 +55,14 @@ impl Timestamp {
 }
 
 fn stamp(file: &OwnedFd) -> io::Result<Timestamp> {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: UTIME_NOW,
-    };
+    let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
     let times = Timestamps {
-        last_access: now,
-        last_modification: now,
+        last_access: time(UTIME_NOW),
+        last_modification: time(UTIME_OMIT),
     };
     futimens(file, &times)?;
-    let stat = fstat(file)?;
-    Ok(Timestamp::new(
-        stat.st_mtime,
-        stat.st_mtime_nsec.cast_signed(),
-    ))
+    let accessed = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::ATIME)?.stx_atime;
+    Ok(Timestamp::new(accessed.tv_sec, accessed.tv_nsec.into()))
 }
 
 /// The wall clock in milliseconds since 1970, as tokens and deadlines that are kept count; none when it
@@ -74,6 +76,7 @@ pub fn unix_now_ms() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeSet,
         fs::{self, File},
         os::unix::fs::MetadataExt,
     };
@@ -83,6 +86,12 @@ mod tests {
     fn mtime(file: &File) -> Timestamp {
         let stat = file.metadata().expect("stat");
         Timestamp::new(stat.mtime(), stat.mtime_nsec())
+    }
+
+    #[test]
+    fn looking_at_the_clock_makes_no_stamps_finer() {
+        let looks: BTreeSet<_> = (0..1_000).map(|_| Timestamp::now()).collect();
+        assert!(looks.len() < 500, "{} different stamps", looks.len());
     }
 
     #[test]
