@@ -106,7 +106,8 @@ impl Datanode {
                 machine_function: options.machine_function,
                 data_addr: options.advertise.unwrap_or(local_addr),
             },
-            commands: Commands::start(&node, repairer, removals, &alive),
+            commands: Commands::start(&node, repairer, removals.clone(), &alive),
+            removals,
         };
         tokio::spawn(link.run());
         tokio::spawn(shrinker::run(node.clone()));

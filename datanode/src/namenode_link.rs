@@ -63,6 +63,7 @@ pub struct NamenodeLink {
     pub namenode: Peer,
     pub addrs: Vec<SocketAddr>,
     pub server: ServerDescription,
+    pub removals: Arc<Removals>,
     pub commands: Commands,
 }
 
@@ -100,7 +101,7 @@ impl NamenodeLink {
         // Notices are for clients; without a receiver they are ignored.
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
-        self.commands.forget_deletions();
+        self.removals.forget_commands();
         let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.server.clone(),
             volumes: self.node.store.status(),
@@ -144,13 +145,17 @@ impl NamenodeLink {
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let busy = &self.node.busy;
         let mut changes = busy.changes();
+        let mut said_pressure_bytes = 0;
         loop {
             tokio::select! {
                 _ = clock.tick() => {}
                 // The sooner it is known, the fewer clients come in vain. The gate's settling time
                 // bounds how often.
                 Ok(()) = changes.changed() => clock.reset(),
+                // Writers may be refused until the namenode has more deleted than the rate allows.
+                () = self.removals.pressure_grows(said_pressure_bytes) => clock.reset(),
             }
+            said_pressure_bytes = self.removals.pressure_bytes();
             let request = NodeRequest::Heartbeat(Heartbeat {
                 volumes: self.node.store.status(),
                 busy: busy.denial().is_some(),
@@ -158,7 +163,7 @@ impl NamenodeLink {
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
                 unix_ms: unix_now_ms().unwrap_or(0),
                 denials: self.node.metrics.denials(),
-                removable_bytes: self.commands.removable_bytes(),
+                removable_bytes: self.removals.removable_bytes(),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {
                 Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),

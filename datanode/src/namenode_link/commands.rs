@@ -114,16 +114,6 @@ impl Commands {
             tracing::warn!("too many commands wait; one is dropped until it is repeated");
         }
     }
-
-    /// Deletions that were commanded and not begun are not done.
-    pub fn forget_deletions(&self) {
-        self.removals.forget_commands();
-    }
-
-    /// Bytes of replicas that may be commanded to be deleted now.
-    pub fn removable_bytes(&self) -> u64 {
-        self.removals.removable_bytes()
-    }
 }
 
 /// Starts workers that take from a queue, one item after the other each.

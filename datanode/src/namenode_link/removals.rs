@@ -6,7 +6,6 @@
 //! it was not told yet is still there for the namenode, which may need it. Where space is short, nothing
 //! waits.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +17,7 @@ use crate::budget::Budget;
 use crate::node::Node;
 use crate::store::StoreError;
 
-/// How often is looked whether space became short, while the rate makes a deletion wait.
+/// How often is looked whether space became short.
 const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Deletes replicas within a budget.
@@ -73,8 +72,26 @@ impl Removals {
     /// Bytes of replicas that may be commanded to be deleted now.
     pub fn removable_bytes(&self) -> u64 {
         let payable_bytes = self.budget.left_within(HEARTBEAT_INTERVAL);
-        let wanted_bytes = payable_bytes.max(self.node.store.pressure_bytes());
+        let wanted_bytes = payable_bytes.max(self.pressure_bytes());
         wanted_bytes.saturating_sub(self.left_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that should be deleted whatever the rate.
+    pub fn pressure_bytes(&self) -> u64 {
+        self.node.store.pressure_bytes()
+    }
+
+    /// Waits until more should be deleted than `known_bytes`, or than the least since.
+    pub async fn pressure_grows(&self, mut known_bytes: u64) {
+        loop {
+            // First, so that whoever is told at once is not told for ever.
+            tokio::time::sleep(PRESSURE_INTERVAL).await;
+            let bytes = self.pressure_bytes();
+            if bytes > known_bytes {
+                return;
+            }
+            known_bytes = bytes;
+        }
     }
 
     /// What was commanded and not begun is not done: the namenode may want it otherwise when this
@@ -135,19 +152,22 @@ impl Removals {
     }
 
     fn is_pressed(&self) -> bool {
-        self.node.store.pressure_bytes() > 0
+        self.pressure_bytes() > 0
+    }
+
+    async fn pressed(&self) {
+        while !self.is_pressed() {
+            tokio::time::sleep(PRESSURE_INTERVAL).await;
+        }
     }
 
     /// Waits until the rate allows what was deleted, or space is short.
     async fn pay(&self, bytes: u64) {
-        let mut paid = pin!(self.budget.spend(bytes));
-        while !self.is_pressed() {
-            if tokio::time::timeout(PRESSURE_INTERVAL, &mut paid)
-                .await
-                .is_ok()
-            {
-                break;
-            }
+        tokio::select! {
+            // First: what is deleted while space is short is not paid for.
+            biased;
+            () = self.pressed() => {}
+            () = self.budget.spend(bytes) => {}
         }
     }
 }

@@ -157,11 +157,20 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
     let Ok((StreamKind::Rpc, sender, receiver)) = connection.accept_stream().await else {
         return;
     };
-    let mut server = RpcServer::<Request, Response, Notice>::start(connection, sender, receiver);
+    let mut server =
+        RpcServer::<Request, Response, Notice>::start(connection.clone(), sender, receiver);
     while let Ok(Some((request, responder))) = server.next().await {
-        let response = match request {
-            Request::Node(request) => state.lock().unwrap().answer(&peer, request, key),
-            _ => Err(FsError::Protocol("not from a datanode".into())),
+        let response = {
+            let mut state = state.lock().unwrap();
+            // `command_now` may have closed it: a heartbeat that came before is not to take the
+            // command, which would be lost with the answer.
+            if connection.is_closed() {
+                return;
+            }
+            match request {
+                Request::Node(request) => state.answer(&peer, request, key),
+                _ => Err(FsError::Protocol("not from a datanode".into())),
+            }
         };
         responder.send(&response.map(Reply::Node));
     }

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 use harvestfs_protocol::token::Right;
 
@@ -211,6 +212,24 @@ async fn deletions_that_wait_are_forgotten_with_the_connection() {
     let state = cluster.namenode.lock();
     let left: Vec<_> = state.replicas[&cluster.nodes[0].node].keys().collect();
     assert_eq!(left, [&BlockId(2)]);
+}
+
+#[tokio::test]
+async fn the_namenode_hears_at_once_that_space_became_short() {
+    let mut cluster = TestCluster::start(1).await;
+    let mut options = cluster.options(0);
+    options.volumes[0].quota_bytes = 4_000_000;
+    options.removal_bytes_per_second = 1;
+    start_anew(&mut cluster, &options).await;
+    removable(&cluster, |bytes| bytes == 3).await;
+
+    let start = Instant::now();
+    for (block, bytes) in [(1, 1_500_000), (2, 1_700_000)] {
+        let content = data(block, bytes);
+        cluster.write_block(&cluster.nodes, block, &content).await;
+    }
+    removable(&cluster, |bytes| bytes > 3).await;
+    assert!(start.elapsed() < HEARTBEAT_INTERVAL - Duration::from_secs(1));
 }
 
 /// A datanode with a rate for deletions, and so many blocks of 1 MB.

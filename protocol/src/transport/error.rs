@@ -32,8 +32,6 @@ pub struct StreamCode(pub u32);
 impl StreamCode {
     /// Nobody needs the rest any more.
     pub const CANCELLED: StreamCode = StreamCode(0);
-    /// The other side sent what the protocol does not allow.
-    pub const PROTOCOL_VIOLATION: StreamCode = StreamCode(1);
     /// The sender failed in the middle.
     pub const FAILED: StreamCode = StreamCode(2);
 }
