@@ -33,8 +33,8 @@ const MEMORY_LOOKS_MAX: u32 = 4;
 const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
 /// What wants to know when the namenode takes back what it granted: the mount, which has to tell
-/// the kernel. Called from a blocking thread, one call at a time; the namenode waits for it (at
-/// most the length of a lease).
+/// the kernel. Called from blocking threads, at the end of a lease beside a notice that still runs;
+/// the namenode waits for a notice (at most the length of a lease).
 pub trait CacheListener: Send + Sync + 'static {
     /// Attributes and content of an inode may have changed.
     fn invalidate_inode(&self, ino: InodeId);

@@ -56,6 +56,8 @@ pub(crate) struct Link {
     pub(crate) opened: SessionOpened,
     /// Counts sessions: blocks and sequence numbers of an older one mean nothing any more.
     pub(crate) generation: u64,
+    /// When the session was asked for: its lease counts from here.
+    asked: Instant,
 }
 
 /// Whether the namenode can be asked.
@@ -259,11 +261,14 @@ impl Session {
         matches!(*self.link.borrow(), LinkState::Closed)
     }
 
+    /// From here on calls use the link, and what is cached may be believed: whoever caches something
+    /// must have forgotten what was taken back while nobody listened.
     fn publish(&self, link: Link) -> Arc<Link> {
         let link = Arc::new(link);
         self.link.send_if_modified(|state| {
             let open = !matches!(state, LinkState::Closed);
             if open {
+                self.lease.renew(link.asked);
                 *state = LinkState::Up(link.clone());
             }
             open
@@ -323,7 +328,7 @@ impl Session {
         let rpc = Rpc::start(connection, sender)
             .await
             .map_err(|error| retry(error.into()))?;
-        let sent = Instant::now();
+        let asked = Instant::now();
         let request = |resume: Option<SessionId>| {
             Request::OpenSession(OpenSession {
                 resume,
@@ -354,11 +359,11 @@ impl Session {
                         self.sequences.restart()
                     }
                 };
-                self.lease.renew(sent);
                 let link = Link {
                     rpc,
                     opened,
                     generation,
+                    asked,
                 };
                 Ok((link, notices))
             }

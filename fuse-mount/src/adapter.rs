@@ -4,52 +4,21 @@ use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::SystemTime}
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    ids::InodeId,
-    limits::{NAME_BYTES_MAX, PACKET_BYTES_MAX},
-    meta::AttrChanges,
-};
+use harvestfs_protocol::{ids::InodeId, meta::AttrChanges};
 
 use crate::{
-    convert,
-    directory::OpenDirectory,
-    errno,
-    metrics::Operation,
-    reply::{self, GENERATION},
+    convert, directory::OpenDirectory, errno, kernel_options, metrics::Operation, reply,
     serve::Adapter,
 };
 
-/// The unit in which `statvfs` counts.
-const STATFS_UNIT_BYTES: u64 = 4_096;
-/// Requests of read-ahead and write-back that the kernel has under way.
-const BACKGROUND_REQUESTS_MAX: u16 = 64;
-
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for capability in [
-            InitFlags::FUSE_WRITEBACK_CACHE,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ] {
-            if config.add_capabilities(capability).is_err() {
-                tracing::debug!(?capability, "this kernel lacks a capability");
-            }
-        }
-        // Errors say what the nearest possible value is; the kernel's own is near enough.
-        let _ = config.set_max_write(PACKET_BYTES_MAX as u32);
-        let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
+        kernel_options::negotiate(config);
         Ok(())
     }
 
@@ -75,9 +44,12 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.attr(Operation::GetAttr, reply, node_id, async move {
-            let ino = inner.inode(node_id)?;
-            inner.client.getattr(&credentials, ino).await
+        self.serve(Operation::GetAttr, async move {
+            let found = async {
+                let ino = inner.inode(node_id)?;
+                inner.client.getattr(&credentials, ino).await
+            };
+            inner.answer_attr(reply, node_id, found.await);
         });
     }
 
@@ -99,16 +71,6 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // The change time is the namenode's to set. The kernel tells its own idea of the times after
-        // each operation on a file whose writes it caches, and waits for the answer.
-        let written_back = match (mtime, ctime) {
-            (Some(TimeOrNow::SpecificTime(mtime)), Some(_))
-                if (mode, uid, gid, size, atime) == (None, None, None, None, None) =>
-            {
-                Some(convert::timestamp(mtime))
-            }
-            _ => None,
-        };
         let changes = AttrChanges {
             mode: mode.map(|mode| convert::permissions(mode, 0)),
             uid,
@@ -120,17 +82,11 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        self.attr(Operation::SetAttr, reply, node_id, async move {
-            let (client, ino) = (&inner.client, inner.inode(node_id)?);
-            match written_back {
-                Some(mtime) => {
-                    let writes = changes.opened_for_writing;
-                    client
-                        .write_back_mtime(&credentials, ino, mtime, writes)
-                        .await
-                }
-                None => client.setattr(&credentials, ino, changes).await,
-            }
+        self.serve(Operation::SetAttr, async move {
+            let changed = inner
+                .set_attributes(&credentials, node_id, changes, ctime.is_some())
+                .await;
+            inner.answer_changed_attr(reply, node_id, changed);
         });
     }
 
@@ -275,14 +231,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         self.serve(Operation::Open, async move {
-            let opened = async {
-                let ino = inner.inode(node_id)?;
-                inner.open(&credentials, ino, flags).await
-            };
-            match opened.await {
-                Ok((handle, flags)) => reply.opened(handle, flags),
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            reply::opened(reply, inner.open(&credentials, node_id, flags).await);
         });
     }
 
@@ -298,7 +247,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        let asked_at = inner.shared.invalidations();
+        let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Create, async move {
             let created = async {
                 let parent = inner.inode(parent)?;
@@ -307,21 +256,7 @@ impl Filesystem for Adapter {
                     .create(&credentials, parent, &name?, mode, OpenFlags(flags))
                     .await
             };
-            match created.await {
-                Ok((attr, handle, flags)) => {
-                    let node_id = inner.shared.remember(&attr, asked_at);
-                    // One time to live serves both, and entries have the shorter one.
-                    let ttl = inner.shared.entry_ttl(inner.ttl());
-                    reply.created(
-                        &ttl,
-                        &convert::attributes(&attr, node_id),
-                        GENERATION,
-                        handle,
-                        flags,
-                    );
-                }
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            inner.answer_created(reply, created.await, asked_at);
         });
     }
 
@@ -352,7 +287,7 @@ impl Filesystem for Adapter {
     fn write(
         &self,
         _request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
@@ -374,8 +309,10 @@ impl Filesystem for Adapter {
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if !append && !kill_privileges {
             match open.file.try_write(offset, data) {
-                Ok(Ok(())) => return reply.written(written),
-                Ok(Err(error)) => return reply.error(errno::of(&error)),
+                Ok(result) => {
+                    let result = result.map(|()| written);
+                    return self.inner.answer_written(reply, node_id, result);
+                }
                 Err(given_back) => data = given_back,
             }
         }
@@ -384,10 +321,7 @@ impl Filesystem for Adapter {
             let result = inner
                 .write(&open.file, offset, data, append, kill_privileges)
                 .await;
-            match result {
-                Ok(()) => reply.written(written),
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            inner.answer_written(reply, node_id, result.map(|()| written));
         });
     }
 
@@ -446,7 +380,7 @@ impl Filesystem for Adapter {
     fn fallocate(
         &self,
         _request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
         length: u64,
@@ -456,9 +390,12 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
+        let inner = self.inner.clone();
         self.empty(Operation::Fallocate, reply, async move {
             let mode = convert::fallocate_mode(mode)?;
-            open.file.fallocate(offset, length, mode).await
+            open.file.fallocate(offset, length, mode).await?;
+            inner.shared.written(node_id.0);
+            Ok(())
         });
     }
 
@@ -480,12 +417,7 @@ impl Filesystem for Adapter {
                 convert::SEEK_HOLE => open.file.seek_hole(offset).await,
                 _ => return reply.error(Errno::EINVAL),
             };
-            match found {
-                // Files end far below the largest offset.
-                Ok(Some(offset)) => reply.offset(offset as i64),
-                Ok(None) => reply.error(Errno::ENXIO),
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            reply::offset(reply, found);
         });
     }
 
@@ -495,7 +427,7 @@ impl Filesystem for Adapter {
         _source_id: INodeNo,
         source: FileHandle,
         source_offset: u64,
-        _destination_id: INodeNo,
+        destination_id: INodeNo,
         destination: FileHandle,
         destination_offset: u64,
         length: u64,
@@ -505,14 +437,12 @@ impl Filesystem for Adapter {
         let (Some(source), Some(destination)) = (self.file(source), self.file(destination)) else {
             return reply.error(Errno::EBADF);
         };
+        let inner = self.inner.clone();
         self.serve(Operation::CopyFileRange, async move {
             let copied = source
                 .copy_range(source_offset, &destination, destination_offset, length)
                 .await;
-            match copied {
-                Ok(length) => reply.written(length),
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            inner.answer_written(reply, destination_id, copied);
         });
     }
 
@@ -542,7 +472,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::ReadDir, async move {
             match directory
-                .fill(&inner.client, &credentials, offset, &mut reply)
+                .fill(&inner, &credentials, offset, &mut reply)
                 .await
             {
                 Ok(()) => reply.ok(),
@@ -564,19 +494,9 @@ impl Filesystem for Adapter {
         };
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
-        let asked_at = inner.shared.invalidations();
         self.serve(Operation::ReadDirPlus, async move {
-            let ttl = inner.shared.entry_ttl(inner.ttl());
             let filled = directory
-                .fill_plus(
-                    &inner.client,
-                    &credentials,
-                    offset,
-                    &mut reply,
-                    &inner.shared,
-                    asked_at,
-                    ttl,
-                )
+                .fill_plus(&inner, &credentials, offset, &mut reply)
                 .await;
             match filled {
                 Ok(()) => reply.ok(),
@@ -617,22 +537,7 @@ impl Filesystem for Adapter {
         // The kernel asks about the mount as a whole by its root, or by no inode.
         let ino = inner.inode(node_id).unwrap_or(InodeId::ROOT);
         self.serve(Operation::StatFs, async move {
-            match inner.client.statfs(&credentials, ino).await {
-                Ok(totals) => {
-                    let free = totals.free_bytes / STATFS_UNIT_BYTES;
-                    reply.statfs(
-                        totals.total_bytes / STATFS_UNIT_BYTES,
-                        free,
-                        free,
-                        totals.total_inodes,
-                        totals.free_inodes,
-                        STATFS_UNIT_BYTES as u32,
-                        NAME_BYTES_MAX as u32,
-                        STATFS_UNIT_BYTES as u32,
-                    );
-                }
-                Err(error) => reply.error(errno::of(&error)),
-            }
+            reply::statfs(reply, inner.client.statfs(&credentials, ino).await);
         });
     }
 

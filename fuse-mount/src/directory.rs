@@ -3,7 +3,7 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
 
 use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
-use harvestfs_client::{Client, ClientError};
+use harvestfs_client::ClientError;
 use harvestfs_protocol::{
     ids::InodeId,
     limits::ENTRIES_PER_REPLY_MAX,
@@ -13,7 +13,7 @@ use harvestfs_protocol::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::{convert, reply::GENERATION, shared::Shared};
+use crate::{convert, inner::Inner, reply::GENERATION};
 
 /// Entries are counted from here; `.` and `..` come first.
 const FIRST_ENTRY_OFFSET: u64 = 2;
@@ -36,7 +36,8 @@ struct Window {
     entries: Vec<DirEntry>,
     /// No entry follows.
     end: bool,
-    loaded: bool,
+    /// The count of invalidations before it was asked for; none: nothing was read yet.
+    asked_at: Option<u64>,
 }
 
 impl OpenDirectory {
@@ -51,12 +52,12 @@ impl OpenDirectory {
     /// Fills an answer with names from `offset` on.
     pub async fn fill(
         &self,
-        client: &Client,
+        inner: &Inner,
         credentials: &Credentials,
         offset: u64,
         reply: &mut ReplyDirectory,
     ) -> Result<(), ClientError> {
-        let window = self.window_at(client, credentials, offset).await?;
+        let (window, _) = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             if reply.add(INodeNo(ino.0), next, FileType::Directory, name) {
                 return Ok(());
@@ -73,24 +74,18 @@ impl OpenDirectory {
     }
 
     /// Fills an answer with names and attributes from `offset` on; each counts as a lookup.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call, from the request it serves"
-    )]
     pub async fn fill_plus(
         &self,
-        client: &Client,
+        inner: &Inner,
         credentials: &Credentials,
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
-        shared: &Shared,
-        asked_at: u64,
-        ttl: Duration,
     ) -> Result<(), ClientError> {
-        let window = self.window_at(client, credentials, offset).await?;
+        let (window, asked_at) = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             // The kernel does not take these two for lookups.
             let attr = convert::attributes(&bare_directory(ino), ino.0);
+            let ttl = Duration::ZERO;
             if reply.add(INodeNo(ino.0), next, name, &ttl, &attr, GENERATION) {
                 return Ok(());
             }
@@ -100,11 +95,13 @@ impl OpenDirectory {
                 continue;
             };
             let name = OsStr::from_bytes(entry.name.as_bytes());
-            let node_id = shared.remember(attr, asked_at);
+            let (node_id, ttl) = inner.remember(attr, asked_at);
+            // One time to live serves both, and entries have the shorter one.
+            let ttl = inner.shared.entry_ttl(ttl);
             let attr = convert::attributes(attr, node_id);
             if reply.add(INodeNo(node_id), next, name, &ttl, &attr, GENERATION) {
                 // It did not fit, so the kernel never hears of this lookup.
-                shared.nodes.forget(node_id, 1);
+                inner.shared.nodes.forget(node_id, 1);
                 break;
             }
         }
@@ -123,45 +120,47 @@ impl OpenDirectory {
             .filter(move |(next, ..)| *next > offset)
     }
 
-    /// The window, moved so that it holds the entry at `offset`, unless the directory ends before.
+    /// The window, moved so that it holds the entry at `offset`, unless the directory ends before;
+    /// and when it was asked for, which may have been on behalf of an earlier request.
     async fn window_at(
         &self,
-        client: &Client,
+        inner: &Inner,
         credentials: &Credentials,
         offset: u64,
-    ) -> Result<MutexGuard<'_, Window>, ClientError> {
+    ) -> Result<(MutexGuard<'_, Window>, u64), ClientError> {
         let mut window = self.window.lock().await;
         let offset = offset.max(FIRST_ENTRY_OFFSET);
-        if !window.loaded || offset < window.start || offset == FIRST_ENTRY_OFFSET {
+        let mut asked_at = match window.asked_at {
+            Some(asked_at) if offset >= window.start && offset != FIRST_ENTRY_OFFSET => asked_at,
             // A new reading, or `rewinddir` or `seekdir`: what changed meanwhile is to be seen.
-            self.load(&mut window, client, credentials, FIRST_ENTRY_OFFSET, None)
-                .await?;
-        }
+            _ => {
+                self.load(&mut window, inner, credentials, FIRST_ENTRY_OFFSET, None)
+                    .await?
+            }
+        };
         while !window.end && offset >= window.start + window.entries.len() as u64 {
             let start = window.start + window.entries.len() as u64;
             let after = window.entries.last().map(|entry| entry.name.clone());
-            self.load(&mut window, client, credentials, start, after)
+            asked_at = self
+                .load(&mut window, inner, credentials, start, after)
                 .await?;
         }
-        Ok(window)
+        Ok((window, asked_at))
     }
 
     async fn load(
         &self,
         window: &mut Window,
-        client: &Client,
+        inner: &Inner,
         credentials: &Credentials,
         start: u64,
         after: Option<Name>,
-    ) -> Result<(), ClientError> {
-        let page = client
-            .readdir(
-                credentials,
-                self.ino,
-                after.as_ref(),
-                ENTRIES_PER_REPLY_MAX,
-                true,
-            )
+    ) -> Result<u64, ClientError> {
+        let asked_at = inner.shared.invalidations.count();
+        let after = after.as_ref();
+        let page = inner
+            .client
+            .readdir(credentials, self.ino, after, ENTRIES_PER_REPLY_MAX, true)
             .await?;
         *window = Window {
             parent: Some(page.parent),
@@ -169,9 +168,9 @@ impl OpenDirectory {
             // A page without entries that is not the end would be asked for for ever.
             end: page.end || page.entries.is_empty(),
             entries: page.entries,
-            loaded: true,
+            asked_at: Some(asked_at),
         };
-        Ok(())
+        Ok(asked_at)
     }
 }
 
@@ -189,7 +188,7 @@ impl Window {
 }
 
 /// The kernel looks at type and number of `.` and `..` only.
-fn bare_directory(ino: InodeId) -> Attr {
+pub fn bare_directory(ino: InodeId) -> Attr {
     Attr {
         ino,
         kind: FileKind::Directory,

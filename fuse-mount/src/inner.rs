@@ -3,14 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyEntry};
+use fuser::{
+    FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEntry,
+    ReplyWrite,
+};
 use harvestfs_client::{Client, ClientError, File};
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::AttrChanges,
+    meta::{AttrChanges, SetTime},
     name::Name,
-    types::{Attr, Credentials},
+    types::{Attr, Credentials, FileKind},
 };
 use rustix::fs::OFlags;
 
@@ -24,8 +27,6 @@ use crate::{
     shared::Shared,
 };
 
-/// The kernel need not be told more often than leases are renewed.
-const TTL_MAX: Duration = Duration::from_secs(5);
 /// Most bytes of one `copy_file_range`; the answer has 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 30;
 
@@ -80,9 +81,11 @@ impl Inner {
         self.shared.nodes.inode(node_id.0).ok_or(FsError::Stale)
     }
 
-    /// How long the kernel may cache attributes.
-    pub fn ttl(&self) -> Duration {
-        self.client.lease_remaining().min(TTL_MAX)
+    /// The node id to answer a lookup with, and how long the kernel may cache the attributes; see
+    /// [`Shared::remember`].
+    pub fn remember(&self, attr: &Attr, asked_at: u64) -> (u64, Duration) {
+        let lease = self.client.lease_remaining();
+        self.shared.remember(attr, asked_at, lease)
     }
 
     /// Answers with an entry, or that there is none.
@@ -92,19 +95,20 @@ impl Inner {
         result: Result<Attr, ClientError>,
         asked_at: u64,
     ) {
-        let ttl = self.ttl();
-        let entry_ttl = self.shared.entry_ttl(ttl);
         match result {
             Ok(attr) => {
-                let node_id = self.shared.remember(&attr, asked_at);
+                let (node_id, ttl) = self.remember(&attr, asked_at);
                 reply.entry_with_ttls(
                     &ttl,
-                    &entry_ttl,
+                    &self.shared.entry_ttl(ttl),
                     &convert::attributes(&attr, node_id),
                     GENERATION,
                 );
             }
-            Err(ClientError::Fs(FsError::NotFound)) => reply::no_entry(reply, entry_ttl),
+            Err(ClientError::Fs(FsError::NotFound)) => {
+                let lease = self.client.lease_remaining();
+                reply::no_entry(reply, self.shared.no_entry_ttl(lease));
+            }
             Err(error) => reply.error(errno::of(&error)),
         }
     }
@@ -116,11 +120,57 @@ impl Inner {
         node_id: INodeNo,
         result: Result<Attr, ClientError>,
     ) {
-        reply::attr(
-            reply,
-            self.ttl(),
-            result.map(|attr| convert::attributes(&attr, node_id.0)),
-        );
+        let ttl = self
+            .shared
+            .attr_ttl(node_id.0, self.client.lease_remaining());
+        reply::attr(reply, node_id, ttl, result);
+    }
+
+    /// Answers with attributes that the request changed. The kernel takes them even if it was told to
+    /// forget older ones while they were on their way, which it does not with those that it only asked
+    /// for. A file has another node id then; of anything else it caches nothing.
+    pub fn answer_changed_attr(
+        &self,
+        reply: ReplyAttr,
+        node_id: INodeNo,
+        result: Result<Attr, ClientError>,
+    ) {
+        let regular = |attr: &Attr| attr.kind == FileKind::Regular;
+        if result.as_ref().is_ok_and(regular) {
+            self.answer_attr(reply, node_id, result);
+        } else {
+            reply::attr(reply, node_id, Duration::ZERO, result);
+        }
+    }
+
+    /// Answers with a new file, which is open.
+    pub fn answer_created(
+        &self,
+        reply: ReplyCreate,
+        result: Result<(Attr, FileHandle, FopenFlags), ClientError>,
+        asked_at: u64,
+    ) {
+        match result {
+            Ok((attr, handle, flags)) => {
+                let (node_id, ttl) = self.remember(&attr, asked_at);
+                let attr = convert::attributes(&attr, node_id);
+                // One time to live serves both, and entries have the shorter one.
+                let ttl = self.shared.entry_ttl(ttl);
+                reply.created(&ttl, &attr, GENERATION, handle, flags);
+            }
+            Err(error) => reply.error(errno::of(&error)),
+        }
+    }
+
+    /// Answers how much was written through a node id.
+    pub fn answer_written(
+        &self,
+        reply: ReplyWrite,
+        node_id: INodeNo,
+        result: Result<u32, ClientError>,
+    ) {
+        self.shared.written(node_id.0);
+        reply::written(reply, result);
     }
 
     /// Answers with data.
@@ -130,6 +180,42 @@ impl Inner {
             self.metrics.read.inc_by(bytes as u64);
         }
         reply::pieces(reply, result);
+    }
+
+    /// Changes attributes. With a change time, which is the namenode's to set, the kernel tells its
+    /// own idea of the times: after each operation on a file whose writes it caches, and it waits for
+    /// the answer.
+    pub async fn set_attributes(
+        &self,
+        credentials: &Credentials,
+        node_id: INodeNo,
+        changes: AttrChanges,
+        with_ctime: bool,
+    ) -> Result<Attr, ClientError> {
+        let ino = self.inode(node_id)?;
+        match changes {
+            AttrChanges {
+                mode: None,
+                uid: None,
+                gid: None,
+                size_bytes: None,
+                atime: None,
+                mtime: Some(SetTime::To(mtime)),
+                opened_for_writing,
+            } if with_ctime => {
+                self.client
+                    .write_back_mtime(credentials, ino, mtime, opened_for_writing)
+                    .await
+            }
+            changes => {
+                let resized = changes.size_bytes.is_some();
+                let attr = self.client.setattr(credentials, ino, changes).await?;
+                if resized {
+                    self.shared.written(node_id.0);
+                }
+                Ok(attr)
+            }
+        }
     }
 
     /// Writes at an offset, or with `append` at the end.
@@ -175,11 +261,15 @@ impl Inner {
     pub async fn open(
         &self,
         credentials: &Credentials,
-        ino: InodeId,
+        node_id: INodeNo,
         flags: OpenFlags,
     ) -> Result<(FileHandle, FopenFlags), ClientError> {
+        let ino = self.inode(node_id)?;
         let flags = convert::open_flags(flags);
         let file = self.client.open(credentials, ino, flags).await?;
+        if flags.truncate {
+            self.shared.written(node_id.0);
+        }
         Ok(self.opened(file, flags.append))
     }
 
@@ -224,8 +314,14 @@ impl Inner {
                 // And removed it again; each round needs another session to do both.
                 Err(ClientError::Fs(FsError::NotFound)) => {}
                 found => {
-                    let attr = found?;
-                    let (handle, flags) = self.open(credentials, attr.ino, flags).await?;
+                    let mut attr = found?;
+                    let file = self.client.open(credentials, attr.ino, open_flags).await?;
+                    if open_flags.truncate {
+                        // The kernel believes a size only of a node id that it does not know.
+                        attr = file.attr().await?;
+                        self.shared.nodes.changed_elsewhere(attr.ino);
+                    }
+                    let (handle, flags) = self.opened(file, open_flags.append);
                     return Ok((attr, handle, flags));
                 }
             }

@@ -71,7 +71,7 @@ impl KernelCache {
 
 impl CacheListener for KernelCache {
     fn invalidate_inode(&self, ino: InodeId) {
-        self.shared.count_invalidation();
+        self.shared.invalidations.add(ino);
         if let Some(node_id) = self.shared.nodes.changed_elsewhere(ino) {
             self.forget_attributes(node_id);
             self.forget_entries();
@@ -83,7 +83,7 @@ impl CacheListener for KernelCache {
     }
 
     fn invalidate_all(&self) {
-        self.shared.count_invalidation();
+        self.shared.invalidations.add_all();
         for ino in self.shared.nodes.all() {
             if let Some(node_id) = self.shared.nodes.changed_elsewhere(ino) {
                 self.forget_attributes(node_id);

@@ -12,7 +12,9 @@ mod directory;
 mod errno;
 mod handles;
 mod inner;
+mod invalidations;
 mod kernel_cache;
+pub mod kernel_options;
 pub mod metrics;
 mod mount;
 mod nodes;
@@ -22,4 +24,4 @@ mod serve;
 mod shared;
 mod write_buffers;
 
-pub use mount::{Mount, MountError, MountOptions, open_device};
+pub use mount::{Mount, MountError, MountOptions};

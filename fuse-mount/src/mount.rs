@@ -1,18 +1,15 @@
 //! From a configuration to a mounted file system, and back.
 
-use std::{fs::File, io, os::fd::AsFd, path::PathBuf, sync::Arc};
+use std::{io, os::fd::AsFd, path::PathBuf, sync::Arc};
 
-use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use fuser::{Session, SessionUnmounter};
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
-    kernel_cache::KernelCache, metrics::Metrics, read_ahead, serve::Adapter, shared::Shared,
+    kernel_cache::KernelCache, kernel_options, metrics::Metrics, read_ahead, serve::Adapter,
+    shared::Shared,
 };
-
-/// Threads that read requests from the kernel. They only hand over, so that a few serve many
-/// callers; each holds a buffer of 16 MiB.
-const THREADS: usize = 2;
 
 /// Where and how to mount.
 #[derive(Clone, Debug)]
@@ -109,7 +106,7 @@ impl Mount {
             metrics.clone(),
             tokio::runtime::Handle::current(),
         );
-        let config = config(options.allow_other);
+        let config = kernel_options::config("harvestfs", options.allow_other);
         let on = options.directory.clone();
         let mut session = spawn_blocking(move || Session::new(adapter, &on, &config))
             .await
@@ -209,37 +206,4 @@ async fn detach(client: Client, directory: PathBuf) -> Result<(), MountError> {
     .map_err(|error| MountError::Unmount(io::Error::other(error)))?
     .map_err(MountError::Unmount)?;
     Ok(client.close().await?)
-}
-
-fn config(allow_other: bool) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName("harvestfs".into()),
-        MountOption::Subtype("harvestfs".into()),
-        // The kernel checks first, with the groups that only it knows for sure; the namenode
-        // checks again.
-        MountOption::DefaultPermissions,
-        MountOption::NoAtime,
-    ];
-    if rustix::process::geteuid().is_root() {
-        config
-            .mount_options
-            .extend([MountOption::Dev, MountOption::Suid]);
-    }
-    if allow_other {
-        config.acl = SessionACL::All;
-    }
-    config.n_threads = Some(THREADS);
-    // Answers to requests that were read from one file share a lock, so each thread has a file of its
-    // own; but `fusermount3` may have opened a device for us that we may not open.
-    config.clone_fd = open_device().is_ok();
-    config
-}
-
-/// Opens what the kernel's requests are read from.
-///
-/// # Errors
-/// There is none, or its mode does not let us read and write it.
-pub fn open_device() -> io::Result<File> {
-    File::options().read(true).write(true).open("/dev/fuse")
 }

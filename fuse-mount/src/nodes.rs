@@ -27,6 +27,8 @@ struct Tables {
     nodes: HashMap<u64, Node>,
     /// The node id that the next lookup of an inode answers with.
     current: HashMap<InodeId, u64>,
+    /// How many node ids of an inode the kernel knows beside the current one.
+    replaced: HashMap<InodeId, u32>,
     next_fresh: u64,
 }
 
@@ -37,6 +39,28 @@ struct Node {
     regular: bool,
     /// Lookups that the kernel has not yet forgotten.
     lookups: u64,
+}
+
+impl Tables {
+    /// The node id that lookups of an inode answer with.
+    fn current(&mut self, ino: InodeId) -> u64 {
+        if let Some(&node_id) = self.current.get(&ino) {
+            return node_id;
+        }
+        // Free again once the kernel forgot all about it; taken while a stale one lives.
+        let node_id = if self.nodes.contains_key(&ino.0) {
+            self.fresh()
+        } else {
+            ino.0
+        };
+        self.current.insert(ino, node_id);
+        node_id
+    }
+
+    fn fresh(&mut self) -> u64 {
+        self.next_fresh += 1;
+        self.next_fresh - 1
+    }
 }
 
 impl Nodes {
@@ -54,6 +78,7 @@ impl Nodes {
                     },
                 )]),
                 current: HashMap::from([(root, root.0)]),
+                replaced: HashMap::new(),
                 next_fresh: FRESH_NODE_ID_MIN,
             }),
         }
@@ -64,32 +89,23 @@ impl Nodes {
         self.tables().nodes.get(&node_id).map(|node| node.ino)
     }
 
-    /// Counts one lookup of an inode and returns the node id to answer with.
-    pub fn remember(&self, ino: InodeId, regular: bool) -> u64 {
+    /// Counts one lookup of an inode and returns the node id to answer with. Of a regular file whose
+    /// attributes are `outdated`, that is one of its own, which no other lookup answers with. It is
+    /// asked when no invalidation can come in between.
+    pub fn remember(&self, ino: InodeId, regular: bool, outdated: impl FnOnce() -> bool) -> u64 {
         let mut tables = self.tables();
-        let tables = &mut *tables;
-        let node_id = match tables.current.entry(ino) {
-            Entry::Occupied(current) => *current.get(),
-            Entry::Vacant(vacant) => {
-                // Free again once the kernel forgot all about it; taken while a stale one lives.
-                let node_id = if tables.nodes.contains_key(&ino.0) {
-                    tables.next_fresh += 1;
-                    tables.next_fresh - 1
-                } else {
-                    ino.0
-                };
-                *vacant.insert(node_id)
-            }
+        let node_id = if outdated() && regular {
+            *tables.replaced.entry(ino).or_default() += 1;
+            tables.fresh()
+        } else {
+            tables.current(ino)
         };
-        tables
-            .nodes
-            .entry(node_id)
-            .or_insert(Node {
-                ino,
-                regular,
-                lookups: 0,
-            })
-            .lookups += 1;
+        let node = tables.nodes.entry(node_id).or_insert(Node {
+            ino,
+            regular,
+            lookups: 0,
+        });
+        node.lookups += 1;
         node_id
     }
 
@@ -108,6 +124,11 @@ impl Nodes {
             tables.nodes.remove(&node_id);
             if tables.current.get(&ino) == Some(&node_id) {
                 tables.current.remove(&ino);
+            } else if let Entry::Occupied(mut others) = tables.replaced.entry(ino) {
+                *others.get_mut() -= 1;
+                if *others.get() == 0 {
+                    others.remove();
+                }
             }
         }
     }
@@ -119,8 +140,26 @@ impl Nodes {
         let node_id = *tables.current.get(&ino)?;
         if tables.nodes.get(&node_id).is_some_and(|node| node.regular) {
             tables.current.remove(&ino);
+            *tables.replaced.entry(ino).or_default() += 1;
         }
         Some(node_id)
+    }
+
+    /// The inode behind a node id, if lookups answer with another one now.
+    pub fn replaced(&self, node_id: u64) -> Option<InodeId> {
+        let tables = self.tables();
+        let ino = tables.nodes.get(&node_id)?.ino;
+        (tables.current.get(&ino) != Some(&node_id)).then_some(ino)
+    }
+
+    /// Whether the next lookup of the inode answers with this node id, and the kernel knows no other.
+    pub fn is_only(&self, node_id: u64) -> bool {
+        let tables = self.tables();
+        let node = tables.nodes.get(&node_id);
+        node.is_some_and(|node| {
+            tables.current.get(&node.ino) == Some(&node_id)
+                && !tables.replaced.contains_key(&node.ino)
+        })
     }
 
     /// Every inode that the kernel knows.
@@ -144,21 +183,25 @@ mod tests {
     #[test]
     fn a_node_id_is_the_inode_number_until_another_session_changes_the_file() {
         let nodes = Nodes::new();
-        assert_eq!(nodes.remember(FILE, true), 7);
-        assert_eq!(nodes.remember(FILE, true), 7);
+        assert_eq!(nodes.remember(FILE, true, || false), 7);
+        assert_eq!(nodes.remember(FILE, true, || false), 7);
 
+        assert!(nodes.is_only(7));
         assert_eq!(nodes.changed_elsewhere(FILE), Some(7));
-        let fresh = nodes.remember(FILE, true);
+        assert!(!nodes.is_only(7));
+        let fresh = nodes.remember(FILE, true, || false);
         assert!(fresh >= FRESH_NODE_ID_MIN);
+        assert!(!nodes.is_only(fresh) && !nodes.is_only(7));
         assert_eq!(nodes.inode(7), Some(FILE), "what has it open keeps it");
         assert_eq!(nodes.inode(fresh), Some(FILE));
 
         nodes.forget(7, 2);
         assert_eq!(nodes.inode(7), None);
-        assert_eq!(nodes.remember(FILE, true), fresh);
+        assert!(nodes.is_only(fresh));
+        assert_eq!(nodes.remember(FILE, true, || false), fresh);
         nodes.forget(fresh, 2);
         assert_eq!(
-            nodes.remember(FILE, true),
+            nodes.remember(FILE, true, || false),
             7,
             "all forgotten: it is free again"
         );
@@ -167,9 +210,9 @@ mod tests {
     #[test]
     fn a_directory_keeps_its_node_id() {
         let nodes = Nodes::new();
-        assert_eq!(nodes.remember(DIRECTORY, false), 8);
+        assert_eq!(nodes.remember(DIRECTORY, false, || false), 8);
         assert_eq!(nodes.changed_elsewhere(DIRECTORY), Some(8));
-        assert_eq!(nodes.remember(DIRECTORY, false), 8);
+        assert_eq!(nodes.remember(DIRECTORY, false, || false), 8);
     }
 
     #[test]

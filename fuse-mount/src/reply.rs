@@ -4,15 +4,19 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fuser::{
-    FileAttr, FileType, Generation, INodeNo, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyXattr,
+    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyData,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use harvestfs_client::ClientError;
+use harvestfs_protocol::{limits::NAME_BYTES_MAX, meta::StatFs, types::Attr};
 
-use crate::errno;
+use crate::{convert, errno};
 
 /// Inode numbers are never used again, so that every inode is of the first generation.
 pub const GENERATION: Generation = Generation(0);
+
+/// The unit in which `statvfs` counts.
+const STATFS_UNIT_BYTES: u64 = 4_096;
 
 /// Answers with an error or with nothing.
 pub fn empty(reply: ReplyEmpty, result: Result<(), ClientError>) {
@@ -37,7 +41,7 @@ pub fn xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, ClientE
     match result {
         // The limits of attributes are far below 4 GiB.
         Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size_bytes as usize => reply.error(fuser::Errno::ERANGE),
+        Ok(value) if value.len() > size_bytes as usize => reply.error(Errno::ERANGE),
         Ok(value) => reply.data(&value),
         Err(error) => reply.error(errno::of(&error)),
     }
@@ -46,7 +50,7 @@ pub fn xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, ClientE
 /// Answers that a name does not exist, which the kernel may remember for `ttl`.
 pub fn no_entry(reply: ReplyEntry, ttl: Duration) {
     if ttl.is_zero() {
-        return reply.error(fuser::Errno::ENOENT);
+        return reply.error(Errno::ENOENT);
     }
     // Node id 0: no such entry, and the time to live counts.
     let nothing = FileAttr {
@@ -70,9 +74,55 @@ pub fn no_entry(reply: ReplyEntry, ttl: Duration) {
 }
 
 /// Answers with attributes.
-pub fn attr(reply: ReplyAttr, ttl: Duration, result: Result<FileAttr, ClientError>) {
+pub fn attr(reply: ReplyAttr, node_id: INodeNo, ttl: Duration, result: Result<Attr, ClientError>) {
     match result {
-        Ok(attr) => reply.attr(&ttl, &attr),
+        Ok(attr) => reply.attr(&ttl, &convert::attributes(&attr, node_id.0)),
+        Err(error) => reply.error(errno::of(&error)),
+    }
+}
+
+/// Answers with an open file.
+pub fn opened(reply: ReplyOpen, result: Result<(FileHandle, FopenFlags), ClientError>) {
+    match result {
+        Ok((handle, flags)) => reply.opened(handle, flags),
+        Err(error) => reply.error(errno::of(&error)),
+    }
+}
+
+/// Answers with how much was written.
+pub fn written(reply: ReplyWrite, result: Result<u32, ClientError>) {
+    match result {
+        Ok(bytes) => reply.written(bytes),
+        Err(error) => reply.error(errno::of(&error)),
+    }
+}
+
+/// Answers where data or a hole was found, or that there is none up to the end.
+pub fn offset(reply: ReplyLseek, result: Result<Option<u64>, ClientError>) {
+    match result {
+        // Files end far below the largest offset.
+        Ok(Some(offset)) => reply.offset(offset as i64),
+        Ok(None) => reply.error(Errno::ENXIO),
+        Err(error) => reply.error(errno::of(&error)),
+    }
+}
+
+/// Answers with totals of the file system.
+pub fn statfs(reply: ReplyStatfs, result: Result<StatFs, ClientError>) {
+    match result {
+        Ok(totals) => {
+            let free = totals.free_bytes / STATFS_UNIT_BYTES;
+            reply.statfs(
+                totals.total_bytes / STATFS_UNIT_BYTES,
+                free,
+                free,
+                totals.total_inodes,
+                totals.free_inodes,
+                STATFS_UNIT_BYTES as u32,
+                NAME_BYTES_MAX as u32,
+                STATFS_UNIT_BYTES as u32,
+            );
+        }
         Err(error) => reply.error(errno::of(&error)),
     }
 }

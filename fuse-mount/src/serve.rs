@@ -6,7 +6,7 @@ use std::{
     task::{Context, Waker},
 };
 
-use fuser::{FileHandle, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry};
+use fuser::{FileHandle, ReplyEmpty, ReplyEntry};
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::types::Attr;
 use tokio::runtime::Handle;
@@ -88,23 +88,9 @@ impl Adapter {
         work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
     ) {
         let inner = self.inner.clone();
-        let asked_at = inner.shared.invalidations();
+        let asked_at = inner.shared.invalidations.count();
         self.serve(operation, async move {
             inner.answer_entry(reply, work.await, asked_at)
-        });
-    }
-
-    /// Answers with the attributes that `work` finds or changes.
-    pub fn attr(
-        &self,
-        operation: Operation,
-        reply: ReplyAttr,
-        node_id: INodeNo,
-        work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
-    ) {
-        let inner = self.inner.clone();
-        self.serve(operation, async move {
-            inner.answer_attr(reply, node_id, work.await)
         });
     }
 

@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io::{ErrorKind, Read, Seek, SeekFrom, Write},
+    os::fd::AsRawFd,
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     thread,
@@ -12,7 +13,8 @@ use std::{
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 use rustix::fs::{
-    FallocateFlags, RenameFlags, SeekFrom as RawSeek, Timespec, Timestamps, UTIME_NOW, XattrFlags,
+    FallocateFlags, RawDir, RenameFlags, SeekFrom as RawSeek, Timespec, Timestamps, UTIME_NOW,
+    XattrFlags,
 };
 
 /// A cluster with two mounts.
@@ -126,6 +128,21 @@ fn names_are_seen_by_other_mounts_at_once() {
         fs::remove_dir(other.join("moved")).expect("rmdir");
         assert!(!one.join("moved").exists());
     }
+}
+
+#[test]
+fn attributes_are_current_also_of_what_was_opened_before_another_mount_wrote_it() {
+    let Some((_cluster, here, there)) = two_mounts() else {
+        return;
+    };
+    let (here, there) = (here.join("file"), there.join("file"));
+    fs::write(&here, "before").unwrap();
+    let open = File::open(&here).unwrap();
+    fs::write(&there, "and after").unwrap();
+    // What the kernel may keep.
+    open.metadata().unwrap();
+    fs::set_permissions(&there, Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(open.metadata().unwrap().mode() & 0o777, 0o600);
 }
 
 #[test]
@@ -250,6 +267,88 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
     cluster.resume("other");
     assert!(taken < Duration::from_secs(15), "it took {taken:?}");
     assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
+}
+
+/// A directory is read in pages, and handed to the kernel in smaller ones: what changes in between
+/// is not to be believed of an older page.
+#[test]
+fn what_changes_while_a_directory_is_read_is_seen() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let name = |index: usize| format!("file-{index:03}");
+    for index in 0..80 {
+        fs::write(one.join(name(index)), "before").expect("write");
+    }
+    let directory = File::open(&other).expect("open");
+    let mut buffer = Vec::with_capacity(2048);
+    let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+    let first = entries.next().expect("an entry").expect("readdir");
+    assert_eq!(first.file_name().to_bytes(), b".");
+    // The kernel has the first 20 or so now. A look at one makes it ask for attributes with the next.
+    fs::metadata(other.join(name(0))).expect("stat");
+    fs::remove_file(one.join(name(30))).expect("unlink");
+    fs::write(one.join(name(31)), "and after").expect("write");
+    while let Some(entry) = entries.next() {
+        entry.expect("readdir");
+    }
+    let removed = fs::metadata(other.join(name(30))).map_err(|error| error.kind());
+    assert_eq!(removed.err(), Some(ErrorKind::NotFound));
+    let written = fs::metadata(other.join(name(31))).expect("stat");
+    assert_eq!(written.len(), 9);
+    let content = fs::read(other.join(name(31))).expect("read");
+    assert_eq!(content, b"and after");
+}
+
+/// Who makes a directory knows that nothing is in it, until another mount puts something there.
+#[test]
+fn what_another_mount_puts_into_a_new_directory_is_seen() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    // Often, since a session that is followed loosely at first is told of everything.
+    for round in 0..100 {
+        let name = format!("directory-{round}");
+        fs::create_dir(other.join(&name)).expect("mkdir");
+        fs::write(one.join(&name).join("f"), "content").expect("write");
+        let found = fs::read(other.join(&name).join("f"));
+        assert_eq!(found.expect("read"), b"content", "round {round}");
+        assert_eq!(fs::read_dir(other.join(&name)).expect("list").count(), 1);
+    }
+}
+
+/// Two versions of one file are open on a mount after another mount wrote it in between.
+#[test]
+fn what_is_written_through_an_older_version_is_seen_by_the_next_open() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    const PAGE_BYTES: usize = 4096;
+    fs::write(one.join("f"), [1; PAGE_BYTES]).expect("write");
+    let old = OpenOptions::new()
+        .write(true)
+        .open(one.join("f"))
+        .expect("open");
+    fs::write(other.join("f"), [2; 2 * PAGE_BYTES]).expect("write");
+    let mut newer = File::open(one.join("f")).expect("open");
+    let mut content = Vec::new();
+    newer.read_to_end(&mut content).expect("read");
+    assert!(content == [2; 2 * PAGE_BYTES]);
+
+    old.write_all_at(&[3; PAGE_BYTES], 0).expect("write");
+    old.sync_all().expect("fsync");
+    content[..PAGE_BYTES].fill(3);
+    assert!(fs::read(other.join("f")).expect("read") == content);
+    assert!(fs::read(one.join("f")).expect("read") == content);
+    old.set_len(3).expect("truncate");
+    assert_eq!(fs::read(other.join("f")).expect("read"), [3; 3]);
+    assert_eq!(fs::metadata(one.join("f")).expect("stat").len(), 3);
+    assert_eq!(fs::read(one.join("f")).expect("read"), [3; 3]);
+    // Without a lookup.
+    let old = format!("/proc/self/fd/{}", old.as_raw_fd());
+    fs::write(old, "").expect("truncate");
+    assert_eq!(fs::metadata(one.join("f")).expect("stat").len(), 0);
+    assert_eq!(fs::read(one.join("f")).expect("read"), b"");
 }
 
 #[test]

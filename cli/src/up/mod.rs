@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_fuse_mount::open_device;
+use harvestfs_fuse_mount::kernel_options::open_device;
 use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 

@@ -223,6 +223,9 @@ impl MetaCache {
         for &ino in inodes {
             inner.happened(Subject::Inode(ino));
             inner.forget_inode(ino);
+            if let Some(directory) = inner.dirs.get_mut(&ino) {
+                directory.parent = None;
+            }
         }
         for (parent, name) in entries {
             inner.entry_happened(*parent, name);

@@ -84,9 +84,10 @@ impl Ticket {
             for entry in entries {
                 inner.set_entry(ino, &entry.name, Some(entry.ino));
             }
+            let is_there = inner.is_fresh(self.at, &Subject::Inode(ino));
             let directory = inner.directory_mut(ino);
             directory.complete = true;
-            directory.parent = Some(parent);
+            directory.parent = is_there.then_some(parent);
         }
     }
 }
@@ -135,10 +136,11 @@ impl Ticket {
 
     /// An inode was moved to another directory.
     pub(crate) fn moved(&self, attr: &Attr, to: InodeId) {
+        let is_there = self.lock().is_fresh(self.at, &Subject::Inode(attr.ino));
         self.changed_attr(attr);
         let mut inner = self.lock();
         if let Some(directory) = inner.dirs.get_mut(&attr.ino) {
-            directory.parent = Some(to);
+            directory.parent = is_there.then_some(to);
         }
     }
 

@@ -541,7 +541,14 @@ fn each_told_by_mutation(op: &MetaOp, reply: &MetaReply, told: &mut impl FnMut(C
         _ => {}
     }
     match reply {
-        MetaReply::Attr(attr) | MetaReply::Removed(Some(attr)) => told(Cached::Inode(attr.ino)),
+        MetaReply::Attr(attr) => {
+            told(Cached::Inode(attr.ino));
+            if matches!(op, MetaOp::MakeDir { .. }) {
+                // That there are no entries.
+                told(Cached::Entries(attr.ino));
+            }
+        }
+        MetaReply::Removed(Some(attr)) => told(Cached::Inode(attr.ino)),
         MetaReply::Renamed { moved, other } => {
             told(Cached::Inode(moved.ino));
             if let Some(other) = other {

@@ -1,0 +1,122 @@
+//! What was invalidated last, to tell whether an answer may be older than that.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use harvestfs_protocol::ids::InodeId;
+
+/// Invalidations of single inodes that are remembered, many more than come in while one request is
+/// served. What is asked about an older moment counts as invalidated.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Counts invalidations and remembers the last ones.
+#[derive(Debug, Default)]
+pub struct Invalidations {
+    recent: Mutex<Recent>,
+}
+
+#[derive(Debug, Default)]
+struct Recent {
+    count: u64,
+    /// The inodes of the last invalidations, the newest last, none of them older than the last
+    /// invalidation of everything.
+    inodes: VecDeque<InodeId>,
+}
+
+/// What was invalidated since a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// Nothing.
+    Nothing,
+    /// Not the inode in question.
+    Others,
+    /// The inode in question.
+    This,
+}
+
+impl Invalidations {
+    /// How many there were. A moment to ask [`Invalidations::since`] about.
+    pub fn count(&self) -> u64 {
+        self.recent().count
+    }
+
+    /// An inode is invalidated.
+    pub fn add(&self, ino: InodeId) {
+        let mut recent = self.recent();
+        recent.count += 1;
+        if recent.inodes.len() == REMEMBERED_MAX {
+            recent.inodes.pop_front();
+        }
+        recent.inodes.push_back(ino);
+    }
+
+    /// Everything is invalidated.
+    pub fn add_all(&self) {
+        let mut recent = self.recent();
+        recent.count += 1;
+        recent.inodes.clear();
+    }
+
+    /// What was invalidated since there were `count`, as it concerns an inode.
+    pub fn since(&self, count: u64, ino: InodeId) -> Since {
+        let recent = self.recent();
+        let since = usize::try_from(recent.count - count).unwrap_or(usize::MAX);
+        if since == 0 {
+            return Since::Nothing;
+        }
+        if since > recent.inodes.len()
+            || recent.inodes.iter().rev().take(since).any(|&it| it == ino)
+        {
+            return Since::This;
+        }
+        Since::Others
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        // Nothing between lock and unlock can panic half-way through a change.
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THIS: InodeId = InodeId(7);
+    const OTHER: InodeId = InodeId(8);
+
+    #[test]
+    fn an_inode_is_told_from_others() {
+        let invalidations = Invalidations::default();
+        let start = invalidations.count();
+        assert_eq!(invalidations.since(start, THIS), Since::Nothing);
+        invalidations.add(THIS);
+        let later = invalidations.count();
+        invalidations.add(OTHER);
+        assert_eq!(invalidations.since(start, THIS), Since::This);
+        assert_eq!(invalidations.since(later, THIS), Since::Others);
+        assert_eq!(invalidations.since(later, OTHER), Since::This);
+    }
+
+    #[test]
+    fn what_is_not_remembered_counts_as_invalidated() {
+        let invalidations = Invalidations::default();
+        let start = invalidations.count();
+        for _ in 0..REMEMBERED_MAX {
+            invalidations.add(OTHER);
+        }
+        assert_eq!(invalidations.since(start, THIS), Since::Others);
+        invalidations.add(OTHER);
+        assert_eq!(invalidations.since(start, THIS), Since::This);
+
+        let before = invalidations.count();
+        invalidations.add_all();
+        assert_eq!(invalidations.since(before, THIS), Since::This);
+        invalidations.add(OTHER);
+        assert_eq!(invalidations.since(before, THIS), Since::This);
+        let after = invalidations.count();
+        assert_eq!(invalidations.since(after, THIS), Since::Nothing);
+    }
+}
