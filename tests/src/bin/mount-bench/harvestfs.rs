@@ -1,17 +1,17 @@
 //! A HarvestFS cluster, started with `harvestfs up` and ended with `harvestfs down`.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use std::os::unix::process::CommandExt;
 use tempfile::TempDir;
 
 use crate::cpu::Marker;
 use crate::target::{
-    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, wait_until,
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, spawn,
+    wait_until,
 };
 
 const DATANODES: u64 = 9;
@@ -91,17 +91,7 @@ impl Harvestfs {
     fn run(&self, command: &mut Command, limit: Duration) -> Result<()> {
         let dir = self.dir.as_ref().context("the cluster was not started")?;
         let log = dir.path().join("harvestfs.log");
-        let output = File::options().create(true).append(true).open(&log)?;
-        let (name, value) = self.marker.variable();
-        let mut child = command
-            .env(name, value)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            // Out of reach of a Ctrl-C that is meant for this program, which then stops it.
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        let mut child = spawn(command, &self.marker, &log)?;
         wait_for_success(&mut child, limit)
             .with_context(|| format!("{command:?}\n{}", log_tail(&log)))
     }

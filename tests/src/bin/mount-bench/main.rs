@@ -1,18 +1,22 @@
 //! Benchmark of mounted file systems: the same work on every target, side by side.
 //!
-//! A target is a directory (`--dir`), a MooseFS cluster (`--moosefs`) or a HarvestFS cluster
-//! (`--harvestfs`); the clusters are started by this command, nine storage servers and three
-//! replicas each, and ended by it. Every run starts every target afresh, one at a time, so that
-//! no target is measured while another one still cleans up.
+//! A target is a directory (`--dir`), a FUSE file system in memory (`--fuse`), a MooseFS cluster
+//! (`--moosefs`) or a HarvestFS cluster (`--harvestfs`); the clusters are started by this command,
+//! nine storage servers and three replicas each, and ended by it. Every run starts every target
+//! afresh, one at a time, so that no target is measured while another one still cleans up.
+//!
+//! `--fuse` shows what of a row is the kernel's: what a FUSE file system with HarvestFS's mount
+//! options takes on this machine that has nothing to do but to answer.
 //!
 //! ```text
-//! cargo run --release -p harvestfs-tests --bin mount-bench -- --dir /var/tmp=ext4 --moosefs --harvestfs
+//! cargo run --release -p harvestfs-tests --bin mount-bench -- --dir /var/tmp=ext4 --fuse --moosefs --harvestfs
 //! ```
 //!
 //! The result is a table in Markdown (medians, smallest and largest value, ratio to MooseFS) and,
 //! with `--json`, every single sample. Rows that start with cold caches need root.
 
 mod cpu;
+mod fuse_alone;
 mod harvestfs;
 mod interrupt;
 mod moosefs;
@@ -47,6 +51,15 @@ struct Options {
     /// Command that empties the caches of the --dir target LABEL, run whenever a row needs them cold
     #[arg(long = "remount", value_name = "LABEL=CMD")]
     remounts: Vec<String>,
+
+    /// Measure a FUSE file system with HarvestFS's mount options that answers from memory at once; in
+    /// rows with cold caches only the kernel's caches are cold
+    #[arg(long)]
+    fuse: bool,
+
+    /// Be the server of --fuse on this directory, until it is unmounted
+    #[arg(long = fuse_alone::SERVE_OPTION, value_name = "DIR", hide = true)]
+    serve_fuse: Option<PathBuf>,
 
     /// Start a MooseFS cluster (one master, nine chunk servers, goal 3) and measure its mount
     #[arg(long)]
@@ -105,6 +118,9 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
+    if let Some(directory) = &options.serve_fuse {
+        return fuse_alone::serve(directory);
+    }
     interrupt::install()?;
 
     let rows = if options.only.is_empty() {
@@ -149,7 +165,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The targets that the options name, in the order directories, MooseFS, HarvestFS.
+/// The targets that the options name, in the order directories, FUSE, MooseFS, HarvestFS.
 fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
     let mut remounts: Vec<(&str, &str)> = Vec::new();
     for text in &options.remounts {
@@ -171,6 +187,9 @@ fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
     if let Some((label, _)) = remounts.first() {
         bail!("--remount {label}=...: no --dir has this label");
     }
+    if options.fuse {
+        targets.push(Box::new(fuse_alone::FuseAlone::new(&options.scratch)));
+    }
     if options.moosefs {
         targets.push(Box::new(moosefs::Moosefs::new(&options.scratch)?));
     }
@@ -186,7 +205,7 @@ fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
         )?));
     }
     if targets.is_empty() {
-        bail!("nothing to measure: give --dir, --moosefs or --harvestfs (see --help)");
+        bail!("nothing to measure: give --dir, --fuse, --moosefs or --harvestfs (see --help)");
     }
     Ok(targets)
 }

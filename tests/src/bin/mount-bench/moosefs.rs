@@ -5,9 +5,8 @@
 //! Chunk servers refuse to talk over 127.0.0.1, so the loopback interface gets [`ADDRESS`] for as
 //! long as the cluster runs.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -17,7 +16,8 @@ use tempfile::TempDir;
 
 use crate::cpu::Marker;
 use crate::target::{
-    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, wait_until,
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, spawn,
+    wait_until,
 };
 
 const CHUNK_SERVERS: usize = 9;
@@ -90,18 +90,8 @@ impl Moosefs {
     /// Starts a MooseFS program in the foreground, with its output in a log of its own.
     fn spawn(&self, dir: &Path, log: &str, program: &str, arguments: &[&str]) -> Result<Child> {
         let path = find_program(program).with_context(|| format!("{program} is missing"))?;
-        let output = File::create(dir.join(log))?;
-        let (name, value) = self.marker.variable();
-        Command::new(path)
-            .args(arguments)
-            .env(name, value)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            // Out of reach of a Ctrl-C that is meant for this program, which then stops it.
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot run {program}"))
+        let mut command = Command::new(path);
+        spawn(command.args(arguments), &self.marker, &dir.join(log))
     }
 
     fn start_servers(&mut self) -> Result<()> {

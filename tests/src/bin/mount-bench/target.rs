@@ -1,9 +1,10 @@
 //! Where the work is done: what every target offers, and the plain directory.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -113,6 +114,21 @@ pub fn drop_kernel_caches() -> Result<()> {
     rustix::fs::sync();
     fs::write("/proc/sys/vm/drop_caches", "3")
         .context("rows with cold caches need root (write to /proc/sys/vm/drop_caches)")
+}
+
+/// Starts a program of a target, with its output at the end of a log.
+pub fn spawn(command: &mut Command, marker: &Marker, log: &Path) -> Result<Child> {
+    let output = File::options().create(true).append(true).open(log)?;
+    let (name, value) = marker.variable();
+    command
+        .env(name, value)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        // Out of reach of a Ctrl-C that is meant for this program, which then stops it.
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))
 }
 
 /// Looks every [`POLL`] until `ready` holds; fails after `limit`, naming `what` was awaited.

@@ -1,0 +1,606 @@
+//! Names, attributes and content of a file system, in memory.
+//!
+//! What the kernel checks before it asks a FUSE file system is not checked again: permissions, the
+//! length of names, that no directory is moved below itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{Errno, FileAttr, FileType, INodeNo};
+
+/// Content is kept in chunks of this size, which is that of the largest request.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Places of `.`, `..` and the first entry of a directory; an entry's place never changes.
+const DOT_PLACE: u64 = 1;
+const DOT_DOT_PLACE: u64 = 2;
+const FIRST_PLACE: u64 = 3;
+
+/// All files and directories.
+#[derive(Debug)]
+pub struct Tree {
+    inodes: HashMap<u64, Inode>,
+    next_ino: u64,
+}
+
+/// A file, directory or symlink.
+#[derive(Debug)]
+pub struct Inode {
+    attr: FileAttr,
+    /// How often the kernel was told of it and did not yet forget: it may be asked for so long.
+    lookups: u64,
+    content: Content,
+}
+
+/// What an inode holds.
+#[derive(Debug)]
+pub enum Content {
+    /// Chunks by their number. What no chunk has, or lies behind the end of one, is zeros.
+    File(BTreeMap<u64, Arc<Vec<u8>>>),
+    /// Names.
+    Directory(Directory),
+    /// The target.
+    Symlink(OsString),
+}
+
+/// The names in a directory.
+#[derive(Debug)]
+pub struct Directory {
+    parent: u64,
+    places: HashMap<OsString, u64>,
+    /// Names and inode numbers by place, so that who reads the directory can go on where he was
+    /// although entries before it were removed.
+    entries: BTreeMap<u64, (OsString, u64)>,
+    next_place: u64,
+}
+
+/// A part of a chunk, shared with the file.
+#[derive(Debug)]
+pub struct Piece {
+    chunk: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+/// Attributes to set.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub permissions: Option<u16>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size_bytes: Option<u64>,
+    pub atime: Option<SystemTime>,
+    pub mtime: Option<SystemTime>,
+    /// Now, if there is none.
+    pub ctime: Option<SystemTime>,
+}
+
+impl Content {
+    /// A file without content.
+    pub fn empty_file() -> Self {
+        Self::File(BTreeMap::new())
+    }
+
+    /// A directory without entries.
+    pub fn empty_directory(parent: u64) -> Self {
+        Self::Directory(Directory {
+            parent,
+            places: HashMap::new(),
+            entries: BTreeMap::new(),
+            next_place: FIRST_PLACE,
+        })
+    }
+
+    fn file_type(&self) -> FileType {
+        match self {
+            Self::File(_) => FileType::RegularFile,
+            Self::Directory(_) => FileType::Directory,
+            Self::Symlink(_) => FileType::Symlink,
+        }
+    }
+}
+
+impl Directory {
+    fn get(&self, name: &OsStr) -> Option<u64> {
+        let place = self.places.get(name)?;
+        Some(self.entries.get(place)?.1)
+    }
+
+    fn insert(&mut self, name: &OsStr, ino: u64) {
+        self.places.insert(name.to_owned(), self.next_place);
+        self.entries.insert(self.next_place, (name.to_owned(), ino));
+        self.next_place += 1;
+    }
+
+    fn remove(&mut self, name: &OsStr) {
+        if let Some(place) = self.places.remove(name) {
+            self.entries.remove(&place);
+        }
+    }
+}
+
+impl Piece {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.chunk[self.range.clone()]
+    }
+}
+
+/// Attributes of something new.
+pub fn attributes(ino: u64, kind: FileType, permissions: u16, uid: u32, gid: u32) -> FileAttr {
+    let now = SystemTime::now();
+    FileAttr {
+        ino: INodeNo(ino),
+        size: 0,
+        blocks: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        crtime: now,
+        kind,
+        perm: permissions,
+        nlink: if kind == FileType::Directory { 2 } else { 1 },
+        uid,
+        gid,
+        rdev: 0,
+        blksize: CHUNK_BYTES as u32,
+        flags: 0,
+    }
+}
+
+impl Tree {
+    /// An empty directory of this owner.
+    pub fn new(uid: u32, gid: u32) -> Self {
+        let ino = INodeNo::ROOT.0;
+        let root = Inode {
+            attr: attributes(ino, FileType::Directory, 0o755, uid, gid),
+            lookups: 1,
+            content: Content::empty_directory(ino),
+        };
+        Self {
+            inodes: HashMap::from([(ino, root)]),
+            next_ino: ino + 1,
+        }
+    }
+
+    /// The attributes of an inode.
+    pub fn attr(&self, ino: u64) -> Result<FileAttr, Errno> {
+        Ok(self.inode(ino)?.attr)
+    }
+
+    /// Finds a name. Counts as a lookup, as does everything that returns an entry.
+    pub fn lookup(&mut self, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
+        let ino = self.child(parent, name)?;
+        let inode = self.inode_mut(ino)?;
+        inode.lookups += 1;
+        Ok(inode.attr)
+    }
+
+    /// The kernel forgets so many lookups. Returns the inode if nobody can reach it any more: to
+    /// free its content takes time.
+    pub fn forget(&mut self, ino: u64, lookups: u64) -> Option<Inode> {
+        let inode = self.inodes.get_mut(&ino)?;
+        inode.lookups = inode.lookups.saturating_sub(lookups);
+        if inode.lookups == 0 && inode.attr.nlink == 0 {
+            return self.inodes.remove(&ino);
+        }
+        None
+    }
+
+    /// Sets attributes.
+    pub fn change(&mut self, ino: u64, changes: &Changes) -> Result<FileAttr, Errno> {
+        let Inode { attr, content, .. } = self.inode_mut(ino)?;
+        let now = SystemTime::now();
+        if let Some(size_bytes) = changes.size_bytes {
+            let Content::File(chunks) = content else {
+                return Err(Errno::EINVAL);
+            };
+            truncate(chunks, size_bytes);
+            set_size(attr, size_bytes);
+            attr.mtime = now;
+        }
+        attr.perm = changes.permissions.unwrap_or(attr.perm);
+        attr.uid = changes.uid.unwrap_or(attr.uid);
+        attr.gid = changes.gid.unwrap_or(attr.gid);
+        attr.atime = changes.atime.unwrap_or(attr.atime);
+        attr.mtime = changes.mtime.unwrap_or(attr.mtime);
+        attr.ctime = changes.ctime.unwrap_or(now);
+        Ok(*attr)
+    }
+
+    /// Gives something new a name.
+    pub fn create(
+        &mut self,
+        parent: u64,
+        name: &OsStr,
+        content: Content,
+        permissions: u16,
+        uid: u32,
+        gid: u32,
+    ) -> Result<FileAttr, Errno> {
+        let ino = self.next_ino;
+        let kind = content.file_type();
+        let mut attr = attributes(ino, kind, permissions, uid, gid);
+        if let Content::Symlink(target) = &content {
+            attr.size = target.len() as u64;
+        }
+        self.insert(parent, name, ino, kind)?;
+        self.next_ino += 1;
+        let inode = Inode {
+            attr,
+            lookups: 1,
+            content,
+        };
+        self.inodes.insert(ino, inode);
+        Ok(attr)
+    }
+
+    /// The target of a symlink.
+    pub fn symlink_target(&self, ino: u64) -> Result<OsString, Errno> {
+        match &self.inode(ino)?.content {
+            Content::Symlink(target) => Ok(target.clone()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Gives a file another name.
+    pub fn link(&mut self, ino: u64, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
+        let kind = self.attr(ino)?.kind;
+        self.insert(parent, name, ino, kind)?;
+        let inode = self.inode_mut(ino)?;
+        inode.attr.nlink += 1;
+        inode.attr.ctime = SystemTime::now();
+        inode.lookups += 1;
+        Ok(inode.attr)
+    }
+
+    /// Removes the name of a directory, which must be empty, or of anything else.
+    pub fn remove(&mut self, parent: u64, name: &OsStr, directory: bool) -> Result<(), Errno> {
+        let ino = self.child(parent, name)?;
+        let inode = self.inode_mut(ino)?;
+        match &inode.content {
+            Content::Directory(_) if !directory => return Err(Errno::EISDIR),
+            Content::Directory(content) if !content.entries.is_empty() => {
+                return Err(Errno::ENOTEMPTY);
+            }
+            // The second link is its own «.».
+            Content::Directory(_) => inode.attr.nlink = 0,
+            _ if directory => return Err(Errno::ENOTDIR),
+            _ => inode.attr.nlink = inode.attr.nlink.saturating_sub(1),
+        }
+        inode.attr.ctime = SystemTime::now();
+        self.remove_entry(parent, name, directory)?;
+        self.forget(ino, 0);
+        Ok(())
+    }
+
+    /// Moves a name, over another one unless `no_replace`.
+    pub fn rename(
+        &mut self,
+        parent: u64,
+        name: &OsStr,
+        new_parent: u64,
+        new_name: &OsStr,
+        no_replace: bool,
+    ) -> Result<(), Errno> {
+        let ino = self.child(parent, name)?;
+        let kind = self.attr(ino)?.kind;
+        let is_directory = kind == FileType::Directory;
+        match self.directory(new_parent)?.get(new_name) {
+            Some(_) if no_replace => return Err(Errno::EEXIST),
+            // Two names of one file: POSIX wants nothing done.
+            Some(replaced) if replaced == ino => return Ok(()),
+            Some(_) => self.remove(new_parent, new_name, is_directory)?,
+            None => {}
+        }
+        self.remove_entry(parent, name, is_directory)?;
+        self.insert(new_parent, new_name, ino, kind)?;
+        let inode = self.inode_mut(ino)?;
+        inode.attr.ctime = SystemTime::now();
+        if let Content::Directory(content) = &mut inode.content {
+            content.parent = new_parent;
+        }
+        Ok(())
+    }
+
+    /// Up to `size` bytes of a file; fewer at its end.
+    pub fn read(&self, ino: u64, offset: u64, size: usize) -> Result<Vec<Piece>, Errno> {
+        let inode = self.inode(ino)?;
+        let Content::File(chunks) = &inode.content else {
+            return Err(Errno::EINVAL);
+        };
+        let end = inode.attr.size.min(offset.saturating_add(size as u64));
+        let mut pieces = Vec::new();
+        let mut position = offset;
+        while position < end {
+            let (number, start) = chunk_at(position);
+            let rest = usize::try_from(end - position).unwrap_or(usize::MAX);
+            let range = start..start + rest.min(CHUNK_BYTES - start);
+            position += range.len() as u64;
+            let chunk = match chunks.get(&number) {
+                Some(chunk) if chunk.len() >= range.end => Arc::clone(chunk),
+                shorter => {
+                    let mut filled = shorter.map(|chunk| chunk.to_vec()).unwrap_or_default();
+                    filled.resize(range.end, 0);
+                    Arc::new(filled)
+                }
+            };
+            pieces.push(Piece { chunk, range });
+        }
+        Ok(pieces)
+    }
+
+    /// Writes to a file.
+    pub fn write(&mut self, ino: u64, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
+        let inode = self.inode_mut(ino)?;
+        let Content::File(chunks) = &mut inode.content else {
+            return Err(Errno::EINVAL);
+        };
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (number, start) = chunk_at(end - rest.len() as u64);
+            let (piece, after) = rest.split_at(rest.len().min(CHUNK_BYTES - start));
+            // Copied only while a reader has it.
+            let chunk = Arc::make_mut(chunks.entry(number).or_default());
+            if chunk.len() < start {
+                chunk.resize(start, 0);
+            }
+            let (over, appended) = piece.split_at(piece.len().min(chunk.len() - start));
+            chunk[start..start + over.len()].copy_from_slice(over);
+            chunk.extend_from_slice(appended);
+            rest = after;
+        }
+        let size_bytes = inode.attr.size.max(end);
+        set_size(&mut inode.attr, size_bytes);
+        inode.attr.mtime = SystemTime::now();
+        inode.attr.ctime = inode.attr.mtime;
+        Ok(())
+    }
+
+    /// Calls `add` for the entries behind a place, each with its place, until `add` returns that
+    /// there is no room. Those that had room count as looked up if `lookups`.
+    pub fn list(
+        &mut self,
+        ino: u64,
+        place: u64,
+        lookups: bool,
+        mut add: impl FnMut(u64, &OsStr, &FileAttr) -> bool,
+    ) -> Result<(), Errno> {
+        let directory = self.directory(ino)?;
+        let dots = [
+            (DOT_PLACE, ".", ino),
+            (DOT_DOT_PLACE, "..", directory.parent),
+        ]
+        .map(|(place, name, ino)| (place, OsStr::new(name), ino));
+        let entries = directory
+            .entries
+            .range(place.saturating_add(1)..)
+            .map(|(place, (name, ino))| (*place, name.as_os_str(), *ino));
+        let mut added = Vec::new();
+        for (entry_place, name, ino) in dots.into_iter().filter(|dot| dot.0 > place).chain(entries)
+        {
+            let attr = &self.inode(ino)?.attr;
+            if add(entry_place, name, attr) {
+                break;
+            }
+            // The kernel does not take the first two for lookups.
+            if lookups && entry_place >= FIRST_PLACE {
+                added.push(ino);
+            }
+        }
+        for ino in added {
+            self.inode_mut(ino)?.lookups += 1;
+        }
+        Ok(())
+    }
+
+    fn inode(&self, ino: u64) -> Result<&Inode, Errno> {
+        self.inodes.get(&ino).ok_or(Errno::ESTALE)
+    }
+
+    fn inode_mut(&mut self, ino: u64) -> Result<&mut Inode, Errno> {
+        self.inodes.get_mut(&ino).ok_or(Errno::ESTALE)
+    }
+
+    fn directory(&self, ino: u64) -> Result<&Directory, Errno> {
+        match &self.inode(ino)?.content {
+            Content::Directory(directory) => Ok(directory),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn child(&self, parent: u64, name: &OsStr) -> Result<u64, Errno> {
+        self.directory(parent)?.get(name).ok_or(Errno::ENOENT)
+    }
+
+    /// Adds a name to a directory.
+    fn insert(&mut self, parent: u64, name: &OsStr, ino: u64, kind: FileType) -> Result<(), Errno> {
+        let (attr, directory) = self.changed_directory(parent)?;
+        if directory.get(name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        directory.insert(name, ino);
+        if kind == FileType::Directory {
+            attr.nlink += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes a name from a directory.
+    fn remove_entry(&mut self, parent: u64, name: &OsStr, of_directory: bool) -> Result<(), Errno> {
+        let (attr, directory) = self.changed_directory(parent)?;
+        directory.remove(name);
+        if of_directory {
+            attr.nlink = attr.nlink.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    /// A directory whose entries change now.
+    fn changed_directory(&mut self, ino: u64) -> Result<(&mut FileAttr, &mut Directory), Errno> {
+        let Inode { attr, content, .. } = self.inode_mut(ino)?;
+        let Content::Directory(directory) = content else {
+            return Err(Errno::ENOTDIR);
+        };
+        attr.mtime = SystemTime::now();
+        attr.ctime = attr.mtime;
+        Ok((attr, directory))
+    }
+}
+
+/// The number of the chunk that has the byte at `position`, and where in it.
+fn chunk_at(position: u64) -> (u64, usize) {
+    let chunk_bytes = CHUNK_BYTES as u64;
+    // Below the size of a chunk.
+    (position / chunk_bytes, (position % chunk_bytes) as usize)
+}
+
+fn truncate(chunks: &mut BTreeMap<u64, Arc<Vec<u8>>>, size_bytes: u64) {
+    chunks.split_off(&size_bytes.div_ceil(CHUNK_BYTES as u64));
+    let (number, end) = chunk_at(size_bytes);
+    if let Some(last) = chunks.get_mut(&number) {
+        Arc::make_mut(last).truncate(end);
+    }
+}
+
+fn set_size(attr: &mut FileAttr, size_bytes: u64) {
+    attr.size = size_bytes;
+    attr.blocks = size_bytes.div_ceil(512);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: u64 = INodeNo::ROOT.0;
+
+    fn tree_with_file() -> (Tree, u64) {
+        let mut tree = Tree::new(0, 0);
+        let file = create(&mut tree, ROOT, "file", Content::empty_file());
+        (tree, file)
+    }
+
+    fn create(tree: &mut Tree, parent: u64, name: &str, content: Content) -> u64 {
+        let attr = tree.create(parent, OsStr::new(name), content, 0o644, 0, 0);
+        attr.unwrap().ino.0
+    }
+
+    fn content(tree: &Tree, ino: u64, offset: u64, size: usize) -> Vec<u8> {
+        let pieces = tree.read(ino, offset, size).unwrap();
+        let bytes: Vec<&[u8]> = pieces.iter().map(Piece::bytes).collect();
+        bytes.concat()
+    }
+
+    fn names(tree: &mut Tree, place: u64, most: usize) -> Vec<(u64, String)> {
+        let mut names = Vec::new();
+        tree.list(ROOT, place, true, |place, name, _| {
+            let full = names.len() == most;
+            if !full {
+                names.push((place, name.to_string_lossy().into_owned()));
+            }
+            full
+        })
+        .unwrap();
+        names
+    }
+
+    #[test]
+    fn content_over_several_chunks_with_holes_is_read_back() {
+        let (mut tree, file) = tree_with_file();
+        let mut expected = vec![0; 4 * CHUNK_BYTES + 7];
+        for (offset, length, byte) in [
+            (3 * CHUNK_BYTES - 5, CHUNK_BYTES + 12, 1),
+            (10, 20, 2),
+            (3 * CHUNK_BYTES - 9, 6, 3),
+            (4 * CHUNK_BYTES, 7, 4),
+        ] {
+            tree.write(file, offset as u64, &vec![byte; length])
+                .unwrap();
+            expected[offset..offset + length].fill(byte);
+        }
+        assert_eq!(tree.attr(file).unwrap().size, expected.len() as u64);
+        assert!(content(&tree, file, 0, usize::MAX) == expected);
+        assert_eq!(content(&tree, file, expected.len() as u64 - 3, 9), [4; 3]);
+        assert!(content(&tree, file, u64::MAX, 9).is_empty());
+        assert_eq!(tree.write(file, u64::MAX, &[0, 0]), Err(Errno::EFBIG));
+
+        for size_bytes in [3 * CHUNK_BYTES - 7, CHUNK_BYTES, 5 * CHUNK_BYTES] {
+            let changes = Changes {
+                size_bytes: Some(size_bytes as u64),
+                ..Changes::default()
+            };
+            tree.change(file, &changes).unwrap();
+            expected.resize(size_bytes, 0);
+            assert!(content(&tree, file, 0, usize::MAX) == expected);
+        }
+    }
+
+    #[test]
+    fn a_removed_file_lives_until_the_kernel_forgets_it() {
+        let (mut tree, file) = tree_with_file();
+        tree.write(file, 0, b"text").unwrap();
+        tree.remove(ROOT, OsStr::new("file"), false).unwrap();
+        assert_eq!(tree.lookup(ROOT, OsStr::new("file")), Err(Errno::ENOENT));
+        assert_eq!(content(&tree, file, 0, 9), b"text");
+        assert!(tree.forget(file, 1).is_some());
+        assert_eq!(tree.attr(file), Err(Errno::ESTALE));
+    }
+
+    #[test]
+    fn a_rename_replaces_only_what_it_may() {
+        let (mut tree, file) = tree_with_file();
+        let [a, b] = ["a", "b"].map(|name| {
+            let content = Content::empty_directory(ROOT);
+            create(&mut tree, ROOT, name, content)
+        });
+        let other = create(&mut tree, b, "other", Content::empty_file());
+        let mut rename = |from: (u64, &str), to: (u64, &str), no_replace| {
+            let (name, new_name) = (OsStr::new(from.1), OsStr::new(to.1));
+            tree.rename(from.0, name, to.0, new_name, no_replace)
+        };
+        assert_eq!(
+            rename((ROOT, "a"), (ROOT, "b"), false),
+            Err(Errno::ENOTEMPTY)
+        );
+        assert_eq!(
+            rename((ROOT, "file"), (ROOT, "a"), false),
+            Err(Errno::EISDIR)
+        );
+        assert_eq!(
+            rename((ROOT, "a"), (ROOT, "file"), false),
+            Err(Errno::ENOTDIR)
+        );
+        assert_eq!(
+            rename((ROOT, "file"), (b, "other"), true),
+            Err(Errno::EEXIST)
+        );
+        rename((ROOT, "file"), (b, "other"), false).unwrap();
+        rename((ROOT, "b"), (a, "c"), false).unwrap();
+
+        assert_eq!(tree.attr(other).unwrap().nlink, 0);
+        assert_eq!(tree.lookup(a, OsStr::new("c")).unwrap().ino.0, b);
+        assert_eq!(tree.lookup(b, OsStr::new("other")).unwrap().ino.0, file);
+        assert_eq!(tree.directory(b).unwrap().parent, a);
+        let links = [ROOT, a, b].map(|ino| tree.attr(ino).unwrap().nlink);
+        assert_eq!(links, [3, 3, 2]);
+        assert_eq!(tree.remove(a, OsStr::new("c"), true), Err(Errno::ENOTEMPTY));
+    }
+
+    #[test]
+    fn a_directory_is_read_on_where_it_was_while_entries_are_removed() {
+        let (mut tree, file) = tree_with_file();
+        create(&mut tree, ROOT, "second", Content::empty_file());
+        let first = names(&mut tree, 0, 3);
+        assert_eq!(first.last().unwrap().1, "file");
+        tree.remove(ROOT, OsStr::new("file"), false).unwrap();
+        let (place, _) = first.last().unwrap();
+        assert_eq!(names(&mut tree, *place, 9)[0].1, "second");
+        assert_eq!(names(&mut tree, 0, 9).len(), 3);
+        assert!(names(&mut tree, u64::MAX, 9).is_empty());
+        // Created and listed once.
+        assert!(tree.forget(file, 1).is_none());
+        assert!(tree.forget(file, 1).is_some());
+    }
+}
