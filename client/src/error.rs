@@ -79,6 +79,12 @@ impl ClientError {
         }
     }
 
+    /// Whether what it was about is not there: it was removed, or never was.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Fs(FsError::NotFound | FsError::Stale))
+    }
+
     /// Whether trying the same again later may succeed without anything being changed.
     #[must_use]
     pub fn is_transient(&self) -> bool {

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use harvestfs_protocol::{
-    error::FsError,
     ids::InodeId,
     limits::ENTRIES_PER_REPLY_MAX,
     meta::DirEntry,
@@ -28,7 +27,8 @@ impl Client {
         }
     }
 
-    /// Everything at and below an inode, directories before what is in them, names in order.
+    /// Everything at and below an inode, directories before what is in them, names in order. What is
+    /// added or removed meanwhile may be among it or not.
     #[must_use]
     pub fn walk(&self, credentials: &Credentials, start: InodeId) -> Walk {
         Walk {
@@ -72,7 +72,7 @@ impl Entries {
             };
             match attr {
                 // It was removed meanwhile.
-                Err(ClientError::Fs(FsError::Stale | FsError::NotFound)) => {}
+                Err(error) if error.is_gone() => {}
                 attr => return Ok(Some((entry.name, attr?))),
             }
         }
@@ -130,7 +130,12 @@ impl Walk {
             return Ok(Some(self.visit(Vec::new(), attr)));
         }
         while let Some(level) = self.levels.last_mut() {
-            let Some((name, attr)) = level.entries.next().await? else {
+            let found = match level.entries.next().await {
+                // It was removed since the directory above named it.
+                Err(error) if !level.path.is_empty() && error.is_gone() => None,
+                found => found?,
+            };
+            let Some((name, attr)) = found else {
                 self.levels.pop();
                 continue;
             };

@@ -333,6 +333,37 @@ fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
     }
 }
 
+/// What goes while it is listed is not there; it is no error.
+#[test]
+fn what_is_purged_meanwhile_does_not_break_a_list() {
+    const FILES: usize = 400;
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    for directory in 0..2 {
+        let directory = mount.join(directory.to_string());
+        fs::create_dir(&directory).expect("mkdir");
+        for file in 0..FILES / 2 {
+            fs::write(directory.join(file.to_string()), "x").expect("write");
+        }
+        let name = "user.harvestfs.trash_s";
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&directory, name, b"3600", flags).expect("xattr");
+        fs::remove_dir_all(&directory).expect("rm -r");
+    }
+    assert!(trashed(&cluster).len() >= FILES);
+    std::thread::scope(|scope| {
+        let purge = scope.spawn(|| cluster.output_of(&["fs", "trash", "purge", "--all"]));
+        while !purge.is_finished() {
+            trashed(&cluster);
+            cluster.output_of(&["fs", "ls", "-R", "/.trash"]);
+        }
+    });
+    assert!(trashed(&cluster).is_empty());
+}
+
 /// A healthy cluster without a mount. Skips, without any, where FUSE cannot be used.
 fn with_blocks_of_two_replicas() -> Option<Cluster> {
     let (mut cluster, mount) = Cluster::mounted(&ClusterOptions {

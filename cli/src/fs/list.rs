@@ -9,7 +9,12 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
+use harvestfs_client::ClientError;
+use harvestfs_protocol::{
+    ids::InodeId,
+    name::Name,
+    types::{Attr, FileKind, Timestamp},
+};
 use serde_json::json;
 
 use super::Files;
@@ -57,6 +62,16 @@ impl Files {
             show(&mut out, args, name.as_bytes(), &attr)?;
         }
         Ok(())
+    }
+
+    /// The names in a directory.
+    pub(super) async fn names(&self, directory: InodeId) -> Result<Vec<Name>, ClientError> {
+        let mut names = Vec::new();
+        let mut entries = self.client.entries(&self.credentials, directory);
+        while let Some((name, _)) = entries.next().await? {
+            names.push(name);
+        }
+        Ok(names)
     }
 
     pub(super) async fn stat(&self, path: &OsString, json: bool) -> anyhow::Result<()> {

@@ -564,6 +564,11 @@ impl Files {
     }
 }
 
+/// Whether it failed since what it was about is not there, or not any more.
+fn is_gone(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(ClientError::is_gone)
+}
+
 /// The name that a path ends with.
 fn last_component(path: &[u8]) -> anyhow::Result<Name> {
     let last = path

@@ -19,7 +19,7 @@ use harvestfs_protocol::{
 };
 use serde_json::json;
 
-use super::{Files, list, quota};
+use super::{Files, is_gone, list, quota};
 use crate::units;
 
 /// `harvestfs fs snapshot`
@@ -130,12 +130,7 @@ impl Files {
             let Some(snapshots) = self.snapshots_in(directory).await? else {
                 continue;
             };
-            let mut names = Vec::new();
-            let mut entries = self.client.entries(&self.credentials, snapshots);
-            while let Some((name, _)) = entries.next().await? {
-                names.push(name);
-            }
-            for name in names {
+            for name in self.names(snapshots).await? {
                 self.client
                     .remove_snapshot(&self.credentials, directory, &name)
                     .await?;
@@ -154,8 +149,11 @@ impl Files {
         let mut all = Vec::new();
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
-            let used_bytes = self.number(attr.ino, quota::USED_BYTES).await?.unwrap_or(0);
-            all.push((name, attr, used_bytes));
+            match self.number(attr.ino, quota::USED_BYTES).await {
+                // It was removed meanwhile.
+                Err(error) if is_gone(&error) => {}
+                used_bytes => all.push((name, attr, used_bytes?.unwrap_or(0))),
+            }
         }
         if json {
             let shown = |(name, attr, used_bytes): &(Name, Attr, u64)| {

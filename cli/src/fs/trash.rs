@@ -14,7 +14,7 @@ use harvestfs_protocol::{
 };
 use serde_json::json;
 
-use super::{Files, list, quota};
+use super::{Files, is_gone, list, quota};
 use crate::units;
 
 /// Seconds for which `fs rm` keeps what it removes, unless a directory above says otherwise: a day.
@@ -68,13 +68,6 @@ pub(super) fn is_in_trash(path: &[u8]) -> bool {
     components.next() == Some(b".trash")
 }
 
-fn is_gone(error: &anyhow::Error) -> bool {
-    matches!(
-        error.downcast_ref(),
-        Some(ClientError::Fs(FsError::NotFound))
-    )
-}
-
 impl Files {
     pub(super) async fn trash(&self, command: &TrashCommand) -> anyhow::Result<()> {
         match command {
@@ -85,8 +78,7 @@ impl Files {
                     return Ok(());
                 };
                 let names = if *all {
-                    let there = self.trashed(directory).await?;
-                    there.into_iter().map(|trashed| trashed.name).collect()
+                    self.names(directory).await?
                 } else {
                     let names = entries.iter().map(|entry| Name::new(entry.as_bytes()));
                     names.collect::<Result<Vec<_>, _>>()?
@@ -120,12 +112,16 @@ impl Files {
         let mut all = Vec::new();
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
-            all.push(self.describe(name, attr).await?);
+            match self.describe(name, attr).await {
+                // Its time was over meanwhile, or somebody purged it.
+                Err(error) if error.is_gone() => {}
+                trashed => all.push(trashed?),
+            }
         }
         Ok(all)
     }
 
-    async fn describe(&self, name: Name, attr: Attr) -> anyhow::Result<Trashed> {
+    async fn describe(&self, name: Name, attr: Attr) -> Result<Trashed, ClientError> {
         let read = async |attribute: &[u8]| {
             let value = self
                 .client

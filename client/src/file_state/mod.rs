@@ -442,7 +442,7 @@ impl FileState {
             lane.data.commit_failed();
             match error {
                 // The file is gone: nobody can see the data any more.
-                ClientError::Fs(FsError::Stale | FsError::NotFound) => {
+                error if error.is_gone() => {
                     inner.give_up(order, error.clone());
                 }
                 // It may have happened, and must not happen twice.

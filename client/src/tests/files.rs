@@ -608,6 +608,33 @@ async fn paths_lead_through_symlinks_and_walks_see_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_walk_goes_on_behind_what_is_removed_meanwhile() {
+    let cluster = Cluster::start(1, 1).await;
+    let (client, me) = (cluster.client("a").await, root());
+    for directory in ["gone", "there"] {
+        client
+            .mkdir(&me, InodeId::ROOT, &name(directory), 0o755)
+            .await
+            .unwrap();
+    }
+    let mut walk = client.walk(&me, InodeId::ROOT);
+    let mut paths = Vec::new();
+    while let Some(entry) = walk.next().await.unwrap() {
+        if entry.path == b"gone" {
+            client
+                .rmdir(&me, InodeId::ROOT, &name("gone"))
+                .await
+                .unwrap();
+        }
+        paths.push(String::from_utf8(entry.path).unwrap());
+    }
+    assert_eq!(paths, ["", "gone", "there"]);
+    // Where it begins is no such thing.
+    let mut walk = client.walk(&me, InodeId(4_711));
+    assert_eq!(walk.next().await.unwrap_err(), FsError::Stale.into());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_closed_has_sealed_its_blocks() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
