@@ -137,6 +137,12 @@ fn the_doctor_finds_what_is_wrong_and_says_what_to_do() {
     assert!(said.contains("ERROR: namenode: "), "{said}");
 }
 
+/// Has a directory keep for so long what is removed from it.
+fn keep_removed(directory: &Path, seconds: &str) {
+    let (name, flags) = ("user.harvestfs.trash_s", rustix::fs::XattrFlags::empty());
+    rustix::fs::setxattr(directory, name, seconds.as_bytes(), flags).expect("xattr");
+}
+
 fn trashed(cluster: &Cluster) -> Vec<serde_json::Value> {
     let listed = cluster.output_of(&["fs", "trash", "ls", "--json"]);
     let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
@@ -169,11 +175,7 @@ fn what_is_removed_can_be_restored_until_it_expires() {
     assert!(trashed(&cluster).is_empty());
 
     // Through the mount, where a directory asks for it.
-    let flags = rustix::fs::XattrFlags::empty();
-    let keep = |seconds: &str| {
-        let name = "user.harvestfs.trash_s";
-        rustix::fs::setxattr(mount.join("tree"), name, seconds.as_bytes(), flags).expect("xattr");
-    };
+    let keep = |seconds| keep_removed(&mount.join("tree"), seconds);
     keep("3600");
     fs::remove_dir_all(mount.join("tree/below")).expect("rm -r");
     let entry = trashed(&cluster).remove(0);
@@ -348,9 +350,7 @@ fn what_is_purged_meanwhile_does_not_break_a_list() {
         for file in 0..FILES / 2 {
             fs::write(directory.join(file.to_string()), "x").expect("write");
         }
-        let name = "user.harvestfs.trash_s";
-        let flags = rustix::fs::XattrFlags::empty();
-        rustix::fs::setxattr(&directory, name, b"3600", flags).expect("xattr");
+        keep_removed(&directory, "3600");
         fs::remove_dir_all(&directory).expect("rm -r");
     }
     assert!(trashed(&cluster).len() >= FILES);

@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::cpu::Marker;
 use crate::target::{
-    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, spawn,
-    wait_until,
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail,
+    scratch_directory, spawn, wait_until,
 };
 
 const DATANODES: u64 = 9;
@@ -121,10 +121,7 @@ impl Target for Harvestfs {
     }
 
     fn start(&mut self) -> Result<PathBuf> {
-        let dir = tempfile::Builder::new()
-            .prefix("mount-bench-harvestfs-")
-            .tempdir_in(&self.scratch)
-            .with_context(|| format!("cannot make a directory in {}", self.scratch.display()))?;
+        let dir = scratch_directory(&self.scratch, "mount-bench-harvestfs-")?;
         fs::create_dir(dir.path().join("data"))?;
         fs::create_dir(dir.path().join("mnt"))?;
         self.dir = Some(dir);

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 use crate::cpu::Marker;
 use crate::target::{
-    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, spawn,
-    wait_until,
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail,
+    scratch_directory, spawn, wait_until,
 };
 
 const CHUNK_SERVERS: usize = 9;
@@ -97,10 +97,7 @@ impl Moosefs {
     fn start_servers(&mut self) -> Result<()> {
         let address = LoopbackAddress::add()?;
         let [metalogger_port, server_port, client_port] = free_ports()?;
-        let dir = tempfile::Builder::new()
-            .prefix("mount-bench-moosefs-")
-            .tempdir_in(&self.scratch)
-            .with_context(|| format!("cannot make a directory in {}", self.scratch.display()))?;
+        let dir = scratch_directory(&self.scratch, "mount-bench-moosefs-")?;
         let root = dir.path().to_owned();
         fs::create_dir(root.join("mnt"))?;
         self.running = Some(Running {

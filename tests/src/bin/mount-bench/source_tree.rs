@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use crate::target::scratch_directory;
 use crate::work::Random;
 
 const SYNTHETIC_FILES: u64 = 5200;
@@ -24,10 +25,7 @@ pub struct Tarball {
 impl Tarball {
     /// Packs `tree`, or a synthetic tree if there is none, below `scratch`.
     pub fn build(tree: Option<&Path>, scratch: &Path) -> Result<Self> {
-        let dir = tempfile::Builder::new()
-            .prefix("mount-bench-tree-")
-            .tempdir_in(scratch)
-            .with_context(|| format!("cannot make a directory in {}", scratch.display()))?;
+        let dir = scratch_directory(scratch, "mount-bench-tree-")?;
         let synthetic = dir.path().join("tree");
         let root = match tree {
             Some(tree) => tree,

@@ -71,10 +71,7 @@ impl Target for Directory {
     }
 
     fn start(&mut self) -> Result<PathBuf> {
-        let work = tempfile::Builder::new()
-            .prefix("mount-bench-")
-            .tempdir_in(&self.parent)
-            .with_context(|| format!("cannot make a directory in {}", self.parent.display()))?;
+        let work = scratch_directory(&self.parent, "mount-bench-")?;
         let path = work.path().to_owned();
         self.work = Some(work);
         Ok(path)
@@ -107,6 +104,14 @@ impl Target for Directory {
         }
         Ok(())
     }
+}
+
+/// Makes a directory that goes with what is returned.
+pub fn scratch_directory(parent: &Path, prefix: &str) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(prefix)
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot make a directory in {}", parent.display()))
 }
 
 /// Writes all dirty data back and drops the kernel's caches of pages, entries and inodes.

@@ -14,15 +14,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use harvestfs_fuse_mount::kernel_options::raise_read_ahead;
 use tempfile::TempDir;
 
 pub use self::server::serve;
 use crate::cpu::Marker;
 use crate::target::{
-    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail, spawn,
-    wait_until,
+    Target, drop_kernel_caches, end_processes, force_unmount, is_mounted, log_tail,
+    scratch_directory, spawn, wait_until,
 };
 
 /// The option of this program that makes it the server.
@@ -62,10 +62,7 @@ impl Target for FuseAlone {
     }
 
     fn start(&mut self) -> Result<PathBuf> {
-        let dir = tempfile::Builder::new()
-            .prefix("mount-bench-fuse-")
-            .tempdir_in(&self.scratch)
-            .with_context(|| format!("cannot make a directory in {}", self.scratch.display()))?;
+        let dir = scratch_directory(&self.scratch, "mount-bench-fuse-")?;
         let mount = fs::canonicalize(dir.path())?.join("mnt");
         fs::create_dir(&mount)?;
         let log = dir.path().join("server.log");

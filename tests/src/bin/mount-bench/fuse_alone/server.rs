@@ -16,6 +16,7 @@ use fuser::{
     ReplyXattr, Request, Session, TimeOrNow, WriteFlags,
 };
 use harvestfs_fuse_mount::kernel_options::{self, TTL_MAX};
+use harvestfs_protocol::limits::NAME_BYTES_MAX;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
 
@@ -27,7 +28,6 @@ const GENERATION: Generation = Generation(0);
 const NO_HANDLE: FileHandle = FileHandle(0);
 /// The unit in which `statvfs` counts.
 const STATFS_UNIT_BYTES: u32 = 4_096;
-const NAME_BYTES_MAX: u32 = 255;
 
 /// Serves an empty file system on a directory until it is unmounted.
 pub fn serve(directory: &Path) -> Result<()> {
@@ -418,7 +418,7 @@ impl Filesystem for FileSystem {
             0,
             0,
             STATFS_UNIT_BYTES,
-            NAME_BYTES_MAX,
+            NAME_BYTES_MAX as u32,
             STATFS_UNIT_BYTES,
         );
     }
