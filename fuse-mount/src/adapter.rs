@@ -27,7 +27,10 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.entry(Operation::Lookup, reply, async move {
             let parent = inner.inode(parent)?;
-            inner.client.lookup(&credentials, parent, &name?).await
+            inner
+                .client
+                .lookup(&credentials.await, parent, &name?)
+                .await
         });
     }
 
@@ -47,7 +50,7 @@ impl Filesystem for Adapter {
         self.serve(Operation::GetAttr, async move {
             let found = async {
                 let ino = inner.inode(node_id)?;
-                inner.client.getattr(&credentials, ino).await
+                inner.client.getattr(&credentials.await, ino).await
             };
             inner.answer_attr(reply, node_id, found.await);
         });
@@ -84,7 +87,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::SetAttr, async move {
             let changed = inner
-                .set_attributes(&credentials, node_id, changes, ctime.is_some())
+                .set_attributes(&credentials.await, node_id, changes, ctime.is_some())
                 .await;
             inner.answer_changed_attr(reply, node_id, changed);
         });
@@ -96,7 +99,7 @@ impl Filesystem for Adapter {
         self.serve(Operation::ReadLink, async move {
             let read = async {
                 let ino = inner.inode(node_id)?;
-                inner.client.readlink(&credentials, ino).await
+                inner.client.readlink(&credentials.await, ino).await
             };
             match read.await {
                 Ok(target) => reply.data(&target),
@@ -123,7 +126,7 @@ impl Filesystem for Adapter {
             let mode = convert::permissions(mode, umask);
             inner
                 .client
-                .mknod(&credentials, parent, &name?, kind, mode, rdev)
+                .mknod(&credentials.await, parent, &name?, kind, mode, rdev)
                 .await
         });
     }
@@ -142,7 +145,10 @@ impl Filesystem for Adapter {
         self.entry(Operation::MakeDir, reply, async move {
             let parent = inner.inode(parent)?;
             let mode = convert::permissions(mode, umask);
-            inner.client.mkdir(&credentials, parent, &name?, mode).await
+            inner
+                .client
+                .mkdir(&credentials.await, parent, &name?, mode)
+                .await
         });
     }
 
@@ -151,7 +157,10 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.empty(Operation::Unlink, reply, async move {
             let parent = inner.inode(parent)?;
-            inner.client.unlink(&credentials, parent, &name?).await?;
+            inner
+                .client
+                .unlink(&credentials.await, parent, &name?)
+                .await?;
             Ok(())
         });
     }
@@ -161,7 +170,7 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.empty(Operation::RemoveDir, reply, async move {
             let parent = inner.inode(parent)?;
-            inner.client.rmdir(&credentials, parent, &name?).await
+            inner.client.rmdir(&credentials.await, parent, &name?).await
         });
     }
 
@@ -180,7 +189,7 @@ impl Filesystem for Adapter {
             let parent = inner.inode(parent)?;
             inner
                 .client
-                .symlink(&credentials, parent, &name?, &target)
+                .symlink(&credentials.await, parent, &name?, &target)
                 .await
         });
     }
@@ -204,7 +213,14 @@ impl Filesystem for Adapter {
             let mode = convert::rename_mode(flags)?;
             inner
                 .client
-                .rename(&credentials, parent, &name?, new_parent, &new_name?, mode)
+                .rename(
+                    &credentials.await,
+                    parent,
+                    &name?,
+                    new_parent,
+                    &new_name?,
+                    mode,
+                )
                 .await?;
             Ok(())
         });
@@ -223,7 +239,10 @@ impl Filesystem for Adapter {
         self.entry(Operation::Link, reply, async move {
             let ino = inner.inode(node_id)?;
             let parent = inner.inode(new_parent)?;
-            inner.client.link(&credentials, ino, parent, &name?).await
+            inner
+                .client
+                .link(&credentials.await, ino, parent, &name?)
+                .await
         });
     }
 
@@ -231,7 +250,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         self.serve(Operation::Open, async move {
-            reply::opened(reply, inner.open(&credentials, node_id, flags).await);
+            reply::opened(reply, inner.open(&credentials.await, node_id, flags).await);
         });
     }
 
@@ -253,7 +272,7 @@ impl Filesystem for Adapter {
                 let parent = inner.inode(parent)?;
                 let mode = convert::permissions(mode, umask);
                 inner
-                    .create(&credentials, parent, &name?, mode, OpenFlags(flags))
+                    .create(&credentials.await, parent, &name?, mode, OpenFlags(flags))
                     .await
             };
             inner.answer_created(reply, created.await, asked_at);
@@ -472,7 +491,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::ReadDir, async move {
             match directory
-                .fill(&inner, &credentials, offset, &mut reply)
+                .fill(&inner, &credentials.await, offset, &mut reply)
                 .await
             {
                 Ok(()) => reply.ok(),
@@ -496,7 +515,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::ReadDirPlus, async move {
             let filled = directory
-                .fill_plus(&inner, &credentials, offset, &mut reply)
+                .fill_plus(&inner, &credentials.await, offset, &mut reply)
                 .await;
             match filled {
                 Ok(()) => reply.ok(),
@@ -537,7 +556,7 @@ impl Filesystem for Adapter {
         // The kernel asks about the mount as a whole by its root, or by no inode.
         let ino = inner.inode(node_id).unwrap_or(InodeId::ROOT);
         self.serve(Operation::StatFs, async move {
-            reply::statfs(reply, inner.client.statfs(&credentials, ino).await);
+            reply::statfs(reply, inner.client.statfs(&credentials.await, ino).await);
         });
     }
 
@@ -558,7 +577,7 @@ impl Filesystem for Adapter {
             let ino = inner.inode(node_id)?;
             inner
                 .client
-                .setxattr(&credentials, ino, &name?, &value, mode)
+                .setxattr(&credentials.await, ino, &name?, &value, mode)
                 .await
         });
     }
@@ -576,7 +595,7 @@ impl Filesystem for Adapter {
         self.serve(Operation::GetXattr, async move {
             let value = async {
                 let ino = inner.inode(node_id)?;
-                inner.client.getxattr(&credentials, ino, &name?).await
+                inner.client.getxattr(&credentials.await, ino, &name?).await
             };
             reply::xattr(reply, size, value.await);
         });
@@ -588,7 +607,7 @@ impl Filesystem for Adapter {
         self.serve(Operation::ListXattr, async move {
             let list = async {
                 let ino = inner.inode(node_id)?;
-                let names = inner.client.listxattr(&credentials, ino).await?;
+                let names = inner.client.listxattr(&credentials.await, ino).await?;
                 let with_ends = names
                     .into_iter()
                     .flat_map(|name| name.into_iter().chain([0]));
@@ -603,7 +622,10 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         self.empty(Operation::RemoveXattr, reply, async move {
             let ino = inner.inode(node_id)?;
-            inner.client.removexattr(&credentials, ino, &name?).await
+            inner
+                .client
+                .removexattr(&credentials.await, ino, &name?)
+                .await
         });
     }
 }

@@ -2,23 +2,35 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use fuser::Request;
 use harvestfs_protocol::{limits::GROUPS_MAX, types::Credentials};
+use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 
 /// A process that gives up a group keeps it here for this long. The kernel, which checks first,
 /// sees it at once.
 const GROUPS_LIFETIME: Duration = Duration::from_secs(1);
 /// Processes remembered.
 const PROCESSES_MAX: usize = 1_024;
+/// Processes whose groups are read at the same time.
+const READS_MAX: usize = 16;
+/// What could not be read by then counts as no groups.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Supplementary groups, which requests don't carry, of the processes that called last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Callers {
+    cache: Arc<Cache>,
+}
+
+#[derive(Debug)]
+struct Cache {
     processes: Mutex<HashMap<Process, (Instant, Vec<u32>)>>,
+    reads: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,40 +40,71 @@ struct Process {
     gid: u32,
 }
 
+impl Default for Callers {
+    fn default() -> Self {
+        Self {
+            cache: Arc::new(Cache {
+                processes: Mutex::default(),
+                reads: Arc::new(Semaphore::new(READS_MAX)),
+            }),
+        }
+    }
+}
+
 impl Callers {
-    /// The credentials of the calling process.
-    pub fn credentials(&self, request: &Request) -> Credentials {
-        let process = Process {
+    /// The credentials of the calling process. To be awaited where the request is served, and not on
+    /// the thread that reads requests: what `/proc` says about a process can wait for a lock that the
+    /// process holds until one of its requests is answered.
+    pub fn credentials(
+        &self,
+        request: &Request,
+    ) -> impl Future<Output = Credentials> + Send + use<> {
+        self.of(Process {
             pid: request.pid(),
             uid: request.uid(),
             gid: request.gid(),
-        };
-        Credentials {
-            uid: process.uid,
-            gid: process.gid,
-            // Root may do everything without them.
-            groups: if process.uid == 0 {
-                Vec::new()
-            } else {
-                self.groups(process)
-            },
-        }
+        })
     }
 
-    fn groups(&self, process: Process) -> Vec<u32> {
-        let now = Instant::now();
-        {
-            let processes = self
-                .processes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            if let Some((read_at, groups)) = processes.get(&process)
-                && now.duration_since(*read_at) < GROUPS_LIFETIME
-            {
-                return groups.clone();
+    fn of(&self, process: Process) -> impl Future<Output = Credentials> + Send + use<> {
+        // Root may do everything without them.
+        let cache = (process.uid != 0).then(|| self.cache.clone());
+        async move {
+            Credentials {
+                uid: process.uid,
+                gid: process.gid,
+                groups: match cache {
+                    None => Vec::new(),
+                    Some(cache) => cache.groups(process).await,
+                },
             }
         }
-        let groups = read_groups(process.pid);
+    }
+}
+
+impl Cache {
+    async fn groups(&self, process: Process) -> Vec<u32> {
+        if let Some(groups) = self.remembered(process) {
+            return groups;
+        }
+        let reads = self.reads.clone();
+        let read = timeout(READ_DEADLINE, async move {
+            let permit = reads.acquire_owned().await.ok()?;
+            let read = spawn_blocking(move || {
+                let groups = read_groups(process.pid);
+                // Only now: a read that is given up goes on.
+                drop(permit);
+                groups
+            });
+            read.await.ok()
+        });
+        let Ok(Some(groups)) = read.await else {
+            tracing::warn!(
+                pid = process.pid,
+                "the groups of a process cannot be read in time; it is served without them"
+            );
+            return Vec::new();
+        };
         let mut processes = self
             .processes
             .lock()
@@ -69,8 +112,17 @@ impl Callers {
         if processes.len() >= PROCESSES_MAX {
             processes.clear();
         }
-        processes.insert(process, (now, groups.clone()));
+        processes.insert(process, (Instant::now(), groups.clone()));
         groups
+    }
+
+    fn remembered(&self, process: Process) -> Option<Vec<u32>> {
+        let processes = self
+            .processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (read_at, groups) = processes.get(&process)?;
+        (read_at.elapsed() < GROUPS_LIFETIME).then(|| groups.clone())
     }
 }
 
@@ -113,5 +165,37 @@ mod tests {
     #[test]
     fn a_process_that_is_gone_has_no_groups() {
         assert!(read_groups(u32::MAX).is_empty());
+    }
+
+    #[tokio::test]
+    async fn groups_are_read_elsewhere_and_then_remembered() {
+        let callers = Callers::default();
+        let this = Process {
+            pid: std::process::id(),
+            uid: 1,
+            gid: 2,
+        };
+        let groups = read_groups(this.pid);
+        let reads = callers.cache.reads.clone();
+        let all = reads.acquire_many(READS_MAX as u32).await.expect("open");
+        let mut first = Box::pin(callers.of(this));
+        assert!(
+            is_pending(&mut first).await,
+            "a read waits for its turn instead of blocking the thread"
+        );
+        drop(all);
+        assert_eq!(first.await.groups, groups);
+        let _all = reads.acquire_many(READS_MAX as u32).await.expect("open");
+        assert_eq!(callers.of(this).await.groups, groups);
+        let root = Process { uid: 0, ..this };
+        assert!(callers.of(root).await.groups.is_empty());
+    }
+
+    async fn is_pending(future: &mut (impl Future<Output = Credentials> + Unpin)) -> bool {
+        std::future::poll_fn(|context| {
+            let polled = std::pin::Pin::new(&mut *future).poll(context);
+            std::task::Poll::Ready(polled.is_pending())
+        })
+        .await
     }
 }
