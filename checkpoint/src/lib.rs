@@ -22,4 +22,5 @@ pub mod process;
 pub mod simulate;
 pub mod store;
 pub mod tracking;
+pub mod trust;
 pub mod verdict;

@@ -79,6 +79,8 @@ enum Command {
 
 /// Runs `harvestfs checkpoint`.
 pub fn run(args: &CheckpointArgs) -> anyhow::Result<()> {
+    // Images hold the memory of processes, and are trusted only while nobody else can write them.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match &args.command {
         Command::Dump(command) => dump::run(args, command),
         Command::Restore(command) => restore::run(args, command),
@@ -94,6 +96,11 @@ pub fn run(args: &CheckpointArgs) -> anyhow::Result<()> {
 }
 
 impl CheckpointArgs {
+    /// Whether it does more than show something.
+    pub fn changes_jobs(&self) -> bool {
+        !matches!(self.command, Command::List(_) | Command::Simulate(_))
+    }
+
     /// The configuration, where there is one.
     fn config(&self) -> anyhow::Result<CheckpointConfig> {
         Ok(self

@@ -13,6 +13,7 @@ use harvestfs_checkpoint::{
     manifest::JobName,
     process::Tree,
     store::{Checkpoint, Job, StoreError},
+    trust,
     verdict::Verdict,
 };
 
@@ -75,6 +76,8 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
             before(job, manifest.number)
         )
     };
+    trust::refuse_what_others_could_write(job, rustix::process::geteuid().as_raw())
+        .with_context(refused)?;
     image::verify_state(checkpoint).with_context(refused)?;
     // The id of a process that has ended is in use until its parent has taken note of that. CRIU says
     // so when it takes too long.
