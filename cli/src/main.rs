@@ -1,5 +1,8 @@
 //! The `harvestfs` command: every part of the system in one binary.
 
+#[macro_use]
+mod output;
+
 mod admin;
 mod chaos;
 mod checkpoint;
@@ -77,9 +80,32 @@ enum Command {
     },
 }
 
+impl Command {
+    /// Whether it does something that must not end half-way when nobody reads what it prints.
+    fn goes_on_without_reader(&self) -> bool {
+        match self {
+            Self::Up(_)
+            | Self::Down(_)
+            | Self::Namenode(_)
+            | Self::Datanode(_)
+            | Self::Mount(_)
+            | Self::Chaos(_) => true,
+            Self::Checkpoint(args) => args.changes_jobs(),
+            Self::Init(_)
+            | Self::Fs(_)
+            | Self::Admin(_)
+            | Self::Simulate(_)
+            | Self::Completions { .. } => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     if let Some(may_go_on) = harvestfs_checkpoint::verdict::asked_by_criu() {
         return ExitCode::from(u8::from(!may_go_on));
+    }
+    if let Some(unmounted) = harvestfs_fuse_mount::asked_by_mount() {
+        return ExitCode::from(u8::from(!unmounted));
     }
     let cli = Cli::parse();
     logging::start(cli.log);
@@ -88,6 +114,9 @@ fn main() -> ExitCode {
     {
         eprintln!("harvestfs: {error:#}");
         return ExitCode::FAILURE;
+    }
+    if cli.command.goes_on_without_reader() {
+        output::go_on_without_reader();
     }
     let result = match cli.command {
         Command::Up(args) => up::up(&args),
@@ -102,18 +131,19 @@ fn main() -> ExitCode {
         Command::Chaos(args) => chaos::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "harvestfs",
-                &mut std::io::stdout(),
-            );
-            Ok(())
+            // It panics when it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "harvestfs", &mut script);
+            let written = std::io::Write::write_all(&mut output::stdout(), &script);
+            written.map_err(Into::into)
         }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            if let Some(status) = output::status_without_reader(&error) {
+                return ExitCode::from(status);
+            }
             eprintln!("harvestfs: {error:#}");
             // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
             if error.is::<SettingsError>() || error.is::<simulate::BadArgument>() {

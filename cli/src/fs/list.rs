@@ -40,7 +40,7 @@ pub struct LsArgs {
 impl Files {
     pub(super) async fn ls(&self, args: &LsArgs) -> anyhow::Result<()> {
         let attr = self.find(&args.path).await?;
-        let mut out = std::io::stdout().lock();
+        let mut out = crate::output::stdout();
         if attr.kind != FileKind::Directory {
             return show(&mut out, args, args.path.as_bytes(), &attr);
         }

@@ -264,7 +264,7 @@ impl Files {
             .open(&self.credentials, attr.ino, OpenFlags::READ)
             .await
             .with_context(context)?;
-        let mut out = std::io::stdout().lock();
+        let mut out = crate::output::stdout();
         let mut offset = 0;
         loop {
             let pieces = file

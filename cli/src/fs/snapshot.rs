@@ -186,7 +186,7 @@ impl Files {
             None => self.find(path).await?.ino,
         };
         let after = self.tree(after).await?;
-        let mut out = std::io::stdout().lock();
+        let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {
             write!(out, "{sign} ")?;
             out.write_all(path)?;

@@ -1,0 +1,89 @@
+//! Standard output, whose reader may have seen enough (`harvestfs ... | head`).
+
+use std::{
+    fmt::{self, Arguments},
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+/// How a shell calls a command that ended because nobody reads what it writes: 128 and SIGPIPE.
+const BROKEN_PIPE_STATUS: u8 = 141;
+
+/// Whether this command does more than print.
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+/// Instead of the one of the standard library, which panics when nobody reads any more.
+macro_rules! println {
+    ($($argument:tt)*) => {
+        $crate::output::line(format_args!($($argument)*))
+    };
+}
+
+/// From now on what cannot be printed is left out, and is no reason to end.
+pub fn go_on_without_reader() {
+    GOES_ON.store(true, Ordering::Relaxed);
+}
+
+/// Prints a line. Without a reader, a command that only prints ends at once, as others do.
+pub fn line(text: Arguments<'_>) {
+    let Err(error) = writeln!(io::stdout().lock(), "{text}") else {
+        return;
+    };
+    if GOES_ON.load(Ordering::Relaxed) {
+        return;
+    }
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        eprintln!("harvestfs: cannot write to standard output: {error}");
+        std::process::exit(1);
+    }
+    std::process::exit(BROKEN_PIPE_STATUS.into());
+}
+
+/// Writes to standard output. A reader that has gone is told apart from everything else that breaks.
+pub fn stdout() -> Stdout {
+    Stdout(io::stdout().lock())
+}
+
+/// See [`stdout`].
+pub struct Stdout(io::StdoutLock<'static>);
+
+/// Nobody reads standard output any more.
+#[derive(Debug)]
+struct NoReader;
+
+impl fmt::Display for NoReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nobody reads standard output any more")
+    }
+}
+
+impl std::error::Error for NoReader {}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(told_apart)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(told_apart)
+    }
+}
+
+fn told_apart(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        io::Error::new(error.kind(), NoReader)
+    } else {
+        error
+    }
+}
+
+/// The exit status of a command that failed because nobody reads standard output any more.
+pub fn status_without_reader(error: &anyhow::Error) -> Option<u8> {
+    let is_it = |cause: &(dyn std::error::Error + 'static)| {
+        cause
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref)
+            .is_some_and(|inner| inner.is::<NoReader>())
+    };
+    error.chain().any(is_it).then_some(BROKEN_PIPE_STATUS)
+}
