@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
-use harvestfs_fuse_mount::{Mount, MountOptions};
+use harvestfs_fuse_mount::{Mount, MountOptions, kernel_options::Permissions};
 use harvestfs_http::{Endpoint, MetricsSite};
 use harvestfs_namenode::http::Page;
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
@@ -90,6 +90,13 @@ pub struct MountArgs {
     /// needed unless root mounts).
     #[arg(long)]
     allow_other: bool,
+    /// Let set-user-id and set-group-id bits and file capabilities count. Who can write on one machine
+    /// may be root on this one then.
+    #[arg(long)]
+    suid: bool,
+    /// Let device files be devices; with the same risk.
+    #[arg(long)]
+    dev: bool,
     /// Seconds to wait for a busy replica before an access fails.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     busy_timeout: u64,
@@ -224,15 +231,19 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let compaction_bytes_per_s = config.compaction_bytes_per_s.0;
     client.dirty_bytes_max = config.dirty.0;
     client.busy_timeout = Duration::from_secs(args.busy_timeout);
-    let mut options = MountOptions::new(args.directory.clone());
-    options.allow_other = args.allow_other;
+    let mut options = MountOptions::new(args.directory.clone(), identity.cluster());
+    options.permissions = Permissions {
+        allow_other: args.allow_other,
+        suid: args.suid,
+        dev: args.dev,
+    };
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(mount_workers())
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let mut stop = StopSignal::listen()?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let mut mount = Mount::start(client, options).await?;
@@ -245,15 +256,21 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             tokio::spawn(compact_now_and_then(client, compaction_bytes_per_s));
         }
         tokio::select! {
-            () = stop.received() => {
-                within_deadline("the mount", mount.unmount()).await
-            }
+            () = stop.received() => tokio::select! {
+                unmounted = within_deadline("the mount", mount.unmount()) => unmounted,
+                () = stop.received() => {
+                    bail!("a second signal ends the mount; what was not written back is lost")
+                }
+            },
             ended = mount.ended() => {
                 // Somebody unmounted it; that is an orderly end.
                 ended.context("the mount ended")
             }
         }
-    })
+    });
+    // Whatever still waits for something is not waited for.
+    runtime.shutdown_background();
+    result
 }
 
 /// Threads of a mount's runtime: half of the processors, because the threads that read the kernel's

@@ -19,24 +19,42 @@ pub(crate) const ANSWER_DELAY_MAX: Duration = Duration::from_secs(2);
 /// How long the kernel may cache what it is told, at most.
 pub const TTL_MAX: Duration = LEASE.saturating_sub(ANSWER_DELAY_MAX);
 
-/// How a file system is mounted, under this name.
+/// What the kernel lets programs do in a mount. Unless it is asked for, neither programs with another
+/// user's rights nor device files work: whoever can write on one machine would else be root on all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Permissions {
+    /// Users other than the mounting one may use it.
+    pub allow_other: bool,
+    /// Set-user-id and set-group-id bits, and file capabilities, count.
+    pub suid: bool,
+    /// Device files are devices.
+    pub dev: bool,
+}
+
+/// How a file system is mounted: what its source and its type are called.
 #[must_use]
-pub fn config(name: &str, allow_other: bool) -> Config {
+pub fn config(source: &str, subtype: &str, permissions: Permissions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(name.into()),
-        MountOption::Subtype(name.into()),
+        MountOption::FSName(source.into()),
+        // Not `MountOption::Subtype`, which reaches the kernel only by way of `fusermount3`.
+        MountOption::CUSTOM(format!("subtype={subtype}")),
         // The kernel checks first, with the groups that only it knows for sure; the namenode
         // checks again.
         MountOption::DefaultPermissions,
         MountOption::NoAtime,
+        if permissions.suid {
+            MountOption::Suid
+        } else {
+            MountOption::NoSuid
+        },
+        if permissions.dev {
+            MountOption::Dev
+        } else {
+            MountOption::NoDev
+        },
     ];
-    if rustix::process::geteuid().is_root() {
-        config
-            .mount_options
-            .extend([MountOption::Dev, MountOption::Suid]);
-    }
-    if allow_other {
+    if permissions.allow_other {
         config.acl = SessionACL::All;
     }
     config.n_threads = Some(THREADS);

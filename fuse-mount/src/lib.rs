@@ -17,11 +17,14 @@ mod kernel_cache;
 pub mod kernel_options;
 pub mod metrics;
 mod mount;
+pub mod mount_table;
 mod nodes;
 mod read_ahead;
 mod reply;
 mod serve;
 mod shared;
+mod unmount;
 mod write_buffers;
 
 pub use mount::{Mount, MountError, MountOptions};
+pub use unmount::{asked_by_mount, remove_dead};

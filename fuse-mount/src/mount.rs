@@ -2,31 +2,43 @@
 
 use std::{io, os::fd::AsFd, path::PathBuf, sync::Arc};
 
-use fuser::{Session, SessionUnmounter};
+use fuser::Session;
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
-    kernel_cache::KernelCache, kernel_options, metrics::Metrics, read_ahead, serve::Adapter,
+    kernel_cache::KernelCache,
+    kernel_options::{self, Permissions},
+    metrics::Metrics,
+    mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of},
+    read_ahead,
+    serve::Adapter,
     shared::Shared,
+    unmount::{self, Unmounted},
 };
+
+/// What the kernel calls the file system.
+const SUBTYPE: &str = "harvestfs";
 
 /// Where and how to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// The directory to mount on.
     pub directory: PathBuf,
-    /// Whether users other than the mounting one may use it.
-    pub allow_other: bool,
+    /// Which cluster it is of, as the kernel's table of mounts is to say.
+    pub cluster: String,
+    /// What the kernel lets programs do there.
+    pub permissions: Permissions,
 }
 
 impl MountOptions {
     /// For the mounting user only.
     #[must_use]
-    pub fn new(directory: PathBuf) -> Self {
+    pub fn new(directory: PathBuf, cluster: String) -> Self {
         Self {
             directory,
-            allow_other: false,
+            cluster,
+            permissions: Permissions::default(),
         }
     }
 }
@@ -69,9 +81,10 @@ fn hint(error: &io::Error) -> &'static str {
 /// A mounted file system.
 pub struct Mount {
     directory: PathBuf,
+    /// As the kernel's table of mounts shows it.
+    device: String,
     client: Client,
     metrics: Arc<Metrics>,
-    unmounter: SessionUnmounter,
     ended: Ended,
 }
 
@@ -106,17 +119,32 @@ impl Mount {
             metrics.clone(),
             tokio::runtime::Handle::current(),
         );
-        let config = kernel_options::config("harvestfs", options.allow_other);
+        let source = source_of(&options.cluster);
+        let config = kernel_options::config(&source, SUBTYPE, options.permissions);
         let on = options.directory.clone();
-        let mut session = spawn_blocking(move || Session::new(adapter, &on, &config))
-            .await
-            .map_err(|error| failed(io::Error::other(error)))?
-            .map_err(failed)?;
+        let (session, directory_path) = spawn_blocking(move || {
+            unmount::remove_dead(&on)?;
+            let path = canonical(&on)?;
+            Ok::<_, io::Error>((Session::new(adapter, &on, &config)?, path))
+        })
+        .await
+        .map_err(|error| failed(io::Error::other(error)))?
+        .map_err(failed)?;
+        let device_number = mounts()
+            .ok()
+            .and_then(|all| {
+                let mount = mounted_on(&all, &directory_path)?;
+                (mount.kind == MOUNT_TYPE).then(|| mount.device.clone())
+            })
+            .ok_or_else(|| {
+                failed(io::Error::other(
+                    "it is not in the kernel's table of mounts",
+                ))
+            })?;
         let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
         let kernel = KernelCache::new(shared.clone(), session.notifier(), device);
         shared.let_kernel_cache_entries(kernel.entries_can_be_declared_old());
         client.set_cache_listener(Arc::new(kernel));
-        let unmounter = session.unmount_callable();
         let (end, ended) = watch::channel(None);
         // A thread of its own: it lives as long as the mount.
         std::thread::Builder::new()
@@ -127,14 +155,14 @@ impl Mount {
                 let _ = end.send(Some(result));
             })
             .map_err(failed)?;
-        if let Err(error) = read_ahead::raise(&options.directory) {
+        if let Err(error) = read_ahead::raise(&directory_path) {
             tracing::debug!(%error, "the kernel's read-ahead stays as it is");
         }
         Ok(Self {
             directory: options.directory,
+            device: device_number,
             client,
             metrics,
-            unmounter,
             ended,
         })
     }
@@ -166,18 +194,14 @@ impl Mount {
     /// # Errors
     /// When the kernel refuses, or written data could not be made visible.
     pub async fn unmount(self) -> Result<(), MountError> {
-        let mut unmounter = self.unmounter;
-        let unmounted = spawn_blocking(move || unmounter.unmount())
-            .await
-            .map_err(|error| MountError::Unmount(io::Error::other(error)))?;
-        match unmounted {
-            Ok(()) => finish(self.client, self.ended).await,
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+        match unmount::by_child(&self.device).await {
+            Ok(Unmounted::Entirely) => finish(self.client, self.ended).await,
+            Ok(Unmounted::InUse) => {
                 tracing::warn!(
                     "{} is in use; it is unmounted under the programs that use it",
                     self.directory.display()
                 );
-                detach(self.client, self.directory).await
+                Ok(self.client.close().await?)
             }
             Err(error) => Err(MountError::Unmount(error)),
         }
@@ -193,17 +217,4 @@ async fn finish(client: Client, mut ended: Ended) -> Result<(), MountError> {
     };
     client.close().await?;
     result.map_err(MountError::Session)
-}
-
-async fn detach(client: Client, directory: PathBuf) -> Result<(), MountError> {
-    spawn_blocking(move || {
-        let root = std::fs::File::open(&directory)?;
-        rustix::fs::syncfs(&root)?;
-        rustix::mount::unmount(&directory, rustix::mount::UnmountFlags::DETACH)?;
-        Ok(())
-    })
-    .await
-    .map_err(|error| MountError::Unmount(io::Error::other(error)))?
-    .map_err(MountError::Unmount)?;
-    Ok(client.close().await?)
 }

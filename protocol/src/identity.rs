@@ -460,6 +460,13 @@ impl Identity {
         &self.authority
     }
 
+    /// Tells clusters apart: the first 16 hexadecimal digits of the SHA-256 of the authority's
+    /// certificate.
+    #[must_use]
+    pub fn cluster(&self) -> String {
+        fingerprint(&self.authority)
+    }
+
     /// A copy of the private key, for TLS. It is nobody else's.
     pub fn clone_key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
@@ -477,17 +484,19 @@ impl fmt::Debug for Identity {
 /// The parameters of an authority's certificate. They follow from its key alone, so that a loaded
 /// authority issues under the same name without its certificate being parsed.
 fn authority_params(key: &KeyPair) -> CertificateParams {
-    let digest = ring::digest::digest(&ring::digest::SHA256, key.public_key_raw());
-    let fingerprint: String = digest.as_ref()[..8]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let fingerprint = fingerprint(key.public_key_raw());
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("HarvestFS authority {fingerprint}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     set_validity(&mut params, CA_VALIDITY);
     params
+}
+
+fn fingerprint(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let start = &digest.as_ref()[..8];
+    start.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn common_name(name: &str) -> DistinguishedName {

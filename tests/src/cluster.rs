@@ -302,6 +302,11 @@ impl Cluster {
         self.take(name).stop();
     }
 
+    /// Sends a part a signal.
+    pub fn signal(&self, name: &str, signal: rustix::process::Signal) {
+        self.process(name).signal(signal);
+    }
+
     /// Makes a part hang (SIGSTOP).
     pub fn pause(&self, name: &str) {
         self.process(name).pause();

@@ -115,7 +115,8 @@ impl Process {
         self.child.try_wait().expect("it is our child").is_none()
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         // It may have ended by itself.
         let _ = kill_process(pid.expect("a child has an id"), signal);

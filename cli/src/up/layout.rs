@@ -1,7 +1,9 @@
 //! What `up` puts where, and what it remembers of how the cluster was made.
 
 use std::{
+    ffi::OsString,
     net::{SocketAddr, TcpListener, UdpSocket},
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
@@ -24,6 +26,8 @@ use crate::{
 const DATANODES: u16 = 9;
 /// What a datanode may use at most unless told otherwise.
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
+/// Holds the path of the mount while it is ready.
+const READY_FILE: &str = "up.ready";
 /// Less than this cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
@@ -110,7 +114,20 @@ impl Layout {
 
     /// Exists while the mount is ready.
     pub fn ready_path(&self) -> PathBuf {
-        self.data.join("up.ready")
+        self.data.join(READY_FILE)
+    }
+
+    /// Says that the mount is ready, and where it is.
+    pub fn announce_ready(&self) -> anyhow::Result<()> {
+        let path = self.ready_path();
+        std::fs::write(&path, self.mount.as_os_str().as_bytes())
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Where the cluster that runs in a directory is mounted, if it is.
+    pub fn ready_mount(data: &Path) -> Option<PathBuf> {
+        let path = std::fs::read(data.join(READY_FILE)).ok()?;
+        Some(OsString::from_vec(path).into())
     }
 
     /// The configuration of each datanode.

@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_fuse_mount::kernel_options::open_device;
+use harvestfs_fuse_mount::{
+    kernel_options::open_device,
+    mount_table::{self, MOUNT_TYPE},
+};
 use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 
@@ -118,6 +121,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         .ok()
         .and_then(rustix::process::Pid::from_raw)
         .with_context(|| format!("{} does not hold a process id", lock_path.display()))?;
+    refuse_if_mounted_below(&data)?;
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
         .with_context(|| format!("cannot stop the process {}", pid.as_raw_nonzero()))?;
     let deadline = Instant::now() + STOP_DEADLINE;
@@ -133,6 +137,32 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     }
     println!("Stopped. Everything is kept in {}.", data.display());
     Ok(())
+}
+
+/// Another file system that is mounted in ours is its owner's: it may hold what exists nowhere else.
+fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
+    let Some(mount) = Layout::ready_mount(data) else {
+        return Ok(());
+    };
+    let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
+    let directory = mount_table::canonical(&mount)?;
+    let ours = mounts
+        .iter()
+        .rfind(|it| it.mount_point == directory && it.kind == MOUNT_TYPE);
+    let below: Vec<String> = ours.map_or_else(Vec::new, |ours| {
+        mount_table::mounted_below(&mounts, &ours.device)
+            .iter()
+            .map(|it| it.mount_point.display().to_string())
+            .collect()
+    });
+    if below.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "something else is mounted in {}, so the cluster goes on: `umount {}` first",
+        mount.display(),
+        below.join(" ")
+    )
 }
 
 /// Starts this command again in a session of its own and waits until the mount is ready.

@@ -1,6 +1,6 @@
 //! Starts the parts in their order, starts again what ends by itself, and stops all of it.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::join_all;
@@ -36,7 +36,7 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
     });
     let mut parts = parts(layout);
     let started = tokio::select! {
-        started = start(&mut parts, layout) => started,
+        started = start(&mut parts) => started,
         () = &mut stop => return finish(&mut parts, layout).await,
     };
     if let Err(error) = started {
@@ -44,11 +44,11 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
         let _ = finish(&mut parts, layout).await;
         return Err(error);
     }
-    std::fs::write(layout.ready_path(), "")?;
+    layout.announce_ready()?;
     println!("{}", layout.welcome());
     println!("Stop it with Ctrl-C.");
     tokio::select! {
-        _ = join_all(parts.iter_mut().map(|part| keep(part, &layout.mount))) => {}
+        _ = join_all(parts.iter_mut().map(keep)) => {}
         () = &mut stop => {}
     }
     println!("Stopping ...");
@@ -59,7 +59,7 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
 
 /// Starts the part again whenever it ends, without an end of its own. Each part has its own keeper:
 /// one that is slow to get ready does not keep another one down.
-async fn keep(part: &mut Part, mount: &Path) {
+async fn keep(part: &mut Part) {
     loop {
         let status = part.ended().await;
         let delay = part.next_restart_delay();
@@ -70,9 +70,6 @@ async fn keep(part: &mut Part, mount: &Path) {
             "a part ended by itself and is started again"
         );
         sleep(delay).await;
-        if part.name() == MOUNT {
-            remove_dead_mount(mount);
-        }
         if let Err(error) = part.start(PART_START_DEADLINE).await {
             tracing::error!("{error:#}");
         }
@@ -118,8 +115,7 @@ fn parts(layout: &Layout) -> Vec<Part> {
     parts
 }
 
-async fn start(parts: &mut [Part], layout: &Layout) -> anyhow::Result<()> {
-    remove_dead_mount(&layout.mount);
+async fn start(parts: &mut [Part]) -> anyhow::Result<()> {
     let Some(([namenode, datanodes @ ..], mount)) = parts
         .split_last_mut()
         .map(|(mount, others)| (others, mount))
@@ -159,26 +155,4 @@ async fn stop(parts: &mut [Part]) -> anyhow::Result<()> {
         result = result.and(part.finish(PART_STOP_DEADLINE).await);
     }
     result
-}
-
-/// A mount whose process was killed stays behind and answers ENOTCONN.
-fn remove_dead_mount(mount: &Path) {
-    let dead = std::fs::metadata(mount).is_err_and(|error| {
-        error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
-    });
-    if dead {
-        let removed = if rustix::process::geteuid().is_root() {
-            rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH)
-                .map_err(std::io::Error::from)
-        } else {
-            std::process::Command::new("fusermount3")
-                .arg("-uz")
-                .arg(mount)
-                .status()
-                .map(|_| ())
-        };
-        if let Err(error) = removed {
-            tracing::warn!("cannot remove the dead mount {}: {error}", mount.display());
-        }
-    }
 }

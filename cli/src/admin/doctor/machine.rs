@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE, MountEntry};
 use harvestfs_protocol::identity::Identity;
 use serde::de::DeserializeOwned;
 
@@ -24,9 +25,6 @@ const EXPIRY_NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
 /// A mount that is being unmounted is gone after this time, and no finding.
 const UNMOUNT_PAUSE: Duration = Duration::from_secs(2);
-/// How the kernel calls mounts of ours.
-const MOUNT_TYPE: &str = "fuse.harvestfs";
-
 const RENEW: &str = "make a new one with `harvestfs init` on the machine that has the authority, copy \
                      it, and restart the part";
 
@@ -43,7 +41,10 @@ pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<
         (None, Some(file)) => examine_client(file, diagnosis),
         (None, None) => {}
     }
-    examine_mounts(diagnosis);
+    // Whatever is wrong with the identity has been found above; no mount can be of its cluster then.
+    if let Ok(access) = args.access("admin") {
+        examine_mounts(&access.identity.cluster(), diagnosis);
+    }
     Ok(())
 }
 
@@ -167,10 +168,10 @@ fn examine_disk(path: &Path, volume: &VolumeConfig, diagnosis: &mut Diagnosis) {
     }
 }
 
-/// The mounts of HarvestFS on this machine, whichever cluster they are of.
-fn examine_mounts(diagnosis: &mut Diagnosis) {
+/// The mounts of a cluster on this machine.
+fn examine_mounts(cluster: &str, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Mounts);
-    let bad: Vec<_> = mounts()
+    let bad: Vec<_> = mounts(cluster)
         .into_iter()
         .filter(|mount| fault_of(mount).is_some())
         .collect();
@@ -178,7 +179,7 @@ fn examine_mounts(diagnosis: &mut Diagnosis) {
         return;
     }
     thread::sleep(UNMOUNT_PAUSE);
-    let still_mounted = mounts();
+    let still_mounted = mounts(cluster);
     for mount in bad.iter().filter(|mount| still_mounted.contains(mount)) {
         if let Some(fault) = fault_of(mount) {
             let shown = mount.display();
@@ -207,21 +208,17 @@ fn fault_of(mount: &Path) -> Option<String> {
     }
 }
 
-fn mounts() -> Vec<PathBuf> {
+fn mounts(cluster: &str) -> Vec<PathBuf> {
     // Without /proc there is nothing to be seen, and nothing to be done about it here.
-    mounts_in(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+    of_cluster(mount_table::mounts().unwrap_or_default(), cluster)
 }
 
-fn mounts_in(table: &str) -> Vec<PathBuf> {
-    table
-        .lines()
-        .filter_map(|line| {
-            let mut fields = line.split(' ');
-            let mount = fields.nth(1)?;
-            // The kernel writes these so that fields can be told apart.
-            (fields.next()? == MOUNT_TYPE)
-                .then(|| mount.replace("\\040", " ").replace("\\011", "\t").into())
-        })
+fn of_cluster(mounts: Vec<MountEntry>, cluster: &str) -> Vec<PathBuf> {
+    let source = mount_table::source_of(cluster);
+    mounts
+        .into_iter()
+        .filter(|mount| mount.kind == MOUNT_TYPE && mount.source == source)
+        .map(|mount| mount.mount_point)
         .collect()
 }
 
@@ -230,11 +227,20 @@ mod tests {
     use super::{super::Severity, *};
 
     #[test]
-    fn mounts_of_ours_are_found_in_the_table() {
-        let table = "proc /proc proc rw 0 0\n\
-                     harvestfs /mnt/a\\040b fuse.harvestfs rw,nosuid 0 0\n\
-                     other /mnt/c fuse.other rw 0 0\n";
-        assert_eq!(mounts_in(table), [PathBuf::from("/mnt/a b")]);
+    fn only_mounts_of_the_cluster_are_judged() {
+        let mount = |kind: &str, source: &str, path: &str| MountEntry {
+            device: "0:1".into(),
+            mount_point: path.into(),
+            kind: kind.into(),
+            source: source.into(),
+        };
+        let mounts = vec![
+            mount("proc", "proc", "/proc"),
+            mount(MOUNT_TYPE, "harvestfs:c1", "/a"),
+            mount(MOUNT_TYPE, "harvestfs:c2", "/b"),
+            mount("fuse.other", "harvestfs:c1", "/c"),
+        ];
+        assert_eq!(of_cluster(mounts, "c1"), [PathBuf::from("/a")]);
     }
 
     #[test]

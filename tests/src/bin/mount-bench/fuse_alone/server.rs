@@ -15,7 +15,7 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, Session, TimeOrNow, WriteFlags,
 };
-use harvestfs_fuse_mount::kernel_options::{self, TTL_MAX};
+use harvestfs_fuse_mount::kernel_options::{self, Permissions, TTL_MAX};
 use harvestfs_protocol::limits::NAME_BYTES_MAX;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
@@ -38,7 +38,11 @@ pub fn serve(directory: &Path) -> Result<()> {
         tree: Mutex::new(Tree::new(uid.as_raw(), gid.as_raw())),
     };
     // As `harvestfs up` mounts.
-    let config = kernel_options::config("mount-bench", uid.is_root());
+    let permissions = Permissions {
+        allow_other: uid.is_root(),
+        ..Permissions::default()
+    };
+    let config = kernel_options::config("mount-bench", "mount-bench", permissions);
     let session = Session::new(file_system, directory, &config)
         .with_context(|| format!("cannot mount on {}", directory.display()))?;
     session.run().context("the connection to the kernel broke")

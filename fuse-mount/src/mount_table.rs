@@ -1,0 +1,183 @@
+//! What is mounted where, as the kernel lists it in `/proc/self/mountinfo`. Nothing here asks a mounted
+//! file system, so that nothing waits for one that hangs.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+/// How the kernel calls mounts of HarvestFS.
+pub const MOUNT_TYPE: &str = "fuse.harvestfs";
+
+/// What a mount of a cluster is called as the source.
+#[must_use]
+pub fn source_of(cluster: &str) -> String {
+    format!("harvestfs:{cluster}")
+}
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// `major:minor` of its device, which no other file system that is mounted has.
+    pub device: String,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The type of the file system, with its subtype.
+    pub kind: String,
+    /// What is mounted: of HarvestFS, the cluster.
+    pub source: String,
+}
+
+/// All mounts, in the order in which they were mounted.
+///
+/// # Errors
+/// When `/proc` is not there.
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// What is seen at a directory: the last that was mounted there.
+#[must_use]
+pub fn mounted_on<'a>(mounts: &'a [MountEntry], directory: &Path) -> Option<&'a MountEntry> {
+    mounts.iter().rfind(|it| it.mount_point == directory)
+}
+
+/// What is mounted in or over a mount, in the order in which it has to be unmounted.
+#[must_use]
+pub fn mounted_below<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a MountEntry> {
+    let Some(index) = mounts.iter().rposition(|it| it.device == device) else {
+        return Vec::new();
+    };
+    let (top, later) = (&mounts[index], &mounts[index + 1..]);
+    later
+        .iter()
+        .rev()
+        .filter(|it| it.mount_point.starts_with(&top.mount_point))
+        .collect()
+}
+
+/// The absolute path of a directory that may be a mount which does not answer: only what is above it
+/// is looked at.
+///
+/// # Errors
+/// When there is no such path.
+pub fn canonical(directory: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(directory)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            let path = parent.canonicalize()?.join(name);
+            match path.read_link() {
+                Ok(_) => path.canonicalize(),
+                Err(_) => Ok(path),
+            }
+        }
+        _ => Ok(absolute),
+    }
+}
+
+/// Lines of proc_pid_mountinfo(5). One that is not understood is left out.
+fn parse(table: &[u8]) -> Vec<MountEntry> {
+    table
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| {
+            let mut fields = line.split(|&byte| byte == b' ');
+            let device = fields.nth(2)?;
+            let mount_point = fields.nth(1)?;
+            // The number of fields before the dash varies.
+            fields.find(|field| *field == b"-")?;
+            let kind = fields.next()?;
+            let source = fields.next()?;
+            let text = |field| String::from_utf8_lossy(&unescaped(field)).into_owned();
+            Some(MountEntry {
+                device: text(device),
+                mount_point: OsString::from_vec(unescaped(mount_point)).into(),
+                kind: text(kind),
+                source: text(source),
+            })
+        })
+        .collect()
+}
+
+/// The kernel writes blanks, newlines and backslashes as three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, others @ ..] = rest {
+        rest = others;
+        if let (
+            b'\\',
+            [
+                a @ b'0'..=b'3',
+                b @ b'0'..=b'7',
+                c @ b'0'..=b'7',
+                after @ ..,
+            ],
+        ) = (first, others)
+        {
+            plain.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
+            rest = after;
+        } else {
+            plain.push(*first);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+21 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n\
+40 21 0:38 / /mnt/a\\040b rw - fuse.harvestfs harvestfs:c1 rw\n\
+41 21 0:39 / /mnt/a\\040b rw,nosuid - fuse.harvestfs harvestfs:c2 rw\n\
+42 41 0:40 / /mnt/a\\040b/c rw - tmpfs tmpfs rw\n\
+43 42 0:41 / /mnt/a\\040b/c/d rw shared:3 master:1 - tmpfs tmpfs rw\n\
+44 21 0:42 / /mnt/a\\040bc rw - tmpfs tmpfs rw\n\
+nonsense\n";
+
+    #[test]
+    fn mounts_are_found() {
+        let mounts = parse(TABLE);
+        assert_eq!(mounts.len(), 6);
+        let seen = mounted_on(&mounts, Path::new("/mnt/a b")).expect("it is mounted");
+        assert_eq!(
+            (seen.device.as_str(), seen.source.as_str()),
+            ("0:39", "harvestfs:c2")
+        );
+        assert_eq!(seen.kind, MOUNT_TYPE);
+        assert_eq!(mounted_on(&mounts, Path::new("/mnt")), None);
+    }
+
+    #[test]
+    fn what_is_below_is_unmounted_from_the_innermost_outwards() {
+        let mounts = parse(TABLE);
+        let below = |device| {
+            let below = mounted_below(&mounts, device);
+            below.iter().map(|it| it.device.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(below("0:39"), ["0:41", "0:40"]);
+        assert_eq!(below("0:38"), ["0:41", "0:40", "0:39"]);
+        assert!(below("0:41").is_empty());
+        assert!(below("9:9").is_empty());
+    }
+
+    #[test]
+    fn the_path_of_a_directory_is_found_without_looking_into_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().canonicalize().expect("it is there");
+        std::fs::create_dir(path.join("a")).expect("mkdir");
+        std::os::unix::fs::symlink("a", path.join("link")).expect("symlink");
+        assert_eq!(
+            canonical(&path.join("gone")).expect("a path"),
+            path.join("gone")
+        );
+        assert_eq!(
+            canonical(&path.join("link")).expect("a path"),
+            path.join("a")
+        );
+        assert!(canonical(&path.join("gone/b")).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! Unmounting, which is done by a process of its own.
+//!
+//! The kernel asks for answers while it unmounts a file system or writes back what programs have
+//! changed in its cache. A thread of the mount's process that waits for that inside the kernel cannot
+//! be killed, and while it is there the connection stays open: nothing would ever end its wait once the
+//! threads that give the answers are gone. A child has no part in the connection. When the process
+//! of the mount ends, however it ends, the kernel breaks the connection and the child goes on.
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io,
+    os::fd::AsFd,
+    path::Path,
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    io::Errno,
+    mount::{UnmountFlags, unmount},
+};
+
+use crate::mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts};
+
+/// Tells the child the device of the mount that it is to unmount.
+const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
+/// What the child says when programs still use the file system.
+const IN_USE: &str = "in use";
+/// A mount that does not answer within this time hangs, and is not dead.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How a mount was unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmounted {
+    /// Nobody used it.
+    Entirely,
+    /// Under programs that use it, for which it works until its process ends.
+    InUse,
+}
+
+/// Whether this process is the child that unmounts, to be asked before anything else by a program that
+/// mounts: then it has done so, successfully or not.
+#[must_use]
+pub fn asked_by_mount() -> Option<bool> {
+    let device = std::env::var(DEVICE_VARIABLE).ok()?;
+    Some(match unmount_device(&device) {
+        Ok(Unmounted::Entirely) => true,
+        Ok(Unmounted::InUse) => {
+            println!("{IN_USE}");
+            true
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            false
+        }
+    })
+}
+
+/// Unmounts by a child, after what programs changed is written back.
+pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
+    // This program as it is now, whatever its file is meanwhile.
+    let output = tokio::process::Command::new("/proc/self/exe")
+        .env(DEVICE_VARIABLE, device)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if !output.status.success() {
+        return Err(io::Error::other(text(&output.stderr)));
+    }
+    Ok(if text(&output.stdout) == IN_USE {
+        Unmounted::InUse
+    } else {
+        Unmounted::Entirely
+    })
+}
+
+fn unmount_device(device: &str) -> io::Result<Unmounted> {
+    let all = mounts()?;
+    let Some(mount) = all.iter().rfind(|it| it.device == device) else {
+        // Somebody else did.
+        return Ok(Unmounted::Entirely);
+    };
+    let directory = &mount.mount_point;
+    for below in mounted_below(&all, device) {
+        eprintln!("unmounting {} as well", below.mount_point.display());
+        detach(&below.mount_point)?;
+    }
+    // Of a file system in use the kernel keeps what programs have changed until they close it. An
+    // error is for whoever syncs or closes; an unmounted file system tells it to nobody.
+    let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
+    if let Err(error) = written_back {
+        eprintln!("cannot write back everything: {error}");
+    }
+    if !is_on_top(device, directory)? {
+        return Ok(Unmounted::Entirely);
+    }
+    match unmount(directory, UnmountFlags::empty()) {
+        Ok(()) => Ok(Unmounted::Entirely),
+        Err(Errno::BUSY) => detach(directory).map(|()| Unmounted::InUse),
+        Err(Errno::PERM) => match fusermount("-u", directory) {
+            Ok(()) => Ok(Unmounted::Entirely),
+            Err(_) => detach(directory).map(|()| Unmounted::InUse),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether it is still this mount that would be unmounted.
+fn is_on_top(device: &str, directory: &Path) -> io::Result<bool> {
+    Ok(mounted_on(&mounts()?, directory).is_some_and(|it| it.device == device))
+}
+
+fn detach(directory: &Path) -> io::Result<()> {
+    match unmount(directory, UnmountFlags::DETACH) {
+        Err(Errno::PERM) => fusermount("-uz", directory),
+        done => Ok(done?),
+    }
+}
+
+/// Users who are not root need this program.
+fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
+    let output = Command::new("fusermount3")
+        .args([OsStr::new(option), OsStr::new("-q"), OsStr::new("--")])
+        .arg(directory)
+        .stdin(Stdio::null())
+        .output()?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(io::Error::other(format!("fusermount3: {}", said.trim())))
+    }
+}
+
+/// Unmounts a HarvestFS whose process was killed: it stays behind, and answers that it is not
+/// connected. Anything else is left alone.
+///
+/// # Errors
+/// When it is there and cannot be unmounted, or hangs.
+pub fn remove_dead(directory: &Path) -> io::Result<()> {
+    let directory = canonical(directory)?;
+    loop {
+        let all = mounts()?;
+        let is_ours = |kind: &str| kind == MOUNT_TYPE;
+        if !mounted_on(&all, &directory).is_some_and(|it| is_ours(&it.kind)) {
+            return Ok(());
+        }
+        match asked(&directory)? {
+            Err(Errno::NOTCONN) => detach(&directory)?,
+            _ => return Ok(()),
+        }
+        tracing::info!("the dead mount {} was unmounted", directory.display());
+    }
+}
+
+/// What a mounted file system answers to a question that the kernel always passes on.
+fn asked(directory: &Path) -> io::Result<Result<(), Errno>> {
+    let (sender, answers) = mpsc::channel();
+    let asked = directory.to_owned();
+    // Its thread may hang for as long as the mount does.
+    thread::spawn(move || sender.send(rustix::fs::statvfs(&asked).map(drop)));
+    answers.recv_timeout(ANSWER_DEADLINE).map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!(
+                "what is mounted on {} already does not answer: `umount --lazy` it first",
+                directory.display()
+            ),
+        )
+    })
+}

@@ -1,0 +1,273 @@
+//! Where a mount begins and ends, and what nobody reads.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, wait_until};
+use rustix::{
+    mount::{MountFlags, UnmountFlags},
+    process::{Pid, Signal, kill_process},
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn small() -> ClusterOptions {
+    ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    }
+}
+
+/// The options, type and source of what is mounted on a directory.
+fn mounted_on(directory: &Path) -> Option<(String, String, String)> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the kernel's table");
+    table.lines().rev().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let before: Vec<&str> = before.split(' ').collect();
+        let after: Vec<&str> = after.split(' ').collect();
+        (Path::new(before[4]) == directory)
+            .then(|| (before[5].into(), after[0].into(), after[1].into()))
+    })
+}
+
+fn signal(process: &Child, signal: Signal) {
+    let pid = Pid::from_raw(process.id().try_into().expect("a pid")).expect("not 0");
+    kill_process(pid, signal).expect("it runs");
+}
+
+/// A process that has a file of the mount open, and its working directory there. Killed when dropped.
+struct User(Child);
+
+impl User {
+    fn of(directory: &Path) -> Self {
+        let mut child = Command::new("/bin/sh")
+            .args([
+                "-c",
+                "exec 3> held; echo data >&3; echo here; exec sleep 1000",
+            ])
+            .current_dir(directory)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut said = [0; 5];
+        let stdout = child.stdout.as_mut().expect("piped");
+        stdout.read_exact(&mut said).expect("it says so");
+        Self(child)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
+    let Some((cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let (options, kind, source) = mounted_on(&mount).expect("it is mounted");
+    for option in ["nosuid", "nodev"] {
+        assert!(options.split(',').any(|it| it == option), "{options}");
+    }
+    assert_eq!(kind, "fuse.harvestfs");
+    assert_eq!(
+        source.strip_prefix("harvestfs:").map(str::len),
+        Some(16),
+        "{source}"
+    );
+    let doctor = cluster.output_of(&["admin", "doctor", "--json"]);
+    assert!(doctor.contains("mounts"), "{doctor}");
+    if !is_root() {
+        return;
+    }
+    // Another mount, of what asks for it.
+    let other = cluster.path("with-rights");
+    fs::create_dir(&other).expect("a mount point");
+    let mut process = Command::new(harvestfs())
+        .args(["mount", "--suid", "--dev", "--config"])
+        .args([&cluster.path("client/client.toml"), &other])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    wait_until("it is mounted", DEADLINE, || mounted_on(&other).is_some());
+    let (options, ..) = mounted_on(&other).expect("it is mounted");
+    assert!(
+        !options.contains("nosuid") && !options.contains("nodev"),
+        "{options}"
+    );
+    signal(&process, Signal::TERM);
+    assert!(process.wait().expect("it ends").success());
+}
+
+#[test]
+fn a_killed_mount_is_cleaned_up_by_the_next() {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    fs::write(mount.join("f"), "kept").expect("write");
+    File::open(mount.join("f"))
+        .and_then(|f| f.sync_all())
+        .expect("sync");
+    let user = User::of(&mount);
+    cluster.kill("mnt");
+    let error = fs::read_dir(&mount).expect_err("nobody serves it");
+    assert_eq!(
+        error.raw_os_error(),
+        Some(rustix::io::Errno::NOTCONN.raw_os_error())
+    );
+    let mut process = Command::new(harvestfs())
+        .args(["mount".as_ref(), mount.as_os_str(), "--config".as_ref()])
+        .arg(cluster.path("client/client.toml"))
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    wait_until("it is there again", DEADLINE, || {
+        fs::read(mount.join("f")).is_ok_and(|content| content == b"kept")
+    });
+    drop(user);
+    signal(&process, Signal::TERM);
+    assert!(process.wait().expect("it ends").success());
+    assert!(mounted_on(&mount).is_none(), "nothing is left");
+}
+
+#[test]
+fn a_mount_in_use_ends_when_it_is_told_and_writes_back_what_it_has() {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let _user = User::of(&mount);
+    // It ends well, or this panics.
+    cluster.stop("mnt");
+    assert!(mounted_on(&mount).is_none(), "nothing is left");
+    let mount = cluster.mount("again");
+    assert_eq!(fs::read(mount.join("held")).expect("read"), b"data\n");
+}
+
+#[test]
+fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let mut user = User::of(&mount);
+    // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
+    cluster.pause("namenode");
+    cluster.signal("mnt", Signal::TERM);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(
+        cluster.running().contains(&"mnt".to_owned()),
+        "it still tries"
+    );
+    cluster.signal("mnt", Signal::TERM);
+    wait_until("the second signal ends it", DEADLINE, || {
+        !cluster.running().contains(&"mnt".to_owned())
+    });
+    user.0.kill().expect("it runs");
+    wait_until("its user ends", DEADLINE, || {
+        user.0.try_wait().expect("it is our child").is_some()
+    });
+    wait_until("nothing is left", DEADLINE, || mounted_on(&mount).is_none());
+    cluster.resume("namenode");
+}
+
+#[test]
+fn down_refuses_while_something_is_mounted_below() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let run = |arguments: &[&str]| {
+        let output = Command::new(harvestfs())
+            .args(arguments)
+            .arg("--data")
+            .arg(&data)
+            .output()
+            .expect("the binary runs");
+        let said = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8(said).expect("text"),
+        )
+    };
+    let up = run(&["up", "--detach", "--datanodes", "3", "--quota", "1GiB"]);
+    assert!(up.0, "{}", up.1);
+    let mount = data.join("mnt");
+    let below = mount.join("a/b");
+    fs::create_dir_all(&below).expect("mkdir");
+    rustix::mount::mount("none", &below, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
+    fs::write(below.join("precious"), "x").expect("write");
+    let (stopped, said) = run(&["down"]);
+    let is_there = below.join("precious").exists();
+    rustix::mount::unmount(&below, UnmountFlags::empty()).expect("it is mounted");
+    let (stopped_then, said_then) = run(&["down"]);
+    assert!(
+        !stopped && said.contains(&format!("umount {}", below.display())),
+        "{said}"
+    );
+    assert!(is_there, "nothing was touched");
+    assert!(stopped_then, "{said_then}");
+    assert!(mounted_on(&mount).is_none());
+}
+
+#[test]
+fn a_mount_that_is_told_to_end_unmounts_what_is_below_first() {
+    if !is_root() {
+        return;
+    }
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let below = mount.join("a");
+    fs::create_dir(&below).expect("mkdir");
+    let device = fs::metadata(&mount).expect("it is there").dev();
+    rustix::mount::mount("none", &below, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
+    assert_ne!(fs::metadata(&below).expect("it is there").dev(), device);
+    cluster.stop("mnt");
+    assert!(mounted_on(&below).is_none() && mounted_on(&mount).is_none());
+    // Not a dead one either.
+    assert_eq!(fs::read_dir(&mount).expect("an empty directory").count(), 0);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
+    let cluster = Cluster::start(&small());
+    for arguments in [
+        &["admin", "nodes"][..],
+        &["admin", "status"],
+        &["fs", "ls", "-l", "/"],
+        &["completions", "bash"],
+        &["admin", "doctor"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = Command::new(harvestfs())
+            .args(arguments)
+            .env("HARVESTFS_DATA", cluster.path(""))
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output()
+            .expect("the binary runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(error, "", "{arguments:?}");
+        // 0: it had nothing to say.
+        assert!(
+            matches!(output.status.code(), Some(0 | 141)),
+            "{arguments:?}: {}",
+            output.status
+        );
+    }
+}
