@@ -15,20 +15,20 @@ use harvestfs_protocol::{
 };
 
 use crate::{
-    cache::Entry,
+    cache::{Entry, Ticket},
+    content::ATTR_ATTEMPTS,
     core::Core,
     error::ClientError,
     file::{File, OpenFlags},
+    file_state::Uncommitted,
     holds::Holds,
     options::ClientOptions,
-    permissions::{EXECUTE, READ, WRITE, permits},
+    permissions::{EXECUTE, READ, permits},
     session::Session,
 };
 
 /// Flushing when the last handle of a client was dropped without closing it.
 const DROP_DEADLINE: Duration = Duration::from_secs(30);
-/// Looks at what a file has in memory, while somebody writes to it.
-const MEMORY_LOOKS_MAX: u32 = 4;
 /// Attributes with this prefix are answers of the cluster, not stored values.
 const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
@@ -153,9 +153,10 @@ impl Client {
         if !permits(&cache.attr(parent)?, credentials, EXECUTE) {
             return None;
         }
+        let ticket = cache.ticket();
         match cache.entry(parent, name)? {
             Entry::Absent => Some(Err(FsError::NotFound)),
-            Entry::Found(attr) => Some(Ok(self.with_memory(attr))),
+            Entry::Found(attr) => self.with_memory(&ticket, attr).map(Ok),
             Entry::FoundInode(_) => None,
         }
     }
@@ -163,8 +164,9 @@ impl Client {
     /// As [`Client::getattr`] if the cache knows the answer, without waiting.
     #[must_use]
     pub fn try_getattr(&self, ino: InodeId) -> Option<Attr> {
-        let attr = self.core().session.valid_cache()?.attr(ino)?;
-        Some(self.with_memory(attr))
+        let cache = self.core().session.valid_cache()?;
+        let ticket = cache.ticket();
+        self.with_memory(&ticket, cache.attr(ino)?)
     }
 
     /// Finds a name.
@@ -189,7 +191,12 @@ impl Client {
         match session.query(credentials, op).await {
             Ok(MetaReply::Attr(attr)) => {
                 ticket.learn_entry(parent, name, Some(&attr));
-                Ok(self.with_memory(attr))
+                let ino = attr.ino;
+                if let Some(attr) = self.with_memory(&ticket, attr) {
+                    return Ok(attr);
+                }
+                drop(ticket);
+                self.getattr(credentials, ino).await
             }
             Ok(_) => Err(ClientError::UnexpectedReply("Lookup")),
             Err(error) => {
@@ -210,8 +217,19 @@ impl Client {
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Attr, ClientError> {
-        let attr = self.core().attr(credentials, ino).await?;
-        Ok(self.with_memory(attr))
+        let core = self.core();
+        for _ in 0..ATTR_ATTEMPTS {
+            let ticket = core.session.cache.ticket();
+            let attr = core.attr(credentials, ino).await?;
+            if let Some(attr) = self.with_memory(&ticket, attr) {
+                return Ok(attr);
+            }
+            drop(ticket);
+            if let Some(file) = core.file(ino).filter(|file| file.has_appends()) {
+                file.flush(false).await?;
+            }
+        }
+        Ok(self.with_latest(core.attr(credentials, ino).await?))
     }
 
     /// Checks permission as `access(2)` does; `R_OK` 4, `W_OK` 2, `X_OK` 1.
@@ -250,7 +268,7 @@ impl Client {
         let mut page = core.list(credentials, ino, after, max_entries).await?;
         for entry in &mut page.entries {
             entry.attr = match entry.attr.take() {
-                Some(attr) if with_attributes => Some(self.with_memory(attr)),
+                Some(attr) if with_attributes => Some(self.with_latest(attr)),
                 _ => None,
             };
         }
@@ -379,9 +397,10 @@ impl Client {
         flags: OpenFlags,
     ) -> Option<File> {
         let session = &self.core().session;
-        let (attr, _) = session.valid_cache()?.content(ino)?;
-        let mask = if flags.read { READ } else { 0 } | if flags.write { WRITE } else { 0 };
-        let allowed = attr.kind == FileKind::Regular && permits(&attr, credentials, mask);
+        let cache = session.valid_cache()?;
+        let (attr, _) = cache.content(ino)?;
+        let allowed =
+            attr.kind == FileKind::Regular && permits(&attr, credentials, flags.permissions());
         if flags.truncate || !allowed || !session.holds.open_held(ino) {
             return None;
         }
@@ -425,8 +444,15 @@ impl Client {
             return Err(ClientError::UnexpectedReply("Open"));
         };
         core.locations.learn(&located);
-        let extents = core.extents(credentials, ino, extents, end).await?;
-        ticket.learn_content(&attr, &extents);
+        // The namenode is asked for the other two only.
+        if flags.execute && !permits(&attr, credentials, flags.permissions()) {
+            return Err(FsError::PermissionDenied.into());
+        }
+        if end {
+            // More of them would not be of the same moment.
+            let extents = core.extents(credentials, ino, extents, end).await?;
+            ticket.learn_content(&attr, &extents);
+        }
         drop(ticket);
         hold.keep();
         let file = File::new(self, ino, credentials, flags);
@@ -441,30 +467,34 @@ impl Client {
         Ok(file)
     }
 
-    /// Attributes with what is written and not committed. A commit may have overtaken them: then it
-    /// is in the cache, and no longer in the memory of the file.
-    pub(crate) fn with_memory(&self, mut attr: Attr) -> Attr {
+    /// Attributes, which were found since the ticket was taken, with what is written and not committed.
+    /// None: something has overtaken them, perhaps a commit, of which nothing is left in memory.
+    pub(crate) fn with_memory(&self, ticket: &Ticket, mut attr: Attr) -> Option<Attr> {
         if attr.kind != FileKind::Regular {
-            return attr;
+            return Some(attr);
         }
-        let (core, ino) = (self.core(), attr.ino);
-        let look = || core.file(ino).map(|file| file.uncommitted());
-        let mut uncommitted = look();
-        for _ in 0..MEMORY_LOOKS_MAX {
-            if let Some(known) = core.session.cache.attr(ino)
-                && known.content_version > attr.content_version
-            {
-                attr = known;
-            }
-            let before = std::mem::replace(&mut uncommitted, look());
-            if before == uncommitted {
-                break;
-            }
+        let file = self.core().file(attr.ino);
+        let uncommitted = file.map_or_else(Uncommitted::default, |file| file.uncommitted());
+        // After that look: what had left the memory before it, the ticket has seen.
+        if ticket.is_overtaken(attr.ino) || !uncommitted.is_definite() {
+            return None;
         }
-        if let Some(uncommitted) = uncommitted {
+        uncommitted.apply(&mut attr);
+        Some(attr)
+    }
+
+    /// As [`Client::with_memory`] of a file that changes all the time, or for whoever looks at many: what
+    /// is known of the last commit.
+    fn with_latest(&self, mut attr: Attr) -> Attr {
+        let core = self.core();
+        let file = core.file(attr.ino);
+        if let Some(uncommitted) = file.map(|file| file.uncommitted()) {
             uncommitted.apply(&mut attr);
         }
-        attr
+        match core.session.cache.attr(attr.ino) {
+            Some(known) if known.content_version > attr.content_version => known,
+            _ => attr,
+        }
     }
 }
 

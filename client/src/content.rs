@@ -12,7 +12,9 @@ use harvestfs_protocol::{
 use crate::{core::Core, error::ClientError, extents::ExtentMap, file_state::FileState};
 
 /// How often a file is asked for again that somebody else is changing all the time.
-const CONTENT_ATTEMPTS: u32 = 4;
+const CONTENT_ATTEMPTS: u32 = 16;
+/// How often attributes are asked for again that this client is changing.
+pub(crate) const ATTR_ATTEMPTS: u32 = 8;
 
 impl Core {
     /// Attributes as the namenode knows them.
@@ -24,17 +26,27 @@ impl Core {
         if let Some(attr) = self.session.valid_cache().and_then(|cache| cache.attr(ino)) {
             return Ok(attr);
         }
-        let ticket = self.session.cache.ticket();
-        match self
-            .session
-            .query(credentials, MetaOp::GetAttr { ino })
-            .await?
-        {
-            MetaReply::Attr(attr) => {
-                ticket.learn_attr(&attr);
-                Ok(attr)
+        self.attr_asked(credentials, ino).await
+    }
+
+    /// Attributes that the namenode is asked for. What this client changed since then is in them: a
+    /// reply that was overtaken is asked for again.
+    pub(crate) async fn attr_asked(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Attr, ClientError> {
+        let mut attempt = 1;
+        loop {
+            let ticket = self.session.cache.ticket();
+            let op = MetaOp::GetAttr { ino };
+            let MetaReply::Attr(attr) = self.session.query(credentials, op).await? else {
+                return Err(ClientError::UnexpectedReply("GetAttr"));
+            };
+            if ticket.learn_attr(&attr) || attempt == ATTR_ATTEMPTS {
+                return Ok(attr);
             }
-            _ => Err(ClientError::UnexpectedReply("GetAttr")),
+            attempt += 1;
         }
     }
 
@@ -50,15 +62,17 @@ impl Core {
             if let Some(content) = cache.and_then(|cache| cache.content(ino)) {
                 return Ok(content);
             }
-            // The attributes first: a file that grows in between shows its old length.
             let ticket = self.session.cache.ticket();
-            let attr = self.attr(credentials, ino).await?;
+            let before = self.attr(credentials, ino).await?;
             let extents = self.extents(credentials, ino, Vec::new(), false).await?;
-            ticket.learn_content(&attr, &extents);
-            let version = |attr: &Attr| attr.content_version;
-            let now = self.session.cache.attr(ino);
-            if attempt == CONTENT_ATTEMPTS || now.as_ref().map(version) == Some(version(&attr)) {
+            // Extents come without a version: they are of the one that was there before and after.
+            let attr = self.attr_asked(credentials, ino).await?;
+            if before.content_version == attr.content_version {
+                ticket.learn_content(&attr, &extents);
                 return Ok((attr, extents));
+            }
+            if attempt == CONTENT_ATTEMPTS {
+                return Err(ClientError::ChangesTooFast { ino });
             }
             attempt += 1;
         }

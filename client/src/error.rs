@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::{
     error::{DataError, FsError},
-    ids::BlockId,
+    ids::{BlockId, InodeId},
     transport::TransportError,
 };
 
@@ -67,6 +67,12 @@ pub enum ClientError {
     /// The client was closed.
     #[error("the client is closed")]
     Closed,
+    /// Others change the content of a file faster than this client can find out what it is.
+    #[error("inode {ino} changes faster than it can be read")]
+    ChangesTooFast {
+        /// The file.
+        ino: InodeId,
+    },
 }
 
 impl ClientError {
@@ -95,6 +101,7 @@ impl ClientError {
                 | Self::NoReplica { .. }
                 | Self::Write(_)
                 | Self::TooMuchDirtyData { .. }
+                | Self::ChangesTooFast { .. }
                 | Self::Fs(FsError::Busy { .. } | FsError::NoSpace | FsError::SessionExpired)
         )
     }

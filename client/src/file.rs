@@ -22,6 +22,7 @@ use crate::{
     error::ClientError,
     extents::ExtentMap,
     file_state::FileState,
+    permissions::{EXECUTE, READ, WRITE},
     readahead::{ReadAhead, Reader, UNIT_BYTES, blocks_after},
     reader::read_block,
     sections::{Section, sections},
@@ -41,6 +42,8 @@ pub struct OpenFlags {
     pub append: bool,
     /// Cut to length 0 first.
     pub truncate: bool,
+    /// To run it as a program, and so to read it: the execute permission is enough.
+    pub execute: bool,
 }
 
 impl OpenFlags {
@@ -50,6 +53,7 @@ impl OpenFlags {
         write: false,
         append: false,
         truncate: false,
+        execute: false,
     };
     /// To write.
     pub const WRITE: Self = Self {
@@ -57,6 +61,7 @@ impl OpenFlags {
         write: true,
         append: false,
         truncate: false,
+        execute: false,
     };
     /// To read and to write.
     pub const READ_WRITE: Self = Self {
@@ -64,7 +69,25 @@ impl OpenFlags {
         write: true,
         append: false,
         truncate: false,
+        execute: false,
     };
+
+    /// Whether data may be read.
+    pub(crate) fn may_read(self) -> bool {
+        self.read || self.execute
+    }
+
+    /// What the caller must be permitted, in the bits of a mode.
+    pub(crate) fn permissions(self) -> u8 {
+        [
+            (self.read, READ),
+            (self.write, WRITE),
+            (self.execute, EXECUTE),
+        ]
+        .into_iter()
+        .filter(|(wanted, _)| *wanted)
+        .fold(0, |mask, (_, bit)| mask | bit)
+    }
 }
 
 /// An open file. Cheap to clone; the file is open until the last clone is dropped. Dropping does not
@@ -152,7 +175,7 @@ impl File {
     /// from answering.
     pub async fn read_pieces(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
         let handle = &*self.inner;
-        if !handle.flags.read {
+        if !handle.flags.may_read() {
             return Err(ClientError::NotOpenFor("reading"));
         }
         if handle.state.has_appends() {
@@ -202,7 +225,7 @@ impl File {
     #[must_use]
     pub fn try_read_pieces(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
         let handle = &*self.inner;
-        if !handle.flags.read || handle.state.has_appends() {
+        if !handle.flags.may_read() || handle.state.has_appends() {
             return None;
         }
         let core = handle.client.core();
@@ -531,7 +554,7 @@ impl File {
         length_bytes: u64,
     ) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
-        if !handle.flags.read {
+        if !handle.flags.may_read() {
             return Err(ClientError::NotOpenFor("reading"));
         }
         if !destination.inner.flags.write {

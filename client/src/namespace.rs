@@ -6,7 +6,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::{AttrChanges, MetaOp, MetaReply, RenameMode, SetTime, SetXattrMode},
     name::Name,
-    types::{Attr, Credentials, FileKind, PlacementRules, Timestamp},
+    types::{Attr, Credentials, FileKind, PlacementRules},
 };
 
 use crate::{
@@ -75,41 +75,17 @@ impl Client {
             _ => session.mutate(credentials, op, touched).await?,
         };
         let attr = attr_of(reply, "SetAttr")?;
+        let told = self.with_memory(&ticket, attr.clone());
         match size_bytes {
             Some(size_bytes) => {
                 ticket.changed_content(&attr, |extents| extents.clear(size_bytes..u64::MAX));
             }
             None => ticket.changed_attr(&attr),
         }
-        Ok(self.with_memory(attr))
-    }
-
-    /// Sets the modification time, as [`Client::setattr`] does, unless it is that already or the
-    /// file has no name left. Whoever caches writes tells it after each of its own changes, far
-    /// more often than it differs.
-    ///
-    /// # Errors
-    /// As [`Client::setattr`].
-    pub async fn write_back_mtime(
-        &self,
-        credentials: &Credentials,
-        ino: InodeId,
-        mtime: Timestamp,
-        opened_for_writing: bool,
-    ) -> Result<Attr, ClientError> {
-        let cached = self.core().session.valid_cache();
-        if let Some(attr) = cached.and_then(|cache| cache.attr(ino)) {
-            let attr = self.with_memory(attr);
-            if attr.mtime == mtime || attr.nlink == 0 {
-                return Ok(attr);
-            }
+        match told {
+            Some(attr) => Ok(attr),
+            None => self.getattr(credentials, ino).await,
         }
-        let changes = AttrChanges {
-            mtime: Some(SetTime::To(mtime)),
-            opened_for_writing,
-            ..AttrChanges::default()
-        };
-        self.setattr(credentials, ino, changes).await
     }
 
     /// Leaves to the commit that is due anyway what it does as well: it tells a modification time,
@@ -126,7 +102,9 @@ impl Client {
             Some(SetTime::Now) => return None,
             None => None,
         };
-        let attr = self.core().session.valid_cache()?.attr(file.ino)?;
+        let cache = self.core().session.valid_cache()?;
+        let ticket = cache.ticket();
+        let attr = cache.attr(file.ino)?;
         let as_it_is = AttrChanges {
             mode: changes.mode.map(|_| attr.permission_bits()),
             uid: changes.uid.map(|_| attr.uid),
@@ -141,7 +119,7 @@ impl Client {
         if *changes != as_it_is || !is_owner || is_special || !file.change_with_commit(mtime) {
             return None;
         }
-        Some(self.with_memory(attr))
+        self.with_memory(&ticket, attr)
     }
 
     /// Creates a regular file and opens it; fails when the name is taken.
@@ -295,10 +273,14 @@ impl Client {
         };
         let (ticket, reply) = self.mutate(credentials, op, touched).await?;
         let attr = attr_of(reply, "Link")?;
+        let told = self.with_memory(&ticket, attr.clone());
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
         ticket.changed_directory(parent, &attr, 1, 0);
-        Ok(self.with_memory(attr))
+        match told {
+            Some(attr) => Ok(attr),
+            None => self.getattr(credentials, ino).await,
+        }
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.
@@ -566,11 +548,9 @@ impl Client {
             ticket.removed(attr.ino);
             return;
         }
-        // If it is open here, it lives on without a name.
+        // It lives on without a name if it is open here, or was found by its name a moment ago and is
+        // about to be opened: so what is written is committed nevertheless.
         ticket.changed_attr(attr);
-        if let Some(file) = self.core().file(attr.ino) {
-            file.discard_if_closed();
-        }
     }
 }
 

@@ -9,11 +9,15 @@ use fuser::{
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{ids::InodeId, meta::AttrChanges};
+use harvestfs_protocol::{
+    ids::InodeId,
+    meta::{AttrChanges, FallocateMode},
+    types::Credentials,
+};
 
 use crate::{
-    convert, directory::OpenDirectory, errno, kernel_options, metrics::Operation, reply,
-    serve::Adapter,
+    convert, directory::OpenDirectory, errno, kernel_options, metrics::Operation, pages::ShortRead,
+    read::Read, reply, serve::Adapter,
 };
 
 impl Filesystem for Adapter {
@@ -24,18 +28,20 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(Operation::Lookup, reply, async move {
-            let parent = inner.inode(parent)?;
-            inner
-                .client
-                .lookup(&credentials.await, parent, &name?)
-                .await
+        let (inner, name) = (self.inner.clone(), name.to_owned());
+        let asked_at = inner.shared.invalidations.count();
+        self.serve(Operation::Lookup, async move {
+            let parent = convert::inode(parent);
+            let found = inner.lookup(&credentials.await, parent, &name).await;
+            inner.answer_lookup(reply, found, asked_at).await;
         });
     }
 
     fn forget(&self, _request: &Request, node_id: INodeNo, lookups: u64) {
-        self.inner.shared.nodes.forget(node_id.0, lookups);
+        self.inner
+            .shared
+            .nodes
+            .forget(convert::inode(node_id), lookups);
     }
 
     fn getattr(
@@ -48,11 +54,9 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         self.serve(Operation::GetAttr, async move {
-            let found = async {
-                let ino = inner.inode(node_id)?;
-                inner.client.getattr(&credentials.await, ino).await
-            };
-            inner.answer_attr(reply, node_id, found.await);
+            let ino = convert::inode(node_id);
+            let found = inner.client.getattr(&credentials.await, ino).await;
+            inner.answer_attr(reply, ino, found).await;
         });
     }
 
@@ -66,7 +70,7 @@ impl Filesystem for Adapter {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        ctime: Option<SystemTime>,
+        _ctime: Option<SystemTime>,
         handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -86,10 +90,11 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         self.serve(Operation::SetAttr, async move {
-            let changed = inner
-                .set_attributes(&credentials.await, node_id, changes, ctime.is_some())
+            let ino = convert::inode(node_id);
+            let changed = inner.client.setattr(&credentials.await, ino, changes).await;
+            inner
+                .answer_changed_attr(reply, size.is_some(), changed)
                 .await;
-            inner.answer_changed_attr(reply, node_id, changed);
         });
     }
 
@@ -98,7 +103,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::ReadLink, async move {
             let read = async {
-                let ino = inner.inode(node_id)?;
+                let ino = convert::inode(node_id);
                 inner.client.readlink(&credentials.await, ino).await
             };
             match read.await {
@@ -121,7 +126,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.entry(Operation::MakeNode, reply, async move {
-            let parent = inner.inode(parent)?;
+            let parent = convert::inode(parent);
             let kind = convert::file_kind(mode)?;
             let mode = convert::permissions(mode, umask);
             inner
@@ -143,7 +148,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.entry(Operation::MakeDir, reply, async move {
-            let parent = inner.inode(parent)?;
+            let parent = convert::inode(parent);
             let mode = convert::permissions(mode, umask);
             inner
                 .client
@@ -156,7 +161,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.empty(Operation::Unlink, reply, async move {
-            let parent = inner.inode(parent)?;
+            let parent = convert::inode(parent);
             inner
                 .client
                 .unlink(&credentials.await, parent, &name?)
@@ -169,7 +174,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         self.empty(Operation::RemoveDir, reply, async move {
-            let parent = inner.inode(parent)?;
+            let parent = convert::inode(parent);
             inner.client.rmdir(&credentials.await, parent, &name?).await
         });
     }
@@ -186,7 +191,7 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::name(name));
         let target = target.as_os_str().as_bytes().to_vec();
         self.entry(Operation::Symlink, reply, async move {
-            let parent = inner.inode(parent)?;
+            let parent = convert::inode(parent);
             inner
                 .client
                 .symlink(&credentials.await, parent, &name?, &target)
@@ -208,8 +213,8 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         let (name, new_name) = (convert::name(name), convert::name(new_name));
         self.empty(Operation::Rename, reply, async move {
-            let parent = inner.inode(parent)?;
-            let new_parent = inner.inode(new_parent)?;
+            let parent = convert::inode(parent);
+            let new_parent = convert::inode(new_parent);
             let mode = convert::rename_mode(flags)?;
             inner
                 .client
@@ -237,8 +242,8 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(new_name));
         self.entry(Operation::Link, reply, async move {
-            let ino = inner.inode(node_id)?;
-            let parent = inner.inode(new_parent)?;
+            let ino = convert::inode(node_id);
+            let parent = convert::inode(new_parent);
             inner
                 .client
                 .link(&credentials.await, ino, parent, &name?)
@@ -250,7 +255,12 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         self.serve(Operation::Open, async move {
-            reply::opened(reply, inner.open(&credentials.await, node_id, flags).await);
+            reply::opened(
+                reply,
+                inner
+                    .open(&credentials.await, convert::inode(node_id), flags)
+                    .await,
+            );
         });
     }
 
@@ -269,24 +279,24 @@ impl Filesystem for Adapter {
         let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Create, async move {
             let created = async {
-                let parent = inner.inode(parent)?;
+                let parent = convert::inode(parent);
                 let mode = convert::permissions(mode, umask);
                 inner
                     .create(&credentials.await, parent, &name?, mode, OpenFlags(flags))
                     .await
             };
-            inner.answer_created(reply, created.await, asked_at);
+            inner.answer_created(reply, created.await, asked_at).await;
         });
     }
 
     fn read(
         &self,
         _request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
@@ -294,12 +304,25 @@ impl Filesystem for Adapter {
             return reply.error(Errno::EBADF);
         };
         let observed = self.begin(Operation::Read);
-        if let Some(pieces) = open.file.try_read_pieces(offset, size as usize) {
+        let read = Read::new(
+            &self.inner,
+            &open,
+            convert::inode(node_id),
+            offset,
+            size,
+            flags,
+        );
+        if let Some(pieces) = open.file.try_read_pieces(offset, size as usize)
+            && read.verdict(&pieces) == ShortRead::Answer
+        {
             return self.inner.answer_read(reply, Ok(pieces));
         }
         let inner = self.inner.clone();
         self.go_on(observed, async move {
-            inner.answer_read(reply, open.file.read_pieces(offset, size as usize).await);
+            match open.file.read_pieces(offset, size as usize).await {
+                Ok(pieces) if read.must_be_refused(&pieces).await => reply.error(Errno::EINTR),
+                result => inner.answer_read(reply, result),
+            }
         });
     }
 
@@ -330,7 +353,8 @@ impl Filesystem for Adapter {
             match open.file.try_write(offset, data) {
                 Ok(result) => {
                     let result = result.map(|()| written);
-                    return self.inner.answer_written(reply, node_id, result);
+                    let ino = convert::inode(node_id);
+                    return self.inner.answer_written(reply, ino, offset, result);
                 }
                 Err(given_back) => data = given_back,
             }
@@ -340,7 +364,8 @@ impl Filesystem for Adapter {
             let result = inner
                 .write(&open.file, offset, data, append, kill_privileges)
                 .await;
-            inner.answer_written(reply, node_id, result.map(|()| written));
+            let ino = convert::inode(node_id);
+            inner.answer_written(reply, ino, offset, result.map(|()| written));
         });
     }
 
@@ -413,7 +438,9 @@ impl Filesystem for Adapter {
         self.empty(Operation::Fallocate, reply, async move {
             let mode = convert::fallocate_mode(mode)?;
             open.file.fallocate(offset, length, mode).await?;
-            inner.shared.written(node_id.0);
+            if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
+                inner.wrote(convert::inode(node_id), offset.saturating_add(length));
+            }
             Ok(())
         });
     }
@@ -461,25 +488,22 @@ impl Filesystem for Adapter {
             let copied = source
                 .copy_range(source_offset, &destination, destination_offset, length)
                 .await;
-            inner.answer_written(reply, destination_id, copied);
+            let ino = convert::inode(destination_id);
+            inner.answer_written(reply, ino, destination_offset, copied);
         });
     }
 
     fn opendir(&self, _request: &Request, node_id: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _observed = self.begin(Operation::OpenDir);
-        match self.inner.inode(node_id) {
-            Ok(ino) => {
-                let handle = self.inner.directories.insert(OpenDirectory::new(ino));
-                reply.opened(FileHandle(handle), FopenFlags::empty());
-            }
-            Err(error) => reply.error(errno::of_fs(&error)),
-        }
+        let directory = OpenDirectory::new(convert::inode(node_id));
+        let handle = self.inner.directories.insert(directory);
+        reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
     fn readdir(
         &self,
         request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
@@ -495,6 +519,7 @@ impl Filesystem for Adapter {
                 .await
             {
                 Ok(()) => reply.ok(),
+                Err(error) if inner.is_removed(convert::inode(node_id), &error) => reply.ok(),
                 Err(error) => reply.error(errno::of(&error)),
             }
         });
@@ -503,7 +528,7 @@ impl Filesystem for Adapter {
     fn readdirplus(
         &self,
         request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
@@ -519,6 +544,7 @@ impl Filesystem for Adapter {
                 .await;
             match filled {
                 Ok(()) => reply.ok(),
+                Err(error) if inner.is_removed(convert::inode(node_id), &error) => reply.ok(),
                 Err(error) => reply.error(errno::of(&error)),
             }
         });
@@ -554,7 +580,10 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         // The kernel asks about the mount as a whole by its root, or by no inode.
-        let ino = inner.inode(node_id).unwrap_or(InodeId::ROOT);
+        let ino = match convert::inode(node_id) {
+            ino if inner.shared.nodes.knows(ino) => ino,
+            _ => InodeId::ROOT,
+        };
         self.serve(Operation::StatFs, async move {
             reply::statfs(reply, inner.client.statfs(&credentials.await, ino).await);
         });
@@ -574,7 +603,7 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         let (value, mode) = (value.to_vec(), convert::set_xattr_mode(flags));
         self.empty(Operation::SetXattr, reply, async move {
-            let ino = inner.inode(node_id)?;
+            let ino = convert::inode(node_id);
             inner
                 .client
                 .setxattr(&credentials.await, ino, &name?, &value, mode)
@@ -594,7 +623,7 @@ impl Filesystem for Adapter {
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         self.serve(Operation::GetXattr, async move {
             let value = async {
-                let ino = inner.inode(node_id)?;
+                let ino = convert::inode(node_id);
                 inner.client.getxattr(&credentials.await, ino, &name?).await
             };
             reply::xattr(reply, size, value.await);
@@ -606,7 +635,7 @@ impl Filesystem for Adapter {
         let inner = self.inner.clone();
         self.serve(Operation::ListXattr, async move {
             let list = async {
-                let ino = inner.inode(node_id)?;
+                let ino = convert::inode(node_id);
                 let names = inner.client.listxattr(&credentials.await, ino).await?;
                 let with_ends = names
                     .into_iter()
@@ -621,11 +650,14 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         self.empty(Operation::RemoveXattr, reply, async move {
-            let ino = inner.inode(node_id)?;
-            inner
-                .client
-                .removexattr(&credentials.await, ino, &name?)
-                .await
+            let (ino, name) = (convert::inode(node_id), name?);
+            // The kernel itself drops a file's capabilities when somebody writes to it, in the name of
+            // the writer; programs need `CAP_SETFCAP` for it, which the kernel has checked.
+            let credentials = match name.as_slice() {
+                b"security.capability" => Credentials::root(),
+                _ => credentials.await,
+            };
+            inner.client.removexattr(&credentials, ino, &name).await
         });
     }
 }

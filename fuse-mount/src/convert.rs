@@ -10,6 +10,7 @@ use fuser::{FileAttr, FileType, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
 use harvestfs_client::OpenFlags;
 use harvestfs_protocol::{
     error::FsError,
+    ids::InodeId,
     meta::{FallocateMode, RenameMode, SetTime, SetXattrMode},
     name::Name,
     types::{Attr, FileKind, Timestamp},
@@ -23,10 +24,18 @@ pub const SEEK_DATA: i32 = 3;
 /// `SEEK_HOLE` of `lseek(2)`.
 pub const SEEK_HOLE: i32 = 4;
 
-/// Attributes as the kernel wants them; `node_id` is what it calls the inode.
-pub fn attributes(attr: &Attr, node_id: u64) -> FileAttr {
+/// In the flags of an open: for `execve(2)`, of `linux/fs.h`.
+const FMODE_EXEC: i32 = 1 << 5;
+
+/// The inode that a node id stands for: the kernel's number of it is ours.
+pub fn inode(node_id: INodeNo) -> InodeId {
+    InodeId(node_id.0)
+}
+
+/// Attributes as the kernel wants them.
+pub fn attributes(attr: &Attr) -> FileAttr {
     FileAttr {
-        ino: INodeNo(node_id),
+        ino: INodeNo(attr.ino.0),
         size: attr.size_bytes,
         blocks: attr.allocated_bytes.div_ceil(512),
         atime: system_time(attr.atime),
@@ -144,10 +153,11 @@ fn system_time(timestamp: Timestamp) -> SystemTime {
 pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
     let bits = rustix::fs::OFlags::from_bits_retain(flags.0 as u32);
     let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
+    let execute = flags.0 & FMODE_EXEC != 0;
     OpenFlags {
-        // Writing back a part of a page reads the rest of it, whatever the program opened it for.
-        read: true,
+        read: !execute && flags.acc_mode() != OpenAccMode::O_WRONLY,
         write,
+        execute,
         append: write && bits.contains(rustix::fs::OFlags::APPEND),
         truncate: bits.contains(rustix::fs::OFlags::TRUNC),
     }

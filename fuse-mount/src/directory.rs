@@ -1,8 +1,12 @@
 //! An open directory: turns the kernel's numeric offsets into names to go on after.
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    time::{Duration, Instant},
+};
 
-use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use harvestfs_client::ClientError;
 use harvestfs_protocol::{
     ids::InodeId,
@@ -84,24 +88,39 @@ impl OpenDirectory {
         let (window, asked_at) = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             // The kernel does not take these two for lookups.
-            let attr = convert::attributes(&bare_directory(ino), ino.0);
+            let attr = convert::attributes(&bare_directory(ino));
             let ttl = Duration::ZERO;
             if reply.add(INodeNo(ino.0), next, name, &ttl, &attr, GENERATION) {
                 return Ok(());
             }
         }
         for (next, entry) in window.entries_from(offset) {
-            let Some(attr) = &entry.attr else {
+            let name = OsStr::from_bytes(entry.name.as_bytes());
+            // What the window has may be older than what this mount changed since.
+            let attr = inner.client.try_getattr(entry.ino);
+            let pages = inner.shared.nodes.pages(entry.ino);
+            let may_tell = |attr: &Attr| {
+                pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, Instant::now()))
+            };
+            let Some(attr) = attr.filter(may_tell) else {
+                // Node id 0: the name only.
+                let attr = FileAttr {
+                    ino: INodeNo(0),
+                    kind: convert::file_type(entry.kind),
+                    ..convert::attributes(&bare_directory(entry.ino))
+                };
+                let ttl = Duration::ZERO;
+                if reply.add(INodeNo(entry.ino.0), next, name, &ttl, &attr, GENERATION) {
+                    break;
+                }
                 continue;
             };
-            let name = OsStr::from_bytes(entry.name.as_bytes());
-            let (node_id, ttl) = inner.remember(attr, asked_at);
             // One time to live serves both, and entries have the shorter one.
-            let ttl = inner.shared.entry_ttl(ttl);
-            let attr = convert::attributes(attr, node_id);
-            if reply.add(INodeNo(node_id), next, name, &ttl, &attr, GENERATION) {
+            let ttl = inner.shared.entry_ttl(inner.remember(&attr, asked_at));
+            let told = convert::attributes(&attr);
+            if reply.add(INodeNo(attr.ino.0), next, name, &ttl, &told, GENERATION) {
                 // It did not fit, so the kernel never hears of this lookup.
-                inner.shared.nodes.forget(node_id, 1);
+                inner.shared.nodes.forget(attr.ino, 1);
                 break;
             }
         }

@@ -9,6 +9,8 @@ pub fn of(error: &ClientError) -> Errno {
     match error {
         ClientError::Fs(error) => of_fs(error),
         ClientError::NotOpenFor(_) => Errno::EBADF,
+        // As for a read that the kernel must ask for again.
+        ClientError::ChangesTooFast { .. } => Errno::EINTR,
         ClientError::AllReplicasBusy { .. }
         | ClientError::Unreachable { .. }
         | ClientError::Connect(_)

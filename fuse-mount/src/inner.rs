@@ -1,19 +1,23 @@
 //! What the requests of one mount work on.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use fuser::{
-    FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEntry,
-    ReplyWrite,
+    FileHandle, FopenFlags, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEntry, ReplyWrite,
 };
 use harvestfs_client::{Client, ClientError, File};
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::{AttrChanges, SetTime},
+    meta::AttrChanges,
     name::Name,
-    types::{Attr, Credentials, FileKind},
+    types::{Attr, Credentials},
 };
 use rustix::fs::OFlags;
 
@@ -75,85 +79,144 @@ impl OpenFile {
     }
 }
 
-impl Inner {
-    /// The inode behind a node id.
-    pub fn inode(&self, node_id: INodeNo) -> Result<InodeId, FsError> {
-        self.shared.nodes.inode(node_id.0).ok_or(FsError::Stale)
-    }
+/// How long the kernel may cache attributes, which are not the file's if it is not `settled`.
+fn ttl_of(ttl: Duration, settled: bool) -> Duration {
+    if settled { ttl } else { Duration::ZERO }
+}
 
-    /// The node id to answer a lookup with, and how long the kernel may cache the attributes; see
+impl Inner {
+    /// Counts a lookup, and tells how long the kernel may cache the attributes; see
     /// [`Shared::remember`].
-    pub fn remember(&self, attr: &Attr, asked_at: u64) -> (u64, Duration) {
+    pub fn remember(&self, attr: &Attr, asked_at: u64) -> Duration {
         let lease = self.client.lease_remaining();
         self.shared.remember(attr, asked_at, lease)
     }
 
-    /// Answers with an entry, or that there is none.
-    pub fn answer_entry(
+    /// Finds a name. Of an inode that the kernel knows by number only, it asks for `.` and `..`.
+    pub async fn lookup(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &OsStr,
+    ) -> Result<Attr, ClientError> {
+        let client = &self.client;
+        match name.as_bytes() {
+            b"." => client.getattr(credentials, parent).await,
+            b".." => {
+                let page = client.readdir(credentials, parent, None, 1, false).await?;
+                client.getattr(credentials, page.parent).await
+            }
+            _ => {
+                client
+                    .lookup(credentials, parent, &convert::name(name)?)
+                    .await
+            }
+        }
+    }
+
+    /// Whether an error says that a directory is gone which the kernel still has: it is empty.
+    pub fn is_removed(&self, ino: InodeId, error: &ClientError) -> bool {
+        error.is_gone() && self.shared.nodes.removed_directory(ino).is_some()
+    }
+
+    /// Answers a lookup: with an entry, or that there is none, which the kernel may remember.
+    pub async fn answer_lookup(
+        &self,
+        reply: ReplyEntry,
+        result: Result<Attr, ClientError>,
+        asked_at: u64,
+    ) {
+        if let Err(ClientError::Fs(FsError::NotFound)) = result {
+            let lease = self.client.lease_remaining();
+            return reply::no_entry(reply, self.shared.no_entry_ttl(lease));
+        }
+        self.answer_entry(reply, result, asked_at).await;
+    }
+
+    /// Answers with an entry that was made.
+    pub async fn answer_entry(
         &self,
         reply: ReplyEntry,
         result: Result<Attr, ClientError>,
         asked_at: u64,
     ) {
         match result {
-            Ok(attr) => {
-                let (node_id, ttl) = self.remember(&attr, asked_at);
+            Ok(mut attr) => {
+                let settled = self.shared.settle(&mut attr).await;
+                let ttl = ttl_of(self.remember(&attr, asked_at), settled);
                 reply.entry_with_ttls(
                     &ttl,
                     &self.shared.entry_ttl(ttl),
-                    &convert::attributes(&attr, node_id),
+                    &convert::attributes(&attr),
                     GENERATION,
                 );
-            }
-            Err(ClientError::Fs(FsError::NotFound)) => {
-                let lease = self.client.lease_remaining();
-                reply::no_entry(reply, self.shared.no_entry_ttl(lease));
             }
             Err(error) => reply.error(errno::of(&error)),
         }
     }
 
     /// Answers with attributes.
-    pub fn answer_attr(
+    pub async fn answer_attr(
         &self,
         reply: ReplyAttr,
-        node_id: INodeNo,
+        ino: InodeId,
         result: Result<Attr, ClientError>,
     ) {
-        let ttl = self
-            .shared
-            .attr_ttl(node_id.0, self.client.lease_remaining());
-        reply::attr(reply, node_id, ttl, result);
+        let mut ttl = Shared::attr_ttl(self.client.lease_remaining());
+        let result = match result {
+            Err(error) if error.is_gone() => {
+                ttl = Duration::ZERO;
+                self.shared.nodes.removed_directory(ino).ok_or(error)
+            }
+            Ok(mut attr) => {
+                ttl = ttl_of(ttl, self.shared.settle(&mut attr).await);
+                self.shared.nodes.learn(&attr);
+                Ok(attr)
+            }
+            Err(error) => Err(error),
+        };
+        reply::attr(reply, ttl, result);
     }
 
     /// Answers with attributes that the request changed. The kernel takes them even if it was told to
     /// forget older ones while they were on their way, which it does not with those that it only asked
-    /// for. A file has another node id then; of anything else it caches nothing.
-    pub fn answer_changed_attr(
+    /// for; so it caches nothing of them.
+    pub async fn answer_changed_attr(
         &self,
         reply: ReplyAttr,
-        node_id: INodeNo,
+        resized: bool,
         result: Result<Attr, ClientError>,
     ) {
-        let regular = |attr: &Attr| attr.kind == FileKind::Regular;
-        if result.as_ref().is_ok_and(regular) {
-            self.answer_attr(reply, node_id, result);
-        } else {
-            reply::attr(reply, node_id, Duration::ZERO, result);
-        }
+        let result = match result {
+            Ok(attr) if resized => {
+                // The kernel drops pages itself then.
+                if let Some(pages) = self.shared.nodes.pages(attr.ino) {
+                    pages.resize(attr.size_bytes, Instant::now());
+                }
+                Ok(attr)
+            }
+            Ok(mut attr) => {
+                self.shared.settle(&mut attr).await;
+                self.shared.nodes.learn(&attr);
+                Ok(attr)
+            }
+            Err(error) => Err(error),
+        };
+        reply::attr(reply, Duration::ZERO, result);
     }
 
-    /// Answers with a new file, which is open.
-    pub fn answer_created(
+    /// Answers with a file that was created, which is open.
+    pub async fn answer_created(
         &self,
         reply: ReplyCreate,
         result: Result<(Attr, FileHandle, FopenFlags), ClientError>,
         asked_at: u64,
     ) {
         match result {
-            Ok((attr, handle, flags)) => {
-                let (node_id, ttl) = self.remember(&attr, asked_at);
-                let attr = convert::attributes(&attr, node_id);
+            Ok((mut attr, handle, flags)) => {
+                let settled = self.shared.settle(&mut attr).await;
+                let ttl = ttl_of(self.remember(&attr, asked_at), settled);
+                let attr = convert::attributes(&attr);
                 // One time to live serves both, and entries have the shorter one.
                 let ttl = self.shared.entry_ttl(ttl);
                 reply.created(&ttl, &attr, GENERATION, handle, flags);
@@ -162,15 +225,25 @@ impl Inner {
         }
     }
 
-    /// Answers how much was written through a node id.
+    /// Answers how much was written at an offset of a file, where the kernel takes it to be.
     pub fn answer_written(
         &self,
         reply: ReplyWrite,
-        node_id: INodeNo,
+        ino: InodeId,
+        offset: u64,
         result: Result<u32, ClientError>,
     ) {
-        self.shared.written(node_id.0);
+        if let Ok(written) = &result {
+            self.wrote(ino, offset.saturating_add((*written).into()));
+        }
         reply::written(reply, result);
+    }
+
+    /// The kernel takes a file to reach up to `end` at least.
+    pub fn wrote(&self, ino: InodeId, end: u64) {
+        if let Some(pages) = self.shared.nodes.pages(ino) {
+            pages.tell(end, Instant::now());
+        }
     }
 
     /// Answers with data.
@@ -180,42 +253,6 @@ impl Inner {
             self.metrics.read.inc_by(bytes as u64);
         }
         reply::pieces(reply, result);
-    }
-
-    /// Changes attributes. With a change time, which is the namenode's to set, the kernel tells its
-    /// own idea of the times: after each operation on a file whose writes it caches, and it waits for
-    /// the answer.
-    pub async fn set_attributes(
-        &self,
-        credentials: &Credentials,
-        node_id: INodeNo,
-        changes: AttrChanges,
-        with_ctime: bool,
-    ) -> Result<Attr, ClientError> {
-        let ino = self.inode(node_id)?;
-        match changes {
-            AttrChanges {
-                mode: None,
-                uid: None,
-                gid: None,
-                size_bytes: None,
-                atime: None,
-                mtime: Some(SetTime::To(mtime)),
-                opened_for_writing,
-            } if with_ctime => {
-                self.client
-                    .write_back_mtime(credentials, ino, mtime, opened_for_writing)
-                    .await
-            }
-            changes => {
-                let resized = changes.size_bytes.is_some();
-                let attr = self.client.setattr(credentials, ino, changes).await?;
-                if resized {
-                    self.shared.written(node_id.0);
-                }
-                Ok(attr)
-            }
-        }
     }
 
     /// Writes at an offset, or with `append` at the end.
@@ -253,6 +290,7 @@ impl Inner {
                 ..AttrChanges::default()
             };
             self.client.setattr(&root, file.ino(), changes).await?;
+            self.shared.forget_attributes(file.ino());
         }
         Ok(())
     }
@@ -261,27 +299,32 @@ impl Inner {
     pub async fn open(
         &self,
         credentials: &Credentials,
-        node_id: INodeNo,
+        ino: InodeId,
         flags: OpenFlags,
     ) -> Result<(FileHandle, FopenFlags), ClientError> {
-        let ino = self.inode(node_id)?;
         let flags = convert::open_flags(flags);
         let file = self.client.open(credentials, ino, flags).await?;
-        if flags.truncate {
-            self.shared.written(node_id.0);
+        if flags.truncate
+            && let Some(pages) = self.shared.nodes.pages(ino)
+        {
+            pages.resize(0, Instant::now());
         }
         Ok(self.opened(file, flags.append))
     }
 
     fn opened(&self, file: File, append: bool) -> (FileHandle, FopenFlags) {
-        let handle = FileHandle(self.files.insert(OpenFile { file, append }));
-        // A file that another session changed has another node id, so that cached pages are
-        // always this file's. Appends are not cached: where they land, the namenode decides.
+        let pages = self.shared.nodes.pages(file.ino());
+        let are_old = pages.is_none_or(|pages| pages.are_old());
         let flags = if append {
+            // Not cached: where appends land, the namenode decides.
             FopenFlags::FOPEN_DIRECT_IO
+        } else if are_old || self.client.lease_remaining().is_zero() {
+            // The kernel drops its pages on behalf of the program that opens the file.
+            FopenFlags::empty()
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
         };
+        let handle = FileHandle(self.files.insert(OpenFile { file, append }));
         (handle, flags)
     }
 
@@ -317,9 +360,7 @@ impl Inner {
                     let mut attr = found?;
                     let file = self.client.open(credentials, attr.ino, open_flags).await?;
                     if open_flags.truncate {
-                        // The kernel believes a size only of a node id that it does not know.
                         attr = file.attr().await?;
-                        self.shared.nodes.changed_elsewhere(attr.ino);
                     }
                     let (handle, flags) = self.opened(file, open_flags.append);
                     return Ok((attr, handle, flags));

@@ -67,7 +67,6 @@ pub fn config(source: &str, subtype: &str, permissions: Permissions) -> Config {
 /// Agrees with the kernel on what both can do, as far as it can.
 pub fn negotiate(config: &mut KernelConfig) {
     for capability in [
-        InitFlags::FUSE_WRITEBACK_CACHE,
         InitFlags::FUSE_ATOMIC_O_TRUNC,
         InitFlags::FUSE_PARALLEL_DIROPS,
         InitFlags::FUSE_ASYNC_DIO,
@@ -77,6 +76,7 @@ pub fn negotiate(config: &mut KernelConfig) {
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_EXPLICIT_INVAL_DATA,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        InitFlags::FUSE_EXPORT_SUPPORT,
     ] {
         if config.add_capabilities(capability).is_err() {
             tracing::debug!(?capability, "this kernel lacks a capability");

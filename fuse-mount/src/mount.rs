@@ -7,13 +7,16 @@ use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
+    guard::Guard,
     kernel_cache::KernelCache,
     kernel_options::{self, Permissions},
     metrics::Metrics,
     mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of},
+    notices::Notices,
     read_ahead,
     serve::Adapter,
     shared::Shared,
+    submounts::Submounts,
     unmount::{self, Unmounted},
 };
 
@@ -86,6 +89,8 @@ pub struct Mount {
     client: Client,
     metrics: Arc<Metrics>,
     ended: Ended,
+    /// None: it could not be started.
+    guard: Option<Guard>,
 }
 
 impl Mount {
@@ -142,8 +147,11 @@ impl Mount {
                 ))
             })?;
         let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
-        let kernel = KernelCache::new(shared.clone(), session.notifier(), device);
-        shared.let_kernel_cache_entries(kernel.entries_can_be_declared_old());
+        let runtime = tokio::runtime::Handle::current();
+        let notices = Arc::new(Notices::new(session.notifier(), device, runtime));
+        shared.connect(notices.clone());
+        let submounts = Submounts::new(device_number.clone()).map_err(failed)?;
+        let kernel = KernelCache::new(shared, notices, submounts);
         client.set_cache_listener(Arc::new(kernel));
         let (end, ended) = watch::channel(None);
         // A thread of its own: it lives as long as the mount.
@@ -155,6 +163,9 @@ impl Mount {
                 let _ = end.send(Some(result));
             })
             .map_err(failed)?;
+        let guard = Guard::start(&device_number)
+            .inspect_err(|error| tracing::warn!(%error, "the mount has no guard"))
+            .ok();
         if let Err(error) = read_ahead::raise(&directory_path) {
             tracing::debug!(%error, "the kernel's read-ahead stays as it is");
         }
@@ -164,6 +175,7 @@ impl Mount {
             client,
             metrics,
             ended,
+            guard,
         })
     }
 
@@ -185,7 +197,9 @@ impl Mount {
     /// # Errors
     /// When the connection to the kernel broke, or written data could not be made visible.
     pub async fn ended(&mut self) -> Result<(), MountError> {
-        finish(self.client.clone(), self.ended.clone()).await
+        let finished = finish(self.client.clone(), self.ended.clone()).await;
+        self.guard = None;
+        finished
     }
 
     /// Unmounts, writes back what is dirty and ends the session. What programs still have open is
@@ -195,7 +209,11 @@ impl Mount {
     /// When the kernel refuses, or written data could not be made visible.
     pub async fn unmount(self) -> Result<(), MountError> {
         match unmount::by_child(&self.device).await {
-            Ok(Unmounted::Entirely) => finish(self.client, self.ended).await,
+            Ok(Unmounted::Entirely) => {
+                // Its number may be that of another mount from here on.
+                drop(self.guard);
+                finish(self.client, self.ended).await
+            }
             Ok(Unmounted::InUse) => {
                 tracing::warn!(
                     "{} is in use; it is unmounted under the programs that use it",

@@ -1,230 +1,173 @@
-//! What the kernel calls an inode, and what we call one.
-//!
-//! Under writeback caching the kernel alone decides the size of a regular file it has cached: what
-//! another mount appends stays invisible for as long as the kernel keeps its inode. So the kernel's
-//! *node id* is not always the inode number: when another session changed a file, the next lookup
-//! gives it a fresh node id, and with it a fresh kernel inode, size and page cache. Programs that
-//! have the old one open keep what they opened: close-to-open consistency.
+//! The inodes that the kernel knows. What it calls an inode, its *node id*, is the inode number, so
+//! that one file is one inode with one page cache, whatever the namenode, the lease or other mounts
+//! do (adr/0016).
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::{
+    ids::InodeId,
+    types::{Attr, FileKind},
+};
 
-/// Fresh node ids count up from here; no inode number reaches it.
-const FRESH_NODE_ID_MIN: u64 = 1 << 63;
+use crate::pages::Pages;
 
-/// The node ids that the kernel knows.
+/// The inodes that the kernel knows.
 #[derive(Debug)]
 pub struct Nodes {
-    tables: Mutex<Tables>,
-}
-
-#[derive(Debug)]
-struct Tables {
-    nodes: HashMap<u64, Node>,
-    /// The node id that the next lookup of an inode answers with.
-    current: HashMap<InodeId, u64>,
-    /// How many node ids of an inode the kernel knows beside the current one.
-    replaced: HashMap<InodeId, u32>,
-    next_fresh: u64,
+    nodes: Mutex<HashMap<InodeId, Node>>,
 }
 
 #[derive(Debug)]
 struct Node {
-    ino: InodeId,
-    /// Only of regular files does the kernel know the size better than we do.
-    regular: bool,
+    kind: Kind,
     /// Lookups that the kernel has not yet forgotten.
     lookups: u64,
 }
 
-impl Tables {
-    /// The node id that lookups of an inode answer with.
-    fn current(&mut self, ino: InodeId) -> u64 {
-        if let Some(&node_id) = self.current.get(&ino) {
-            return node_id;
-        }
-        // Free again once the kernel forgot all about it; taken while a stale one lives.
-        let node_id = if self.nodes.contains_key(&ino.0) {
-            self.fresh()
-        } else {
-            ino.0
-        };
-        self.current.insert(ino, node_id);
-        node_id
-    }
-
-    fn fresh(&mut self) -> u64 {
-        self.next_fresh += 1;
-        self.next_fresh - 1
-    }
+#[derive(Debug)]
+enum Kind {
+    Regular(Arc<Pages>),
+    /// The kernel asks for the attributes of a directory also after it was removed, as long as a
+    /// program has it open; the namenode knows nothing of it any more. None: of the root.
+    Directory(Option<Box<Attr>>),
+    Other,
 }
 
 impl Nodes {
     /// The root only.
     pub fn new() -> Self {
-        let root = InodeId::ROOT;
+        let root = Node {
+            kind: Kind::Directory(None),
+            lookups: 1,
+        };
         Self {
-            tables: Mutex::new(Tables {
-                nodes: HashMap::from([(
-                    root.0,
-                    Node {
-                        ino: root,
-                        regular: false,
-                        lookups: 1,
-                    },
-                )]),
-                current: HashMap::from([(root, root.0)]),
-                replaced: HashMap::new(),
-                next_fresh: FRESH_NODE_ID_MIN,
-            }),
+            nodes: Mutex::new(HashMap::from([(InodeId::ROOT, root)])),
         }
     }
 
-    /// The inode behind a node id.
-    pub fn inode(&self, node_id: u64) -> Option<InodeId> {
-        self.tables().nodes.get(&node_id).map(|node| node.ino)
-    }
-
-    /// Counts one lookup of an inode and returns the node id to answer with. Of a regular file whose
-    /// attributes are `outdated`, that is one of its own, which no other lookup answers with. It is
-    /// asked when no invalidation can come in between.
-    pub fn remember(&self, ino: InodeId, regular: bool, outdated: impl FnOnce() -> bool) -> u64 {
-        let mut tables = self.tables();
-        let node_id = if outdated() && regular {
-            *tables.replaced.entry(ino).or_default() += 1;
-            tables.fresh()
-        } else {
-            tables.current(ino)
-        };
-        let node = tables.nodes.entry(node_id).or_insert(Node {
-            ino,
-            regular,
+    /// Counts one lookup of an inode.
+    pub fn remember(&self, attr: &Attr) {
+        let mut nodes = self.lock();
+        let node = nodes.entry(attr.ino).or_insert_with(|| Node {
+            kind: match attr.kind {
+                FileKind::Regular => Kind::Regular(Arc::new(Pages::new(attr.size_bytes))),
+                FileKind::Directory => Kind::Directory(None),
+                _ => Kind::Other,
+            },
             lookups: 0,
         });
         node.lookups += 1;
-        node_id
+        node.learn(attr);
     }
 
-    /// The kernel forgot `lookups` lookups of a node id.
-    pub fn forget(&self, node_id: u64, lookups: u64) {
-        if node_id == InodeId::ROOT.0 {
+    /// The kernel is told these attributes of an inode that it knows.
+    pub fn learn(&self, attr: &Attr) {
+        if let Some(node) = self.lock().get_mut(&attr.ino) {
+            node.learn(attr);
+        }
+    }
+
+    /// The attributes of a directory that the namenode does not know any more.
+    pub fn removed_directory(&self, ino: InodeId) -> Option<Attr> {
+        match &self.lock().get(&ino)?.kind {
+            Kind::Directory(Some(attr)) => Some(Attr {
+                nlink: 0,
+                size_bytes: 0,
+                ..**attr
+            }),
+            _ => None,
+        }
+    }
+
+    /// The kernel forgot `lookups` lookups of an inode.
+    pub fn forget(&self, ino: InodeId, lookups: u64) {
+        if ino == InodeId::ROOT {
             return;
         }
-        let mut tables = self.tables();
-        let Some(node) = tables.nodes.get_mut(&node_id) else {
+        let mut nodes = self.lock();
+        let Some(node) = nodes.get_mut(&ino) else {
             return;
         };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 {
-            let ino = node.ino;
-            tables.nodes.remove(&node_id);
-            if tables.current.get(&ino) == Some(&node_id) {
-                tables.current.remove(&ino);
-            } else if let Entry::Occupied(mut others) = tables.replaced.entry(ino) {
-                *others.get_mut() -= 1;
-                if *others.get() == 0 {
-                    others.remove();
-                }
-            }
+            nodes.remove(&ino);
         }
     }
 
-    /// Another session changed an inode: if it is a regular file, the next lookup answers with a
-    /// fresh node id. Returns the node id that the kernel has had for it, if it knows the inode.
-    pub fn changed_elsewhere(&self, ino: InodeId) -> Option<u64> {
-        let mut tables = self.tables();
-        let node_id = *tables.current.get(&ino)?;
-        if tables.nodes.get(&node_id).is_some_and(|node| node.regular) {
-            tables.current.remove(&ino);
-            *tables.replaced.entry(ino).or_default() += 1;
+    /// Whether the kernel knows the inode.
+    pub fn knows(&self, ino: InodeId) -> bool {
+        self.lock().contains_key(&ino)
+    }
+
+    /// What the kernel has of a regular file that it knows.
+    pub fn pages(&self, ino: InodeId) -> Option<Arc<Pages>> {
+        match &self.lock().get(&ino)?.kind {
+            Kind::Regular(pages) => Some(pages.clone()),
+            _ => None,
         }
-        Some(node_id)
-    }
-
-    /// The inode behind a node id, if lookups answer with another one now.
-    pub fn replaced(&self, node_id: u64) -> Option<InodeId> {
-        let tables = self.tables();
-        let ino = tables.nodes.get(&node_id)?.ino;
-        (tables.current.get(&ino) != Some(&node_id)).then_some(ino)
-    }
-
-    /// Whether the next lookup of the inode answers with this node id, and the kernel knows no other.
-    pub fn is_only(&self, node_id: u64) -> bool {
-        let tables = self.tables();
-        let node = tables.nodes.get(&node_id);
-        node.is_some_and(|node| {
-            tables.current.get(&node.ino) == Some(&node_id)
-                && !tables.replaced.contains_key(&node.ino)
-        })
     }
 
     /// Every inode that the kernel knows.
     pub fn all(&self) -> Vec<InodeId> {
-        self.tables().current.keys().copied().collect()
+        self.lock().keys().copied().collect()
     }
 
-    fn tables(&self) -> MutexGuard<'_, Tables> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Node>> {
         // Nothing between lock and unlock can panic half-way through a change.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    fn learn(&mut self, attr: &Attr) {
+        match &mut self.kind {
+            Kind::Regular(pages) => pages.tell(attr.size_bytes, Instant::now()),
+            Kind::Directory(known) => *known = Some(Box::new(attr.clone())),
+            Kind::Other => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const FILE: InodeId = InodeId(7);
-    const DIRECTORY: InodeId = InodeId(8);
-
-    #[test]
-    fn a_node_id_is_the_inode_number_until_another_session_changes_the_file() {
-        let nodes = Nodes::new();
-        assert_eq!(nodes.remember(FILE, true, || false), 7);
-        assert_eq!(nodes.remember(FILE, true, || false), 7);
-
-        assert!(nodes.is_only(7));
-        assert_eq!(nodes.changed_elsewhere(FILE), Some(7));
-        assert!(!nodes.is_only(7));
-        let fresh = nodes.remember(FILE, true, || false);
-        assert!(fresh >= FRESH_NODE_ID_MIN);
-        assert!(!nodes.is_only(fresh) && !nodes.is_only(7));
-        assert_eq!(nodes.inode(7), Some(FILE), "what has it open keeps it");
-        assert_eq!(nodes.inode(fresh), Some(FILE));
-
-        nodes.forget(7, 2);
-        assert_eq!(nodes.inode(7), None);
-        assert!(nodes.is_only(fresh));
-        assert_eq!(nodes.remember(FILE, true, || false), fresh);
-        nodes.forget(fresh, 2);
-        assert_eq!(
-            nodes.remember(FILE, true, || false),
-            7,
-            "all forgotten: it is free again"
-        );
-    }
-
-    #[test]
-    fn a_directory_keeps_its_node_id() {
-        let nodes = Nodes::new();
-        assert_eq!(nodes.remember(DIRECTORY, false, || false), 8);
-        assert_eq!(nodes.changed_elsewhere(DIRECTORY), Some(8));
-        assert_eq!(nodes.remember(DIRECTORY, false, || false), 8);
-    }
+    use crate::directory::bare_directory;
 
     #[test]
     fn the_root_is_never_forgotten() {
         let nodes = Nodes::new();
-        nodes.forget(1, 100);
-        assert_eq!(nodes.changed_elsewhere(InodeId::ROOT), Some(1));
-        assert_eq!(nodes.inode(1), Some(InodeId::ROOT));
+        nodes.forget(InodeId::ROOT, 100);
+        assert!(nodes.knows(InodeId::ROOT));
     }
 
     #[test]
-    fn what_the_kernel_does_not_know_needs_no_notice() {
-        assert_eq!(Nodes::new().changed_elsewhere(FILE), None);
+    fn an_inode_is_known_until_all_lookups_are_forgotten() {
+        let nodes = Nodes::new();
+        let file = Attr {
+            kind: FileKind::Regular,
+            size_bytes: 10,
+            ..bare_directory(InodeId(7))
+        };
+        nodes.remember(&file);
+        nodes.remember(&file);
+        nodes.forget(file.ino, 1);
+        let pages = nodes.pages(file.ino).map(|pages| pages.size_bytes());
+        assert_eq!(pages, Some(10));
+        nodes.forget(file.ino, 1);
+        assert!(!nodes.knows(file.ino));
+    }
+
+    #[test]
+    fn a_removed_directory_has_no_name_left() {
+        let nodes = Nodes::new();
+        let directory = bare_directory(InodeId(8));
+        assert_eq!(nodes.removed_directory(directory.ino), None);
+        nodes.remember(&directory);
+        let removed = nodes.removed_directory(directory.ino);
+        assert_eq!(removed.map(|attr| attr.nlink), Some(0));
     }
 }

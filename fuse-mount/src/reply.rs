@@ -74,9 +74,9 @@ pub fn no_entry(reply: ReplyEntry, ttl: Duration) {
 }
 
 /// Answers with attributes.
-pub fn attr(reply: ReplyAttr, node_id: INodeNo, ttl: Duration, result: Result<Attr, ClientError>) {
+pub fn attr(reply: ReplyAttr, ttl: Duration, result: Result<Attr, ClientError>) {
     match result {
-        Ok(attr) => reply.attr(&ttl, &convert::attributes(&attr, node_id.0)),
+        Ok(attr) => reply.attr(&ttl, &convert::attributes(&attr)),
         Err(error) => reply.error(errno::of(&error)),
     }
 }

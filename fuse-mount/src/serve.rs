@@ -80,7 +80,7 @@ impl Adapter {
         }
     }
 
-    /// Answers with the entry that `work` finds or makes.
+    /// Answers with the entry that `work` makes.
     pub fn entry(
         &self,
         operation: Operation,
@@ -90,7 +90,7 @@ impl Adapter {
         let inner = self.inner.clone();
         let asked_at = inner.shared.invalidations.count();
         self.serve(operation, async move {
-            inner.answer_entry(reply, work.await, asked_at)
+            inner.answer_entry(reply, work.await, asked_at).await;
         });
     }
 

@@ -1,17 +1,29 @@
 //! What the requests of the kernel and the invalidations of the namenode both touch.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use harvestfs_protocol::types::{Attr, FileKind};
+use harvestfs_protocol::{
+    ids::InodeId,
+    types::{Attr, FileKind},
+};
 
 use crate::{
     invalidations::{Invalidations, Since},
     kernel_options::ANSWER_DELAY_MAX,
     nodes::Nodes,
+    notices::Notices,
+    pages::{Pages, QUIET_MAX},
 };
+
+/// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
+/// datanode; then the kernel is told no larger size than it knows.
+const SETTLE_MAX: Duration = Duration::from_secs(2);
 
 /// What the kernel has cached, as far as it concerns both sides.
 #[derive(Debug)]
@@ -22,6 +34,8 @@ pub struct Shared {
     /// [`Shared::remember`] with its answer; added to before what is taken back is looked for.
     pub invalidations: Invalidations,
     kernel_caches_entries: AtomicBool,
+    /// None: nothing is mounted yet.
+    notices: OnceLock<Arc<Notices>>,
 }
 
 impl Shared {
@@ -31,7 +45,14 @@ impl Shared {
             nodes: Nodes::new(),
             invalidations: Invalidations::default(),
             kernel_caches_entries: AtomicBool::new(false),
+            notices: OnceLock::new(),
         }
+    }
+
+    /// From now on the kernel can be told.
+    pub fn connect(&self, notices: Arc<Notices>) {
+        // Once for each mount.
+        let _ = self.notices.set(notices);
     }
 
     /// Whether the kernel may cache entries; not if nobody can make it forget them.
@@ -39,15 +60,9 @@ impl Shared {
         self.kernel_caches_entries.store(allowed, Ordering::Relaxed);
     }
 
-    /// How long the kernel may cache attributes that it gets for a node id while `lease` remains: not
-    /// at all, when the inode has another one. Of one that was replaced, nobody tells the kernel what
-    /// changes; and what is written through that one, it does not take for a change of this one.
-    pub fn attr_ttl(&self, node_id: u64, lease: Duration) -> Duration {
-        if self.nodes.is_only(node_id) {
-            lease.saturating_sub(ANSWER_DELAY_MAX)
-        } else {
-            Duration::ZERO
-        }
+    /// How long the kernel may cache attributes while `lease` remains.
+    pub fn attr_ttl(lease: Duration) -> Duration {
+        lease.saturating_sub(ANSWER_DELAY_MAX)
     }
 
     /// How long the kernel may cache an entry when it may cache the attributes with it for `attr_ttl`.
@@ -61,47 +76,105 @@ impl Shared {
 
     /// How long the kernel may believe that a name does not exist while `lease` remains.
     pub fn no_entry_ttl(&self, lease: Duration) -> Duration {
-        self.entry_ttl(lease.saturating_sub(ANSWER_DELAY_MAX))
+        self.entry_ttl(Self::attr_ttl(lease))
     }
 
-    /// The node id to answer a lookup with, and how long the kernel may cache the attributes, which
-    /// the client was asked for after `asked_at` invalidations.
-    ///
-    /// When one came in since then, they may be older than it: the kernel caches nothing of them, and
-    /// if it was one of this file, gets a node id with them that no other lookup answers with. Without
-    /// a `lease` others may have changed the file already, and we hear of it later: the next node id.
-    pub fn remember(&self, attr: &Attr, asked_at: u64, lease: Duration) -> (u64, Duration) {
-        let (ino, regular) = (attr.ino, attr.kind == FileKind::Regular);
-        if lease.is_zero() {
-            self.nodes.changed_elsewhere(ino);
-        }
-        let mut since = Since::Nothing;
-        let node_id = self.nodes.remember(ino, regular, || {
-            since = self.invalidations.since(asked_at, ino);
-            since == Since::This
-        });
-        let ttl = match since {
-            Since::Nothing => self.attr_ttl(node_id, lease),
+    /// Counts a lookup that is answered with attributes, which the client was asked for after
+    /// `asked_at` invalidations. Returns how long the kernel may cache them: not at all if one came in
+    /// since then, which they may be older than, or if its name may be another's by now.
+    pub fn remember(&self, attr: &Attr, asked_at: u64, lease: Duration) -> Duration {
+        // First, so that an invalidation from now on finds it.
+        self.nodes.remember(attr);
+        match self.invalidations.since(asked_at, attr.ino) {
+            Since::Nothing => Self::attr_ttl(lease),
             Since::Others | Since::This => Duration::ZERO,
-        };
-        (node_id, ttl)
+        }
     }
 
-    /// The content was changed through a node id. If it is not the one that lookups answer with, the
-    /// file is as good as changed elsewhere.
-    pub fn written(&self, node_id: u64) {
-        if let Some(ino) = self.nodes.replaced(node_id) {
-            // Lookups under way have asked for the file before.
-            self.invalidations.add(ino);
-            self.nodes.changed_elsewhere(ino);
+    /// Another session may have changed an inode: what the kernel has of it is old. Whether it has
+    /// anything.
+    pub fn changed_elsewhere(&self, ino: InodeId) -> bool {
+        self.invalidations.add(ino);
+        let known = self.nodes.knows(ino);
+        if known {
+            self.forget_inode(ino);
+        }
+        known
+    }
+
+    /// As [`Shared::changed_elsewhere`], of every inode.
+    pub fn all_changed_elsewhere(&self) {
+        self.invalidations.add_all();
+        for ino in self.nodes.all() {
+            self.forget_inode(ino);
+        }
+    }
+
+    fn forget_inode(&self, ino: InodeId) {
+        self.forget_attributes(ino);
+        if let Some(pages) = self.nodes.pages(ino) {
+            self.drop_pages(ino, &pages);
+        }
+    }
+
+    /// The kernel's attributes of an inode are old, its pages are not.
+    pub fn forget_attributes(&self, ino: InodeId) {
+        if let Some(notices) = self.notices.get() {
+            if let Some(pages) = self.nodes.pages(ino) {
+                pages.disturb(Instant::now());
+            }
+            notices.forget_attributes(ino);
+        }
+    }
+
+    fn drop_pages(&self, ino: InodeId, pages: &Arc<Pages>) {
+        if let Some(notices) = self.notices.get()
+            && pages.want_drop()
+        {
+            notices.drop_pages(ino, pages.clone());
+        }
+    }
+
+    /// Waits until a file's attributes may be told to the kernel; see [`Pages`]. False: it takes too
+    /// long, and the size was made one that may be told meanwhile.
+    pub async fn settle(&self, attr: &mut Attr) -> bool {
+        if attr.kind != FileKind::Regular {
+            return true;
+        }
+        let (Some(notices), Some(pages)) = (self.notices.get(), self.nodes.pages(attr.ino)) else {
+            // The kernel has nothing of it.
+            return true;
+        };
+        let began = Instant::now();
+        let mut asked = false;
+        loop {
+            let dropped = notices.dropped.notified();
+            tokio::pin!(dropped);
+            dropped.as_mut().enable();
+            let now = Instant::now();
+            if pages.may_tell(attr.size_bytes, now) {
+                return true;
+            }
+            if pages.grows_unasked(attr.size_bytes) {
+                if asked {
+                    pages.grow(attr.size_bytes);
+                    continue;
+                }
+                asked = true;
+                self.drop_pages(attr.ino, &pages);
+            }
+            if now.duration_since(began) > SETTLE_MAX {
+                attr.size_bytes = attr.size_bytes.min(pages.size_bytes());
+                return false;
+            }
+            // A refused read that is asked for again notifies nobody.
+            let _ = tokio::time::timeout(QUIET_MAX / 4, dropped).await;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::ids::InodeId;
-
     use super::*;
     use crate::directory::bare_directory;
 
@@ -116,75 +189,26 @@ mod tests {
         }
     }
 
-    fn ask(shared: &Shared, attr: &Attr) -> (u64, Duration) {
-        shared.remember(attr, shared.invalidations.count(), LEASE)
-    }
-
-    /// As the mount does when the namenode takes something back.
-    fn invalidate(shared: &Shared, ino: InodeId) {
-        shared.invalidations.add(ino);
-        shared.nodes.changed_elsewhere(ino);
-    }
-
     #[test]
     fn what_may_be_older_than_an_invalidation_is_not_cached() {
         for attr in [file(), bare_directory(InodeId(8))] {
             let shared = Shared::new();
             let asked_at = shared.invalidations.count();
-            invalidate(&shared, attr.ino);
-            let (outdated, ttl) = shared.remember(&attr, asked_at, LEASE);
-            assert_eq!(ttl, Duration::ZERO);
-            let (next, _) = ask(&shared, &attr);
-            assert_eq!(next != outdated, attr.kind == FileKind::Regular);
-            // Older attributes that come still later do not reach it either.
-            let (late, ttl) = shared.remember(&attr, asked_at, LEASE);
-            assert_eq!(ttl, Duration::ZERO);
-            for node_id in [outdated, late] {
-                shared.nodes.forget(node_id, 1);
-            }
-            assert_eq!(ask(&shared, &attr), (next, TTL));
+            shared.changed_elsewhere(attr.ino);
+            assert_eq!(shared.remember(&attr, asked_at, LEASE), Duration::ZERO);
+            let asked_at = shared.invalidations.count();
+            assert_eq!(shared.remember(&attr, asked_at, LEASE), TTL);
+            shared.changed_elsewhere(OTHER);
+            let others = shared.remember(&attr, asked_at, LEASE);
+            assert_eq!(others, Duration::ZERO, "its name may be another's by now");
         }
     }
 
     #[test]
-    fn what_was_not_changed_keeps_its_node_id() {
+    fn without_a_lease_nothing_is_cached() {
         let shared = Shared::new();
         let asked_at = shared.invalidations.count();
-        invalidate(&shared, OTHER);
-        let (node_id, ttl) = shared.remember(&file(), asked_at, LEASE);
-        assert_eq!(ttl, Duration::ZERO, "its name may be another's by now");
-        assert_eq!(ask(&shared, &file()), (node_id, TTL));
-    }
-
-    #[test]
-    fn without_a_lease_a_file_is_taken_for_changed() {
-        let shared = Shared::new();
-        let (before, _) = ask(&shared, &file());
-        let asked_at = shared.invalidations.count();
-        let (after, ttl) = shared.remember(&file(), asked_at, Duration::ZERO);
-        assert_ne!(before, after, "its pages may be old");
+        let ttl = shared.remember(&file(), asked_at, Duration::ZERO);
         assert_eq!(ttl, Duration::ZERO);
-        shared.nodes.forget(before, 1);
-        let short = Duration::from_millis(1);
-        let (node_id, ttl) = shared.remember(&file(), asked_at, short);
-        assert_eq!((node_id, ttl), (after, Duration::ZERO));
-    }
-
-    #[test]
-    fn what_is_written_through_a_replaced_node_id_is_seen_by_the_next_lookup() {
-        let shared = Shared::new();
-        let (opened, ttl) = ask(&shared, &file());
-        assert_eq!(ttl, TTL);
-        shared.written(opened);
-        assert_eq!(ask(&shared, &file()).0, opened, "it is the only one");
-        invalidate(&shared, file().ino);
-        let asked_at = shared.invalidations.count();
-        let (fresh, ttl) = ask(&shared, &file());
-        assert_ne!(fresh, opened);
-        assert_eq!(ttl, Duration::ZERO, "the other may be written through");
-        shared.written(opened);
-        let (under_way, _) = shared.remember(&file(), asked_at, LEASE);
-        let (next, _) = ask(&shared, &file());
-        assert!(next != fresh && next != under_way);
     }
 }

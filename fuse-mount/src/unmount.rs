@@ -23,7 +23,10 @@ use rustix::{
     mount::{UnmountFlags, unmount},
 };
 
-use crate::mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts};
+use crate::{
+    guard,
+    mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts},
+};
 
 /// Tells the child the device of the mount that it is to unmount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
@@ -41,10 +44,13 @@ pub(crate) enum Unmounted {
     InUse,
 }
 
-/// Whether this process is the child that unmounts, to be asked before anything else by a program that
-/// mounts: then it has done so, successfully or not.
+/// Whether this process is a child of a mount's, to be asked before anything else by a program that
+/// mounts: then it has done what it is for, successfully or not.
 #[must_use]
 pub fn asked_by_mount() -> Option<bool> {
+    if let Some(done) = guard::asked() {
+        return Some(done);
+    }
     let device = std::env::var(DEVICE_VARIABLE).ok()?;
     Some(match unmount_device(&device) {
         Ok(Unmounted::Entirely) => true,

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Read,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -181,6 +181,47 @@ fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
     });
     wait_until("nothing is left", DEADLINE, || mounted_on(&mount).is_none());
     cluster.resume("namenode");
+}
+
+/// Another mount changed what is being read here: the kernel is dropping pages, and waits for the read.
+#[test]
+fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    if !is_root() {
+        return;
+    }
+    let other = cluster.mount("other");
+    fs::write(other.join("file"), vec![b'x'; 4 << 20]).expect("write");
+    fs::read(other.join("file")).expect("read");
+    for number in 1..=3 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let mut reader = Command::new("cat")
+        .arg(mount.join("file"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("cat runs");
+    std::thread::sleep(Duration::from_secs(1));
+    fs::set_permissions(other.join("file"), fs::Permissions::from_mode(0o600)).expect("chmod");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(
+        reader.try_wait().expect("it is our child"),
+        None,
+        "it reads"
+    );
+    cluster.signal("mnt", Signal::KILL);
+    wait_until("the reader ends", Duration::from_secs(20), || {
+        reader.try_wait().expect("it is our child").is_some()
+    });
+    cluster.kill("mnt");
+    for number in 1..=3 {
+        cluster.resume(&Cluster::datanode(number));
+    }
+    let mount = cluster.mount("mnt");
+    assert_eq!(fs::read(mount.join("file")).expect("read").len(), 4 << 20);
 }
 
 #[test]

@@ -319,7 +319,7 @@ fn what_another_mount_puts_into_a_new_directory_is_seen() {
 
 /// Two versions of one file are open on a mount after another mount wrote it in between.
 #[test]
-fn what_is_written_through_an_older_version_is_seen_by_the_next_open() {
+fn what_is_written_through_an_older_descriptor_is_seen_by_the_next_open() {
     let Some((_cluster, one, other)) = two_mounts() else {
         return;
     };

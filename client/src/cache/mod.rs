@@ -76,7 +76,8 @@ enum Subject {
 #[derive(Default)]
 struct Inode {
     attr: Option<Attr>,
-    extents: Option<Arc<ExtentMap>>,
+    /// With the version of the content that they are of: attributes can be learned alone.
+    extents: Option<(u64, Arc<ExtentMap>)>,
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,
     xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
@@ -157,7 +158,9 @@ impl MetaCache {
         let mut inner = self.lock();
         let inode = inner.inodes.get_mut(&ino)?;
         inode.used = true;
-        Some((inode.attr.clone()?, inode.extents.clone()?))
+        let attr = inode.attr.as_ref()?;
+        let (version, extents) = inode.extents.as_ref()?;
+        (*version == attr.content_version).then(|| (attr.clone(), extents.clone()))
     }
 
     /// A part of a directory that is cached completely.
@@ -295,9 +298,11 @@ impl Inner {
         inode
     }
 
-    fn set_extents(&mut self, ino: InodeId, extents: Option<Arc<ExtentMap>>) {
+    fn set_extents(&mut self, ino: InodeId, extents: Option<(u64, Arc<ExtentMap>)>) {
         let inode = self.inode_mut(ino);
-        let units = extents.as_ref().map_or(0, |e| e.len() / EXTENTS_PER_ENTRY);
+        let units = extents
+            .as_ref()
+            .map_or(0, |(_, extents)| extents.len() / EXTENTS_PER_ENTRY);
         let before = std::mem::replace(&mut inode.weight, 1 + units);
         inode.extents = extents;
         self.entries = self.entries + 1 + units - before;

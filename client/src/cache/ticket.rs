@@ -14,30 +14,42 @@ use crate::extents::ExtentMap;
 
 /// What replies to read-only requests tell.
 impl Ticket {
-    pub(crate) fn learn_attr(&self, attr: &Attr) {
-        let mut inner = self.lock();
-        if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
-            inner.inode_mut(attr.ino).attr = Some(attr.clone());
-        }
+    /// Whether an inode changed since the ticket was taken, or may have.
+    pub(crate) fn is_overtaken(&self, ino: InodeId) -> bool {
+        !self.lock().is_fresh(self.at, &Subject::Inode(ino))
     }
 
-    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
+    /// Whether nothing has overtaken them.
+    pub(crate) fn learn_attr(&self, attr: &Attr) -> bool {
         let mut inner = self.lock();
-        if let Some(attr) = found
-            && inner.is_fresh(self.at, &Subject::Inode(attr.ino))
-        {
+        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
+        if fresh {
             inner.inode_mut(attr.ino).attr = Some(attr.clone());
+        }
+        fresh
+    }
+
+    /// Whether nothing has overtaken the attributes.
+    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) -> bool {
+        let mut inner = self.lock();
+        let mut fresh = true;
+        if let Some(attr) = found {
+            fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
+            if fresh {
+                inner.inode_mut(attr.ino).attr = Some(attr.clone());
+            }
         }
         if inner.is_fresh(self.at, &Subject::Entry(parent, name.clone())) {
             inner.set_entry(parent, name, found.map(|attr| attr.ino));
         }
+        fresh
     }
 
     pub(crate) fn learn_content(&self, attr: &Attr, extents: &Arc<ExtentMap>) {
         let mut inner = self.lock();
         if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
             inner.inode_mut(attr.ino).attr = Some(attr.clone());
-            inner.set_extents(attr.ino, Some(extents.clone()));
+            inner.set_extents(attr.ino, Some((attr.content_version, extents.clone())));
         }
     }
 
@@ -150,11 +162,16 @@ impl Ticket {
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
+        let known = inode.attr.as_ref().map(|attr| attr.content_version);
         inode.attr = fresh.then(|| attr.clone());
-        let mut extents = inode.extents.take().filter(|_| fresh);
-        if let Some(extents) = &mut extents {
-            change(Arc::make_mut(extents));
-        }
+        let extents = inode.extents.take();
+        // What they are of is what was changed only if nothing else changed it before.
+        let extents = extents
+            .filter(|(version, _)| fresh && known.is_none_or(|known| known == *version))
+            .map(|(_, mut extents)| {
+                change(Arc::make_mut(&mut extents));
+                (attr.content_version, extents)
+            });
         inner.set_extents(attr.ino, extents);
     }
 
@@ -222,7 +239,7 @@ impl Ticket {
         inode.link_target = link_target.map(<[u8]>::to_vec);
         inode.no_other_xattrs = true;
         if attr.kind == FileKind::Regular {
-            inner.set_extents(attr.ino, Some(Arc::default()));
+            inner.set_extents(attr.ino, Some((attr.content_version, Arc::default())));
         }
         if attr.kind == FileKind::Directory {
             let directory = inner.directory_mut(attr.ino);

@@ -92,10 +92,17 @@ struct Lane {
 pub(crate) struct Uncommitted {
     written_end: u64,
     appended_bytes: u64,
+    /// Whether a commit of appends is on its way: what is known of the file may have them already.
+    appends_in_flight: bool,
     mtime: Option<Timestamp>,
 }
 
 impl Uncommitted {
+    /// Whether it can be said what the attributes will be.
+    pub(crate) fn is_definite(&self) -> bool {
+        !self.appends_in_flight
+    }
+
     /// The attributes as they will be once everything in memory is part of the file.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
@@ -200,16 +207,6 @@ impl FileState {
         self.lock().held_bytes()
     }
 
-    /// Its last name is gone: if nobody has it open, nobody can ever read what is in memory.
-    pub(crate) fn discard_if_closed(self: &Arc<Self>) {
-        self.update(|inner| {
-            if inner.handles == 0 {
-                inner.written.data.discard();
-                inner.appended.data.discard();
-            }
-        });
-    }
-
     pub(crate) fn has_appends(&self) -> bool {
         !self.lock().appended.data.is_empty()
     }
@@ -271,6 +268,7 @@ impl FileState {
         Uncommitted {
             written_end: inner.written.data.end(),
             appended_bytes: inner.appended.data.held_bytes(),
+            appends_in_flight: inner.appended.data.is_committing(),
             mtime: inner.mtime,
         }
     }

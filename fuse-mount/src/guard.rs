@@ -1,0 +1,154 @@
+//! A process that breaks a mount's connection to the kernel when the mount's process is killed.
+//!
+//! A thread that has the kernel drop pages may wait there for a read that this mount was to answer. It
+//! cannot be killed, and keeps the connection open; so after a SIGKILL nothing would ever end its wait,
+//! nor that of programs that use the mount. The kernel tells the guard that its parent was killed, and the
+//! guard has the kernel abort the connection. It has no part in the connection itself.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{ChildStdin, Command, Stdio},
+    sync::{Arc, atomic::AtomicBool, mpsc},
+    thread,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::{Mode, OFlags, openat},
+    io::Errno,
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+    process::{Signal, getpgrp, getpid, set_parent_process_death_signal, setsid},
+};
+
+use crate::mount_table::{MOUNT_TYPE, mounts};
+
+/// Tells the guard the device of the mount.
+const DEVICE_VARIABLE: &str = "HARVESTFS_GUARD_DEVICE";
+/// Where the kernel's list of connections is mounted as a rule.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// A guard that watches. It ends when this is dropped, or with the process.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    _ends_with: ChildStdin,
+}
+
+impl Guard {
+    /// `device`: of the mount, as the kernel's table of mounts shows it.
+    pub(crate) fn start(device: &str) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .env(DEVICE_VARIABLE, device)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit());
+        let (sender, started) = mpsc::channel();
+        // Its death is what the guard is told: it must live as long as the process.
+        thread::Builder::new()
+            .name("mount-guard".into())
+            .spawn(move || {
+                let mut child = match command.spawn() {
+                    Ok(child) => child,
+                    Err(error) => {
+                        // The receiver waits.
+                        let _ = sender.send(Err(error));
+                        return;
+                    }
+                };
+                let pipe = child
+                    .stdin
+                    .take()
+                    .ok_or_else(|| io::Error::other("it has no pipe"));
+                let _ = sender.send(pipe);
+                // How it ended says nothing.
+                let _ = child.wait();
+            })?;
+        let pipe = started
+            .recv()
+            .map_err(|_| io::Error::other("its thread ended"))??;
+        Ok(Self { _ends_with: pipe })
+    }
+}
+
+/// Whether this process is a guard, to be asked before anything else by a program that mounts: then it has
+/// done its work, successfully or not.
+pub(crate) fn asked() -> Option<bool> {
+    let device = std::env::var(DEVICE_VARIABLE).ok()?;
+    Some(match watch(&device) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("cannot abort the connection of the killed mount {device}: {error}");
+            false
+        }
+    })
+}
+
+fn watch(device: &str) -> io::Result<()> {
+    let (killed, sender) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(Signal::USR1.as_raw(), sender)?;
+    // What ends a mount in an orderly way is often sent to all its processes.
+    if getpgrp() != getpid() {
+        setsid()?;
+    }
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        signal_hook::flag::register(signal.as_raw(), Arc::<AtomicBool>::default())?;
+    }
+    set_parent_process_death_signal(Some(Signal::USR1))?;
+    let stdin = io::stdin();
+    loop {
+        let mut polled = [
+            PollFd::new(&killed, PollFlags::IN),
+            PollFd::new(&stdin, PollFlags::IN),
+        ];
+        match poll(&mut polled, None) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) if !polled[0].revents().is_empty() => return abort(device),
+            // The process has ended as a whole, and the connection with it.
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+/// Aborts the connection, if it is still that of a mount of ours.
+fn abort(device: &str) -> io::Result<()> {
+    let is_ours = mounts()?
+        .iter()
+        .any(|it| it.device == device && it.kind == MOUNT_TYPE);
+    let Some((_, number)) = device.split_once(':').filter(|_| is_ours) else {
+        return Ok(());
+    };
+    let name = format!("{number}/abort");
+    let opened = match File::options()
+        .write(true)
+        .open(format!("{CONNECTIONS}/{name}"))
+    {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            openat(connections()?, name, OFlags::WRONLY, Mode::empty())
+                .map(File::from)
+                .map_err(io::Error::from)
+        }
+        opened => opened,
+    };
+    match opened {
+        Ok(mut file) => file.write_all(b"1"),
+        // It has ended by itself.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The kernel's list of connections, mounted for nobody else.
+fn connections() -> io::Result<OwnedFd> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let mount = fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::empty(),
+    )?;
+    Ok(mount)
+}

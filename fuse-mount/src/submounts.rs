@@ -1,0 +1,80 @@
+//! What is mounted in the mount by others.
+//!
+//! When the kernel finds that a directory entry is no longer valid, it detaches what is mounted there or
+//! below. So while there is such a mount, entries are not declared old: they are given no time to live
+//! instead, and the kernel looks each up again, which it does in place.
+
+use std::{
+    fs::File,
+    io,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::mount_table::{mounted_below, mounts};
+
+/// Looks whether something is mounted in a mount. What is mounted in other mount namespaces only, the
+/// kernel does not show.
+#[derive(Debug)]
+pub struct Submounts {
+    /// Tells when it has changed; see proc_pid_mountinfo(5).
+    table: File,
+    /// Of the mount.
+    device: String,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    None,
+    Since(Instant),
+}
+
+impl Submounts {
+    /// `device` is the mount's, as the kernel's table of mounts shows it. Nothing is mounted in it yet.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub fn new(device: String) -> io::Result<Self> {
+        Ok(Self {
+            table: File::open("/proc/self/mountinfo")?,
+            device,
+            state: Mutex::new(State::None),
+        })
+    }
+
+    /// For how long something has been seen mounted in the mount; none: nothing is.
+    pub fn seen_for(&self) -> Option<Duration> {
+        // Held while the table is read, or another thread would find that it did not change.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.table_changed() {
+            let is_any = match mounts() {
+                Ok(mounts) => !mounted_below(&mounts, &self.device).is_empty(),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot see what is mounted in the mount");
+                    true
+                }
+            };
+            *state = match (is_any, *state) {
+                (false, _) => State::None,
+                (true, State::None) => State::Since(Instant::now()),
+                (true, since) => since,
+            };
+        }
+        match *state {
+            State::None => None,
+            State::Since(since) => Some(since.elapsed()),
+        }
+    }
+
+    fn table_changed(&self) -> bool {
+        let mut polled = [PollFd::new(&self.table, PollFlags::PRI)];
+        match poll(&mut polled, Some(&Timespec::default())) {
+            Ok(ready) => ready != 0,
+            // Then better look.
+            Err(_) => true,
+        }
+    }
+}

@@ -1,0 +1,590 @@
+//! One file is one inode on a mount, whatever happens elsewhere, and shows there what others changed.
+
+use std::{
+    fs::{self, File, OpenOptions, Permissions},
+    io::{ErrorKind, Read, Write},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, have_program, wait_until};
+use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, XattrFlags};
+
+/// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
+const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
+
+fn two_mounts() -> Option<(Cluster, PathBuf, PathBuf)> {
+    if !can_mount() {
+        return None;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    let one = cluster.mount("one");
+    let other = cluster.mount("other");
+    Some((cluster, one, other))
+}
+
+fn open_both_ways(path: &Path) -> File {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .expect("open")
+}
+
+fn range(file: &File, offset: u64, length: usize) -> Vec<u8> {
+    let mut data = vec![0; length];
+    file.read_exact_at(&mut data, offset).expect("read");
+    data
+}
+
+fn touch(path: &Path) {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    let times = Timestamps {
+        last_access: now,
+        last_modification: now,
+    };
+    rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty())
+        .expect("utimensat");
+}
+
+/// A file is opened before and after something happens: both descriptors are of one inode, each reads
+/// at once what the other writes, and all of it is in the file.
+fn check_one_inode(
+    what: &str,
+    (one, other): (&Path, &Path),
+    elsewhere: u8,
+    meanwhile: impl FnOnce(&Path, &File),
+) {
+    const SIZE_BYTES: usize = 8192;
+    let (here, there) = (one.join(what), other.join(what));
+    let old = open_both_ways(&here);
+    old.write_all_at(&[b'0'; SIZE_BYTES], 0).expect("write");
+    old.sync_all().expect("fsync");
+    meanwhile(&there, &old);
+    let new = open_both_ways(&here);
+    let inode = |file: &File| file.metadata().expect("fstat").ino();
+    assert_eq!(inode(&old), inode(&new), "{what}");
+    old.write_all_at(b"AAAA", 0).expect("write");
+    assert_eq!(range(&new, 0, 4), b"AAAA", "{what}");
+    new.write_all_at(b"BBBB", 4).expect("write");
+    assert_eq!(range(&old, 0, 8), b"AAAABBBB", "{what}");
+    for file in [&old, &new] {
+        file.sync_data().expect("fdatasync");
+    }
+    new.write_all_at(b"CCCC", 8).expect("write");
+    new.sync_data().expect("fdatasync");
+    drop(new);
+    old.write_all_at(b"DDDD", 12).expect("write");
+    old.sync_data().expect("fdatasync");
+    drop(old);
+    for path in [here, there] {
+        let content = fs::read(&path).expect("read");
+        assert_eq!(&content[..16], b"AAAABBBBCCCCDDDD", "{what} at {path:?}");
+        assert_eq!(content[5000], elsewhere, "{what} at {path:?}");
+        assert_eq!(content.len(), SIZE_BYTES, "{what} at {path:?}");
+    }
+}
+
+#[test]
+fn a_file_stays_one_inode_whatever_other_mounts_do() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let mounts = (&*one, &*other);
+    check_one_inode("nothing", mounts, b'0', |_, _| {});
+    check_one_inode("read", mounts, b'0', |there, _| {
+        assert_eq!(fs::read(there).expect("read").len(), 8192);
+    });
+    check_one_inode("chmod", mounts, b'0', |there, _| {
+        fs::set_permissions(there, Permissions::from_mode(0o600)).expect("chmod");
+    });
+    check_one_inode("utimes", mounts, b'0', |there, _| touch(there));
+    check_one_inode("setxattr", mounts, b'0', |there, _| {
+        rustix::fs::setxattr(there, "user.a", b"1", XattrFlags::empty()).expect("setxattr");
+    });
+    check_one_inode("rename", mounts, b'0', |there, _| {
+        let moved = there.with_file_name("moved");
+        fs::rename(there, &moved).expect("rename");
+        fs::rename(&moved, there).expect("rename");
+    });
+    check_one_inode("link", mounts, b'0', |there, _| {
+        let second = there.with_file_name("second");
+        fs::hard_link(there, &second).expect("link");
+        fs::remove_file(&second).expect("unlink");
+    });
+    check_one_inode("write", mounts, b'z', |there, _| {
+        open_both_ways(there)
+            .write_all_at(b"z", 5000)
+            .expect("write");
+    });
+}
+
+#[test]
+fn a_file_stays_one_inode_when_the_namenode_restarts_and_the_lease_ends() {
+    let Some((mut cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let mounts = (&*one, &*other);
+    check_one_inode("killed", mounts, b'0', |_, _| {
+        cluster.kill("namenode");
+        cluster.start_namenode();
+    });
+    check_one_inode("lease", mounts, b'0', |there, _| {
+        cluster.pause("one");
+        // The other one waits until the lease of the one that hangs is over.
+        fs::set_permissions(there, Permissions::from_mode(0o600)).expect("chmod");
+        cluster.resume("one");
+    });
+}
+
+/// As `tail -f` needs it.
+#[test]
+fn an_open_file_follows_what_another_mount_appends() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    fs::write(one.join("log"), "first\n").expect("write");
+    let mut follower = File::open(other.join("log")).expect("open");
+    let mut seen = Vec::new();
+    follower.read_to_end(&mut seen).expect("read");
+    let mut expected = b"first\n".to_vec();
+    for number in 0..20 {
+        let line = format!("line {number}\n");
+        let mut log = OpenOptions::new()
+            .append(number % 2 == 0)
+            .write(true)
+            .open(one.join("log"))
+            .expect("open");
+        if number % 2 == 0 {
+            log.write_all(line.as_bytes()).expect("append");
+        } else {
+            log.write_all_at(line.as_bytes(), expected.len() as u64)
+                .expect("write");
+        }
+        log.sync_data().expect("fdatasync");
+        expected.extend(line.as_bytes());
+        wait_until("what was appended to be read", FOLLOWS_WITHIN, || {
+            follower.read_to_end(&mut seen).expect("read");
+            seen.len() >= expected.len()
+        });
+        assert_eq!(seen, expected);
+        let size_bytes = follower.metadata().expect("fstat").len();
+        assert_eq!(size_bytes, expected.len() as u64);
+    }
+}
+
+#[test]
+fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    fs::write(one.join("f"), [b'x'; 100]).expect("write");
+    let end = AtomicBool::new(false);
+    let reads = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for mount in [&one, &other] {
+            let (end, reads) = (&end, &reads);
+            scope.spawn(move || {
+                while !end.load(Ordering::Relaxed) {
+                    let content = match fs::read(mount.join("f")) {
+                        Ok(content) => content,
+                        // It changed while it was read.
+                        Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                        Err(error) => panic!("read: {error}"),
+                    };
+                    reads.fetch_add(1, Ordering::Relaxed);
+                    let zeros = content.iter().filter(|byte| **byte != b'x').count();
+                    assert_eq!(zeros, 0, "of {} bytes", content.len());
+                }
+            });
+        }
+        let began = Instant::now();
+        let mut length = 1;
+        while began.elapsed() < Duration::from_secs(8) {
+            length = (length * 7 + 13) % 9000 + 1;
+            fs::write(one.join("f"), vec![b'x'; length]).expect("write");
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    assert!(reads.into_inner() > 100);
+}
+
+const PAGE_BYTES: usize = 8192;
+const RECORD_BYTES: usize = 64;
+const RECORDS_PER_PAGE: usize = PAGE_BYTES / RECORD_BYTES;
+const PAGES: usize = 512;
+/// Set for the processes that append: the log.
+const APPENDS_TO: &str = "HARVESTFS_TESTS_APPENDS_TO";
+
+fn record(number: usize) -> [u8; RECORD_BYTES] {
+    let mut record = [b'r'; RECORD_BYTES];
+    record[..8].copy_from_slice(&(number as u64).to_le_bytes());
+    record
+}
+
+/// As group commit in a database works: under a lock, each adds its record to the last page, which all
+/// share, and writes that page; `fdatasync` comes after the lock. Prints what was acknowledged, until
+/// nobody listens.
+fn append(log_path: &Path) {
+    let shared = open_both_ways(Path::new(&std::env::var("SHARED").expect("a path")));
+    let reopens = std::env::var_os("REOPENS").is_some();
+    let mut log = open_both_ways(log_path);
+    for round in 0.. {
+        if reopens && round % 37 == 36 {
+            log = open_both_ways(log_path);
+        }
+        rustix::fs::flock(&shared, FlockOperation::LockExclusive).expect("flock");
+        let mut last = range(&shared, 0, PAGE_BYTES + 8);
+        let (page, number) = last.split_at_mut(PAGE_BYTES);
+        let next = u64::from_le_bytes(number.try_into().expect("8 bytes")) as usize;
+        let slot = next % RECORDS_PER_PAGE;
+        if next / RECORDS_PER_PAGE == PAGES {
+            return;
+        }
+        if slot == 0 {
+            page.fill(0);
+        }
+        page[slot * RECORD_BYTES..][..RECORD_BYTES].copy_from_slice(&record(next));
+        log.write_all_at(page, (next / RECORDS_PER_PAGE * PAGE_BYTES) as u64)
+            .expect("write");
+        number.copy_from_slice(&(next as u64 + 1).to_le_bytes());
+        shared.write_all_at(&last, 0).expect("write");
+        rustix::fs::flock(&shared, FlockOperation::Unlock).expect("flock");
+        log.sync_data().expect("fdatasync");
+        if writeln!(std::io::stderr(), "acknowledged {next}").is_err() {
+            return;
+        }
+    }
+}
+
+/// Each writer is a process: one that has unwritten files open cannot start a namenode, since its
+/// child closes them first.
+#[test]
+fn a_log_that_several_share_keeps_what_was_acknowledged_while_the_namenode_is_killed() {
+    if let Some(log) = std::env::var_os(APPENDS_TO) {
+        return append(Path::new(&log));
+    }
+    let Some((mut cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let path = one.join("log");
+    fs::write(&path, vec![0xaa; PAGES * PAGE_BYTES]).expect("write");
+    let shared = cluster.path("shared");
+    fs::write(&shared, [0; PAGE_BYTES + 8]).expect("write");
+    let mut writers: Vec<_> = [None, Some("REOPENS"), Some("REOPENS")]
+        .into_iter()
+        .map(|reopens| {
+            let name =
+                "a_log_that_several_share_keeps_what_was_acknowledged_while_the_namenode_is_killed";
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", name, "--nocapture"])
+                .env(APPENDS_TO, &path)
+                .env("SHARED", &shared)
+                .envs(reopens.map(|variable| (variable, "1")))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
+    let acknowledged = thread::scope(|scope| {
+        let said: Vec<_> = writers
+            .iter_mut()
+            .map(|writer| writer.stderr.take().expect("a pipe"))
+            .map(|mut pipe| {
+                scope.spawn(move || {
+                    let mut said = String::new();
+                    pipe.read_to_string(&mut said).expect("text");
+                    said
+                })
+            })
+            .collect();
+        for _ in 0..2 {
+            thread::sleep(Duration::from_secs(2));
+            cluster.kill("namenode");
+            cluster.start_namenode();
+        }
+        thread::sleep(Duration::from_secs(2));
+        for writer in &mut writers {
+            assert_eq!(writer.try_wait().expect("it is ours"), None, "it appends");
+            writer.kill().expect("it is ours");
+            writer.wait().expect("it is ours");
+        }
+        let mut acknowledged = Vec::new();
+        for said in said {
+            let said = said.join().expect("joins");
+            for line in said.split_inclusive('\n') {
+                let number = line.strip_prefix("acknowledged ");
+                // The last line may be cut off.
+                if let Some(number) = number.and_then(|number| number.strip_suffix('\n')) {
+                    acknowledged.push(number.parse::<usize>().expect("a number"));
+                } else {
+                    assert!(!line.contains("panicked"), "{said}");
+                }
+            }
+        }
+        acknowledged
+    });
+    assert!(acknowledged.len() > 100, "{}", acknowledged.len());
+    for mount in [&one, &other] {
+        let content = fs::read(mount.join("log")).expect("read");
+        let lost = acknowledged.iter().filter(|number| {
+            let at = **number / RECORDS_PER_PAGE * PAGE_BYTES
+                + **number % RECORDS_PER_PAGE * RECORD_BYTES;
+            content[at..at + RECORD_BYTES] != record(**number)
+        });
+        assert_eq!(lost.count(), 0, "of {} in {mount:?}", acknowledged.len());
+    }
+}
+
+#[test]
+fn sqlite_keeps_every_row_while_another_mount_changes_modes_and_the_namenode_is_killed() {
+    if have_program("sqlite3", "apt install sqlite3").is_none() {
+        return;
+    }
+    let Some((mut cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    for mode in ["wal", "delete", "truncate", "persist"] {
+        let sql = |script: &str| {
+            let output = Command::new("sqlite3")
+                .args(["-bail", "-cmd", ".timeout 60000"])
+                .arg(one.join(format!("{mode}.db")))
+                .arg(script)
+                .output()
+                .expect("sqlite3 runs");
+            assert!(output.status.success(), "{mode}: {output:?}");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        sql(&format!(
+            "PRAGMA journal_mode={mode}; CREATE TABLE t(writer, number, filler);"
+        ));
+        let end = AtomicBool::new(false);
+        let rows: usize = thread::scope(|scope| {
+            let (end, other, sql) = (&end, &other, &sql);
+            let writers: Vec<_> = (0..3)
+                .map(|writer| {
+                    scope.spawn(move || {
+                        let mut rows = 0;
+                        while !end.load(Ordering::Relaxed) {
+                            let insert = |row: usize| {
+                                format!(
+                                    "BEGIN IMMEDIATE; INSERT INTO t VALUES({writer}, {}, '{}'); COMMIT;",
+                                    rows + row,
+                                    "x".repeat((rows + row) * 97 % 2000)
+                                )
+                            };
+                            let script: String = (0..20).map(insert).collect();
+                            sql(&format!("PRAGMA synchronous=FULL; {script}"));
+                            rows += 20;
+                        }
+                        rows
+                    })
+                })
+                .collect();
+            scope.spawn(move || {
+                for round in 0.. {
+                    if end.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    for suffix in ["", "-wal", "-shm", "-journal"] {
+                        let path = other.join(format!("{mode}.db{suffix}"));
+                        let permissions = Permissions::from_mode([0o600, 0o644][round % 2]);
+                        match fs::set_permissions(path, permissions) {
+                            Err(error) if error.kind() != ErrorKind::NotFound => {
+                                panic!("chmod: {error}")
+                            }
+                            _ => {}
+                        }
+                    }
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            thread::sleep(Duration::from_secs(1));
+            cluster.kill("namenode");
+            cluster.start_namenode();
+            thread::sleep(Duration::from_secs(2));
+            end.store(true, Ordering::Relaxed);
+            writers
+                .into_iter()
+                .map(|writer| writer.join().expect("joins"))
+                .sum()
+        });
+        let said = sql("PRAGMA integrity_check; SELECT count(*) FROM t;");
+        assert_eq!(said, format!("ok\n{rows}\n"), "{mode}");
+    }
+}
+
+/// Where the current directory or an open one is removed, it is empty, as on other file systems.
+#[test]
+fn a_removed_directory_that_is_open_is_empty_and_has_no_link() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    for remover in [&one, &other] {
+        fs::create_dir(one.join("d")).expect("mkdir");
+        let open = File::open(one.join("d")).expect("open");
+        assert_ne!(open.metadata().expect("fstat").nlink(), 0);
+        fs::remove_dir(remover.join("d")).expect("rmdir");
+        assert_eq!(open.metadata().expect("fstat").nlink(), 0);
+        let names = rustix::fs::Dir::read_from(&open).expect("readdir");
+        let names: Vec<_> = names
+            .map(|entry| entry.expect("an entry").file_name().to_owned())
+            .filter(|name| name.as_c_str() != c"." && name.as_c_str() != c"..")
+            .collect();
+        assert!(names.is_empty(), "{names:?}");
+    }
+}
+
+/// A file system that is mounted below a mount stays there while other mounts work around it.
+#[test]
+fn what_is_mounted_in_a_mount_stays() {
+    if !rustix::process::geteuid().is_root() {
+        harvestfs_tests::skip("only root can mount a tmpfs");
+        return;
+    }
+    let Some((mut cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let below = one.join("a/b");
+    fs::create_dir_all(&below).expect("mkdir");
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "none"])
+        .arg(&below));
+    fs::write(below.join("inside"), "tmpfs").expect("write");
+    let look = |what: &str| {
+        let content = fs::read_to_string(below.join("inside"));
+        assert_eq!(content.ok().as_deref(), Some("tmpfs"), "after {what}");
+    };
+    fs::write(other.join("a/new"), "1").expect("write");
+    look("a new file above it");
+    assert_eq!(fs::read_to_string(one.join("a/new")).expect("read"), "1");
+    fs::set_permissions(other.join("a/b"), Permissions::from_mode(0o700)).expect("chmod");
+    look("a chmod of what it is mounted on");
+    fs::write(other.join("new"), "2").expect("write");
+    fs::remove_file(other.join("a/new")).expect("unlink");
+    assert!(!one.join("a/new").exists());
+    look("an unlink");
+    assert_eq!(fs::read_dir(other.join("a")).expect("list").count(), 1);
+    look("a listing");
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    fs::write(other.join("a/again"), "3").expect("write");
+    assert_eq!(fs::read_to_string(one.join("a/again")).expect("read"), "3");
+    look("a restart of the namenode");
+    run(Command::new("umount").arg(&below));
+    assert!(!below.join("inside").exists());
+    fs::write(other.join("a/b/inside"), "4").expect("write");
+    assert_eq!(fs::read_to_string(below.join("inside")).expect("read"), "4");
+}
+
+/// What was there a moment ago and is gone is `ENOENT`, and a version that replaces another is whole.
+#[test]
+fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
+    let Some((_cluster, one, other)) = two_mounts() else {
+        return;
+    };
+    let end = Instant::now() + Duration::from_secs(10);
+    let version = |letter: u8| vec![letter; 70];
+    fs::write(one.join("file"), version(b'a')).expect("write");
+    let linked = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for (mount, letter) in [(&one, b'a'), (&other, b'b')] {
+            scope.spawn(move || {
+                while Instant::now() < end {
+                    let new = mount.join(format!("new-{letter}"));
+                    fs::write(&new, version(letter)).expect("write");
+                    fs::rename(&new, mount.join("file")).expect("rename");
+                }
+            });
+            let linked = &linked;
+            scope.spawn(move || {
+                let link = mount.join(format!("link-{letter}"));
+                while Instant::now() < end {
+                    match fs::hard_link(mount.join("file"), &link) {
+                        Ok(()) => {
+                            linked.fetch_add(1, Ordering::Relaxed);
+                            fs::remove_file(&link).expect("unlink");
+                        }
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "link"),
+                    }
+                }
+            });
+            scope.spawn(move || {
+                while Instant::now() < end {
+                    let content = match fs::read(mount.join("file")) {
+                        Ok(content) => content,
+                        // Replaced twice during one `open`; see the exceptions in SEMANTICS.
+                        Err(error) if error.kind() == ErrorKind::StaleNetworkFileHandle => continue,
+                        Err(error) => panic!("read: {error}"),
+                    };
+                    let is_whole = content == version(b'a') || content == version(b'b');
+                    assert!(is_whole, "{} bytes: {content:?}", content.len());
+                }
+            });
+        }
+    });
+    assert!(linked.into_inner() > 10);
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().expect("it runs");
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// Permissions other than to read are enough for what they are for.
+#[test]
+fn others_may_do_what_the_mode_says() {
+    if !rustix::process::geteuid().is_root() {
+        harvestfs_tests::skip("only root can be several users");
+        return;
+    }
+    let Some((cluster, one, _other)) = two_mounts() else {
+        return;
+    };
+    // The temporary directory that all is in may be root's only.
+    fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
+    let as_other = |script: &str| {
+        use std::os::unix::process::CommandExt;
+        let status = Command::new("sh")
+            .args(["-ec", script])
+            .current_dir(&one)
+            .uid(65_534)
+            .gid(65_534)
+            .status();
+        assert!(status.expect("sh runs").success(), "{script}");
+    };
+    let put = |name: &str, content: &[u8], mode: u32| {
+        let path = one.join(name);
+        fs::write(&path, content).expect("write");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
+        path
+    };
+    let written = put("write-only", b"before", 0o622);
+    as_other("printf after > write-only");
+    assert_eq!(fs::read(&written).expect("read"), b"after");
+    as_other("printf more >> write-only");
+    assert_eq!(fs::read(&written).expect("read"), b"aftermore");
+    as_other("touch write-only");
+
+    let program = fs::read("/bin/true").expect("a program");
+    put("execute-only", &program, 0o111);
+    as_other("./execute-only");
+    as_other("! cat execute-only 2>/dev/null");
+
+    let set_id = put("set-id", b"x", 0o6777);
+    as_other("printf y > set-id");
+    assert_eq!(fs::metadata(&set_id).expect("stat").mode() & 0o7777, 0o777);
+}
