@@ -116,6 +116,7 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     options.policy = args.policy.unwrap_or(config.policy);
     options.placement.locality = config.locality;
     config.repair.apply(&mut options.cluster);
+    options.cluster.quarantine_ms = config.quarantine_s.saturating_mul(1_000);
     let identity = options.identity.clone();
     raise_open_files();
     // One thread for the connections; the engine and the journal have their own.

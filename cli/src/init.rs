@@ -295,6 +295,7 @@ pub fn cluster(
             policy: PolicyKind::default(),
             locality: Locality::default(),
             repair: RepairConfig::default(),
+            quarantine_s: config::default_quarantine(),
             http: proven(http, &namenode)?,
         },
     )?;

@@ -33,7 +33,10 @@ impl Allocator {
         let generation = core.session.generation();
         while let Some(new) = self.pop(rules) {
             let usable = new.nodes.iter().all(|node| !avoided.contains(&node.node));
-            if new.generation == generation && usable {
+            if new.generation == generation
+                && usable
+                && !core.session.is_of_earlier_epoch(new.block)
+            {
                 return Ok(new);
             }
             core.locations.forget(new.block);

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -11,10 +11,11 @@ use std::{
 use harvestfs_protocol::{
     error::FsError,
     identity::{Peer, Role},
-    ids::SessionId,
+    ids::BlockId,
     limits::{KEEPALIVE_INTERVAL, LEASE},
     meta::{MetaOp, Notice, OpenSession, SessionOpened},
     rpc::{Reply, Request, Response},
+    timeline::Epoch,
     transport::{
         CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
         TransportOptions,
@@ -86,6 +87,8 @@ pub(crate) struct Session {
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
     /// The generation of the last session that the namenode is known to have ended.
     expired: AtomicU64,
+    /// The number of the epoch in which the namenode was at the last connection.
+    epoch: AtomicU32,
     stop: Notify,
 }
 
@@ -153,6 +156,7 @@ impl Session {
             },
             listener: Mutex::default(),
             expired: AtomicU64::new(0),
+            epoch: AtomicU32::new(0),
             stop: Notify::new(),
             endpoint,
             options,
@@ -213,6 +217,13 @@ impl Session {
     /// The current session's number, also while the connection is down.
     pub(crate) fn generation(&self) -> u64 {
         self.sequences.generation()
+    }
+
+    /// Whether the namenode has begun another epoch since it allocated a block. Nothing more goes into
+    /// such a block: a namenode that is put back from a copy of before knows the block, but not
+    /// how much is in it.
+    pub(crate) fn is_of_earlier_epoch(&self, block: BlockId) -> bool {
+        Epoch::number_of(block) < self.epoch.load(Ordering::Acquire)
     }
 
     pub(crate) fn lease_remaining(&self) -> Duration {
@@ -329,7 +340,8 @@ impl Session {
             .await
             .map_err(|error| retry(error.into()))?;
         let asked = Instant::now();
-        let request = |resume: Option<SessionId>| {
+        let request = |resumed: Option<&Link>| {
+            let resume = resumed.map(|link| link.opened.session);
             Request::OpenSession(OpenSession {
                 resume,
                 holds: self.holds.all(),
@@ -337,11 +349,11 @@ impl Session {
                     Some(_) => self.delegations.declare(),
                     None => Vec::new(),
                 }),
+                seen: resumed.map(|link| link.opened.position),
             })
         };
         let resume = resume.filter(|link| link.generation > self.expired.load(Ordering::Acquire));
-        let session = resume.map(|link| link.opened.session);
-        let mut reply = rpc.call(&request(session), OPEN_DEADLINE).await;
+        let mut reply = rpc.call(&request(resume), OPEN_DEADLINE).await;
         let mut resumed = resume.map(|link| link.generation);
         if matches!(reply, Ok(Err(FsError::SessionExpired))) {
             resumed = None;
@@ -359,6 +371,8 @@ impl Session {
                         self.sequences.restart()
                     }
                 };
+                self.epoch
+                    .store(opened.position.epoch.number, Ordering::Release);
                 let link = Link {
                     rpc,
                     opened,

@@ -274,6 +274,10 @@ impl DataWriter {
             };
         };
         let stream = &sender.stream;
+        let holds_data = stream.acked_bytes() > 0 || stream.unacked().0 > 0;
+        if holds_data && core.session.is_of_earlier_epoch(stream.new.block) {
+            return Step::Finish;
+        }
         if queue.jobs.is_empty() {
             return match (stream.wants_sync(), queue.closed) {
                 (true, _) => Step::Sync,

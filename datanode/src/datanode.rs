@@ -81,6 +81,7 @@ impl Datanode {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
         }
         tokio::spawn(watch_busy(node.clone()));
+        tokio::spawn(write_obeyed(node.clone()));
 
         let (alive, all_ended) = mpsc::channel(1);
         tokio::spawn(service::serve(
@@ -165,6 +166,9 @@ impl Datanode {
         let end = async {
             while self.all_ended.recv().await.is_some() {}
             self.node.store.sync_open_replicas().await;
+            if let Err(error) = self.node.obedience.write(&self.node.store).await {
+                tracing::warn!(%error, "what namenode was obeyed is not written down");
+            }
         };
         if tokio::time::timeout(self.shutdown_grace, end)
             .await
@@ -212,6 +216,14 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
 async fn watch_busy(node: Arc<Node>) {
     tokio::select! {
         () = node.busy.keep_looking(&node.store, &node.metrics.busy_seconds) => {}
+        () = node.stopping() => {}
+    }
+}
+
+/// Keeps what the disks say of the namenode that is obeyed fresh until it stops.
+async fn write_obeyed(node: Arc<Node>) {
+    tokio::select! {
+        () = node.obedience.keep_written(&node.store) => {}
         () = node.stopping() => {}
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - `store`: volumes, quotas, replica files, checksums; knows no network;
 //! - `service`, `write_stream`, `read_stream`: block streams of clients and other datanodes;
-//! - `namenode_link`: registration, heartbeats, reports, commands;
+//! - `namenode_link`: registration, heartbeats, reports, commands; `obedience`: whose;
 //! - `repair`, `scrubber`: background work, each within a budget;
 //! - `busy`: whether all of it is to stop, because the owner needs the server.
 //!
@@ -32,6 +32,7 @@ mod datanode;
 mod metrics;
 mod namenode_link;
 mod node;
+mod obedience;
 mod options;
 mod read_stream;
 mod repair;

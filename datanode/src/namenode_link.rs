@@ -21,6 +21,7 @@ use harvestfs_protocol::node::{
     ServerDescription,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,7 @@ use tokio::time::MissedTickBehavior;
 pub use self::commands::Commands;
 pub use self::removals::Removals;
 use crate::node::Node;
+use crate::obedience::Refusal;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -52,6 +54,8 @@ enum LinkError {
     Rpc(#[from] RpcError),
     #[error("the namenode refuses: {0}")]
     Refused(FsError),
+    #[error(transparent)]
+    Disobeyed(Refusal),
     #[error("the namenode's answer does not fit the request")]
     UnexpectedReply,
 }
@@ -107,9 +111,11 @@ impl NamenodeLink {
             volumes: self.node.store.status(),
             cluster: self.node.store.cluster(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            obeyed: self.node.obedience.obeyed(),
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
+                self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok(client)
             }
@@ -166,7 +172,11 @@ impl NamenodeLink {
                 removable_bytes: self.removals.removable_bytes(),
             });
             match call(client, request, HEARTBEAT_INTERVAL).await {
-                Ok(NodeReply::Heartbeat(reply)) => self.obey(reply, ask_for_report),
+                Ok(NodeReply::Heartbeat(reply)) => {
+                    if let Err(error) = self.obey(reply, ask_for_report) {
+                        return error;
+                    }
+                }
                 Ok(NodeReply::Registered(_) | NodeReply::Accepted) => {
                     return LinkError::UnexpectedReply;
                 }
@@ -179,12 +189,30 @@ impl NamenodeLink {
         }
     }
 
-    fn obey(&self, reply: HeartbeatReply, ask_for_report: &mpsc::Sender<StorageId>) {
+    fn obey(
+        &self,
+        reply: HeartbeatReply,
+        ask_for_report: &mpsc::Sender<StorageId>,
+    ) -> Result<(), LinkError> {
+        let is_obeyed = self.may_speak(&reply.authority)?;
         if let Some(keys) = reply.keys {
             self.node.set_keys(&keys);
         }
-        for command in reply.commands {
-            self.commands.obey(command, ask_for_report);
+        if is_obeyed {
+            for command in reply.commands {
+                self.commands.obey(command, ask_for_report);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a namenode is obeyed. One in recovery is not, but it may know what is here, so that
+    /// its clients can read.
+    fn may_speak(&self, authority: &Authority) -> Result<bool, LinkError> {
+        match self.node.obedience.obey(authority) {
+            Ok(()) => Ok(true),
+            Err(Refusal::Recovering) => Ok(false),
+            Err(refusal) => Err(LinkError::Disobeyed(refusal)),
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::busy::BusySignal;
 use crate::metrics::{Metrics, Sample};
+use crate::obedience::Obedience;
 use crate::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
@@ -33,6 +34,8 @@ pub struct Node {
     pub connections: ConnectionPool,
     /// Whether the server is to be left to its owner.
     pub busy: BusySignal,
+    /// Which namenode is obeyed.
+    pub obedience: Obedience,
     /// Where files are lent to readers on this host, if anywhere.
     pub short_circuit: Option<ShortCircuit>,
     /// Block streams under way.
@@ -54,6 +57,7 @@ impl Node {
         short_circuit: Option<ShortCircuit>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            obedience: Obedience::new(store.read_obeyed()),
             store,
             connections,
             busy,

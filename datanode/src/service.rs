@@ -70,9 +70,9 @@ async fn serve_connection(
     };
     let peer = connection.peer().role;
     match peer {
-        Role::Client | Role::Datanode => {}
-        Role::Namenode | Role::Admin => {
-            let reason = "datanodes talk to clients and datanodes only";
+        Role::Client | Role::Datanode | Role::Admin => {}
+        Role::Namenode => {
+            let reason = "datanodes talk to clients, datanodes and operators only";
             connection.close(CloseCode::NOT_ALLOWED, reason);
             return;
         }
@@ -139,6 +139,10 @@ async fn serve_request(
     receiver: FrameReceiver,
 ) {
     log_request(peer, &request);
+    if peer == Role::Admin && !matches!(request, DataRequest::Read(_)) {
+        tracing::warn!("an operator may only read");
+        return;
+    }
     let denial = match request {
         _ if node.is_stopping() => Some(DataError::Stopping),
         DataRequest::Read(_) => note(node.busy.denial(), &node.metrics.denied_reads),

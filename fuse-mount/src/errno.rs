@@ -46,6 +46,10 @@ pub fn of_fs(error: &FsError) -> Errno {
         FsError::Stale => Errno::ESTALE,
         FsError::QuotaExceeded => Errno::EDQUOT,
         FsError::ReadOnly => Errno::EROFS,
+        FsError::Recovery(_) => {
+            tracing::warn!(%error, "an operation failed");
+            Errno::EROFS
+        }
         FsError::NoSpace | FsError::InsufficientDiversity { .. } => {
             tracing::warn!(%error, "an operation failed");
             Errno::ENOSPC

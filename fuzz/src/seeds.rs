@@ -291,6 +291,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             resume: Some(SessionId(1)),
             holds: vec![InodeId(2)],
             delegations: Some(vec![InodeId(3)]),
+            seen: None,
         }),
         Request::KeepAlive,
         Request::AckInvalidation { id: 1 },
@@ -312,6 +313,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             volumes: vec![volume()],
             cluster: Some(ClusterId(7)),
             version: "0.1.0".to_owned(),
+            obeyed: Some(harvestfs_protocol::timeline::Position::default()),
         }))),
         Request::Node(NodeRequest::Heartbeat(Heartbeat {
             volumes: vec![volume()],
@@ -374,6 +376,7 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
                     token: token(Right::Read),
                 }],
                 keys: None,
+                authority: harvestfs_protocol::timeline::Authority::default(),
             },
         )))),
         ServerFrame::Abandoned { id: 1 },

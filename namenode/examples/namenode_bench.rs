@@ -114,6 +114,7 @@ async fn measure(dir: &Path, row_time: Duration) -> Result<(), Failure> {
         resume: None,
         holds: vec![],
         delegations: None,
+        seen: None,
     };
     rpc.call(&Request::OpenSession(open), DEADLINE).await??;
 

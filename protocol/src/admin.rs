@@ -8,7 +8,9 @@ use crate::{
     ids::{BlockId, ClusterId, InodeId, NodeId},
     node::ServerDescription,
     placement::{PlacementReply, PlacementRequest},
-    types::VolumeStatus,
+    timeline::{Epoch, Position},
+    token::BlockToken,
+    types::{NodeInfo, VolumeStatus},
 };
 
 /// Requests of an operator.
@@ -26,6 +28,14 @@ pub enum AdminRequest {
     History(HistoryRequest),
     /// About placement and repair. Reply: [`AdminReply::Placement`].
     Placement(PlacementRequest),
+    /// End recovery without what is missing: begin a new epoch. Reply: [`AdminReply::Done`].
+    AcceptLoss,
+    /// The quarantined blocks after this one, at most [`crate::limits::QUARANTINED_PER_REPLY_MAX`].
+    /// Reply: [`AdminReply::Quarantine`].
+    Quarantine {
+        /// Where the reply before ended; block 0 at first.
+        after: BlockId,
+    },
 }
 
 /// Replies to [`AdminRequest`].
@@ -43,6 +53,51 @@ pub enum AdminReply {
     History(HistoryReply),
     /// About placement and repair.
     Placement(PlacementReply),
+    /// Quarantined blocks in ascending order; none when there are no more.
+    Quarantine(Vec<QuarantinedBlock>),
+}
+
+/// A block that the namenode does not know and whose replicas it keeps for a while: its number may
+/// have been given by a namenode that knew more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinedBlock {
+    /// The block.
+    pub block: BlockId,
+    /// Length of the longest replica, in whole chunks.
+    pub length_bytes: u64,
+    /// Datanodes that have a replica.
+    pub nodes: Vec<NodeInfo>,
+    /// How much longer they are kept, in milliseconds.
+    pub kept_ms: u64,
+    /// The right to read it.
+    pub token: BlockToken,
+}
+
+/// What a namenode in recovery lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryStatus {
+    /// The last record that it had when it started.
+    pub restored_record: u64,
+    /// What datanodes obeyed that it does not know.
+    pub ahead: Vec<AheadNode>,
+}
+
+impl RecoveryStatus {
+    /// How many records it lacks, at least; 0 when that is not known.
+    #[must_use]
+    pub fn missing_records(&self) -> u64 {
+        let furthest = self.ahead.iter().map(|node| node.obeyed.record).max();
+        furthest.unwrap_or(0).saturating_sub(self.restored_record)
+    }
+}
+
+/// A datanode that obeyed what the namenode does not know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AheadNode {
+    /// Its server.
+    pub name: String,
+    /// What it obeyed.
+    pub obeyed: Position,
 }
 
 /// The cluster at a glance.
@@ -90,6 +145,16 @@ pub struct ClusterStatus {
     pub journal_lsn: u64,
     /// Memory that the engine's tables hold, in bytes (estimated from their capacity).
     pub engine_bytes: u64,
+    /// The epoch of the namenode.
+    pub epoch: Epoch,
+    /// What the namenode lacks, while it is in recovery.
+    pub recovery: Option<RecoveryStatus>,
+    /// Datanodes that were refused because they obeyed another namenode that started later.
+    pub refused_nodes: Vec<AheadNode>,
+    /// Blocks in quarantine.
+    pub quarantined_blocks: u64,
+    /// What their replicas take, in bytes.
+    pub quarantined_bytes: u64,
 }
 
 /// One datanode.

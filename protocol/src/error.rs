@@ -89,6 +89,10 @@ pub enum FsError {
     /// `EROFS`
     #[error("it is a part of a snapshot, which nothing changes")]
     ReadOnly,
+    /// `EROFS`: the namenode lacks what others know, and so it is in recovery and changes nothing, or
+    /// refuses a datanode. Says what it lacks.
+    #[error("{0}")]
+    Recovery(String),
 }
 
 /// Why a datanode refused or ended a block stream.

@@ -7,6 +7,7 @@
 //! - [`request_id`]: what connects the logs of all that served one request;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
+//! - [`timeline`]: which namenode says something, and how much it had seen;
 //! - [`settings`]: what is wrong with a file that somebody wrote.
 //!
 //! Messages are encoded with postcard, whose format is written down and stable. Any change of a
@@ -29,6 +30,7 @@ pub mod request_id;
 pub mod rpc;
 pub mod settings;
 pub mod short_circuit;
+pub mod timeline;
 mod timestamp;
 pub mod token;
 pub mod transport;
@@ -37,7 +39,7 @@ pub mod types;
 pub use timestamp::unix_now_ms;
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// The first word of the line that a part prints on standard output once it serves: whoever started
 /// it waits for that.

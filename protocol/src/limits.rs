@@ -56,6 +56,8 @@ pub const SNAPSHOT_ITEMS_MAX: u64 = 524_288;
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 /// Most blocks in one allocation, location or seal request.
 pub const BLOCKS_PER_REQUEST_MAX: usize = 1_024;
+/// Most quarantined blocks that one reply lists.
+pub const QUARANTINED_PER_REPLY_MAX: usize = 256;
 /// Most replicas in one part of a block report: a part stays below a frame's header limit.
 pub const REPLICAS_PER_REPORT_MAX: usize = 16_384;
 /// Most pieces of history in one import request: with the longest names they stay below a frame's header

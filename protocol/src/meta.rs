@@ -29,6 +29,7 @@ use crate::{
     error::FsError,
     ids::{BlockId, ClusterId, InodeId, NodeId, SessionId},
     name::Name,
+    timeline::Position,
     types::{Attr, Credentials, Extent, FileKind, Located, PlacementRules},
 };
 
@@ -44,6 +45,10 @@ pub struct OpenSession {
     /// Files of which the client has the delegation (see [`MetaReply::Created`]); told again on
     /// resumption for the same reason. `None`: it takes none.
     pub delegations: Option<Vec<InodeId>>,
+    /// Where the namenode was when it last opened or resumed the session. Refused with
+    /// [`FsError::SessionExpired`] by one that has not been there: what the client knows of files is
+    /// not what that one knows.
+    pub seen: Option<Position>,
 }
 
 /// The session and what the client has to know of the cluster.
@@ -57,6 +62,8 @@ pub struct SessionOpened {
     pub block_bytes: u64,
     /// Rules for files below directories that set none.
     pub default_rules: PlacementRules,
+    /// Where the namenode is.
+    pub position: Position,
 }
 
 /// One metadata operation.

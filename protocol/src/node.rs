@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{BlockId, ClusterId, NodeId, StorageId},
+    timeline::{Authority, Position},
     token::{BlockToken, TokenKey},
     types::{NodeInfo, VolumeStatus},
 };
@@ -37,6 +38,8 @@ pub struct RegisterNode {
     pub cluster: Option<ClusterId>,
     /// Version of the datanode's software, at most [`crate::limits::LABEL_BYTES_MAX`] bytes.
     pub version: String,
+    /// The furthest position of a namenode that it obeyed, if it ever did.
+    pub obeyed: Option<Position>,
 }
 
 /// The namenode's answer; a full [`BlockReport`] of each volume is expected next.
@@ -50,6 +53,8 @@ pub struct NodeRegistered {
     pub keys: Vec<TokenKey>,
     /// Largest block in bytes.
     pub block_bytes: u64,
+    /// With what authority the namenode speaks.
+    pub authority: Authority,
 }
 
 /// What a datanode says every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
@@ -96,6 +101,8 @@ pub struct HeartbeatReply {
     pub commands: Vec<NodeCommand>,
     /// All keys that sign block tokens; `None`: those that were told last.
     pub keys: Option<Vec<TokenKey>>,
+    /// With what authority the commands are given.
+    pub authority: Authority,
 }
 
 /// What the namenode has a datanode do. Every command may come twice and is then a no-op.

@@ -11,7 +11,7 @@ use harvestfs_protocol::{
     identity::{Peer, Role},
     meta::Notice,
     rpc::{Reply, Request, Response},
-    transport::{Endpoint, RpcClient, TransportOptions},
+    transport::{Connection, Endpoint, RpcClient, TransportOptions},
 };
 use tokio::sync::mpsc;
 
@@ -63,6 +63,14 @@ impl AdminLink {
             Reply::Admin(reply) => Ok(reply),
             _ => Err(unexpected()),
         }
+    }
+
+    /// Connects to another part.
+    ///
+    /// # Errors
+    /// Why it cannot be reached.
+    pub async fn connect_to(&self, addr: SocketAddr, peer: &Peer) -> anyhow::Result<Connection> {
+        Ok(self.endpoint.connect(addr, peer, DIAL_DEADLINE).await?)
     }
 
     /// Takes leave, so that the namenode need not wait for a silent connection to time out.

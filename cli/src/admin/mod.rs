@@ -7,8 +7,9 @@ mod history;
 mod link;
 mod maintenance;
 mod placement;
+mod recovery;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -64,6 +65,17 @@ enum NamenodeCommand {
     },
     /// Check the namespace and every block; exit status 1 when something is wrong.
     Fsck {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Instead, read the blocks in quarantine back into this directory, each into a file.
+        #[arg(long, value_name = "DIR", conflicts_with = "json")]
+        recover: Option<PathBuf>,
+    },
+    /// End recovery: have a namenode that lacks what datanodes know go on without it.
+    Recover(recovery::RecoverArgs),
+    /// List the blocks that the namenode never allocated and that datanodes keep for a while.
+    Quarantine {
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -131,7 +143,13 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             }
             Ok(())
         }
-        NamenodeCommand::Fsck { json } => {
+        NamenodeCommand::Fsck {
+            recover: Some(directory),
+            ..
+        } => recovery::read_back(link, directory).await,
+        NamenodeCommand::Recover(args) => recovery::recover(link, args).await,
+        NamenodeCommand::Quarantine { json } => recovery::quarantine(link, *json).await,
+        NamenodeCommand::Fsck { json, .. } => {
             let AdminReply::Fsck(report) = link.ask(AdminRequest::Fsck, FSCK_DEADLINE).await?
             else {
                 return Err(link::unexpected());
@@ -167,6 +185,29 @@ fn print_status(status: &ClusterStatus) {
         "still learning where blocks are"
     };
     println!("namenode up for {} s, {ready}", status.uptime_s);
+    if let Some(recovery) = &status.recovery {
+        println!(
+            "IN RECOVERY, changes nothing: ends at record {}, lacks {} records or more",
+            recovery.restored_record,
+            recovery.missing_records()
+        );
+        for node in &recovery.ahead {
+            println!("  {} obeyed {}", node.name, node.obeyed);
+        }
+    }
+    for node in &status.refused_nodes {
+        println!(
+            "{} obeys another namenode, which started later: {}",
+            node.name, node.obeyed
+        );
+    }
+    if status.quarantined_blocks > 0 {
+        println!(
+            "quarantine: {} blocks, {}",
+            status.quarantined_blocks,
+            units::human(status.quarantined_bytes)
+        );
+    }
     println!(
         "datanodes: {} alive and {} in maintenance of {}, {} of {} used",
         status.nodes_alive,
@@ -188,9 +229,10 @@ fn print_status(status: &ClusterStatus) {
         status.repairs_under_way, status.repairs_done
     );
     println!(
-        "sessions: {}, journal at {}, {} of memory",
+        "sessions: {}, journal at {} in epoch {}, {} of memory",
         status.sessions,
         status.journal_lsn,
+        status.epoch,
         units::human(status.engine_bytes)
     );
 }

@@ -39,6 +39,10 @@ pub struct NamenodeConfig {
     /// Budgets of repair.
     #[serde(default)]
     pub repair: RepairConfig,
+    /// Seconds for which replicas of blocks are kept that a namenode which knew more may have
+    /// allocated.
+    #[serde(default = "default_quarantine")]
+    pub quarantine_s: u64,
     /// Where metrics and the page can be looked at; nowhere if absent.
     pub http: Option<HttpConfig>,
 }
@@ -243,6 +247,11 @@ pub fn default_removal_rate() -> Size {
     Size(400 << 20)
 }
 
+/// Seven days: somebody notices, and has the time to read back what is missing.
+pub fn default_quarantine() -> u64 {
+    7 * 24 * 3600
+}
+
 /// Six hours: a small volume is not read again all the time.
 pub fn default_scrub_interval() -> NonZero<u32> {
     const SIX_HOURS_S: NonZero<u32> = NonZero::new(6 * 3600).unwrap();
@@ -385,6 +394,7 @@ quota = "1GiB"
                 per_hour: Some(3),
                 ..RepairConfig::default()
             },
+            quarantine_s: 60,
             http: Some(HttpConfig::anyone("127.0.0.1:2".parse().unwrap())),
         };
         store(&path, &config).unwrap();

@@ -14,6 +14,7 @@ use harvestfs_protocol::{
     ids::{BlockId, ClusterId, NodeId, SessionId},
     meta::{MetaCall, MetaOp, MetaReply, Notice, SessionOpened},
     rpc::{Reply, Request, Response},
+    timeline::Position,
     token::{Right, TokenSigner},
     transport::{Connection, Endpoint, NoticeSender, RpcServer},
     types::{BlockInfo, Durability, Located, NodeInfo, PlacementRules},
@@ -245,6 +246,7 @@ impl Shared {
                 durability: Durability::Strict,
                 class: None,
             },
+            position: Position::default(),
         })
     }
 

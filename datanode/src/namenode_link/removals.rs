@@ -117,6 +117,11 @@ impl Removals {
 
     /// Deletes what was announced.
     pub async fn delete(&self, doomed: Doomed) {
+        // First: whoever comes with an older copy of the namenode is to be told what happened since.
+        if let Err(error) = self.node.obedience.write(&self.node.store).await {
+            tracing::warn!(%error, "nothing is deleted: who was obeyed cannot be written down");
+            return;
+        }
         let mut left = doomed.left;
         for block in doomed.blocks {
             if self.registration.load(Ordering::Relaxed) != doomed.registration {

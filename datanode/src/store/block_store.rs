@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
+use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use tokio::time::Instant;
 
@@ -159,6 +160,30 @@ impl BlockStore {
                 tracing::warn!(%error, "the volume is not part of the cluster");
             }
         }
+    }
+
+    /// How far the namenode was that was obeyed, as the volume says that knows most. Blocks on the
+    /// disks.
+    pub fn read_obeyed(&self) -> Option<Position> {
+        let volumes = self.inventory.volumes.iter();
+        let obeyed = volumes.filter_map(|volume| volume.read_obeyed());
+        obeyed.max_by_key(|it| (it.epoch, it.record))
+    }
+
+    /// Writes down on all volumes how far the namenode was that is obeyed.
+    ///
+    /// # Errors
+    /// What the last volume says, when none has it.
+    pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        let mut is_written = false;
+        for volume in &self.inventory.volumes {
+            match volume.write_obeyed(position).await {
+                Ok(()) => is_written = true,
+                Err(error) => result = Err(error),
+            }
+        }
+        if is_written { Ok(()) } else { result }
     }
 
     /// All replicas of a volume, in no order.

@@ -11,6 +11,7 @@ mod health;
 mod inventory;
 mod layout;
 mod lending;
+mod obeyed_file;
 mod open_replica;
 mod pulse;
 mod quota;

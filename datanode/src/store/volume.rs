@@ -3,6 +3,7 @@
 //! ```text
 //! VERSION          which volume this is (see `version_file`)
 //! LOCK             locked by the process that uses the volume
+//! OBEYED           how far the namenode was that was obeyed (see `obeyed_file`)
 //! open/<block>     replicas that are written to, or whose writer is gone
 //! repair/<block>   replicas that a repair is fetching; removed at start
 //! sealed/<xx>/<block>  sealed replicas; xx is the last byte of the block id modulo 64, in hex
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
+use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::unix_now_ms;
 use rustix::fs::FlockOperation;
@@ -25,6 +27,7 @@ use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::layout;
+use super::obeyed_file;
 use super::pulse::{Pulse, SILENT_AFTER};
 use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 use super::quota_file::QuotaFile;
@@ -331,6 +334,24 @@ impl Volume {
         self.shrinking
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far the namenode was that was obeyed, as the volume says. Blocks on the disk.
+    pub fn read_obeyed(&self) -> Option<Position> {
+        obeyed_file::read(&self.path)
+    }
+
+    /// Writes down how far the namenode was that is obeyed.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
+        let path = self.path.clone();
+        self.run(move || {
+            obeyed_file::write(position, &path)
+                .map_err(StoreError::disk("writing who was obeyed of", &path))
+        })
+        .await
     }
 
     /// Where an open replica's file is.

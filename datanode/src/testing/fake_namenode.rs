@@ -16,6 +16,7 @@ use harvestfs_protocol::node::{
     ReplicaChange, ReplicaReport,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcServer, TransportOptions};
 use harvestfs_protocol::types::NodeInfo;
@@ -47,6 +48,7 @@ pub struct State {
     pub new_keys: Option<Vec<TokenKey>>,
     pub block_bytes: u64,
     pub cluster: Option<ClusterId>,
+    pub authority: Authority,
     connections: Vec<Connection>,
 }
 
@@ -195,6 +197,7 @@ impl State {
                     cluster: self.cluster.unwrap_or(CLUSTER),
                     keys: vec![key.clone()],
                     block_bytes: self.block_bytes,
+                    authority: self.authority,
                 })
             }
             NodeRequest::Heartbeat(heartbeat) => {
@@ -202,6 +205,7 @@ impl State {
                 NodeReply::Heartbeat(HeartbeatReply {
                     commands: self.commands.remove(&node).unwrap_or_default(),
                     keys: self.new_keys.take(),
+                    authority: self.authority,
                 })
             }
             NodeRequest::BlockReport(report) => {

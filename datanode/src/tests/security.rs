@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
-use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, WriteAck};
+use harvestfs_protocol::data::{
+    DataRequest, Opening, ReadPacket, ReadRequest, WriteAck, WriteRequest,
+};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::BlockId;
@@ -98,12 +100,11 @@ async fn keys_change_with_a_heartbeat() {
 }
 
 #[tokio::test]
-async fn only_clients_and_datanodes_are_served() {
+async fn no_namenode_and_no_stranger_is_served() {
     let cluster = TestCluster::start(1).await;
     let stranger = CertificateAuthority::in_memory().unwrap();
     let target = Peer::new(Role::Datanode, "dn1").unwrap();
     for (authority, role) in [
-        (&cluster.authority, Role::Admin),
         (&cluster.authority, Role::Namenode),
         (&stranger, Role::Client),
     ] {
@@ -128,6 +129,42 @@ async fn only_clients_and_datanodes_are_served() {
             }
             Err(error) => assert_eq!(role, Role::Client, "{error}"),
         }
+    }
+}
+
+#[tokio::test]
+async fn an_operator_may_only_read() {
+    let cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    let identity = cluster
+        .authority
+        .issue(Role::Admin, "operator", VALIDITY)
+        .unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let endpoint = Endpoint::bind(any, &identity, TransportOptions::default()).unwrap();
+    let node = &cluster.nodes[0];
+    let target = Peer::new(Role::Datanode, node.name.clone()).unwrap();
+    let deadline = Duration::from_secs(10);
+    let connection = (endpoint.connect(node.data_addr, &target, deadline).await).unwrap();
+    let read = DataRequest::Read(ReadRequest {
+        block: BlockId(1),
+        token: cluster.namenode.token(BlockId(1), Right::Read),
+        block_offset: 0,
+        length_bytes: 5000,
+    });
+    let write = DataRequest::Write(WriteRequest {
+        block: BlockId(2),
+        token: cluster.namenode.token(BlockId(2), Right::Write),
+        class: None,
+        downstream: Vec::new(),
+    });
+    for (request, is_served) in [(read, true), (write, false)] {
+        let stream = connection.open_stream(StreamKind::Data).await;
+        let (mut sender, mut receiver) = stream.unwrap();
+        sender.send(&Opening::from(request)).await.unwrap();
+        let answer = receiver.recv::<ReadPacket>(deadline).await;
+        let served = matches!(answer, Ok(Some((ReadPacket::Data { .. }, _))));
+        assert_eq!(served, is_served, "{answer:?}");
     }
 }
 

@@ -30,6 +30,7 @@ mod overview;
 mod owner;
 mod recovery;
 mod sessions;
+mod timeline;
 mod token_keys;
 
 use std::net::SocketAddr;
@@ -213,7 +214,7 @@ fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, Nameno
         options.analysis_interval,
     )
     .map_err(NamenodeError::Thread)?;
-    Ok(Owner::new(Parts {
+    Owner::new(Parts {
         options: options.clone(),
         namespace,
         formatted,
@@ -227,7 +228,7 @@ fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, Nameno
             None => rand::make_rng(),
         },
         clock,
-    }))
+    })
 }
 
 async fn serve(

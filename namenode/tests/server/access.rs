@@ -23,6 +23,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         resume: None,
         holds: vec![],
         delegations: None,
+        seen: None,
     };
     let call = MetaCall {
         credentials: Credentials::root(),
@@ -90,6 +91,7 @@ async fn one_session_per_connection() {
             resume: None,
             holds: vec![],
             delegations: None,
+            seen: None,
         })
     };
     let refused = alice.link.ask(open()).await;
@@ -206,7 +208,7 @@ async fn check_healthy(cluster: Cluster) {
         (status.files, status.directories, status.sessions),
         (1, 1, 1)
     );
-    assert!(status.engine_bytes > 0 && status.journal_lsn == 3);
+    assert!(status.engine_bytes > 0 && status.journal_lsn == 4);
     until("safe mode is over", async || cluster.status().await.ready).await;
     // The second time there is nothing new in the journal since a snapshot.
     for _ in 0..2 {

@@ -16,6 +16,7 @@ use harvestfs_protocol::node::{
     RegisterNode, ReplicaChange, ReplicaReport, ServerDescription,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, RpcError, TransportOptions};
 use harvestfs_protocol::types::{
     Attr, Credentials, Durability, FileKind, PlacementRules, StorageClass, VolumeStatus,
@@ -158,6 +159,7 @@ impl Cluster {
             resume,
             holds,
             delegations,
+            seen: None,
         });
         match link.ask(open).await? {
             Reply::SessionOpened(opened) => {
@@ -382,6 +384,15 @@ pub struct Datanode {
 
 impl Datanode {
     pub async fn register(cluster: &Cluster, name: &str) -> Self {
+        Self::register_after(cluster, name, None).await.unwrap()
+    }
+
+    /// Of a datanode that has obeyed somebody.
+    pub async fn register_after(
+        cluster: &Cluster,
+        name: &str,
+        obeyed: Option<Position>,
+    ) -> Result<Self, FsError> {
         let (link, _notices) = cluster.rpc(Role::Datanode, name).await;
         let volumes = vec![volume(1)];
         let register = RegisterNode {
@@ -389,9 +400,10 @@ impl Datanode {
             volumes: volumes.clone(),
             cluster: None,
             version: "1.2.3".into(),
+            obeyed,
         };
-        let registered = match link.node(NodeRequest::Register(Box::new(register))).await {
-            Ok(NodeReply::Registered(registered)) => registered,
+        let registered = match link.node(NodeRequest::Register(Box::new(register))).await? {
+            NodeReply::Registered(registered) => registered,
             other => panic!("unexpected {other:?}"),
         };
         let node = Self {
@@ -400,7 +412,7 @@ impl Datanode {
             volumes,
         };
         node.heartbeat().await;
-        node
+        Ok(node)
     }
 
     /// Reports a replica of a block that is being written.

@@ -71,6 +71,7 @@ async fn register(cluster: &Cluster, storage: u128) {
         volumes: vec![volume(storage)],
         cluster: None,
         version: "1.2.3".into(),
+        obeyed: None,
     };
     link.node(NodeRequest::Register(Box::new(register)))
         .await

@@ -10,4 +10,5 @@ mod leases;
 mod nodes;
 mod operations;
 mod recovery;
+mod restored;
 mod sessions;

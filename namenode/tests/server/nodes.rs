@@ -19,6 +19,7 @@ fn register(name: &str) -> RegisterNode {
         volumes: vec![volume(1)],
         cluster: None,
         version: "1.2.3".into(),
+        obeyed: None,
     }
 }
 
@@ -68,7 +69,8 @@ async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
     assert_eq!(again.node, second.node);
     assert_eq!(
         cluster.status().await.journal_lsn,
-        lsn,
+        // That an epoch began.
+        lsn + 1,
         "nothing new to journal"
     );
     let info = &located.blocks[0];
@@ -169,22 +171,42 @@ async fn a_report_over_the_limit_is_refused() {
 async fn replicas_that_nothing_uses_are_removed() {
     let cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
     let node = Datanode::register(&cluster, "dn-1").await;
-    let stranger = ReplicaReport {
-        block: BlockId(0x77),
+    let mut alice = cluster.client("alice").await;
+    let op = MetaOp::AllocateBlocks {
+        count: 1,
+        rules: RULES,
+        exclude: vec![],
+    };
+    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
+        panic!("blocks were expected");
+    };
+    let freed = located.blocks[0].block;
+    alice.close().await;
+    let never_allocated = BlockId(freed.0 + 1);
+    let replica = |block| ReplicaReport {
+        block,
         length_bytes: 4_096,
         sealed: true,
     };
+    let replicas = vec![replica(freed), replica(never_allocated)];
     assert_eq!(
-        node.link.node(report(vec![stranger])).await,
+        node.link.node(report(replicas)).await,
         Ok(NodeReply::Accepted)
     );
     until("the replica is removed", async || {
         let commands = node.heartbeat().await.commands;
-        commands.iter().any(
-            |command| matches!(command, NodeCommand::Delete { blocks } if blocks == &[BlockId(0x77)]),
-        )
+        commands
+            .iter()
+            .any(|command| matches!(command, NodeCommand::Delete { blocks } if blocks == &[freed]))
     })
     .await;
+    let kept = cluster
+        .admin(AdminRequest::Quarantine { after: freed })
+        .await;
+    let Ok(AdminReply::Quarantine(kept)) = kept else {
+        panic!("blocks were expected");
+    };
+    assert_eq!((kept.len(), kept[0].block), (1, never_allocated));
 }
 
 #[tokio::test]

@@ -41,6 +41,14 @@ table! {
         Internal: "Number of the last record of the journal.";
     NAMENODE_READY = Namenode Gauge "1" "harvestfs_namenode_ready" []
         Stable: "1 once the locations of blocks are known after a start, 0 before.";
+    NAMENODE_RECOVERING = Namenode Gauge "1" "harvestfs_namenode_recovering" []
+        Stable: "1 while the namenode is in recovery, since datanodes know more than it does, and changes nothing; 0 else.";
+    NAMENODE_REFUSED_DATANODES = Namenode Gauge "datanodes" "harvestfs_namenode_refused_datanodes" []
+        Stable: "Datanodes that are refused because they obey another namenode of this cluster, which started later.";
+    NAMENODE_QUARANTINED_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_quarantined_blocks" []
+        Stable: "Blocks that this namenode never allocated, and whose replicas datanodes keep for a while.";
+    NAMENODE_QUARANTINED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_quarantined_bytes" []
+        Stable: "What the replicas of these blocks take.";
     NAMENODE_REPAIR_HELD_SECONDS = Namenode Gauge "s" "harvestfs_namenode_repair_held_seconds" []
         Stable: "How much longer at most repair waits because many datanodes fell silent together; 0 if it does not.";
     NAMENODE_INODES = Namenode Gauge "inodes" "harvestfs_namenode_inodes" ["kind"]

@@ -72,12 +72,14 @@ fn a_certificate_allows_its_role_only() {
             volumes: Vec::new(),
             cluster: None,
             version: "1.2.3".into(),
+            obeyed: None,
         })))
     };
     let open = Request::OpenSession(OpenSession {
         resume: None,
         holds: Vec::new(),
         delegations: None,
+        seen: None,
     });
     block_on(async {
         let client = Rpc::connect(&cluster, "client/identity").await;
@@ -118,6 +120,7 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
             resume: Some(session),
             holds: Vec::new(),
             delegations: None,
+            seen: None,
         })
     };
     block_on(async {
@@ -133,6 +136,7 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
             resume: None,
             holds: Vec::new(),
             delegations: None,
+            seen: None,
         };
         let opened = client.call(&Request::OpenSession(open)).await;
         let Ok(Reply::SessionOpened(opened)) = opened else {

@@ -111,6 +111,7 @@ impl Rpc {
             resume: None,
             holds: Vec::new(),
             delegations: None,
+            seen: None,
         };
         let opened = rpc.call(&Request::OpenSession(open)).await;
         assert!(matches!(opened, Ok(Reply::SessionOpened(_))), "{opened:?}");

@@ -67,6 +67,7 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
             ONE_RELEASE,
         );
     }
+    judge_timeline(status, diagnosis);
     if !status.ready {
         diagnosis.warning(
             Area::Namenode,
@@ -98,6 +99,48 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
                 units::human(status.quota_bytes)
             ),
             "add datanodes or volumes, raise quotas with `harvestfs admin quota`, or remove files",
+        );
+    }
+}
+
+/// Whether somebody knows more than the namenode.
+fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
+    if let Some(recovery) = &status.recovery {
+        let names: Vec<&str> = recovery.ahead.iter().map(|it| it.name.as_str()).collect();
+        diagnosis.error(
+            Area::Namenode,
+            format!(
+                "it is in recovery and changes nothing: its directory ends at record {}, and lacks \
+                 {} records or more that {} obeyed",
+                recovery.restored_record,
+                recovery.missing_records(),
+                names.join(", ")
+            ),
+            "put the newest copy of its directory back, or give up what is missing with \
+             `harvestfs admin recover --accept-loss`",
+        );
+    }
+    for node in &status.refused_nodes {
+        diagnosis.error(
+            Area::Namenode,
+            format!(
+                "{} obeys another namenode of this cluster, which started later (epoch {}, this one \
+                 is of epoch {})",
+                node.name, node.obeyed.epoch, status.epoch
+            ),
+            "stop the namenode that is not to be; then `harvestfs admin recover --accept-loss` has this one \
+             take the datanode back, without what the other one wrote",
+        );
+    }
+    if status.quarantined_blocks > 0 {
+        diagnosis.warning(
+            Area::Blocks,
+            format!(
+                "{} blocks are in quarantine ({}): a namenode that knew more allocated them",
+                status.quarantined_blocks,
+                units::human(status.quarantined_bytes)
+            ),
+            "`harvestfs admin fsck --recover DIR` reads them back; they are removed in time",
         );
     }
 }
@@ -198,8 +241,10 @@ fn judge_volume(server: &str, volume: &VolumeStatus, diagnosis: &mut Diagnosis) 
 #[cfg(test)]
 mod tests {
     use harvestfs_protocol::{
+        admin::{AheadNode, RecoveryStatus},
         ids::{ClusterId, NodeId, StorageId},
         node::ServerDescription,
+        timeline::{Epoch, Position},
         types::StorageClass,
     };
 
@@ -228,6 +273,11 @@ mod tests {
             used_bytes: 90,
             journal_lsn: 1,
             engine_bytes: 1,
+            epoch: Epoch::default(),
+            recovery: None,
+            refused_nodes: Vec::new(),
+            quarantined_blocks: 0,
+            quarantined_bytes: 0,
         }
     }
 
@@ -289,7 +339,33 @@ mod tests {
     #[test]
     fn each_fault_of_the_namenode_is_found() {
         type Spoil = fn(&mut ClusterStatus);
-        let faults: [(Spoil, Area, Severity); 5] = [
+        fn ahead() -> AheadNode {
+            AheadNode {
+                name: "a".into(),
+                obeyed: Position::default(),
+            }
+        }
+        let faults: [(Spoil, Area, Severity); 8] = [
+            (
+                |it| {
+                    it.recovery = Some(RecoveryStatus {
+                        restored_record: 1,
+                        ahead: vec![ahead()],
+                    });
+                },
+                Area::Namenode,
+                Severity::Error,
+            ),
+            (
+                |it| it.refused_nodes = vec![ahead()],
+                Area::Namenode,
+                Severity::Error,
+            ),
+            (
+                |it| it.quarantined_blocks = 1,
+                Area::Blocks,
+                Severity::Warning,
+            ),
             (
                 |it| it.version = "0.0.1".into(),
                 Area::Versions,

@@ -45,6 +45,7 @@ impl Cluster {
         self.advance(now_ms);
         match *change {
             BlockChange::Allocated { block, rules, .. } => {
+                self.allocated.add(block);
                 self.table.add_block(block, rules);
             }
             BlockChange::Grew {
@@ -106,9 +107,14 @@ impl Cluster {
         let Some(removed) = self.table.remove_block(slot) else {
             return;
         };
+        let is_garbage = self.allocated.contains(block);
         for replica in removed.replicas {
             let storage = self.table.home(replica.storage);
-            if storage.usable {
+            if storage.usable && !is_garbage {
+                let (index, node) = (replica.storage, storage.node);
+                self.have_unknown(node, block, removed.required_bytes);
+                self.ask_for_report(node, index);
+            } else if storage.usable {
                 let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add(block, removed.required_bytes);
             }

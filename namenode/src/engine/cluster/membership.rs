@@ -79,6 +79,7 @@ impl Cluster {
         // What it was told before may not have reached it.
         self.cancel_repairs_to(index);
         let now_ms = self.now_ms;
+        self.forget_unknown_on(index);
         let it = &mut self.nodes[index as usize];
         it.deletes.clear();
         it.seal.clear();
@@ -371,6 +372,7 @@ impl Cluster {
                 }
                 self.cancel_repairs_to(index);
                 self.forget_pipelines_of(index);
+                self.forget_unknown_on(index);
             }
             Life::Alive => {
                 node.stale |= silent_ms > self.options.stale_after_ms;

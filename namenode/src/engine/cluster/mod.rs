@@ -19,6 +19,7 @@
 //! - `ahead`: memory that is fetched before it is needed;
 //! - `happenings`: what is told of all that to whoever watches;
 //! - `risk`: which blocks may be lost, and why they still may;
+//! - `quarantine`: replicas of blocks that are not known and may be somebody's;
 //! - `removal`: removing what is too much, bad or unknown; commands.
 //!
 //! Invariants:
@@ -54,6 +55,7 @@ mod node;
 mod options;
 mod owners;
 mod places;
+mod quarantine;
 mod queue;
 mod removal;
 mod repair;
@@ -68,6 +70,7 @@ mod tests;
 pub use faults::{BlockFault, FaultReason, OrphanReplica};
 pub use happenings::{Happening, RepairEnd};
 pub use options::ClusterOptions;
+pub use quarantine::Quarantined;
 pub use repair::Repair;
 pub use risk::BlockAtRisk;
 pub use status::{ClusterSummary, FsckCounts, NodeActivity};
@@ -78,6 +81,7 @@ use grid::GridState;
 use happenings::Happenings;
 use membership::Storm;
 use node::Node;
+use quarantine::{Allocated, Quarantine};
 use queue::RepairQueue;
 use repair::InFlight;
 use settle::Totals;
@@ -150,6 +154,11 @@ pub struct Cluster {
     /// Volumes whose replicas are gone and not yet worked off.
     gone: VecDeque<StorageIx>,
 
+    allocated: Allocated,
+    quarantine: Quarantine,
+    /// Nothing is repaired, moved or removed, and no commands are given.
+    recovering: bool,
+
     safe_mode: bool,
     /// After safe mode: the next block to settle.
     settle_from: Option<Slot>,
@@ -190,6 +199,9 @@ impl Cluster {
             reopening: BinaryHeap::new(),
             excess: VecDeque::new(),
             gone: VecDeque::new(),
+            allocated: Allocated::default(),
+            quarantine: Quarantine::default(),
+            recovering: false,
             safe_mode: true,
             settle_from: None,
             storm: Storm::default(),
@@ -212,7 +224,8 @@ impl Cluster {
         self.check_seals();
         self.expire_repairs();
         self.reopen_nodes();
-        if !self.safe_mode && !self.is_storm() {
+        if !self.safe_mode && !self.is_storm() && !self.recovering {
+            self.end_quarantine();
             self.choose_excess();
             self.schedule_repairs(rng);
             self.balance(rng);

@@ -75,6 +75,8 @@ pub struct ClusterOptions {
     /// How long replicas beyond the wanted number stay: nodes that come and go, and repairs that
     /// overlap, settle by themselves.
     pub excess_grace_ms: u64,
+    /// How long replicas of blocks that a namenode which knew more may have allocated are kept.
+    pub quarantine_ms: u64,
     /// A command that was not confirmed for this long is sent again.
     pub command_retry_ms: u64,
     /// How often is checked whether the grid has to be rebuilt.
@@ -121,6 +123,7 @@ impl Default for ClusterOptions {
             awaited_report_ms: 30_000,
             seal_grace_ms: 5_000,
             excess_grace_ms: 60_000,
+            quarantine_ms: 7 * 24 * 3_600_000,
             command_retry_ms: 30_000,
             grid_interval_ms: 24 * 3_600_000,
             grid_retry_ms: 60_000,

@@ -155,6 +155,9 @@ impl Cluster {
         let Ok(index) = self.live_node(node) else {
             return commands;
         };
+        if self.recovering {
+            return commands;
+        }
         while commands.len() < max {
             let command = self
                 .next_report(index)

@@ -121,8 +121,9 @@ impl Cluster {
             }
             ReplicaChange::Deleted(block) => {
                 self.nodes[node as usize].deletes.remove(*block);
-                if let Some(slot) = self.table.slot(*block) {
-                    self.remove_reported(slot, storage);
+                match self.table.slot(*block) {
+                    Some(slot) => self.remove_reported(slot, storage),
+                    None => self.unknown_removed(node, *block),
                 }
             }
             ReplicaChange::Corrupt(block) => self.corrupt(*block, node, Some(storage)),
@@ -149,7 +150,7 @@ impl Cluster {
         let Some(slot) = self.slot_at(node, report.block) else {
             // Every block that may have replicas is known before a datanode can hear of it.
             let bytes = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);
-            self.nodes[node as usize].deletes.add(report.block, bytes);
+            self.have_unknown(node, report.block, bytes);
             return;
         };
         let state = self.judge(slot, node, report);
@@ -255,7 +256,7 @@ impl Cluster {
         let Some(slot) = self.table.slot(block) else {
             if storage.is_some() {
                 // How long it is nobody said.
-                self.nodes[node as usize].deletes.add(block, 0);
+                self.have_unknown(node, block, 0);
             }
             return;
         };

@@ -66,6 +66,10 @@ pub struct ClusterSummary {
     pub too_full_volumes: [u64; BalanceOutcome::ALL.len()],
     /// Memory that the engine's tables hold, in bytes, estimated from their capacity.
     pub engine_bytes: u64,
+    /// Blocks in quarantine.
+    pub quarantined_blocks: u64,
+    /// What their replicas take, in bytes.
+    pub quarantined_bytes: u64,
 }
 
 /// What a node has to do with repair, and its place in the grid.
@@ -146,7 +150,10 @@ impl Cluster {
                     used.saturating_add(it.status.used_bytes),
                 )
             });
+        let (quarantined_blocks, quarantined_bytes) = self.quarantined_sums();
         ClusterSummary {
+            quarantined_blocks,
+            quarantined_bytes,
             ready: !self.safe_mode,
             storm_remaining_ms: self.storm_remaining_ms(now_ms),
             blocks: self.table.len() as u64,

@@ -24,7 +24,7 @@ pub(super) struct BlockTable {
     blocks: BTreeMap<BlockId, Block>,
     /// The blocks of each open session.
     by_writer: BTreeSet<(SessionId, BlockId)>,
-    /// The id of the last block allocated.
+    /// The id of the last block allocated, or what the next one is greater than.
     last: u64,
     live_bytes: u64,
     /// What the command under way touched; [`Self::settle`] empties it.
@@ -140,6 +140,11 @@ impl Block {
 }
 
 impl BlockTable {
+    /// Blocks that sessions write, or may write.
+    pub fn being_written(&self) -> impl Iterator<Item = BlockId> {
+        self.by_writer.iter().map(|&(_, block)| block)
+    }
+
     pub fn get(&self, block: BlockId) -> Option<BlockView> {
         self.blocks.get(&block).map(|found| found.view(block))
     }

@@ -6,6 +6,7 @@ use harvestfs_protocol::{
     meta::{MetaOp, MetaReply},
     name::Name,
     node::ServerDescription,
+    timeline::Epoch,
     types::{Credentials, PlacementRules, Timestamp},
 };
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,9 @@ use super::operation::Operation;
 
 /// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
 /// inside it, is a change of it, but for new variants behind the others.
-pub const COMMAND_VERSION: u8 = 1;
+pub const COMMAND_VERSION: u8 = 2;
+/// The version before, which is read too: it had no epochs.
+const VERSION_BEFORE: u8 = 1;
 
 /// A change of the namespace: one record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +114,17 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// The namenode starts, or goes on without what it lacks.
+    BeginEpoch {
+        /// The epoch.
+        epoch: Epoch,
+        /// The number of this record.
+        first_record: u64,
+        /// Whatever other timelines wrote before it is given up.
+        gives_up: bool,
+        /// When.
+        now: Timestamp,
+    },
 }
 
 /// Why bytes are not a command.
@@ -120,7 +134,7 @@ pub enum DecodeError {
     #[error("the command is empty")]
     Empty,
     /// Another version wrote it.
-    #[error("the command has version {0}; this software reads version {COMMAND_VERSION}")]
+    #[error("the command has version {0}; this software reads up to {COMMAND_VERSION}")]
     Version(u8),
     /// The bytes are damaged.
     #[error("the command is damaged: {0}")]
@@ -147,7 +161,7 @@ impl Command {
     /// See [`DecodeError`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (&version, body) = bytes.split_first().ok_or(DecodeError::Empty)?;
-        if version != COMMAND_VERSION {
+        if ![VERSION_BEFORE, COMMAND_VERSION].contains(&version) {
             return Err(DecodeError::Version(version));
         }
         let (command, rest) = postcard::take_from_bytes(body)?;

@@ -231,6 +231,12 @@ impl Namespace {
                 "1 to {BLOCKS_PER_REQUEST_MAX} blocks can be allocated at once"
             )));
         }
+        if self.blocks_left() < u64::from(count) {
+            // The namenode is about to begin another epoch.
+            return Err(FsError::Busy {
+                retry_after_ms: 1_000,
+            });
+        }
         let blocks = (0..count)
             .map(|_| self.blocks.allocate(call.session, rules, effects))
             .collect();

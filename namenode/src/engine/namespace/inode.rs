@@ -132,15 +132,17 @@ pub(super) const INODES_MAX: u64 = u32::MAX as u64;
 /// Inodes in one allocation of the table.
 const SLOTS_PER_CHUNK: usize = 1024;
 
-/// All inodes. An [`InodeId`] is a slot of the table in its low 32 bits and, above them, how often
-/// the slot was given to another inode before: so finding one costs two additions, and no id comes
-/// twice. The table grows by chunks: nothing moves, and no growth takes long.
+/// All inodes. An [`InodeId`] is a slot of the table in its low 32 bits and, above them, its
+/// generation: so finding one costs two additions, and no id comes twice. The generation grows with each
+/// inode that a slot is given to, and with each epoch to the number of that. The table grows by chunks: nothing moves, and no growth takes long.
 #[derive(Debug, Default)]
 pub(super) struct InodeTable {
     chunks: Vec<Vec<Slot>>,
     /// Free slots; the last one is used next.
     free: Vec<u32>,
     used: u64,
+    /// No inode that is added from now on gets a smaller generation.
+    generation_min: u32,
 }
 
 #[derive(Debug)]
@@ -200,18 +202,25 @@ impl InodeTable {
                 inode: None,
             });
         }
+        let generation_min = self.generation_min;
         if let Some(index) = self.free.pop() {
             let slot = self.slot_mut(index).ok_or(FsError::Stale)?;
+            slot.generation = slot.generation.max(generation_min);
             slot.inode = Some(inode);
             let ino = id(index, slot.generation);
             self.used += 1;
             return Ok(ino);
         }
         self.push_slot(Slot {
-            generation: 0,
+            generation: generation_min,
             inode: Some(inode),
         })
         .ok_or(FsError::NoSpace)
+    }
+
+    /// Inodes that are added from now on have a generation of at least this.
+    pub fn raise_generations(&mut self, generation_min: u32) {
+        self.generation_min = generation_min;
     }
 
     /// Takes an inode out.

@@ -13,6 +13,7 @@
 //! | `operation` | what operators changed while the cluster ran |
 //! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
 //! | `frozen` | snapshots of directories |
+//! | `epochs` | the timeline, and which ids were given in each epoch of it |
 //! | `upkeep` | what is done at its time: more replicas, the end of a lifetime |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
 //! | `compaction` | sparse blocks, and moving what is left in them |
@@ -26,6 +27,7 @@ mod command;
 mod compaction;
 mod content;
 mod directory;
+mod epochs;
 mod extents;
 mod frozen;
 mod inode;
@@ -57,6 +59,7 @@ use harvestfs_protocol::{
 };
 
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
+pub use epochs::EpochView;
 pub use operation::{Choice, Operation};
 pub use snapshot::SnapshotError;
 pub use upkeep::EntryCursor;
@@ -82,6 +85,8 @@ pub struct Namespace {
     sessions: SessionTable,
     servers: ServerTable,
     operations: Operations,
+    /// In order; empty before the first.
+    epochs: Vec<EpochView>,
     /// Inodes without a name that somebody holds open.
     orphans: BTreeSet<InodeId>,
     /// The directories that name each file with several names: ascending, one for each name.
@@ -176,6 +181,12 @@ impl Namespace {
                 self.operate(operation)?;
                 Ok(Outcome::Done)
             }
+            Command::BeginEpoch {
+                epoch,
+                first_record,
+                gives_up,
+                ..
+            } => self.begin_epoch(*epoch, *first_record, *gives_up),
             Command::OpenSession { client, now } => self.open_session(client, *now),
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
             Command::ReleaseOrphans { inodes, .. } => {

@@ -22,7 +22,7 @@ use harvestfs_protocol::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BlockView, Formatted, Namespace, Outcome,
+    BlockView, EpochView, Formatted, Namespace, Outcome,
     chunk_set::ChunkSet,
     inode::{Body, Inode, Slot},
     operation::{Choice, Operations},
@@ -33,10 +33,10 @@ use super::{
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic. No two differ in one bit: no checksum covers it.
-const VERSION: u32 = 4;
+const VERSION: u32 = 7;
 /// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
-/// had neither raised replicas nor lifetimes.
-const VERSIONS_BEFORE: [u32; 2] = [1, 2];
+/// had neither raised replicas nor lifetimes, 4 had no epochs.
+const VERSIONS_BEFORE: [u32; 3] = [1, 2, 4];
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
@@ -138,6 +138,8 @@ enum Record {
     },
     /// Comes behind `Operations`.
     BalanceSpread(Choice<u32>),
+    /// In order.
+    Epoch(EpochView),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -306,6 +308,9 @@ impl Namespace {
             if let Some(until) = server.maintenance_until {
                 frames.put(&Record::Maintenance { node, until })?;
             }
+        }
+        for epoch in &self.epochs {
+            frames.put(&Record::Epoch(epoch.clone()))?;
         }
         let records = frames.records;
         frames.put(&Record::End { records })?;

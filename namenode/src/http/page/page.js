@@ -70,6 +70,11 @@ function show(element, ...children) {
 const dead = (c) => c.nodes_known - c.nodes_alive - c.nodes_in_maintenance;
 
 function verdict(c) {
+  if (c.recovery) {
+    const names = c.recovery.ahead.map((it) => it.name).join(", ");
+    return ["bad", `In recovery, nothing is changed: the namenode's directory ends at record ${number(c.recovery.restored_record)}, and ${names} obeyed more. Put the newest copy back, or give up what is missing: harvestfs admin recover --accept-loss`];
+  }
+  if (c.refused_nodes.length > 0) return ["bad", `Two namenodes run: ${c.refused_nodes.map((it) => it.name).join(", ")} obey another one, which started later`];
   if (!c.ready) return ["warn", "Starting: the locations of blocks are still being learned"];
   if (c.lost_blocks > 0) return ["bad", `${plural(c.lost_blocks, "block")} lost: no replica is known`];
   if (c.repair.held_ms !== null) return ["warn", `Many datanodes fell silent together: repair waits for ${duration(c.repair.held_ms)} at most`];
@@ -77,6 +82,7 @@ function verdict(c) {
   if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} being repaired`];
   if (dead(c) > 0) return ["warn", `${plural(dead(c), "datanode")} dead; every block has its replicas`];
   if (c.nodes_known === 0) return ["warn", "No datanode has registered yet"];
+  if (c.quarantined_blocks > 0) return ["warn", `${plural(c.quarantined_blocks, "block")} in quarantine (${bytes(c.quarantined_bytes)}): a namenode that knew more allocated them`];
   return ["good", "Every block has all its replicas"];
 }
 

@@ -112,6 +112,16 @@ impl Owner {
                 }
             }
             AdminRequest::Snapshot => self.want_checkpoint(Purpose::Snapshot, responder),
+            AdminRequest::AcceptLoss => match self.accept_loss() {
+                Ok(record) => {
+                    self.answer(responder, Ok(Reply::Admin(AdminReply::Done)), Some(record));
+                }
+                Err(error) => responder.send(&Err(error)),
+            },
+            AdminRequest::Quarantine { after } => {
+                let blocks = AdminReply::Quarantine(self.quarantined(after));
+                responder.send(&Ok(Reply::Admin(blocks)));
+            }
             AdminRequest::Placement(request) => {
                 let reply = self.placement(request);
                 let record = self.undurable.last();
@@ -151,6 +161,11 @@ impl Owner {
             used_bytes: summary.used_bytes,
             journal_lsn: self.log.last_lsn(),
             engine_bytes: counts.memory_bytes + summary.engine_bytes,
+            epoch: self.timeline.epoch(),
+            recovery: self.timeline.recovery(),
+            refused_nodes: self.timeline.refused_nodes(),
+            quarantined_blocks: summary.quarantined_blocks,
+            quarantined_bytes: summary.quarantined_bytes,
         }
     }
 
@@ -165,22 +180,35 @@ impl Owner {
             block: None,
             message,
         };
-        if !self.cluster.summary(self.clock.now_ms()).ready {
+        let summary = self.cluster.summary(self.clock.now_ms());
+        if !summary.ready {
             findings.push(finding(
                 "the locations of blocks are still being learned after the start: look again later"
                     .to_owned(),
             ));
         }
+        if let Err(reason) = self.timeline.check_serving() {
+            findings.push(finding(reason.to_string()));
+        }
         let room = FINDINGS_MAX.saturating_sub(findings.len());
         findings.extend(self.block_findings(room));
         let room = FINDINGS_MAX.saturating_sub(findings.len());
         findings.extend(self.orphan_findings(room));
-        findings.truncate(FINDINGS_MAX);
+        findings.truncate(FINDINGS_MAX - 1);
         let healthy = findings.is_empty()
             && replicas.missing_replicas == 0
             && replicas.lost_blocks == 0
             && replicas.orphan_replicas == 0
             && replicas.excess_replicas == 0;
+        // What is in the file system is healthy without them.
+        if summary.quarantined_blocks > 0 {
+            findings.push(finding(format!(
+                "{} blocks are in quarantine: this namenode never allocated them; \
+                 `harvestfs admin quarantine` lists them, `harvestfs admin fsck --recover DIR` \
+                 reads them back",
+                summary.quarantined_blocks
+            )));
+        }
         FsckReport {
             healthy,
             files: counts.files,

@@ -275,6 +275,7 @@ impl Owner {
         call: &MetaCall,
         pipelines: &mut Vec<Vec<NodeId>>,
     ) -> Result<(), FsError> {
+        self.timeline.check_serving()?;
         if call.sequence == 0 {
             return Err(FsError::Protocol("mutations are numbered from 1".into()));
         }

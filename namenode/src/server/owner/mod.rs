@@ -10,6 +10,7 @@ mod admin;
 mod announce;
 mod class;
 mod deferred;
+mod epochs;
 mod history;
 mod locate;
 mod meta;
@@ -48,6 +49,7 @@ use super::leases::{Announcement, Leases, WaitId};
 use super::log::Log;
 use super::metrics::Responder;
 use super::sessions::{ConnectionId, Sessions};
+use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
 use crate::engine::cluster::{Cluster, Happening};
@@ -109,6 +111,9 @@ pub(crate) struct Owner {
     stopping: bool,
     checkpoints: Checkpoints,
     historian: Historian,
+    timeline: Timeline,
+    /// The record that began the current epoch: nobody is told of the epoch before it is durable.
+    epoch_record: Lsn,
     /// The session that compacts, and until when no other may.
     compactor: Option<(SessionId, u64)>,
     upkeep: Upkeep,
@@ -151,7 +156,9 @@ pub(super) struct Parts {
 }
 
 impl Owner {
-    pub(super) fn new(parts: Parts) -> Self {
+    /// # Errors
+    /// The engine refuses to begin an epoch.
+    pub(super) fn new(parts: Parts) -> Result<Self, NamenodeError> {
         let Parts {
             options,
             namespace,
@@ -166,6 +173,8 @@ impl Owner {
         } = parts;
         let lease_ms = u64::try_from(options.lease.as_millis()).unwrap_or(u64::MAX);
         let leases = Leases::new(lease_ms, options.grants_max);
+        let restored = log.last_lsn();
+        let epoch = epochs::following(&namespace, []);
         let mut owner = Self {
             checkpoints: Checkpoints::new(&log, records_since_snapshot),
             options,
@@ -191,12 +200,18 @@ impl Owner {
             sweep_due: true,
             stopping: false,
             historian,
+            timeline: Timeline::new(epoch, restored),
+            epoch_record: restored,
             compactor: None,
             upkeep: Upkeep::default(),
             activity: Activity::default(),
         };
-        owner.restore_soft_state();
+        // First: no two timelines have different records with the same position.
         owner
+            .enter_epoch(epoch, false)
+            .map_err(NamenodeError::Engine)?;
+        owner.restore_soft_state();
+        Ok(owner)
     }
 
     /// What follows from the namespace: servers, blocks and sessions that are known to exist.
@@ -231,6 +246,7 @@ impl Owner {
         mut stop: oneshot::Receiver<Stop>,
     ) -> Result<(), NamenodeError> {
         let progress = self.log.progress();
+        self.log.flush().await;
         let mut tick = tokio::time::interval(self.options.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = Vec::with_capacity(ROUND_EVENTS_MAX);
@@ -413,10 +429,13 @@ impl Owner {
         self.on_progress();
         self.cluster.tick(now_ms, &mut self.rng);
         self.note_happenings();
-        self.end_silent_sessions(now_ms);
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
-        self.keep_up();
+        if !self.timeline.is_recovering() {
+            self.end_silent_sessions(now_ms);
+            self.keep_up();
+            self.renew_epoch();
+        }
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
             if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {
@@ -468,6 +487,9 @@ impl Owner {
     /// Applies a command and adds it to the round's records. With `awaited`, somebody waits for
     /// it to become durable. Returns what it did and its record.
     fn execute(&mut self, command: &Command, awaited: bool) -> Result<(Applied, Lsn), FsError> {
+        if !epochs::is_allowed_in_recovery(command) {
+            self.timeline.check_serving()?;
+        }
         // Encoded first: what cannot be journaled must not be applied.
         let record = command.encode()?;
         let applied = self.namespace.apply(command)?;

@@ -21,6 +21,7 @@ use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
+use crate::server::timeline::Verdict;
 
 impl Owner {
     pub(super) fn node_request(
@@ -107,6 +108,14 @@ impl Owner {
                 self.formatted.cluster
             )));
         }
+        let verdict = self.judge_position(register.obeyed);
+        if verdict == Verdict::Refuse {
+            tracing::error!(
+                name = server.name,
+                "a datanode obeys another namenode of this cluster, which started later"
+            );
+            return Err(self.timeline.refused(&server.name, register.obeyed));
+        }
         let storages = register.volumes.iter().map(|volume| volume.storage);
         let (node, record) = self.journal_server(server, storages.collect())?;
         let now_ms = self.clock.now_ms();
@@ -119,6 +128,7 @@ impl Owner {
             .is_some_and(|it| it.held);
         self.cluster.set_draining(now_ms, node, held);
         self.node_connections.insert(node, connection);
+        self.follow_or_recover(node, &server.name, register.obeyed, verdict);
         self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
@@ -130,8 +140,9 @@ impl Owner {
             cluster: self.formatted.cluster,
             keys: self.tokens.all(),
             block_bytes: self.formatted.block_bytes,
+            authority: self.authority(),
         };
-        Ok((registered, record))
+        Ok((registered, record.max(Some(self.epoch_record))))
     }
 
     /// The server's number, and the record to wait for. A server that comes back as it was is not
@@ -189,7 +200,11 @@ impl Owner {
         // Each time: whether an earlier reply came in time is not known, and a datanode without the
         // newest key would refuse everybody.
         let keys = Some(self.tokens.all());
-        Ok(HeartbeatReply { commands, keys })
+        Ok(HeartbeatReply {
+            commands,
+            keys,
+            authority: self.authority(),
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::meta::{OpenSession, SessionOpened};
 use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::Timestamp;
 
 use super::{Answer, Owner};
@@ -30,7 +31,7 @@ impl Owner {
     ) {
         let opened = match open.resume {
             None => self.new_session(connection),
-            Some(id) => self.resume_session(connection, id),
+            Some(id) => self.resume_session(connection, id, open.seen),
         };
         let (id, record) = match opened {
             Ok(opened) => opened,
@@ -52,8 +53,9 @@ impl Owner {
             cluster: self.formatted.cluster,
             block_bytes: self.formatted.block_bytes,
             default_rules: self.formatted.default_rules,
+            position: self.authority().position,
         });
-        self.answer(responder, Ok(reply), record);
+        self.answer(responder, Ok(reply), record.max(Some(self.epoch_record)));
     }
 
     fn new_session(
@@ -92,7 +94,16 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         id: SessionId,
+        seen: Option<Position>,
     ) -> Result<(SessionId, Option<Lsn>), FsError> {
+        let last = self.log.last_lsn();
+        if seen.is_some_and(|position| !self.namespace.has_been_at(position, last)) {
+            tracing::warn!(
+                session = %id,
+                "a session is not resumed: it saw more than this namenode knows"
+            );
+            return Err(FsError::SessionExpired);
+        }
         if self.session_of(connection).is_ok_and(|own| own != id) {
             return Err(FsError::Protocol(
                 "this connection has another session; close it first".into(),
@@ -182,7 +193,7 @@ impl Owner {
     }
 
     /// Ends a session that did not ask for it.
-    fn expel(&mut self, id: SessionId) {
+    pub(super) fn expel(&mut self, id: SessionId) {
         match self.end_session(id, false) {
             Ok(_) => self.leases.revoke(id),
             Err(error) => tracing::error!(session = %id, %error, "the session cannot be ended"),
@@ -233,6 +244,11 @@ impl Owner {
 
     /// Removes those of the inodes that have no name left and that nobody holds.
     pub(super) fn release_orphans(&mut self, candidates: Vec<InodeId>) {
+        if self.timeline.is_recovering() {
+            // They are looked at again when that is over.
+            self.sweep_due = true;
+            return;
+        }
         let orphans: Vec<InodeId> = candidates
             .into_iter()
             .filter(|&ino| !self.sessions.may_be_held(ino) && self.is_orphan(ino))
@@ -252,6 +268,9 @@ impl Owner {
     /// After a restart, orphans stay until every session from before it has come back and told
     /// what it holds, or has timed out.
     pub(super) fn release_orphans_unless_missing(&mut self) {
+        if self.timeline.is_recovering() {
+            return;
+        }
         if self.sweep_due && !self.sessions.any_missing() {
             self.sweep_due = false;
             let orphans = self.namespace.orphans().collect();

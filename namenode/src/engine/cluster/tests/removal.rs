@@ -155,10 +155,15 @@ fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
 }
 
 #[test]
-fn replicas_of_unknown_blocks_go_and_those_being_written_stay() {
+fn replicas_of_freed_blocks_go_and_those_being_written_stay() {
     let mut world = World::new(4, 2, options(), 1);
+    world.next_block = 2_000;
     let written = world.allocate(rules(2)).expect("room is left");
     world.append(written, CHUNK);
+    let allocated = BlockId(1)..=written;
+    world
+        .cluster
+        .set_allocated(std::iter::once(allocated), std::iter::empty());
     for number in 0..20 {
         world.put(0, BlockId(1_000 + number), CHUNK, true);
     }
@@ -178,10 +183,85 @@ fn replicas_of_unknown_blocks_go_and_those_being_written_stay() {
 }
 
 #[test]
+fn what_was_never_allocated_is_kept_for_a_while() {
+    let kept = ClusterOptions {
+        quarantine_ms: 60_000,
+        ..options()
+    };
+    let mut world = World::new(4, 2, kept, 1);
+    world.write(2);
+    world.pass(600);
+    let stranger = BlockId(1 << 40);
+    for node in 0..2 {
+        world.put(node, stranger, CHUNK, true);
+        world.send_changes(node);
+    }
+    let listed = |world: &World| world.cluster.quarantined(world.now_ms, BlockId(0), 10);
+    let of_both = listed(&world);
+    assert_eq!((of_both.len(), of_both[0].nodes.len()), (1, 2));
+    assert_eq!(of_both[0].length_bytes, CHUNK);
+    assert_eq!(world.cluster.fsck().orphan_replicas, 0);
+    world.pass(30_000);
+    // That a node registers again gives no more time.
+    world.disconnect(1, false);
+    world.connect(1);
+    world.drain(1);
+    assert_eq!(listed(&world)[0].nodes.len(), 2);
+    assert!(listed(&world)[0].kept_ms <= 30_000);
+    assert_eq!(world.cluster.summary(world.now_ms).quarantined_blocks, 1);
+    // Not while it is open whether the namenode knows enough.
+    world.cluster.set_recovering(true);
+    world.pass(60_000);
+    assert_eq!(listed(&world)[0].nodes.len(), 2);
+    world.cluster.set_recovering(false);
+    world.pass(10_000);
+    assert_eq!(listed(&world), []);
+    assert!(world.holders(stranger).is_empty());
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!(
+        (summary.quarantined_blocks, summary.quarantined_bytes),
+        (0, 0)
+    );
+}
+
+#[test]
+fn what_others_may_have_written_to_is_kept_when_it_is_freed() {
+    let mut world = World::new(4, 2, options(), 1);
+    let block = world.write(2);
+    world.pass(600);
+    let allocated = BlockId(1)..=block;
+    let unsettled = std::iter::once(block);
+    world
+        .cluster
+        .set_allocated(std::iter::once(allocated), unsettled);
+    world.free(block);
+    world.pass(10_000);
+    assert_eq!(world.holders(block).len(), 2);
+    let listed = world.cluster.quarantined(world.now_ms, BlockId(0), 10);
+    assert_eq!((listed.len(), listed[0].nodes.len()), (1, 2));
+    assert!(listed[0].length_bytes > 0);
+}
+
+#[test]
+fn nothing_is_commanded_in_recovery() {
+    let mut world = World::new(4, 2, options(), 1);
+    let block = world.write(2);
+    world.pass(600);
+    world.cluster.set_recovering(true);
+    world.free(block);
+    world.pass(10_000);
+    assert_eq!(world.holders(block).len(), 2);
+    world.cluster.set_recovering(false);
+    world.pass(10_000);
+    assert!(world.holders(block).is_empty());
+}
+
+#[test]
 fn deletions_wait_for_the_end_of_safe_mode() {
     let mut world = World::new(4, 2, options(), 1);
     world.write(2);
     world.pass(600);
+    world.next_block = 2_000;
     world.restart_namenode();
     world.put(0, BlockId(1_000), CHUNK, true);
     world.connect(0);

@@ -131,6 +131,9 @@ impl World {
             let server = self.server(node);
             self.cluster.add_server(self.nodes[node].id, &server);
         }
+        let allocated = BlockId(1)..=BlockId(self.next_block - 1);
+        self.cluster
+            .set_allocated(std::iter::once(allocated), std::iter::empty());
         for (block, it) in self.blocks.clone() {
             self.change(&BlockChange::Allocated {
                 block,

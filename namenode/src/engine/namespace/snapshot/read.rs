@@ -14,7 +14,7 @@ use super::{
     VERSIONS_BEFORE, damaged,
 };
 use crate::engine::namespace::{
-    Namespace,
+    EpochView, Namespace,
     extents::{Extents, Piece, UseChanges},
     inode::{Body, FileData, Inode, Slot},
     sessions::Session,
@@ -127,6 +127,7 @@ struct Reader {
     session: Option<SessionId>,
     inode: Option<InodeId>,
     free: Vec<u32>,
+    epochs: Vec<EpochView>,
     live_bytes: u64,
     ended: bool,
 }
@@ -242,6 +243,10 @@ impl Reader {
                 .balance_spread
                 .replace(choice)
                 .is_none(),
+            Record::Epoch(epoch) => {
+                self.epochs.push(epoch);
+                true
+            }
             Record::Maintenance { node, until } => match namespace.servers.get_mut(node) {
                 Some(server) => server.maintenance_until.replace(until).is_none(),
                 None => false,
@@ -314,6 +319,9 @@ impl Reader {
         let mut namespace = self.namespace;
         if !namespace.inodes.set_free(self.free) {
             return Err(damaged("its free slots are not free"));
+        }
+        if !namespace.restore_epochs(self.epochs) {
+            return Err(damaged("its epochs are not in order"));
         }
         if !namespace.add_up() {
             return Err(damaged("a file uses a block that is not there"));

@@ -6,6 +6,7 @@ use harvestfs_protocol::{
     ids::{NodeId, StorageId},
     meta::{FallocateMode, SetTime, SetXattrMode},
     node::ServerDescription,
+    timeline::Epoch,
 };
 use proptest::prelude::*;
 
@@ -77,6 +78,12 @@ fn samples() -> Vec<Command> {
         configured: 100,
         chosen: 0,
     })));
+    commands.push(Command::BeginEpoch {
+        epoch: Epoch { number: 7, id: 8 },
+        first_record: 9,
+        gives_up: true,
+        now: Timestamp(10),
+    });
     commands
 }
 
@@ -103,8 +110,11 @@ fn the_encoding_stays_as_it_is() {
             name: name("x"),
         },
     };
-    let golden = [1, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
+    let golden = [2, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
     assert_eq!(command.encode().unwrap(), golden);
+    let mut of_before = golden;
+    of_before[0] = 1;
+    assert_eq!(Command::decode(&of_before), Ok(command));
 }
 
 #[test]

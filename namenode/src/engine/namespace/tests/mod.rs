@@ -3,6 +3,7 @@
 mod commands;
 mod compaction;
 mod content;
+mod epochs;
 mod frozen;
 mod limits;
 mod model;

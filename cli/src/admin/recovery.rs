@@ -1,0 +1,194 @@
+//! `harvestfs admin recover`, `quarantine` and `fsck --recover`: after a namenode was put back from a
+//! copy that lacks what was written since.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use harvestfs_protocol::{
+    admin::{AdminReply, AdminRequest, QuarantinedBlock},
+    codec::StreamKind,
+    data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch},
+    identity::{Peer, Role},
+    ids::BlockId,
+    limits::CHUNK_BYTES,
+    types::NodeInfo,
+};
+use tokio::io::AsyncWriteExt;
+
+use super::{
+    DEADLINE,
+    link::{self, AdminLink},
+};
+use crate::units;
+
+/// A datanode that sends nothing for this long is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// `harvestfs admin recover`
+#[derive(Debug, Args)]
+pub struct RecoverArgs {
+    /// Go on without what the namenode lacks. What was written since its copy was made is no longer
+    /// in the file system, but stays in quarantine for a while.
+    #[arg(long, required = true)]
+    accept_loss: bool,
+}
+
+/// Runs `harvestfs admin recover`.
+///
+/// # Errors
+/// When the namenode is not in recovery, or cannot be reached.
+pub async fn recover(link: &AdminLink, args: &RecoverArgs) -> anyhow::Result<()> {
+    if !args.accept_loss {
+        bail!("say --accept-loss: what is missing is given up");
+    }
+    link.ask(AdminRequest::AcceptLoss, DEADLINE).await?;
+    println!(
+        "The namenode serves again, without what it lacked. `harvestfs admin quarantine` lists what \
+         datanodes have of that."
+    );
+    Ok(())
+}
+
+/// Runs `harvestfs admin quarantine`.
+///
+/// # Errors
+/// When the namenode cannot be reached.
+pub async fn quarantine(link: &AdminLink, json: bool) -> anyhow::Result<()> {
+    let blocks = quarantined(link).await?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&blocks)?);
+        return Ok(());
+    }
+    println!(
+        "{:<16} {:>10} {:>10}  DATANODES",
+        "BLOCK", "BYTES", "KEPT FOR"
+    );
+    for it in &blocks {
+        let names: Vec<&str> = it.nodes.iter().map(|node| node.name.as_str()).collect();
+        let kept = Duration::from_secs(it.kept_ms.div_ceil(1_000));
+        println!(
+            "{:<16} {:>10} {:>10}  {}",
+            it.block.to_string(),
+            units::human(it.length_bytes),
+            humantime::format_duration(kept).to_string(),
+            names.join(" ")
+        );
+    }
+    println!("{} blocks in quarantine", blocks.len());
+    Ok(())
+}
+
+async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> {
+    let mut all: Vec<QuarantinedBlock> = Vec::new();
+    loop {
+        let after = all.last().map_or(BlockId(0), |it| it.block);
+        let request = AdminRequest::Quarantine { after };
+        let AdminReply::Quarantine(blocks) = link.ask(request, DEADLINE).await? else {
+            return Err(link::unexpected());
+        };
+        if blocks.is_empty() {
+            return Ok(all);
+        }
+        all.extend(blocks);
+    }
+}
+
+/// Runs `harvestfs admin fsck --recover DIR`.
+///
+/// # Errors
+/// When the namenode cannot be reached, a block cannot be read from any datanode, or the directory
+/// cannot be written to.
+pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
+    let blocks = quarantined(link).await?;
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut failed = 0;
+    for it in &blocks {
+        match read_block(link, it, directory).await {
+            Ok(path) => println!("{}", path.display()),
+            Err(error) => {
+                failed += 1;
+                eprintln!("block {} cannot be read: {error:#}", it.block);
+            }
+        }
+    }
+    println!(
+        "{} of {} blocks read back",
+        blocks.len() - failed,
+        blocks.len()
+    );
+    if failed > 0 {
+        bail!("{failed} blocks could not be read from any datanode");
+    }
+    Ok(())
+}
+
+/// Reads a block from the first datanode that gives all of it. The file appears when it is complete.
+async fn read_block(
+    link: &AdminLink,
+    it: &QuarantinedBlock,
+    directory: &Path,
+) -> anyhow::Result<PathBuf> {
+    let path = directory.join(it.block.to_string());
+    let partial = directory.join(format!("{}.partial", it.block));
+    let mut last = anyhow::anyhow!("no datanode has it");
+    for node in &it.nodes {
+        match read_replica(link, it, node, &partial).await {
+            Ok(()) => {
+                std::fs::rename(&partial, &path)
+                    .with_context(|| format!("cannot name {}", path.display()))?;
+                return Ok(path);
+            }
+            Err(error) => last = error.context(format!("from {}", node.name)),
+        }
+    }
+    Err(last)
+}
+
+async fn read_replica(
+    link: &AdminLink,
+    it: &QuarantinedBlock,
+    node: &NodeInfo,
+    path: &Path,
+) -> anyhow::Result<()> {
+    let mut file = tokio::fs::File::create(path).await?;
+    let peer = Peer::new(Role::Datanode, node.name.clone())?;
+    let connection = link.connect_to(node.data_addr, &peer).await?;
+    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
+    let request = DataRequest::Read(ReadRequest {
+        block: it.block,
+        token: it.token,
+        block_offset: 0,
+        length_bytes: it.length_bytes,
+    });
+    sender.send(&Opening::from(request)).await?;
+    sender.finish()?;
+    let mut at = 0;
+    while at < it.length_bytes {
+        let (block_offset, checksums) = match receiver.recv(SILENCE_MAX).await? {
+            Some((
+                ReadPacket::Data {
+                    block_offset,
+                    checksums,
+                },
+                _,
+            )) => (block_offset, checksums),
+            Some((ReadPacket::Failed(error), _)) => return Err(error.into()),
+            None => bail!("it ended early"),
+        };
+        let data = receiver.read_data(SILENCE_MAX).await?;
+        let is_next = block_offset == at && !data.is_empty() && data.len() % CHUNK_BYTES == 0;
+        if !is_next || first_mismatch(&data, &checksums).is_some() {
+            bail!("what it sent at {block_offset} is not what was stored");
+        }
+        file.write_all(&data).await?;
+        at += data.len() as u64;
+    }
+    file.set_len(it.length_bytes).await?;
+    file.sync_all().await?;
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! The file that remembers how far the namenode was that this datanode has obeyed.
+//!
+//! ```text
+//! harvestfs-obeyed 1
+//! epoch 217000000
+//! id 0123456789abcdef
+//! record 12345
+//! crc32 01234567               (of everything above)
+//! ```
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use harvestfs_protocol::timeline::{Epoch, Position};
+
+const OBEYED_FILE: &str = "OBEYED";
+const NEW_OBEYED_FILE: &str = "OBEYED.new";
+const MAGIC: &str = "harvestfs-obeyed 1";
+/// More than any such file has.
+const FILE_BYTES_MAX: u64 = 1024;
+
+/// Reads the file of a volume; `None` when there is none that can be trusted: other volumes, and
+/// other datanodes, know as well.
+pub fn read(dir: &Path) -> Option<Position> {
+    let path = dir.join(OBEYED_FILE);
+    if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
+        return None;
+    }
+    let found = parse(&fs::read_to_string(&path).ok()?);
+    if found.is_none() {
+        tracing::warn!(file = %path.display(), "what namenode was obeyed is not known: it is damaged");
+    }
+    found
+}
+
+/// Writes it durably.
+pub fn write(position: Position, dir: &Path) -> std::io::Result<()> {
+    let new_path = dir.join(NEW_OBEYED_FILE);
+    let mut file = File::create(&new_path)?;
+    file.write_all(format(position).as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new_path, dir.join(OBEYED_FILE))?;
+    File::open(dir)?.sync_all()
+}
+
+fn format(position: Position) -> String {
+    let Position { epoch, record } = position;
+    let body = format!(
+        "{MAGIC}\nepoch {}\nid {:016x}\nrecord {record}\n",
+        epoch.number, epoch.id
+    );
+    let crc = crc32fast::hash(body.as_bytes());
+    format!("{body}crc32 {crc:08x}\n")
+}
+
+fn parse(text: &str) -> Option<Position> {
+    let (body, crc) = text.split_once("crc32 ")?;
+    if crc != format!("{:08x}\n", crc32fast::hash(body.as_bytes())) {
+        return None;
+    }
+    let mut lines = body.lines();
+    if lines.next()? != MAGIC {
+        return None;
+    }
+    let mut field = |name: &str| lines.next()?.strip_prefix(name);
+    Some(Position {
+        epoch: Epoch {
+            number: field("epoch ")?.parse().ok()?,
+            id: u64::from_str_radix(field("id ")?, 16).ok()?,
+        },
+        record: field("record ")?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POSITION: Position = Position {
+        epoch: Epoch {
+            number: 217_000_000,
+            id: 0xab,
+        },
+        record: 12_345,
+    };
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path()), None);
+        for record in [POSITION.record, 99_999] {
+            let position = Position { record, ..POSITION };
+            write(position, dir.path()).unwrap();
+            assert_eq!(read(dir.path()), Some(position));
+        }
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let good = format(POSITION);
+        assert_eq!(parse(&good), Some(POSITION));
+        for index in 0..good.len() {
+            let mut bad = good.clone().into_bytes();
+            bad[index] ^= 0x20;
+            let text = String::from_utf8_lossy(&bad).into_owned();
+            assert_eq!(parse(&text), None, "byte {index}");
+            assert_eq!(parse(&good[..index]), None);
+        }
+    }
+}

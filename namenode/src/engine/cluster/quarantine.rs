@@ -1,0 +1,174 @@
+//! Replicas of blocks that the namenode does not know, and cannot know to be garbage: their numbers
+//! were not allocated on its timeline. A namenode that knew more may have allocated them, so they
+//! are kept for a while before they are removed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
+
+use harvestfs_protocol::{ids::BlockId, types::NodeInfo};
+use smallvec::SmallVec;
+
+use super::{Cluster, table::NodeIx};
+
+/// Which blocks were allocated on this timeline.
+#[derive(Debug, Default)]
+pub(super) struct Allocated {
+    /// The last of each range, by the first.
+    ranges: BTreeMap<u64, u64>,
+    /// Those of which it is not known whether all that is in them was seen on this timeline.
+    unsettled: BTreeSet<BlockId>,
+}
+
+impl Allocated {
+    /// Whether a block was allocated; if it is not there any more, it was freed.
+    pub(super) fn contains(&self, block: BlockId) -> bool {
+        if self.unsettled.contains(&block) {
+            return false;
+        }
+        let below = self.ranges.range(..=block.0).next_back();
+        below.is_some_and(|(_, &last)| block.0 <= last)
+    }
+
+    /// A block was allocated: all between the range below it and it were, too.
+    pub(super) fn add(&mut self, block: BlockId) {
+        match self.ranges.range_mut(..=block.0).next_back() {
+            Some((_, last)) => *last = block.0.max(*last),
+            None => {
+                self.ranges.insert(block.0, block.0);
+            }
+        }
+    }
+}
+
+/// Blocks in quarantine.
+#[derive(Debug, Default)]
+pub(super) struct Quarantine {
+    blocks: BTreeMap<BlockId, Held>,
+    /// When each is over, in order.
+    due: VecDeque<(u64, BlockId)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    until_ms: u64,
+    replicas: SmallVec<[(NodeIx, u32); 3]>,
+}
+
+/// A block in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The block.
+    pub block: BlockId,
+    /// Length of the longest replica, in whole chunks.
+    pub length_bytes: u64,
+    /// Nodes that have a replica.
+    pub nodes: Vec<NodeInfo>,
+    /// How much longer they are kept, in milliseconds.
+    pub kept_ms: u64,
+}
+
+impl Cluster {
+    /// Says which blocks were allocated on the timeline so far. Blocks told as allocated later lie
+    /// behind the last range. `unsettled` are those of them that other timelines may have written to.
+    pub fn set_allocated(
+        &mut self,
+        ranges: impl Iterator<Item = RangeInclusive<BlockId>>,
+        unsettled: impl Iterator<Item = BlockId>,
+    ) {
+        self.allocated.unsettled = unsettled.collect();
+        let bounds = ranges.map(|range| (range.start().0, range.end().0));
+        self.allocated.ranges = bounds.collect();
+    }
+
+    /// While the namenode recovers, nothing is repaired, moved or removed, and no commands are given.
+    pub fn set_recovering(&mut self, recovering: bool) {
+        self.recovering = recovering;
+    }
+
+    /// A node has a replica of a block that is not known.
+    pub(super) fn have_unknown(&mut self, node: NodeIx, block: BlockId, bytes: u32) {
+        if self.allocated.contains(block) {
+            // It was freed while the node was away.
+            self.nodes[node as usize].deletes.add(block, bytes);
+            return;
+        }
+        let until_ms = self.now_ms.saturating_add(self.options.quarantine_ms);
+        let Quarantine { blocks, due } = &mut self.quarantine;
+        let held = blocks.entry(block).or_insert_with(|| {
+            due.push_back((until_ms, block));
+            Held {
+                until_ms,
+                replicas: SmallVec::new(),
+            }
+        });
+        match held.replicas.iter_mut().find(|(other, _)| *other == node) {
+            Some((_, known_bytes)) => *known_bytes = bytes.max(*known_bytes),
+            None => held.replicas.push((node, bytes)),
+        }
+    }
+
+    /// A node has no replica of an unknown block any more.
+    pub(super) fn unknown_removed(&mut self, node: NodeIx, block: BlockId) {
+        if let Some(held) = self.quarantine.blocks.get_mut(&block) {
+            held.replicas.retain(|(other, _)| *other != node);
+        }
+    }
+
+    /// What a node has is reported anew.
+    pub(super) fn forget_unknown_on(&mut self, node: NodeIx) {
+        for held in self.quarantine.blocks.values_mut() {
+            held.replicas.retain(|(other, _)| *other != node);
+        }
+    }
+
+    /// Removes what was kept for long enough; a bounded number.
+    pub(super) fn end_quarantine(&mut self) {
+        for _ in 0..self.options.work_per_tick {
+            let Some(&(until_ms, block)) = self.quarantine.due.front() else {
+                break;
+            };
+            if until_ms > self.now_ms {
+                break;
+            }
+            self.quarantine.due.pop_front();
+            let held = self.quarantine.blocks.remove(&block);
+            for (node, bytes) in held.into_iter().flat_map(|held| held.replicas) {
+                self.nodes[node as usize].deletes.add(block, bytes);
+            }
+        }
+    }
+
+    /// Blocks in quarantine of which a replica is there, and what their replicas take in bytes;
+    /// O(blocks in quarantine).
+    pub(super) fn quarantined_sums(&self) -> (u64, u64) {
+        let held = self.quarantine.blocks.values();
+        held.filter(|held| !held.replicas.is_empty())
+            .fold((0, 0), |(blocks, bytes), held| {
+                let replicas = held.replicas.iter().map(|&(_, bytes)| u64::from(bytes));
+                (blocks + 1, bytes + replicas.sum::<u64>())
+            })
+    }
+
+    /// The first blocks in quarantine after one, in ascending order.
+    #[must_use]
+    pub fn quarantined(&self, now_ms: u64, after: BlockId, blocks_max: usize) -> Vec<Quarantined> {
+        let behind = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
+        let held = self.quarantine.blocks.range(behind);
+        held.filter(|(_, held)| !held.replicas.is_empty())
+            .take(blocks_max)
+            .map(|(&block, held)| {
+                let lengths = held.replicas.iter().map(|&(_, bytes)| u64::from(bytes));
+                let nodes = held.replicas.iter().filter_map(|&(node, _)| {
+                    let node = &self.nodes[node as usize];
+                    self.node_info(node.id)
+                });
+                Quarantined {
+                    block,
+                    length_bytes: lengths.max().unwrap_or(0),
+                    nodes: nodes.collect(),
+                    kept_ms: held.until_ms.saturating_sub(now_ms),
+                }
+            })
+            .collect()
+    }
+}

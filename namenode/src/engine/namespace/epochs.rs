@@ -1,0 +1,182 @@
+//! The timeline: the epochs that this namespace has been through, and which ids were given in each.
+//!
+//! Ids of blocks, sessions and inodes that are given from the beginning of an epoch on are those of
+//! no other epoch, so that a namespace that was put back from a copy gives none a second time.
+
+use std::ops::RangeInclusive;
+
+use harvestfs_protocol::{
+    error::FsError,
+    ids::BlockId,
+    timeline::{Epoch, Position},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Namespace, command::Outcome};
+
+/// Blocks that one epoch remembers as unsettled: they fit into a frame of a snapshot.
+const UNSETTLED_MAX: usize = 65_536;
+
+/// An epoch of the timeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpochView {
+    /// The epoch; none before the first one of a cluster that an earlier release has made.
+    pub epoch: Option<Epoch>,
+    /// The record that began it.
+    pub first_record: u64,
+    /// An operator had it begin without what other timelines wrote before.
+    pub gives_up: bool,
+    /// What the blocks that it allocated are greater than.
+    pub blocks_after: u64,
+    /// The last block that it allocated, or the same; of the current one only once it is over.
+    pub last_block: u64,
+    /// When it gives up: the blocks that sessions of before were writing then. Other timelines may have
+    /// more in them, and so it is not known that they are garbage once they are freed.
+    pub unsettled: Vec<BlockId>,
+}
+
+impl Namespace {
+    /// Begins an epoch with the record `first_record`.
+    pub(super) fn begin_epoch(
+        &mut self,
+        epoch: Epoch,
+        first_record: u64,
+        gives_up: bool,
+    ) -> Result<Outcome, FsError> {
+        let before = self.epochs.last().and_then(|it| it.epoch);
+        let is_later = before.is_none_or(|it| it.number < epoch.number)
+            && epoch.number <= Epoch::NUMBER_MAX
+            && epoch.ids_after() >= self.blocks.last().max(self.sessions.last)
+            && (self.epochs.last()).is_none_or(|it| it.first_record < first_record);
+        if !is_later {
+            return Err(FsError::Internal(format!(
+                "epoch {epoch} at record {first_record} does not follow those before it"
+            )));
+        }
+        let last_block = self.blocks.last();
+        match self.epochs.last_mut() {
+            Some(current) => current.last_block = last_block,
+            // What was allocated before there were epochs.
+            None => self.epochs.push(EpochView {
+                epoch: None,
+                first_record: 0,
+                gives_up: false,
+                blocks_after: 0,
+                last_block,
+                unsettled: Vec::new(),
+            }),
+        }
+        let unsettled = if gives_up {
+            self.blocks.being_written().take(UNSETTLED_MAX).collect()
+        } else {
+            Vec::new()
+        };
+        self.epochs.push(EpochView {
+            epoch: Some(epoch),
+            first_record,
+            gives_up,
+            blocks_after: epoch.ids_after(),
+            last_block: epoch.ids_after(),
+            unsettled,
+        });
+        self.enter_current_epoch();
+        Ok(Outcome::Done)
+    }
+
+    /// From now on, ids are those of the current epoch.
+    fn enter_current_epoch(&mut self) {
+        if let Some(epoch) = self.epoch() {
+            self.blocks.set_last(epoch.ids_after());
+            self.sessions.last = epoch.ids_after();
+            self.inodes.raise_generations(epoch.number);
+        }
+    }
+
+    /// Takes over the epochs of a snapshot, in order. False when they contradict each other.
+    pub(super) fn restore_epochs(&mut self, epochs: Vec<EpochView>) -> bool {
+        let ordered = epochs.windows(2).all(|pair| {
+            pair[0].epoch.map(|it| it.number) < pair[1].epoch.map(|it| it.number)
+                && pair[0].first_record < pair[1].first_record
+                && pair[0].last_block <= pair[1].blocks_after
+        });
+        let sound = epochs.iter().all(|it| {
+            it.blocks_after <= it.last_block
+                && it
+                    .epoch
+                    .is_none_or(|epoch| epoch.ids_after() == it.blocks_after)
+        });
+        self.epochs = epochs;
+        if let Some(epoch) = self.epoch() {
+            self.inodes.raise_generations(epoch.number);
+        }
+        ordered && sound
+    }
+
+    /// The current epoch; none before the first.
+    #[must_use]
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.epochs.last()?.epoch
+    }
+
+    /// The epochs in order, the current one last.
+    #[must_use]
+    pub fn epochs(&self) -> &[EpochView] {
+        &self.epochs
+    }
+
+    /// How many blocks the current epoch can still allocate.
+    #[must_use]
+    pub fn blocks_left(&self) -> u64 {
+        self.epoch().map_or(u64::MAX, |epoch| {
+            epoch.last_block().0.saturating_sub(self.blocks.last())
+        })
+    }
+
+    /// The blocks that this timeline has allocated, in ranges. What is in none of them was allocated
+    /// by a namenode that knew more, if at all; what is and is not there any more was freed.
+    pub fn allocated_ranges(&self) -> impl Iterator<Item = RangeInclusive<BlockId>> {
+        let (last, epochs) = (self.blocks.last(), &self.epochs);
+        let without_epochs = epochs.is_empty().then_some((0, last));
+        let with = epochs.iter().enumerate().map(move |(index, it)| {
+            let is_current = index + 1 == epochs.len();
+            let end = if is_current { last } else { it.last_block };
+            (it.blocks_after, end)
+        });
+        without_epochs
+            .into_iter()
+            .chain(with)
+            .map(|(after, end)| BlockId(after + 1)..=BlockId(end))
+    }
+
+    /// Blocks of these ranges that may have been somebody's, although they were freed.
+    pub fn unsettled_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.epochs
+            .iter()
+            .flat_map(|it| it.unsettled.iter().copied())
+    }
+
+    /// Whether this timeline, whose last record is `last_record`, has been through a position, or has
+    /// given up what was written there.
+    #[must_use]
+    pub fn has_settled(&self, position: Position, last_record: u64) -> bool {
+        let is_given_up = |it: &EpochView| {
+            let number = it.epoch.map(|epoch| epoch.number);
+            it.gives_up && number > Some(position.epoch.number)
+        };
+        self.epochs.iter().any(is_given_up) || self.has_been_at(position, last_record)
+    }
+
+    /// Whether this timeline, whose last record is `last_record`, has been through a position.
+    #[must_use]
+    pub fn has_been_at(&self, position: Position, last_record: u64) -> bool {
+        let of_it = |it: &EpochView| it.epoch == Some(position.epoch);
+        let Some(index) = self.epochs.iter().position(of_it) else {
+            return false;
+        };
+        let end = match self.epochs.get(index + 1) {
+            Some(next) => next.first_record.saturating_sub(1),
+            None => last_record,
+        };
+        position.record <= end
+    }
+}

@@ -1,0 +1,151 @@
+//! Epochs: their beginning, and recovery when datanodes know more than this namenode.
+
+use harvestfs_protocol::admin::QuarantinedBlock;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
+use harvestfs_protocol::limits::QUARANTINED_PER_REPLY_MAX;
+use harvestfs_protocol::timeline::{Authority, Epoch, Position};
+use harvestfs_protocol::token::Right;
+use harvestfs_protocol::types::Timestamp;
+
+use super::Owner;
+use crate::engine::cluster::Quarantined;
+use crate::engine::namespace::{Command, Namespace};
+use crate::journal::Lsn;
+use crate::server::clock;
+use crate::server::timeline::{Verdict, next_number};
+
+/// When so few blocks are left to allocate in an epoch, another one begins.
+const BLOCKS_LEFT_MIN: u64 = Epoch::BLOCKS_MAX / 4;
+
+/// What may be executed in recovery: what reading needs, and what ends it.
+pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::BeginEpoch { .. }
+            | Command::RegisterServer { .. }
+            | Command::OpenSession { .. }
+            | Command::CloseSession { .. }
+    ) || matches!(command, Command::ReleaseOrphans { inodes, .. } if inodes.is_empty())
+}
+
+/// An epoch that follows those of a namespace and others with these numbers.
+pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item = u32>) -> Epoch {
+    let before = namespace.epoch().map(|epoch| epoch.number);
+    let before = before.into_iter().chain(foreign);
+    Epoch {
+        number: next_number(clock::unix_now_s().into(), before),
+        // Never from a seed: a copy of this namenode has the same.
+        id: rand::random(),
+    }
+}
+
+impl Owner {
+    /// Begins an epoch. What comes of it is told when its record is durable.
+    pub(super) fn enter_epoch(&mut self, epoch: Epoch, gives_up: bool) -> Result<Lsn, FsError> {
+        let command = Command::BeginEpoch {
+            epoch,
+            first_record: self.log.last_lsn() + 1,
+            gives_up,
+            now: Timestamp::now(),
+        };
+        let (_, lsn) = self.execute(&command, true)?;
+        self.timeline.entered(epoch, gives_up);
+        self.epoch_record = lsn;
+        self.cluster.set_allocated(
+            self.namespace.allocated_ranges(),
+            self.namespace.unsettled_blocks(),
+        );
+        tracing::info!(%epoch, record = lsn, "an epoch begins");
+        Ok(lsn)
+    }
+
+    /// Begins another epoch before there are no numbers left in the current one.
+    pub(super) fn renew_epoch(&mut self) {
+        if self.namespace.blocks_left() >= BLOCKS_LEFT_MIN {
+            return;
+        }
+        let epoch = following(&self.namespace, self.timeline.foreign_numbers());
+        if let Err(error) = self.enter_epoch(epoch, false) {
+            tracing::error!(%error, "another epoch cannot be begun");
+        }
+    }
+
+    /// With what authority datanodes are spoken to.
+    pub(super) fn authority(&self) -> Authority {
+        Authority {
+            position: Position {
+                epoch: self.timeline.epoch(),
+                record: self.log.durable_lsn(),
+            },
+            recovering: self.timeline.is_recovering(),
+        }
+    }
+
+    pub(super) fn judge_position(&self, obeyed: Option<Position>) -> Verdict {
+        let last = self.log.last_lsn();
+        let settled = obeyed.is_some_and(|it| self.namespace.has_settled(it, last));
+        self.timeline.judge(obeyed, settled)
+    }
+
+    /// Takes note of what a datanode knows that was registered.
+    pub(super) fn follow_or_recover(
+        &mut self,
+        node: NodeId,
+        name: &str,
+        obeyed: Option<Position>,
+        verdict: Verdict,
+    ) {
+        if !self.timeline.registered(node, name, obeyed, verdict) {
+            return;
+        }
+        self.cluster.set_recovering(true);
+        if let Err(reason) = self.timeline.check_serving() {
+            tracing::error!(%reason, "recovery begins: a datanode knows more than this namenode");
+        }
+    }
+
+    /// Blocks in quarantine after one, with the right to read them.
+    pub(super) fn quarantined(&self, after: BlockId) -> Vec<QuarantinedBlock> {
+        let now_ms = self.clock.now_ms();
+        let blocks = (self.cluster).quarantined(now_ms, after, QUARANTINED_PER_REPLY_MAX);
+        let now_unix_ms = clock::unix_now_ms();
+        let tell = |it: Quarantined| QuarantinedBlock {
+            token: self.tokens.sign(it.block, Right::Read, now_unix_ms),
+            block: it.block,
+            length_bytes: it.length_bytes,
+            nodes: it.nodes,
+            kept_ms: it.kept_ms,
+        };
+        blocks.into_iter().map(tell).collect()
+    }
+
+    /// Ends recovery: goes on without what is missing, or without what another namenode wrote that runs
+    /// or ran beside this one.
+    pub(super) fn accept_loss(&mut self) -> Result<Lsn, FsError> {
+        if !self.timeline.is_behind() {
+            return Err(FsError::InvalidArgument(
+                "the namenode is not in recovery: nothing is missing".into(),
+            ));
+        }
+        let was_recovering = self.timeline.is_recovering();
+        let epoch = following(&self.namespace, self.timeline.foreign_numbers());
+        let started = self.timeline.epoch();
+        let lsn = self.enter_epoch(epoch, true)?;
+        tracing::warn!(%epoch, "whatever other namenodes wrote is given up");
+        if !was_recovering {
+            return Ok(lsn);
+        }
+        self.cluster.set_recovering(false);
+        // What their clients know may be what is missing.
+        let sessions = self.namespace.sessions().map(|view| view.session);
+        let before: Vec<SessionId> = sessions
+            .filter(|session| session.0 <= started.ids_after())
+            .collect();
+        for session in before {
+            self.expel(session);
+        }
+        self.release_orphans_unless_missing();
+        Ok(lsn)
+    }
+}

@@ -1,0 +1,252 @@
+//! What datanodes know of the namenode's timeline, and what follows when that is more than the
+//! namenode knows itself. Pure.
+
+use std::collections::{BTreeMap, HashSet};
+
+use harvestfs_protocol::admin::{AheadNode, RecoveryStatus};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::timeline::{Epoch, Position};
+
+use crate::journal::Lsn;
+
+/// Seconds from 1970 to 2020, from which numbers of epochs count.
+const ORIGIN_UNIX_S: u64 = 1_577_836_800;
+
+/// The number of an epoch that begins now, after the epochs with these numbers.
+pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>) -> u32 {
+    let seconds = unix_now_s.saturating_sub(ORIGIN_UNIX_S);
+    let by_clock = u32::try_from(seconds).unwrap_or(Epoch::NUMBER_MAX);
+    let later = before.into_iter().map(|number| number.saturating_add(1));
+    later.fold(by_clock, u32::max).min(Epoch::NUMBER_MAX)
+}
+
+/// What is to be done with a datanode that registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The namenode knows all that the datanode has obeyed.
+    Behind,
+    /// The datanode knows more: the namenode was put back from a copy, and recovers.
+    Recover,
+    /// Another namenode, which started after this one, has the datanode. This one goes on without.
+    Refuse,
+}
+
+/// Which datanodes know more.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    /// The current epoch.
+    epoch: Epoch,
+    /// The last record that there was at the start.
+    restored: Lsn,
+    recovering: bool,
+    /// Datanodes that registered and know nothing else than this timeline.
+    following: HashSet<NodeId>,
+    ahead: BTreeMap<NodeId, AheadNode>,
+    refused: BTreeMap<String, AheadNode>,
+}
+
+impl Timeline {
+    pub(crate) fn new(epoch: Epoch, restored: Lsn) -> Self {
+        Self {
+            epoch,
+            restored,
+            recovering: false,
+            following: HashSet::new(),
+            ahead: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// A datanode says what it has obeyed; `settled` is whether this timeline has been there, or has
+    /// given that up.
+    pub(crate) fn judge(&self, obeyed: Option<Position>, settled: bool) -> Verdict {
+        let Some(obeyed) = obeyed.filter(|_| !settled) else {
+            return Verdict::Behind;
+        };
+        // A copy that was put back starts after what it lacks was written. Only while others follow
+        // this namenode may it be the other one that is the copy.
+        let other_is_later = obeyed.epoch.number > self.epoch.number;
+        if other_is_later && !self.recovering && !self.following.is_empty() {
+            Verdict::Refuse
+        } else {
+            Verdict::Recover
+        }
+    }
+
+    /// A datanode was registered. True when recovery begins with it.
+    pub(crate) fn registered(
+        &mut self,
+        node: NodeId,
+        name: &str,
+        obeyed: Option<Position>,
+        verdict: Verdict,
+    ) -> bool {
+        self.refused.remove(name);
+        match (verdict, obeyed) {
+            (Verdict::Recover, Some(obeyed)) => {
+                self.following.remove(&node);
+                self.ahead.insert(node, ahead(name, obeyed));
+                !std::mem::replace(&mut self.recovering, true)
+            }
+            _ => {
+                // It may have been reimaged, and then nobody knows what it knew; but that was so.
+                if !self.recovering {
+                    self.following.insert(node);
+                }
+                false
+            }
+        }
+    }
+
+    /// A datanode was refused. The reason, for it.
+    pub(crate) fn refused(&mut self, name: &str, obeyed: Option<Position>) -> FsError {
+        let Some(obeyed) = obeyed else {
+            return FsError::Internal("a datanode was refused that obeyed nobody".into());
+        };
+        self.refused.insert(name.to_owned(), ahead(name, obeyed));
+        FsError::Recovery(format!(
+            "this datanode obeyed {obeyed} of another namenode, which started after this one \
+             (epoch {}): two namenodes run, and one of them must be stopped",
+            self.epoch
+        ))
+    }
+
+    /// The epoch that the namenode is in.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.recovering
+    }
+
+    /// Why nothing is changed, if nothing is.
+    pub(crate) fn check_serving(&self) -> Result<(), FsError> {
+        let Some(status) = self.recovery() else {
+            return Ok(());
+        };
+        Err(FsError::Recovery(describe(&status)))
+    }
+
+    /// What is lacking, while that is so.
+    pub(crate) fn recovery(&self) -> Option<RecoveryStatus> {
+        self.recovering.then(|| RecoveryStatus {
+            restored_record: self.restored,
+            ahead: self.ahead.values().cloned().collect(),
+        })
+    }
+
+    /// Datanodes that obey another namenode.
+    pub(crate) fn refused_nodes(&self) -> Vec<AheadNode> {
+        self.refused.values().cloned().collect()
+    }
+
+    /// The numbers of all epochs of other timelines that datanodes told of.
+    pub(crate) fn foreign_numbers(&self) -> impl Iterator<Item = u32> {
+        let told = self.ahead.values().chain(self.refused.values());
+        told.map(|node| node.obeyed.epoch.number)
+    }
+
+    /// A new epoch begins; `gives_up` is whether that is without what other timelines wrote.
+    pub(crate) fn entered(&mut self, epoch: Epoch, gives_up: bool) {
+        self.epoch = epoch;
+        if gives_up {
+            self.recovering = false;
+            let nodes = std::mem::take(&mut self.ahead);
+            self.following.extend(nodes.into_keys());
+            // They may come now.
+            self.refused.clear();
+        }
+    }
+
+    /// Whether there is something that can be given up: what other timelines wrote.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.recovering || !self.refused.is_empty()
+    }
+}
+
+fn ahead(name: &str, obeyed: Position) -> AheadNode {
+    AheadNode {
+        name: name.to_owned(),
+        obeyed,
+    }
+}
+
+/// In one sentence.
+fn describe(status: &RecoveryStatus) -> String {
+    let names: Vec<&str> = status.ahead.iter().map(|node| node.name.as_str()).collect();
+    let missing = match status.missing_records() {
+        0 => "what was written since in another epoch".to_owned(),
+        records => format!("{records} records or more"),
+    };
+    format!(
+        "the namenode is in recovery and changes nothing: its directory ends at record {}, and lacks \
+         {missing} that {} obeyed; put the newest copy of the directory back, or give up what is \
+         missing with `harvestfs admin recover --accept-loss`",
+        status.restored_record,
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOCH: Epoch = Epoch { number: 10, id: 1 };
+
+    fn position(number: u32, record: u64) -> Option<Position> {
+        let epoch = Epoch { number, id: 2 };
+        Some(Position { epoch, record })
+    }
+
+    #[test]
+    fn numbers_grow_whatever_the_clock_says() {
+        assert_eq!(next_number(ORIGIN_UNIX_S + 7, []), 7);
+        assert_eq!(next_number(ORIGIN_UNIX_S + 7, [3, 9, 4]), 10);
+        assert_eq!(next_number(0, []), 0);
+        assert_eq!(next_number(u64::MAX, [u32::MAX]), Epoch::NUMBER_MAX);
+    }
+
+    #[test]
+    fn a_namenode_recovers_when_a_datanode_knows_more() {
+        let mut timeline = Timeline::new(EPOCH, 40);
+        assert_eq!(timeline.judge(None, false), Verdict::Behind);
+        assert_eq!(timeline.judge(position(9, 1), true), Verdict::Behind);
+        assert!(!timeline.registered(NodeId(1), "a", None, Verdict::Behind));
+        assert_eq!(timeline.check_serving(), Ok(()));
+        let verdict = timeline.judge(position(9, 50), false);
+        assert_eq!(verdict, Verdict::Recover);
+        assert!(timeline.registered(NodeId(2), "b", position(9, 50), verdict));
+        assert!(!timeline.registered(NodeId(3), "c", position(9, 45), verdict));
+        let status = timeline.recovery().unwrap();
+        assert_eq!((status.missing_records(), status.ahead.len()), (10, 2));
+        let refusal = timeline.check_serving().unwrap_err().to_string();
+        assert!(refusal.contains("10 records") && refusal.contains("b, c"));
+        timeline.entered(Epoch { number: 11, id: 3 }, true);
+        assert_eq!(timeline.check_serving(), Ok(()));
+        assert_eq!(timeline.recovery(), None);
+    }
+
+    #[test]
+    fn a_later_namenode_takes_datanodes_but_not_the_service() {
+        let mut timeline = Timeline::new(EPOCH, 40);
+        // Nobody follows yet: the clock may be wrong.
+        assert_eq!(timeline.judge(position(11, 50), false), Verdict::Recover);
+        timeline.registered(NodeId(1), "a", None, Verdict::Behind);
+        assert_eq!(timeline.judge(position(11, 50), false), Verdict::Refuse);
+        timeline.refused("b", position(11, 50));
+        assert!(!timeline.is_recovering());
+        assert_eq!(timeline.refused_nodes().len(), 1);
+        assert_eq!(timeline.foreign_numbers().collect::<Vec<_>>(), [11]);
+        assert!(timeline.is_behind());
+        // It comes back and follows again.
+        timeline.registered(NodeId(2), "b", None, Verdict::Behind);
+        assert_eq!(timeline.refused_nodes(), []);
+        assert!(!timeline.is_behind());
+        // Or an operator gives up what the other one wrote.
+        timeline.refused("b", position(11, 50));
+        timeline.entered(Epoch { number: 12, id: 3 }, true);
+        assert_eq!(timeline.refused_nodes(), []);
+    }
+}

@@ -1,0 +1,210 @@
+//! A namenode whose directory was put back from a copy, or that runs twice.
+
+use std::fs;
+use std::path::Path;
+
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::Role;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{MetaOp, MetaReply, OpenSession};
+use harvestfs_protocol::rpc::Request;
+use harvestfs_protocol::timeline::{Epoch, Position};
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Puts the copy in the place of the namenode's directory.
+fn put_back(cluster: &Cluster, copied: &Path) {
+    fs::remove_dir_all(cluster.data_dir()).unwrap();
+    copy(copied, &cluster.data_dir());
+}
+
+async fn allocate(client: &mut Client) -> Result<u64, FsError> {
+    let op = MetaOp::AllocateBlocks {
+        count: 1,
+        rules: RULES,
+        exclude: vec![],
+    };
+    match client.call(op).await? {
+        MetaReply::Located(located) => Ok(located.blocks[0].block.0),
+        other => panic!("unexpected {other:?}"),
+    }
+}
+
+/// Where a datanode's namenode is now.
+async fn position(node: &Datanode) -> Position {
+    let authority = node.heartbeat().await.authority;
+    assert!(!authority.recovering);
+    authority.position
+}
+
+#[tokio::test]
+async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
+    let mut cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
+    let copied = tempfile::tempdir().unwrap();
+    let mut alice = cluster.client("alice").await;
+    alice.create(ROOT, "old").await;
+    let session = alice.session;
+    cluster.shutdown().await;
+    copy(&cluster.data_dir(), copied.path());
+    cluster.start().await;
+
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.open("alice", Some(session), vec![]).await.unwrap();
+    alice.set_sequence(1);
+    let given = (
+        allocate(&mut alice).await.unwrap(),
+        alice.create(ROOT, "newer").await.ino,
+        cluster.client("carol").await.session,
+    );
+    let obeyed = position(&node).await;
+    let newer = tempfile::tempdir().unwrap();
+    cluster.shutdown().await;
+    copy(&cluster.data_dir(), newer.path());
+
+    put_back(&cluster, copied.path());
+    cluster.start().await;
+    let node = Datanode::register_after(&cluster, "dn-1", Some(obeyed))
+        .await
+        .unwrap();
+    assert!(node.registered.authority.recovering);
+    assert!(node.heartbeat().await.authority.recovering);
+    // Reading goes on, changing does not.
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "old").await.unwrap();
+    let refused = bob.call(create(ROOT, "new")).await;
+    assert!(matches!(refused, Err(FsError::Recovery(_))), "{refused:?}");
+    let refused = allocate(&mut bob).await;
+    assert!(matches!(refused, Err(FsError::Recovery(_))), "{refused:?}");
+    let status = cluster.status().await;
+    let recovery = status.recovery.unwrap();
+    assert_eq!(recovery.ahead[0].name, "dn-1");
+    assert_eq!(recovery.ahead[0].obeyed, obeyed);
+    assert!(recovery.missing_records() > 0);
+    let AdminReply::Fsck(report) = cluster.admin(AdminRequest::Fsck).await.unwrap() else {
+        panic!("a report was expected");
+    };
+    assert!(!report.healthy);
+
+    // A client that saw more is not taken for one that knows what this namenode knows.
+    let (link, _notices) = cluster.rpc(Role::Client, "alice").await;
+    let resume = Request::OpenSession(OpenSession {
+        resume: Some(session),
+        holds: vec![],
+        delegations: None,
+        seen: Some(obeyed),
+    });
+    assert_eq!(link.ask(resume).await, Err(FsError::SessionExpired));
+
+    // The session of before comes back, and ends with the loss.
+    let mut alice = cluster.open("alice", Some(session), vec![]).await.unwrap();
+    assert_eq!(
+        cluster.admin(AdminRequest::AcceptLoss).await,
+        Ok(AdminReply::Done)
+    );
+    let lookup = alice.lookup(ROOT, "old").await;
+    assert_eq!(lookup, Err(FsError::SessionExpired));
+    let accepted = position(&node).await;
+    assert!(accepted.epoch.number > obeyed.epoch.number);
+    assert_eq!(cluster.status().await.recovery, None);
+    let nothing_to_accept = cluster.admin(AdminRequest::AcceptLoss).await;
+    assert!(nothing_to_accept.is_err());
+    // Nothing is given twice.
+    bob.set_sequence(10);
+    assert_ne!(allocate(&mut bob).await.unwrap(), given.0);
+    assert_ne!(bob.create(ROOT, "newer").await.ino, given.1);
+    assert_ne!(cluster.client("dave").await.session, given.2);
+
+    // Then the newer directory is found. What its datanodes obeyed since, it lacks.
+    cluster.shutdown().await;
+    put_back(&cluster, newer.path());
+    cluster.start().await;
+    let node = Datanode::register_after(&cluster, "dn-1", Some(accepted))
+        .await
+        .unwrap();
+    assert!(node.registered.authority.recovering);
+    assert_eq!(
+        cluster.admin(AdminRequest::AcceptLoss).await,
+        Ok(AdminReply::Done)
+    );
+    assert!(position(&node).await.epoch.number > accepted.epoch.number);
+    let mut bob = cluster.client("bob").await;
+    assert_eq!(bob.lookup(ROOT, "newer").await.unwrap().ino, given.1);
+}
+
+#[tokio::test]
+async fn the_right_copy_goes_on_at_once() {
+    let mut cluster = Cluster::new().await;
+    let mut node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    for i in 0..10 {
+        alice.create(ROOT, &format!("file-{i}")).await;
+        let obeyed = position(&node).await;
+        if i % 3 == 0 {
+            cluster.kill_and_start().await;
+            alice = cluster.client("alice").await;
+        }
+        node = Datanode::register_after(&cluster, "dn-1", Some(obeyed))
+            .await
+            .unwrap();
+    }
+    position(&node).await;
+    assert_eq!(cluster.status().await.recovery, None);
+}
+
+#[tokio::test]
+async fn a_datanode_of_a_second_namenode_is_refused_and_the_first_one_serves_on() {
+    let cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mine = position(&node).await;
+    let other = Position {
+        epoch: Epoch {
+            number: mine.epoch.number + 5,
+            id: 1,
+        },
+        record: 3,
+    };
+    let refused = Datanode::register_after(&cluster, "dn-2", Some(other)).await;
+    assert!(matches!(refused, Err(FsError::Recovery(_))));
+    let status = cluster.status().await;
+    assert_eq!(status.recovery, None);
+    assert_eq!(status.refused_nodes[0].name, "dn-2");
+    let mut alice = cluster.client("alice").await;
+    allocate(&mut alice).await.unwrap();
+    // It comes back when it has obeyed nobody else.
+    Datanode::register_after(&cluster, "dn-2", Some(mine))
+        .await
+        .unwrap();
+    assert_eq!(cluster.status().await.refused_nodes, []);
+
+    // Or when an operator decides for this namenode, whose clients go on.
+    let refused = Datanode::register_after(&cluster, "dn-2", Some(other)).await;
+    assert!(refused.is_err());
+    assert_eq!(
+        cluster.admin(AdminRequest::AcceptLoss).await,
+        Ok(AdminReply::Done)
+    );
+    for obeyed in [other, mine] {
+        Datanode::register_after(&cluster, "dn-2", Some(obeyed))
+            .await
+            .unwrap();
+    }
+    alice.create(ROOT, "after").await;
+    let status = cluster.status().await;
+    assert!(status.recovery.is_none() && status.refused_nodes.is_empty());
+}

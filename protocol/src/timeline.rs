@@ -1,0 +1,100 @@
+//! Which namenode says something, and how much it had seen when it did.
+//!
+//! A namenode begins a new [`Epoch`] each time it starts, and when an operator has it go on without
+//! what it lacks. Its timeline is the epochs in its journal, in order. A [`Position`] names a record
+//! of a timeline. A namenode that was put back from a copy, or that runs twice, has a timeline that
+//! lacks what others have seen; `docs/adr/0017-timeline-of-the-namenode.md` says what follows.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::BlockId;
+
+/// Blocks that one epoch can allocate, as a power of two.
+const BLOCKS_BITS: u32 = 22;
+
+/// One run of a namenode.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Epoch {
+    /// Greater than those of all epochs before it on its timeline, and at least the seconds from
+    /// 2020 to its beginning: so what different timelines begin at different times differs, too.
+    pub number: u32,
+    /// Random: tells epochs of different timelines apart that have the same number.
+    pub id: u64,
+}
+
+impl Epoch {
+    /// The largest number: the ids that follow from it fit into 53 bits, which JavaScript can count.
+    pub const NUMBER_MAX: u32 = (1 << 31) - 1;
+    /// Blocks that one epoch can allocate.
+    pub const BLOCKS_MAX: u64 = (1 << BLOCKS_BITS) - 1;
+
+    /// What ids of blocks and sessions of this epoch are greater than. No id of an epoch with a
+    /// smaller number is.
+    #[must_use]
+    pub fn ids_after(self) -> u64 {
+        u64::from(self.number) << BLOCKS_BITS
+    }
+
+    /// The number of the epoch that allocated a block; 0 for those from before there were epochs.
+    #[must_use]
+    pub fn number_of(block: BlockId) -> u32 {
+        // Numbers have 31 bits.
+        u32::try_from(block.0 >> BLOCKS_BITS).unwrap_or(u32::MAX)
+    }
+
+    /// The last block that it can allocate.
+    #[must_use]
+    pub fn last_block(self) -> BlockId {
+        BlockId(self.ids_after() + Self::BLOCKS_MAX)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:016x}", self.number, self.id)
+    }
+}
+
+/// A record of the journal on a timeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// The epoch in which it was written.
+    pub epoch: Epoch,
+    /// Its number.
+    pub record: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "record {} of epoch {}", self.record, self.epoch)
+    }
+}
+
+/// With what authority a namenode speaks to a datanode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    /// Its epoch, and its last record on stable storage.
+    pub position: Position,
+    /// It is in recovery, and has no authority until an operator decides.
+    pub recovering: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_share_no_ids_and_leave_room_for_javascript() {
+        let epoch = |number| Epoch { number, id: 7 };
+        assert!(epoch(5).last_block().0 < epoch(6).ids_after() + 1);
+        assert!(epoch(5).last_block().0 > epoch(5).ids_after());
+        assert_eq!(Epoch::number_of(epoch(5).last_block()), 5);
+        assert_eq!(Epoch::number_of(BlockId(epoch(5).ids_after() + 1)), 5);
+        assert_eq!(Epoch::number_of(BlockId(7)), 0);
+        assert!(epoch(Epoch::NUMBER_MAX).last_block().0 < 1 << 53);
+    }
+}
