@@ -234,6 +234,26 @@ impl Cluster {
         );
     }
 
+    /// Starts a namenode from a copy of the namenode's directory, beside the one of the cluster; its name
+    /// is `copy`. Returns where it listens.
+    pub fn start_copied_namenode(&mut self, directory: &Path) -> SocketAddr {
+        let address = free_address();
+        let config = directory.join("namenode.toml");
+        let listen = format!("--listen={address}");
+        let policy = format!("--policy={}", self.policy);
+        self.start_part(
+            "copy",
+            &[
+                "namenode".as_ref(),
+                policy.as_ref(),
+                listen.as_ref(),
+                "--config".as_ref(),
+                &config,
+            ],
+        );
+        address
+    }
+
     /// Starts a datanode; they are numbered from 1.
     pub fn start_datanode(&mut self, number: usize) {
         self.start_datanode_with(number, &[]);
@@ -246,6 +266,16 @@ impl Cluster {
         let mut arguments: Vec<&Path> = vec!["datanode".as_ref(), "--config".as_ref(), &config];
         arguments.extend(flags.iter().map(Path::new));
         self.start_part(&name, &arguments);
+    }
+
+    /// Starts a datanode that the namenode may refuse: does not wait until it is ready.
+    pub fn begin_datanode(&mut self, number: usize) {
+        let name = datanode(number);
+        let config = self.path(&name).join("datanode.toml");
+        let arguments = ["datanode".as_ref(), "--config".as_ref(), config.as_path()];
+        let log = self.path(&format!("{name}.log"));
+        let (process, _) = Process::begin(&name, &arguments, self.environment, &log);
+        self.processes.insert(name, process);
     }
 
     /// Starts a datanode again with another primary tenant: what its configuration has instead of none.

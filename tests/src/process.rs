@@ -32,6 +32,24 @@ impl Process {
         environment: &[(&str, &str)],
         log: &Path,
     ) -> Self {
+        let (process, is_ready) = Self::begin(name, arguments, environment, log);
+        let ready = is_ready.recv_timeout(READY_DEADLINE);
+        assert_eq!(
+            ready,
+            Ok(true),
+            "{name} did not become ready; its log:\n{}",
+            std::fs::read_to_string(log).unwrap_or_default()
+        );
+        process
+    }
+
+    /// Starts a part; it says later whether it is ready.
+    pub fn begin(
+        name: &str,
+        arguments: &[&Path],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> (Self, mpsc::Receiver<bool>) {
         let log_file = File::options()
             .create(true)
             .append(true)
@@ -58,14 +76,7 @@ impl Process {
             name: name.to_owned(),
             child,
         };
-        let ready = is_ready.recv_timeout(READY_DEADLINE);
-        assert_eq!(
-            ready,
-            Ok(true),
-            "{name} did not become ready; its log:\n{}",
-            std::fs::read_to_string(log).unwrap_or_default()
-        );
-        process
+        (process, is_ready)
     }
 
     /// SIGKILL.

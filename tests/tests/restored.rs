@@ -1,0 +1,498 @@
+//! A namenode whose directory was put back from an older copy, that runs twice, or that was wiped:
+//! no file shows wrong bytes, and no replica is deleted before somebody could have noticed.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::Write,
+    net::SocketAddr,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, harvestfs, wait_until};
+use serde_json::Value;
+
+const MIB: usize = 1 << 20;
+const BLOCK_BYTES: usize = MIB;
+const DATANODES: usize = 4;
+const REPLICAS: usize = 3;
+const DEADLINE: Duration = Duration::from_secs(120);
+/// What a datanode logs when it follows a namenode that has begun an epoch.
+const OBEYED: &str = "an epoch of the namenode is obeyed";
+
+fn options() -> ClusterOptions {
+    ClusterOptions {
+        datanodes: DATANODES,
+        block_size: "1MiB",
+        ..ClusterOptions::default()
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.expect("cp runs").success());
+}
+
+/// How often each datanode has begun to obey an epoch.
+fn obeyed(cluster: &Cluster) -> Vec<usize> {
+    (1..=DATANODES)
+        .map(|number| {
+            let log = cluster.log(&Cluster::datanode(number));
+            log.matches(OBEYED).count()
+        })
+        .collect()
+}
+
+/// Waits until every datanode has begun to obey an epoch since it was `before`.
+fn wait_obeyed(cluster: &Cluster, before: &[usize]) {
+    wait_until("every datanode obeys", DEADLINE, || {
+        obeyed(cluster)
+            .iter()
+            .zip(before)
+            .all(|(now, was)| now > was)
+    });
+}
+
+fn status(cluster: &Cluster) -> Value {
+    let status = cluster.output_of(&["admin", "status", "--json"]);
+    serde_json::from_str(&status).expect("JSON")
+}
+
+fn wait_recovering(cluster: &Cluster) {
+    wait_until("recovery begins", DEADLINE, || {
+        !status(cluster)["recovery"].is_null()
+    });
+}
+
+/// The blocks in quarantine, with the names of the datanodes that have each.
+fn quarantine(cluster: &Cluster) -> Vec<Value> {
+    let blocks = cluster.output_of(&["admin", "quarantine", "--json"]);
+    serde_json::from_str(&blocks).expect("JSON")
+}
+
+/// Waits until so many blocks are in quarantine with all their replicas.
+fn wait_quarantined(cluster: &Cluster, blocks: usize) {
+    wait_until("what is not known is in quarantine", DEADLINE, || {
+        let held = quarantine(cluster);
+        let complete = held.iter().filter(|block| {
+            let nodes = block["nodes"].as_array().expect("a list");
+            nodes.len() >= REPLICAS
+        });
+        complete.count() >= blocks
+    });
+}
+
+/// The block files on the disks of all datanodes.
+fn replicas(cluster: &Cluster) -> BTreeSet<PathBuf> {
+    fn add(directory: &Path, found: &mut BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                add(&path, found);
+            } else {
+                found.insert(path);
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    for number in 1..=DATANODES {
+        let volume = cluster.path(&format!("datanode-{number}/volume"));
+        for directory in ["sealed", "open"] {
+            add(&volume.join(directory), &mut found);
+        }
+    }
+    found
+}
+
+fn put(cluster: &Cluster, path: &str, content: &[u8]) -> Output {
+    let source = cluster.path("source");
+    fs::write(&source, content).expect("a file");
+    cluster.command(&["fs", "put", &source.to_string_lossy(), path])
+}
+
+fn store(cluster: &Cluster, path: &str, content: &[u8]) {
+    let output = put(cluster, path, content);
+    assert!(output.status.success(), "{path}: {output:?}");
+}
+
+/// The content of a file, or why it cannot be read.
+fn get(cluster: &Cluster, path: &str) -> Result<Vec<u8>, String> {
+    let output = cluster.command(&["fs", "cat", path]);
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(stderr(&output))
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn start_everything(cluster: &mut Cluster) {
+    cluster.start_namenode();
+    for number in 1..=DATANODES {
+        cluster.start_datanode(number);
+    }
+}
+
+fn stop_everything(cluster: &mut Cluster) {
+    for number in 1..=DATANODES {
+        cluster.stop(&Cluster::datanode(number));
+    }
+    cluster.stop("namenode");
+}
+
+fn put_back(cluster: &Cluster, copied: &Path) {
+    copy(copied, &cluster.path("namenode"));
+}
+
+#[test]
+fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
+    let mut cluster = Cluster::start(&options());
+    let content = |seed, blocks: usize| Pattern { seed }.bytes(blocks * BLOCK_BYTES);
+    let (old, newer, after) = (content(1, 3), content(2, 5), content(3, 6));
+    store(&cluster, "/old", &old);
+    let copied = cluster.path("copied");
+    let before = obeyed(&cluster);
+    cluster.stop("namenode");
+    copy(&cluster.path("namenode"), &copied);
+    cluster.start_namenode();
+    wait_obeyed(&cluster, &before);
+    store(&cluster, "/newer", &newer);
+    stop_everything(&mut cluster);
+    let on_disks = replicas(&cluster);
+
+    put_back(&cluster, &copied);
+    start_everything(&mut cluster);
+    wait_recovering(&cluster);
+    // Everything that was reported was judged when this is so.
+    wait_quarantined(&cluster, newer.len() / BLOCK_BYTES);
+    assert_eq!(get(&cluster, "/old").as_ref(), Ok(&old));
+    assert!(get(&cluster, "/newer").is_err());
+    let refused = put(&cluster, "/after", &after);
+    assert!(!refused.status.success());
+    assert!(stderr(&refused).contains("recover"), "{refused:?}");
+    check_reasons(&cluster);
+    assert_eq!(replicas(&cluster), on_disks);
+
+    // A restart changes nothing of that.
+    let before = obeyed(&cluster);
+    cluster.stop("namenode");
+    cluster.start_namenode();
+    wait_recovering(&cluster);
+    wait_quarantined(&cluster, newer.len() / BLOCK_BYTES);
+    assert_eq!(obeyed(&cluster), before);
+
+    cluster.output_of(&["admin", "recover", "--accept-loss"]);
+    wait_obeyed(&cluster, &before);
+    assert!(status(&cluster)["recovery"].is_null());
+    assert!(
+        !cluster
+            .command(&["admin", "recover", "--accept-loss"])
+            .status
+            .success(),
+        "there is nothing to accept any more"
+    );
+    store(&cluster, "/after", &after);
+    store(&cluster, "/newer", &after);
+    for (path, content) in [("/old", &old), ("/after", &after), ("/newer", &after)] {
+        assert_eq!(get(&cluster, path).as_ref(), Ok(content), "{path}");
+    }
+    check_read_back(&cluster, &newer);
+    // Also when everything starts again, and then nothing is missing.
+    stop_everything(&mut cluster);
+    let before = obeyed(&cluster);
+    start_everything(&mut cluster);
+    wait_obeyed(&cluster, &before);
+    wait_quarantined(&cluster, newer.len() / BLOCK_BYTES);
+    assert!(status(&cluster)["recovery"].is_null());
+    for (path, content) in [("/old", &old), ("/after", &after), ("/newer", &after)] {
+        assert_eq!(get(&cluster, path).as_ref(), Ok(content), "{path}");
+    }
+    let lost: Vec<_> = on_disks.difference(&replicas(&cluster)).cloned().collect();
+    assert!(lost.is_empty(), "{lost:?}");
+}
+
+/// Both sides say why nothing is changed.
+fn check_reasons(cluster: &Cluster) {
+    assert!(cluster.log("namenode").contains("recovery begins"));
+    for number in 1..=DATANODES {
+        let log = cluster.log(&Cluster::datanode(number));
+        assert!(log.contains("the namenode is in recovery"), "{log}");
+    }
+    let doctor = cluster.command(&["admin", "doctor"]);
+    assert!(!doctor.status.success());
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(doctor.contains("recover --accept-loss"), "{doctor}");
+    let fsck = cluster.fsck();
+    assert_eq!(fsck["healthy"], false, "{fsck}");
+}
+
+/// What is in quarantine comes back as files: each block of a file that was lost is one of them.
+fn check_read_back(cluster: &Cluster, lost: &[u8]) {
+    let directory = cluster.path("read-back");
+    cluster.output_of(&["admin", "fsck", "--recover", &directory.to_string_lossy()]);
+    let files: Vec<Vec<u8>> = fs::read_dir(&directory)
+        .expect("a directory")
+        .map(|entry| fs::read(entry.expect("a file").path()).expect("its content"))
+        .collect();
+    for (number, block) in lost.chunks(BLOCK_BYTES).enumerate() {
+        let is_there = files.iter().any(|file| file.starts_with(block));
+        assert!(
+            is_there,
+            "block {number} is in none of {} files",
+            files.len()
+        );
+    }
+}
+
+/// What a file system has: some files that grow, and some small ones that share a block.
+struct Files {
+    mount: PathBuf,
+}
+
+impl Files {
+    const SMALL: u64 = 20;
+
+    fn write(&self, name: &str, seed: u64, offset: usize, length: usize) {
+        let path = self.mount.join(name);
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path);
+        let file = file.expect("it can be opened");
+        let mut bytes = vec![0; length];
+        Pattern { seed }.fill(offset as u64, &mut bytes);
+        file.write_all_at(&bytes, offset as u64).expect("write");
+        file.sync_all().expect("fsync");
+    }
+
+    /// The content is that of the copy, as far as it is read without an error; how many were read.
+    fn check_old(&self) -> usize {
+        let mut expected = vec![("grown".to_owned(), Pattern { seed: 100 }.bytes(GROWN_BYTES))];
+        for seed in 0..Self::SMALL {
+            expected.push((format!("small-{seed}"), Pattern { seed }.bytes(SMALL_BYTES)));
+        }
+        let read = |(name, content): &(String, Vec<u8>)| match fs::read(self.mount.join(name)) {
+            Ok(found) => {
+                assert!(found == *content, "{name}: {} bytes are wrong", found.len());
+                true
+            }
+            Err(error) => {
+                eprintln!("{name} cannot be read: {error}");
+                false
+            }
+        };
+        expected.iter().filter(|it| read(it)).count()
+    }
+}
+
+const GROWN_BYTES: usize = 3 * MIB / 2;
+const SMALL_BYTES: usize = 9_000;
+
+#[test]
+fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&options());
+    let files = Files {
+        mount: cluster.mount("mnt"),
+    };
+    files.write("grown", 100, 0, GROWN_BYTES);
+    for seed in 0..Files::SMALL {
+        files.write(&format!("small-{seed}"), seed, 0, SMALL_BYTES);
+    }
+    let copied = cluster.path("copied");
+    let before = obeyed(&cluster);
+    cluster.stop("namenode");
+    copy(&cluster.path("namenode"), &copied);
+    cluster.start_namenode();
+    wait_obeyed(&cluster, &before);
+    // The mount goes on in the blocks that it has begun.
+    files.write("grown", 100, GROWN_BYTES, 3 * MIB);
+    files.write("grown", 200, 8 * 1024, 300 * 1024);
+    for seed in 0..Files::SMALL / 2 {
+        files.write(&format!("small-{seed}"), 300 + seed, 0, SMALL_BYTES);
+        files.write(&format!("new-{seed}"), 400 + seed, 0, SMALL_BYTES);
+    }
+    fs::remove_file(files.mount.join("small-19")).expect("remove");
+    cluster.stop("mnt");
+    stop_everything(&mut cluster);
+
+    put_back(&cluster, &copied);
+    start_everything(&mut cluster);
+    wait_recovering(&cluster);
+    wait_quarantined(&cluster, 1);
+    cluster.mount("mnt");
+    let expected = 1 + Files::SMALL as usize;
+    assert_eq!(files.check_old(), expected);
+    let refused = File::create(files.mount.join("refused")).expect_err("nothing is changed");
+    assert_eq!(
+        refused.kind(),
+        std::io::ErrorKind::ReadOnlyFilesystem,
+        "{refused}"
+    );
+
+    let before = obeyed(&cluster);
+    cluster.output_of(&["admin", "recover", "--accept-loss"]);
+    wait_obeyed(&cluster, &before);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(files.mount.join("after"))?;
+        file.write_all(b"after")?;
+        file.sync_all()
+    };
+    wait_until("the mount writes again", DEADLINE, || write().is_ok());
+    files.write("grown", 100, GROWN_BYTES, MIB);
+    let file = File::open(files.mount.join("grown")).expect("it is there");
+    Pattern { seed: 100 }.check(&file, 0, GROWN_BYTES + MIB);
+    drop(file);
+    // The caches of a mount that starts now are empty.
+    cluster.stop("mnt");
+    cluster.mount("mnt");
+    let file = File::open(files.mount.join("grown")).expect("it is there");
+    Pattern { seed: 100 }.check(&file, 0, GROWN_BYTES + MIB);
+    drop(file);
+    let file = File::options().write(true).open(files.mount.join("grown"));
+    let truncated = file.and_then(|file| file.set_len(GROWN_BYTES as u64));
+    truncated.expect("it can be truncated");
+    assert_eq!(files.check_old(), expected);
+}
+
+/// What a directory of a cluster has for commands, with another address of the namenode.
+fn directory_for(cluster: &Cluster, name: &str, namenode: SocketAddr) -> PathBuf {
+    let directory = cluster.path(name);
+    fs::create_dir_all(&directory).expect("a directory");
+    for part in ["ca", "admin", "client"] {
+        copy(&cluster.path(part), &directory.join(part));
+    }
+    for part in ["admin", "client"] {
+        let path = directory.join(part).join("client.toml");
+        let config = fs::read_to_string(&path).expect("a configuration");
+        let other = config.replace(&cluster.namenode().to_string(), &namenode.to_string());
+        fs::write(&path, other).expect("it can be written");
+    }
+    directory
+}
+
+#[test]
+fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
+    let mut cluster = Cluster::start(&options());
+    let content = |seed| Pattern { seed }.bytes(4 * BLOCK_BYTES);
+    store(&cluster, "/old", &content(1));
+    let copied = cluster.path("copied");
+    let before = obeyed(&cluster);
+    cluster.stop("namenode");
+    copy(&cluster.path("namenode"), &copied);
+    cluster.start_namenode();
+    wait_obeyed(&cluster, &before);
+    store(&cluster, "/newer", &content(2));
+
+    let address = cluster.start_copied_namenode(&copied);
+    let elsewhere = directory_for(&cluster, "elsewhere", address);
+    let ask_copy = |arguments: &[&str]| {
+        let mut command = Command::new(harvestfs());
+        command.args(arguments).env("HARVESTFS_DATA", &elsewhere);
+        let output = command.output().expect("the binary runs");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        output.stdout
+    };
+    // A datanode that goes astray finds that the copy knows less, and leaves everything as it is.
+    cluster.wait_healthy();
+    let on_disks = replicas(&cluster);
+    let before = obeyed(&cluster);
+    cluster.stop("datanode-4");
+    cluster.start_datanode_with(4, &[&format!("--namenodes={address}")]);
+    let recovery = || -> Value {
+        let status = ask_copy(&["admin", "status", "--json"]);
+        serde_json::from_slice::<Value>(&status).expect("JSON")["recovery"].clone()
+    };
+    wait_until("the copy recovers", DEADLINE, || !recovery().is_null());
+    assert_eq!(obeyed(&cluster), before);
+    for (path, seed) in [("/old", 1), ("/newer", 2)] {
+        assert_eq!(get(&cluster, path), Ok(content(seed)), "{path}");
+    }
+
+    // Whoever has the copy go on takes that datanode, and no other.
+    ask_copy(&["admin", "recover", "--accept-loss"]);
+    wait_until("the datanode obeys the copy", DEADLINE, || {
+        obeyed(&cluster)[3] > before[3]
+    });
+    cluster.stop("datanode-4");
+    cluster.begin_datanode(4);
+    let advice = "take the datanode back";
+    wait_until("the operator is told", DEADLINE, || {
+        let doctor = cluster.command(&["admin", "doctor"]);
+        String::from_utf8_lossy(&doctor.stdout).contains(advice)
+    });
+    assert!(cluster.log("namenode").contains("datanode-4"));
+    wait_until("the datanode says why it is refused", DEADLINE, || {
+        cluster.log("datanode-4").contains("two namenodes run")
+    });
+    assert!(status(&cluster)["recovery"].is_null());
+    store(&cluster, "/after", &content(3));
+    cluster.stop("copy");
+    let before = obeyed(&cluster);
+    cluster.output_of(&["admin", "recover", "--accept-loss"]);
+    wait_obeyed(&cluster, &before);
+    for (path, seed) in [("/old", 1), ("/newer", 2), ("/after", 3)] {
+        assert_eq!(get(&cluster, path), Ok(content(seed)), "{path}");
+    }
+    cluster.wait_healthy();
+    let now = replicas(&cluster);
+    let lost: Vec<_> = on_disks.difference(&now).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+}
+
+#[test]
+fn a_wiped_namenode_does_not_start_and_a_new_one_takes_no_datanode() {
+    let mut cluster = Cluster::start(&options());
+    let content = Pattern { seed: 1 }.bytes(4 * BLOCK_BYTES);
+    store(&cluster, "/old", &content);
+    stop_everything(&mut cluster);
+    let on_disks = replicas(&cluster);
+    let data = cluster.path("namenode/data");
+    let kept = cluster.path("kept");
+    fs::rename(&data, &kept).expect("it can be moved");
+    let config = cluster.path("namenode/namenode.toml");
+    let mut start = Command::new("timeout");
+    start
+        .arg("60")
+        .arg(harvestfs())
+        .args(["namenode", "--config"]);
+    let refused = start.arg(&config).output().expect("it runs");
+    assert!(!refused.status.success());
+    assert!(stderr(&refused).contains("disk may"), "{refused:?}");
+
+    // One that was made anew is of another cluster, whatever its certificate says.
+    let _ = fs::remove_dir_all(&data);
+    let other = cluster.path("other");
+    let made = cluster.command(&["init", "cluster", "--data", &other.to_string_lossy()]);
+    assert!(made.status.success(), "{made:?}");
+    fs::rename(other.join("namenode/data"), &data).expect("it can be moved");
+    cluster.start_namenode();
+    for number in 1..=DATANODES {
+        cluster.begin_datanode(number);
+    }
+    wait_until("every datanode refuses", DEADLINE, || {
+        (1..=DATANODES).all(|number| {
+            let log = cluster.log(&Cluster::datanode(number));
+            log.contains("not of this cluster")
+        })
+    });
+    stop_everything(&mut cluster);
+    assert_eq!(replicas(&cluster), on_disks);
+
+    fs::remove_dir_all(&data).expect("it is there");
+    fs::rename(&kept, &data).expect("it can be moved");
+    start_everything(&mut cluster);
+    cluster.wait_healthy();
+    assert_eq!(get(&cluster, "/old"), Ok(content));
+    assert_eq!(replicas(&cluster), on_disks);
+}
