@@ -96,10 +96,10 @@ fn a_certificate_allows_its_role_only() {
         let early = datanode.call(&heartbeat).await;
         assert!(matches!(early, Err(FsError::Protocol(_))), "{early:?}");
 
-        // Datanodes do not talk to operators at all.
+        // No namenode dials a datanode.
         let target = wire::datanode(&cluster, 1);
         // It may be closed before or after the handshake is done on this side.
-        let closed = match wire::try_connect(&cluster, "admin/identity", &target).await {
+        let closed = match wire::try_connect(&cluster, "namenode/identity", &target).await {
             Ok(connection) => tokio::time::timeout(DEADLINE, connection.closed())
                 .await
                 .expect("it is closed in time"),
