@@ -3,7 +3,8 @@
 //! A thread that has the kernel drop pages may wait there for a read that this mount was to answer. It
 //! cannot be killed, and keeps the connection open; so after a SIGKILL nothing would ever end its wait,
 //! nor that of programs that use the mount. The kernel tells the guard that its parent was killed, and the
-//! guard has the kernel abort the connection. It has no part in the connection itself.
+//! guard has the kernel abort the connection. It has no part in the connection itself. What it aborts it opens
+//! when the mount begins: numbers of devices are used again, by the next mount, as soon as one is gone.
 
 use std::{
     fs::File,
@@ -21,8 +22,6 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
     process::{Signal, getpgrp, getpid, set_parent_process_death_signal, setsid},
 };
-
-use crate::mount_table::{MOUNT_TYPE, mounts};
 
 /// Tells the guard the device of the mount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_GUARD_DEVICE";
@@ -80,13 +79,14 @@ pub(crate) fn asked() -> Option<bool> {
     Some(match watch(&device) {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("cannot abort the connection of the killed mount {device}: {error}");
+            eprintln!("the mount has no guard: cannot watch over device {device}: {error}");
             false
         }
     })
 }
 
 fn watch(device: &str) -> io::Result<()> {
+    let mut connection = connection(device)?;
     let (killed, sender) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(Signal::USR1.as_raw(), sender)?;
     // What ends a mount in an orderly way is often sent to all its processes.
@@ -106,38 +106,27 @@ fn watch(device: &str) -> io::Result<()> {
         match poll(&mut polled, None) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
-            Ok(_) if !polled[0].revents().is_empty() => return abort(device),
+            // Of a connection that has ended by itself, the kernel ignores it.
+            Ok(_) if !polled[0].revents().is_empty() => return connection.write_all(b"1"),
             // The process has ended as a whole, and the connection with it.
             Ok(_) => return Ok(()),
         }
     }
 }
 
-/// Aborts the connection, if it is still that of a mount of ours.
-fn abort(device: &str) -> io::Result<()> {
-    let is_ours = mounts()?
-        .iter()
-        .any(|it| it.device == device && it.kind == MOUNT_TYPE);
-    let Some((_, number)) = device.split_once(':').filter(|_| is_ours) else {
-        return Ok(());
-    };
-    let name = format!("{number}/abort");
-    let opened = match File::options()
+/// What aborts the connection of a mount when it is written to.
+fn connection(device: &str) -> io::Result<File> {
+    let number = device.split_once(':').map(|(_, number)| number);
+    let name = format!("{}/abort", number.ok_or(Errno::INVAL)?);
+    let opened = File::options()
         .write(true)
-        .open(format!("{CONNECTIONS}/{name}"))
-    {
+        .open(format!("{CONNECTIONS}/{name}"));
+    match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            openat(connections()?, name, OFlags::WRONLY, Mode::empty())
-                .map(File::from)
-                .map_err(io::Error::from)
+            let opened = openat(connections()?, name, OFlags::WRONLY, Mode::empty())?;
+            Ok(File::from(opened))
         }
         opened => opened,
-    };
-    match opened {
-        Ok(mut file) => file.write_all(b"1"),
-        // It has ended by itself.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
     }
 }
 

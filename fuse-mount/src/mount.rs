@@ -90,7 +90,7 @@ pub struct Mount {
     metrics: Arc<Metrics>,
     ended: Ended,
     /// None: it could not be started.
-    guard: Option<Guard>,
+    _guard: Option<Guard>,
 }
 
 impl Mount {
@@ -175,7 +175,7 @@ impl Mount {
             client,
             metrics,
             ended,
-            guard,
+            _guard: guard,
         })
     }
 
@@ -197,9 +197,7 @@ impl Mount {
     /// # Errors
     /// When the connection to the kernel broke, or written data could not be made visible.
     pub async fn ended(&mut self) -> Result<(), MountError> {
-        let finished = finish(self.client.clone(), self.ended.clone()).await;
-        self.guard = None;
-        finished
+        finish(self.client.clone(), self.ended.clone()).await
     }
 
     /// Unmounts, writes back what is dirty and ends the session. What programs still have open is
@@ -209,11 +207,7 @@ impl Mount {
     /// When the kernel refuses, or written data could not be made visible.
     pub async fn unmount(self) -> Result<(), MountError> {
         match unmount::by_child(&self.device).await {
-            Ok(Unmounted::Entirely) => {
-                // Its number may be that of another mount from here on.
-                drop(self.guard);
-                finish(self.client, self.ended).await
-            }
+            Ok(Unmounted::Entirely) => finish(self.client, self.ended).await,
             Ok(Unmounted::InUse) => {
                 tracing::warn!(
                     "{} is in use; it is unmounted under the programs that use it",

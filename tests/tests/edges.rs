@@ -224,6 +224,47 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
     assert_eq!(fs::read(mount.join("file")).expect("read").len(), 4 << 20);
 }
 
+/// Numbers of devices are used again at once.
+#[test]
+fn a_guard_that_comes_late_leaves_the_next_mount_alone() {
+    if !is_root() {
+        return;
+    }
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let device = fs::metadata(&mount).expect("stat").dev();
+    let device = format!(
+        "{}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device)
+    );
+    let variable = format!("HARVESTFS_GUARD_DEVICE={device}");
+    let is_guard = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|it| it == variable.as_bytes())
+    };
+    let guard = || {
+        let processes = fs::read_dir("/proc").expect("the kernel's list of processes");
+        processes
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .find(is_guard)
+    };
+    wait_until("the guard watches", DEADLINE, || guard().is_some());
+    std::thread::sleep(Duration::from_secs(1));
+    let number: u32 = guard().expect("it watches");
+    let pid = Pid::from_raw(number.try_into().expect("a pid")).expect("not 0");
+    kill_process(pid, Signal::STOP).expect("it runs");
+    cluster.kill("mnt");
+    let mount = cluster.mount("mnt");
+    kill_process(pid, Signal::CONT).expect("it waits");
+    wait_until("the guard ends", DEADLINE, || !is_guard(&number));
+    fs::write(mount.join("file"), "x").expect("write");
+    assert!(mounted_on(&mount).is_some());
+}
+
 #[test]
 fn down_refuses_while_something_is_mounted_below() {
     if !can_mount() || !is_root() {
