@@ -192,11 +192,9 @@ impl Client {
             Ok(MetaReply::Attr(attr)) => {
                 ticket.learn_entry(parent, name, Some(&attr));
                 let ino = attr.ino;
-                if let Some(attr) = self.with_memory(&ticket, attr) {
-                    return Ok(attr);
-                }
+                let told = self.with_memory(&ticket, attr);
                 drop(ticket);
-                self.getattr(credentials, ino).await
+                self.told_or_asked(credentials, ino, told).await
             }
             Ok(_) => Err(ClientError::UnexpectedReply("Lookup")),
             Err(error) => {
@@ -481,6 +479,19 @@ impl Client {
         }
         uncommitted.apply(&mut attr);
         Some(attr)
+    }
+
+    /// What [`Client::with_memory`] says, or if that was overtaken, what is asked for again.
+    pub(crate) async fn told_or_asked(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        told: Option<Attr>,
+    ) -> Result<Attr, ClientError> {
+        match told {
+            Some(attr) => Ok(attr),
+            None => self.getattr(credentials, ino).await,
+        }
     }
 
     /// As [`Client::with_memory`] of a file that changes all the time, or for whoever looks at many: what

@@ -82,10 +82,7 @@ impl Client {
             }
             None => ticket.changed_attr(&attr),
         }
-        match told {
-            Some(attr) => Ok(attr),
-            None => self.getattr(credentials, ino).await,
-        }
+        self.told_or_asked(credentials, ino, told).await
     }
 
     /// Leaves to the commit that is due anyway what it does as well: it tells a modification time,
@@ -277,10 +274,7 @@ impl Client {
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
         ticket.changed_directory(parent, &attr, 1, 0);
-        match told {
-            Some(attr) => Ok(attr),
-            None => self.getattr(credentials, ino).await,
-        }
+        self.told_or_asked(credentials, ino, told).await
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.

@@ -205,6 +205,14 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_does_not_know_needs_no_notice() {
+        let shared = Shared::new();
+        assert!(!shared.changed_elsewhere(OTHER));
+        shared.nodes.remember(&file());
+        assert!(shared.changed_elsewhere(file().ino));
+    }
+
+    #[test]
     fn without_a_lease_nothing_is_cached() {
         let shared = Shared::new();
         let asked_at = shared.invalidations.count();

@@ -167,6 +167,21 @@ impl Cluster {
         Some((cluster, mount))
     }
 
+    /// A small cluster with two mounts, `one` and `other`. Skips as [`Cluster::mounted`] does.
+    #[must_use]
+    pub fn with_two_mounts() -> Option<(Self, PathBuf, PathBuf)> {
+        if !can_mount() {
+            return None;
+        }
+        let mut cluster = Self::start(&ClusterOptions {
+            datanodes: 3,
+            ..ClusterOptions::default()
+        });
+        let one = cluster.mount("one");
+        let other = cluster.mount("other");
+        Some((cluster, one, other))
+    }
+
     /// Where the namenode listens.
     #[must_use]
     pub fn namenode(&self) -> SocketAddr {

@@ -4,31 +4,18 @@ use std::{
     fs::{self, File, OpenOptions, Permissions},
     io::{ErrorKind, Read, Write},
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, have_program, wait_until};
+use harvestfs_tests::{Cluster, have_program, wait_until};
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, XattrFlags};
 
 /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
-
-fn two_mounts() -> Option<(Cluster, PathBuf, PathBuf)> {
-    if !can_mount() {
-        return None;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
-        datanodes: 3,
-        ..ClusterOptions::default()
-    });
-    let one = cluster.mount("one");
-    let other = cluster.mount("other");
-    Some((cluster, one, other))
-}
 
 fn open_both_ways(path: &Path) -> File {
     OpenOptions::new()
@@ -99,7 +86,7 @@ fn check_one_inode(
 
 #[test]
 fn a_file_stays_one_inode_whatever_other_mounts_do() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let mounts = (&*one, &*other);
@@ -133,7 +120,7 @@ fn a_file_stays_one_inode_whatever_other_mounts_do() {
 
 #[test]
 fn a_file_stays_one_inode_when_the_namenode_restarts_and_the_lease_ends() {
-    let Some((mut cluster, one, other)) = two_mounts() else {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let mounts = (&*one, &*other);
@@ -152,7 +139,7 @@ fn a_file_stays_one_inode_when_the_namenode_restarts_and_the_lease_ends() {
 /// As `tail -f` needs it.
 #[test]
 fn an_open_file_follows_what_another_mount_appends() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     fs::write(one.join("log"), "first\n").expect("write");
@@ -187,7 +174,7 @@ fn an_open_file_follows_what_another_mount_appends() {
 
 #[test]
 fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     fs::write(one.join("f"), [b'x'; 100]).expect("write");
@@ -276,7 +263,7 @@ fn a_log_that_several_share_keeps_what_was_acknowledged_while_the_namenode_is_ki
     if let Some(log) = std::env::var_os(APPENDS_TO) {
         return append(Path::new(&log));
     }
-    let Some((mut cluster, one, other)) = two_mounts() else {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let path = one.join("log");
@@ -354,7 +341,7 @@ fn sqlite_keeps_every_row_while_another_mount_changes_modes_and_the_namenode_is_
     if have_program("sqlite3", "apt install sqlite3").is_none() {
         return;
     }
-    let Some((mut cluster, one, other)) = two_mounts() else {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     for mode in ["wal", "delete", "truncate", "persist"] {
@@ -430,7 +417,7 @@ fn sqlite_keeps_every_row_while_another_mount_changes_modes_and_the_namenode_is_
 /// Where the current directory or an open one is removed, it is empty, as on other file systems.
 #[test]
 fn a_removed_directory_that_is_open_is_empty_and_has_no_link() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     for remover in [&one, &other] {
@@ -455,7 +442,7 @@ fn what_is_mounted_in_a_mount_stays() {
         harvestfs_tests::skip("only root can mount a tmpfs");
         return;
     }
-    let Some((mut cluster, one, other)) = two_mounts() else {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let below = one.join("a/b");
@@ -493,7 +480,7 @@ fn what_is_mounted_in_a_mount_stays() {
 /// What was there a moment ago and is gone is `ENOENT`, and a version that replaces another is whole.
 #[test]
 fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let end = Instant::now() + Duration::from_secs(10);
@@ -551,7 +538,7 @@ fn others_may_do_what_the_mode_says() {
         harvestfs_tests::skip("only root can be several users");
         return;
     }
-    let Some((cluster, one, _other)) = two_mounts() else {
+    let Some((cluster, one, _other)) = Cluster::with_two_mounts() else {
         return;
     };
     // The temporary directory that all is in may be root's only.

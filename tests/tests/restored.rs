@@ -147,6 +147,23 @@ fn stop_everything(cluster: &mut Cluster) {
     cluster.stop("namenode");
 }
 
+/// Copies the directory of the namenode, which goes on and is obeyed again after that.
+fn copy_of_the_namenode(cluster: &mut Cluster) -> PathBuf {
+    let copied = cluster.path("copied");
+    let before = obeyed(cluster);
+    cluster.stop("namenode");
+    copy(&cluster.path("namenode"), &copied);
+    cluster.start_namenode();
+    wait_obeyed(cluster, &before);
+    copied
+}
+
+fn accept_loss(cluster: &Cluster) {
+    let before = obeyed(cluster);
+    cluster.output_of(&["admin", "recover", "--accept-loss"]);
+    wait_obeyed(cluster, &before);
+}
+
 fn put_back(cluster: &Cluster, copied: &Path) {
     copy(copied, &cluster.path("namenode"));
 }
@@ -157,12 +174,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
     let content = |seed, blocks: usize| Pattern { seed }.bytes(blocks * BLOCK_BYTES);
     let (old, newer, after) = (content(1, 3), content(2, 5), content(3, 6));
     store(&cluster, "/old", &old);
-    let copied = cluster.path("copied");
-    let before = obeyed(&cluster);
-    cluster.stop("namenode");
-    copy(&cluster.path("namenode"), &copied);
-    cluster.start_namenode();
-    wait_obeyed(&cluster, &before);
+    let copied = copy_of_the_namenode(&mut cluster);
     store(&cluster, "/newer", &newer);
     stop_everything(&mut cluster);
     let on_disks = replicas(&cluster);
@@ -309,12 +321,7 @@ fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
     for seed in 0..Files::SMALL {
         files.write(&format!("small-{seed}"), seed, 0, SMALL_BYTES);
     }
-    let copied = cluster.path("copied");
-    let before = obeyed(&cluster);
-    cluster.stop("namenode");
-    copy(&cluster.path("namenode"), &copied);
-    cluster.start_namenode();
-    wait_obeyed(&cluster, &before);
+    let copied = copy_of_the_namenode(&mut cluster);
     // The mount goes on in the blocks that it has begun.
     files.write("grown", 100, GROWN_BYTES, 3 * MIB);
     files.write("grown", 200, 8 * 1024, 300 * 1024);
@@ -340,9 +347,7 @@ fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
         "{refused}"
     );
 
-    let before = obeyed(&cluster);
-    cluster.output_of(&["admin", "recover", "--accept-loss"]);
-    wait_obeyed(&cluster, &before);
+    accept_loss(&cluster);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(files.mount.join("after"))?;
         file.write_all(b"after")?;
@@ -386,12 +391,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
     let mut cluster = Cluster::start(&options());
     let content = |seed| Pattern { seed }.bytes(4 * BLOCK_BYTES);
     store(&cluster, "/old", &content(1));
-    let copied = cluster.path("copied");
-    let before = obeyed(&cluster);
-    cluster.stop("namenode");
-    copy(&cluster.path("namenode"), &copied);
-    cluster.start_namenode();
-    wait_obeyed(&cluster, &before);
+    let copied = copy_of_the_namenode(&mut cluster);
     store(&cluster, "/newer", &content(2));
 
     let address = cluster.start_copied_namenode(&copied);
@@ -438,9 +438,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
     assert!(status(&cluster)["recovery"].is_null());
     store(&cluster, "/after", &content(3));
     cluster.stop("copy");
-    let before = obeyed(&cluster);
-    cluster.output_of(&["admin", "recover", "--accept-loss"]);
-    wait_obeyed(&cluster, &before);
+    accept_loss(&cluster);
     for (path, seed) in [("/old", 1), ("/newer", 2), ("/after", 3)] {
         assert_eq!(get(&cluster, path), Ok(content(seed)), "{path}");
     }

@@ -11,29 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use harvestfs_tests::{Cluster, Pattern, wait_until};
 use rustix::fs::{
     FallocateFlags, RawDir, RenameFlags, SeekFrom as RawSeek, Timespec, Timestamps, UTIME_NOW,
     XattrFlags,
 };
 
-/// A cluster with two mounts.
-fn two_mounts() -> Option<(Cluster, PathBuf, PathBuf)> {
-    if !can_mount() {
-        return None;
-    }
-    let mut cluster = Cluster::start(&ClusterOptions {
-        datanodes: 3,
-        ..ClusterOptions::default()
-    });
-    let one = cluster.mount("one");
-    let other = cluster.mount("other");
-    Some((cluster, one, other))
-}
-
 #[test]
 fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     for round in 0..50 {
@@ -55,7 +41,7 @@ fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
 /// Small new files are closed before they are committed; others must not notice.
 #[test]
 fn small_files_are_whole_on_another_mount_as_soon_as_they_are_closed() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     for round in 0..40 {
@@ -102,7 +88,7 @@ fn small_files_are_whole_on_another_mount_as_soon_as_they_are_closed() {
 
 #[test]
 fn names_are_seen_by_other_mounts_at_once() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     for round in 0..50 {
@@ -132,7 +118,7 @@ fn names_are_seen_by_other_mounts_at_once() {
 
 #[test]
 fn attributes_are_current_also_of_what_was_opened_before_another_mount_wrote_it() {
-    let Some((_cluster, here, there)) = two_mounts() else {
+    let Some((_cluster, here, there)) = Cluster::with_two_mounts() else {
         return;
     };
     let (here, there) = (here.join("file"), there.join("file"));
@@ -147,7 +133,7 @@ fn attributes_are_current_also_of_what_was_opened_before_another_mount_wrote_it(
 
 #[test]
 fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let started = Instant::now();
@@ -175,7 +161,7 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
 
 #[test]
 fn creation_is_exclusive_across_mounts() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let mut wins = 0;
@@ -200,7 +186,7 @@ fn creation_is_exclusive_across_mounts() {
 
 #[test]
 fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     fs::write(one.join("log"), "").expect("create");
@@ -234,7 +220,7 @@ fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    let Some((cluster, one, other)) = two_mounts() else {
+    let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let pattern = Pattern { seed: 3 };
@@ -255,7 +241,7 @@ fn an_unlinked_file_stays_readable_until_it_is_closed() {
 
 #[test]
 fn a_hung_mount_delays_others_no_longer_than_its_lease() {
-    let Some((cluster, one, other)) = two_mounts() else {
+    let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     fs::write(one.join("f"), "before").expect("write");
@@ -273,7 +259,7 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
 /// is not to be believed of an older page.
 #[test]
 fn what_changes_while_a_directory_is_read_is_seen() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let name = |index: usize| format!("file-{index:03}");
@@ -303,7 +289,7 @@ fn what_changes_while_a_directory_is_read_is_seen() {
 /// Who makes a directory knows that nothing is in it, until another mount puts something there.
 #[test]
 fn what_another_mount_puts_into_a_new_directory_is_seen() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     // Often, since a session that is followed loosely at first is told of everything.
@@ -320,7 +306,7 @@ fn what_another_mount_puts_into_a_new_directory_is_seen() {
 /// Two versions of one file are open on a mount after another mount wrote it in between.
 #[test]
 fn what_is_written_through_an_older_descriptor_is_seen_by_the_next_open() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     const PAGE_BYTES: usize = 4096;
@@ -353,7 +339,7 @@ fn what_is_written_through_an_older_descriptor_is_seen_by_the_next_open() {
 
 #[test]
 fn holes_are_found_and_made() {
-    let Some((_cluster, one, _other)) = two_mounts() else {
+    let Some((_cluster, one, _other)) = Cluster::with_two_mounts() else {
         return;
     };
     let mut file = OpenOptions::new()
@@ -404,7 +390,7 @@ fn libc_enxio() -> i32 {
 
 #[test]
 fn copies_within_the_file_system_share_their_data() {
-    let Some((cluster, one, other)) = two_mounts() else {
+    let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let pattern = Pattern { seed: 5 };
@@ -439,7 +425,7 @@ fn copies_within_the_file_system_share_their_data() {
 
 #[test]
 fn rename_does_not_replace_and_exchanges_when_asked() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     fs::write(one.join("a"), "a").expect("write");
@@ -454,7 +440,7 @@ fn rename_does_not_replace_and_exchanges_when_asked() {
 
 #[test]
 fn special_files_links_and_attributes_are_kept() {
-    let Some((mut cluster, one, _other)) = two_mounts() else {
+    let Some((mut cluster, one, _other)) = Cluster::with_two_mounts() else {
         return;
     };
     let dir = File::open(&one).expect("the root");
@@ -499,7 +485,7 @@ fn special_files_links_and_attributes_are_kept() {
 
 #[test]
 fn times_of_one_machine_never_go_back() {
-    let Some((_cluster, one, other)) = two_mounts() else {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     // Who stamps alternates: the namenode what is created, the kernel what is written and touched. A
@@ -538,7 +524,7 @@ const NOW: Timestamps = {
 
 #[test]
 fn replicas_are_raised_and_lifetimes_end_by_themselves() {
-    let Some((mut cluster, one, other)) = two_mounts() else {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let directory = one.join("d");
@@ -588,7 +574,7 @@ fn replicas_are_raised_and_lifetimes_end_by_themselves() {
 
 #[test]
 fn settings_are_attributes_and_are_inherited() {
-    let Some((cluster, one, other)) = two_mounts() else {
+    let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let directory = one.join("d");

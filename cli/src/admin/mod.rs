@@ -147,7 +147,7 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             recover: Some(directory),
             ..
         } => recovery::read_back(link, directory).await,
-        NamenodeCommand::Recover(args) => recovery::recover(link, args).await,
+        NamenodeCommand::Recover(_) => recovery::recover(link).await,
         NamenodeCommand::Quarantine { json } => recovery::quarantine(link, *json).await,
         NamenodeCommand::Fsck { json, .. } => {
             let AdminReply::Fsck(report) = link.ask(AdminRequest::Fsck, FSCK_DEADLINE).await?

@@ -41,10 +41,7 @@ pub struct RecoverArgs {
 ///
 /// # Errors
 /// When the namenode is not in recovery, or cannot be reached.
-pub async fn recover(link: &AdminLink, args: &RecoverArgs) -> anyhow::Result<()> {
-    if !args.accept_loss {
-        bail!("say --accept-loss: what is missing is given up");
-    }
+pub async fn recover(link: &AdminLink) -> anyhow::Result<()> {
     link.ask(AdminRequest::AcceptLoss, DEADLINE).await?;
     println!(
         "The namenode serves again, without what it lacked. `harvestfs admin quarantine` lists what \

@@ -128,12 +128,8 @@ proptest! {
                 0 => {
                     ticket.learn_attr(&attr(ino, 0));
                 }
-                1 => {
-                    ticket.learn_entry(parent, &text, Some(&attr(ino, 0)));
-                }
-                2 => {
-                    ticket.learn_entry(parent, &text, None);
-                }
+                1 => ticket.learn_entry(parent, &text, Some(&attr(ino, 0))),
+                2 => ticket.learn_entry(parent, &text, None),
                 3 => ticket.changed_entry(parent, &text, None),
                 4 => cache.invalidate(&[InodeId(ino)], &[(parent, text)]),
                 _ => ticket.learn_content(&attr(ino, 0), &Arc::default()),

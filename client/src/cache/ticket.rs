@@ -29,20 +29,16 @@ impl Ticket {
         fresh
     }
 
-    /// Whether nothing has overtaken the attributes.
-    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) -> bool {
+    pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
         let mut inner = self.lock();
-        let mut fresh = true;
-        if let Some(attr) = found {
-            fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
-            if fresh {
-                inner.inode_mut(attr.ino).attr = Some(attr.clone());
-            }
+        if let Some(attr) = found
+            && inner.is_fresh(self.at, &Subject::Inode(attr.ino))
+        {
+            inner.inode_mut(attr.ino).attr = Some(attr.clone());
         }
         if inner.is_fresh(self.at, &Subject::Entry(parent, name.clone())) {
             inner.set_entry(parent, name, found.map(|attr| attr.ino));
         }
-        fresh
     }
 
     pub(crate) fn learn_content(&self, attr: &Attr, extents: &Arc<ExtentMap>) {

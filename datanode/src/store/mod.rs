@@ -5,6 +5,7 @@ mod block_writer;
 mod buffer;
 mod caches;
 mod changes;
+mod checked_text;
 mod disk;
 mod error;
 mod health;

@@ -14,6 +14,8 @@ use std::path::Path;
 
 use harvestfs_protocol::timeline::{Epoch, Position};
 
+use super::checked_text;
+
 const OBEYED_FILE: &str = "OBEYED";
 const NEW_OBEYED_FILE: &str = "OBEYED.new";
 const MAGIC: &str = "harvestfs-obeyed 1";
@@ -50,15 +52,11 @@ fn format(position: Position) -> String {
         "{MAGIC}\nepoch {}\nid {:016x}\nrecord {record}\n",
         epoch.number, epoch.id
     );
-    let crc = crc32fast::hash(body.as_bytes());
-    format!("{body}crc32 {crc:08x}\n")
+    checked_text::with_checksum(&body)
 }
 
 fn parse(text: &str) -> Option<Position> {
-    let (body, crc) = text.split_once("crc32 ")?;
-    if crc != format!("{:08x}\n", crc32fast::hash(body.as_bytes())) {
-        return None;
-    }
+    let body = checked_text::body(text).ok()?;
     let mut lines = body.lines();
     if lines.next()? != MAGIC {
         return None;

@@ -12,6 +12,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
+use super::checked_text;
+
 const QUOTA_FILE: &str = "QUOTA";
 const NEW_QUOTA_FILE: &str = "QUOTA.new";
 const MAGIC: &str = "harvestfs-quota 1";
@@ -59,15 +61,11 @@ impl QuotaFile {
             "{MAGIC}\nconfigured {}\nquota {}\ndeadline {}\n",
             self.configured_bytes, self.quota_bytes, self.deadline_unix_ms
         );
-        let crc = crc32fast::hash(body.as_bytes());
-        format!("{body}crc32 {crc:08x}\n")
+        checked_text::with_checksum(&body)
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let (body, crc) = text.split_once("crc32 ")?;
-        if crc != format!("{:08x}\n", crc32fast::hash(body.as_bytes())) {
-            return None;
-        }
+        let body = checked_text::body(text).ok()?;
         let mut lines = body.lines();
         if lines.next()? != MAGIC {
             return None;

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use harvestfs_protocol::ids::{ClusterId, StorageId};
 
-use super::error::VolumeError;
+use super::{checked_text, error::VolumeError};
 
 /// Name of the file.
 pub const VERSION_FILE: &str = "VERSION";
@@ -74,8 +74,7 @@ impl VersionFile {
             "{MAGIC} {FORMAT_VERSION}\nstorage {}\ncluster {cluster}\nserver {}\n",
             self.storage, self.server
         );
-        let crc = crc32fast::hash(body.as_bytes());
-        format!("{body}crc32 {crc:08x}\n")
+        checked_text::with_checksum(&body)
     }
 
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, VolumeError> {
@@ -84,12 +83,7 @@ impl VersionFile {
             reason: reason.to_owned(),
         };
         let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
-        let (body, crc) = text
-            .split_once("crc32 ")
-            .ok_or_else(|| corrupt("it has no checksum"))?;
-        if crc != format!("{:08x}\n", crc32fast::hash(body.as_bytes())) {
-            return Err(corrupt("its checksum does not match"));
-        }
+        let body = checked_text::body(text).map_err(|error| corrupt(&error.to_string()))?;
         let mut lines = body.lines();
         let mut field = |name: &str| {
             lines

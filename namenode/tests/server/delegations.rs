@@ -29,14 +29,7 @@ async fn create_delegated_in(client: &mut Client, parent: InodeId, text: &str) -
 
 /// Commits 5,000 bytes.
 async fn commit(client: &mut Client, ino: InodeId) {
-    let op = MetaOp::AllocateBlocks {
-        count: 1,
-        rules: RULES,
-        exclude: vec![],
-    };
-    let Ok(MetaReply::Located(located)) = client.call(op).await else {
-        panic!("a block was expected");
-    };
+    let located = client.allocate(1).await.unwrap();
     let extent = Extent {
         file_offset: 0,
         length_bytes: 5_000,

@@ -19,7 +19,7 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, RpcError, TransportOptions};
 use harvestfs_protocol::types::{
-    Attr, Credentials, Durability, FileKind, PlacementRules, StorageClass, VolumeStatus,
+    Attr, Credentials, Durability, FileKind, Located, PlacementRules, StorageClass, VolumeStatus,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -273,6 +273,18 @@ impl Client {
 
     pub async fn create(&mut self, parent: InodeId, name: &str) -> Attr {
         self.attr(create(parent, name)).await
+    }
+
+    pub async fn allocate(&mut self, count: u32) -> Result<Located, FsError> {
+        let op = MetaOp::AllocateBlocks {
+            count,
+            rules: RULES,
+            exclude: vec![],
+        };
+        match self.call(op).await? {
+            MetaReply::Located(located) => Ok(located),
+            other => panic!("unexpected {other:?}"),
+        }
     }
 
     pub async fn lookup(&mut self, parent: InodeId, name: &str) -> Result<Attr, FsError> {

@@ -5,7 +5,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, StorageId};
 use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
-use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::meta::MetaOp;
 use harvestfs_protocol::node::{
     BlockReport, NodeCommand, NodeReply, NodeRequest, RegisterNode, ReplicaReport,
 };
@@ -54,14 +54,7 @@ async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
     assert_ne!(first.node, second.node);
     assert_eq!(first.cluster, CLUSTER);
     let mut alice = cluster.client("alice").await;
-    let op = MetaOp::AllocateBlocks {
-        count: 1,
-        rules: RULES,
-        exclude: vec![],
-    };
-    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
-        panic!("blocks were expected");
-    };
+    let located = alice.allocate(1).await.unwrap();
     let lsn = cluster.status().await.journal_lsn;
 
     cluster.kill_and_start().await;
@@ -172,14 +165,7 @@ async fn replicas_that_nothing_uses_are_removed() {
     let cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
     let node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
-    let op = MetaOp::AllocateBlocks {
-        count: 1,
-        rules: RULES,
-        exclude: vec![],
-    };
-    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
-        panic!("blocks were expected");
-    };
+    let located = alice.allocate(1).await.unwrap();
     let freed = located.blocks[0].block;
     alice.close().await;
     let never_allocated = BlockId(freed.0 + 1);

@@ -162,14 +162,7 @@ async fn a_relaxed_commit_becomes_durable_by_itself() {
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
     let file = alice.create(ROOT, "file").await.ino;
-    let op = MetaOp::AllocateBlocks {
-        count: 1,
-        rules: RULES,
-        exclude: vec![],
-    };
-    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
-        panic!("blocks were expected");
-    };
+    let located = alice.allocate(1).await.unwrap();
     let extent = Extent {
         file_offset: 0,
         length_bytes: 9,

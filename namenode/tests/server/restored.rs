@@ -7,7 +7,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{MetaOp, MetaReply, OpenSession};
+use harvestfs_protocol::meta::OpenSession;
 use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::timeline::{Epoch, Position};
 
@@ -35,15 +35,7 @@ fn put_back(cluster: &Cluster, copied: &Path) {
 }
 
 async fn allocate(client: &mut Client) -> Result<u64, FsError> {
-    let op = MetaOp::AllocateBlocks {
-        count: 1,
-        rules: RULES,
-        exclude: vec![],
-    };
-    match client.call(op).await? {
-        MetaReply::Located(located) => Ok(located.blocks[0].block.0),
-        other => panic!("unexpected {other:?}"),
-    }
+    Ok(client.allocate(1).await?.blocks[0].block.0)
 }
 
 /// Where a datanode's namenode is now.

@@ -177,14 +177,7 @@ async fn a_silent_session_ends_and_its_blocks_are_freed() {
     .await;
     let node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
-    let op = MetaOp::AllocateBlocks {
-        count: 2,
-        rules: RULES,
-        exclude: vec![],
-    };
-    let Ok(MetaReply::Located(located)) = alice.call(op).await else {
-        panic!("blocks were expected");
-    };
+    let located = alice.allocate(2).await.unwrap();
     assert_eq!(cluster.status().await.blocks, 2);
     for info in &located.blocks {
         node.has(info.block).await;
