@@ -339,6 +339,7 @@ impl Session {
             ticket: Some(ticket),
             touched,
         };
+        let mut released = false;
         let result = loop {
             let generation = pending.number.as_ref().map(|number| number.generation);
             let answer = self.ask(&pending.request, generation).await;
@@ -350,6 +351,15 @@ impl Session {
                     // Refused for sure: the next session may do it.
                     drop(pending.number.take());
                     self.link_of_next_session(generation).await?;
+                    let number = Sequences::begin(self, window).await;
+                    pending.renumber(number);
+                }
+                // What was removed here a moment ago counts until the namenode knows that it is not open.
+                Err(Unanswered {
+                    error: ClientError::Fs(FsError::QuotaExceeded),
+                    ..
+                }) if !std::mem::replace(&mut released, true) && self.release_now().await => {
+                    drop(pending.number.take());
                     let number = Sequences::begin(self, window).await;
                     pending.renumber(number);
                 }

@@ -102,8 +102,18 @@ fn take_batch(entries: &mut VecDeque<Entry>) -> Vec<Entry> {
 }
 
 async fn commit(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) {
+    let mut refused = commit_once(core, batch, durable).await;
+    // What was removed here a moment ago counts until the namenode knows that it is not open.
+    if !refused.is_empty() && core.session.release_now().await {
+        refused = commit_once(core, refused, durable).await;
+    }
+    fail(refused, &FsError::QuotaExceeded.into());
+}
+
+/// Gives back what a quota refused.
+async fn commit_once(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) -> Vec<Entry> {
     let Some(credentials) = batch.first().map(|first| first.credentials.clone()) else {
-        return;
+        return Vec::new();
     };
     let inodes: Vec<_> = batch.iter().map(|entry| entry.commit.ino).collect();
     let op = MetaOp::Commit {
@@ -126,9 +136,16 @@ async fn commit(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) {
         Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
             (ticket, results)
         }
-        Ok(_) => return fail(batch, &ClientError::UnexpectedReply("Commit")),
-        Err(error) => return fail(batch, &error),
+        Ok(_) => {
+            fail(batch, &ClientError::UnexpectedReply("Commit"));
+            return Vec::new();
+        }
+        Err(error) => {
+            fail(batch, &error);
+            return Vec::new();
+        }
     };
+    let mut refused = Vec::new();
     let relaxed_number = core.session.last_relaxed();
     for (entry, result) in batch.into_iter().zip(results) {
         match result {
@@ -140,10 +157,15 @@ async fn commit(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) {
             }
             Err(error) => {
                 ticket.changed_inode(entry.commit.ino);
-                entry.file.commit_failed(entry.order, &error.into());
+                if error == FsError::QuotaExceeded {
+                    refused.push(entry);
+                } else {
+                    entry.file.commit_failed(entry.order, &error.into());
+                }
             }
         }
     }
+    refused
 }
 
 fn final_extents(entry: &Entry, committed: &FileCommitted) -> Vec<Extent> {

@@ -5,15 +5,22 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use harvestfs_protocol::{ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX};
+use harvestfs_protocol::{
+    ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX, meta::MetaOp, types::Credentials,
+};
 use tokio::sync::Notify;
+
+use crate::session::Session;
 
 /// How long a closed file stays held. Tools that write a file and read it back do so within this.
 const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// How often idle holds are looked at.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The holds of a session.
 pub(crate) struct Holds {
@@ -26,6 +33,8 @@ pub(crate) struct Holds {
 #[derive(Default)]
 struct Inner {
     open: HashMap<InodeId, usize>,
+    /// Open, and without a name as far as this session knows.
+    nameless: HashSet<InodeId>,
     idle_since: HashMap<InodeId, Instant>,
     idle: BTreeSet<(Instant, InodeId)>,
     to_release: HashSet<InodeId>,
@@ -75,6 +84,16 @@ impl Holds {
         }
     }
 
+    /// Waits for a release on its way; false when there is none.
+    pub(crate) async fn releases_answered(&self) -> bool {
+        let released = self.released.notified();
+        let are_some = !self.lock().releasing.is_empty();
+        if are_some {
+            released.await;
+        }
+        are_some
+    }
+
     /// Closed once; with `keep`, the hold stays for a while.
     pub(crate) fn closed(&self, ino: InodeId, now: Instant, keep: bool) {
         let mut inner = self.lock();
@@ -86,7 +105,8 @@ impl Holds {
             return;
         }
         inner.open.remove(&ino);
-        if !keep || self.idle_max == 0 {
+        let is_nameless = inner.nameless.remove(&ino);
+        if is_nameless || !keep || self.idle_max == 0 {
             inner.to_release.insert(ino);
             return;
         }
@@ -95,6 +115,20 @@ impl Holds {
         while inner.idle.len() > self.idle_max {
             inner.release_oldest();
         }
+    }
+
+    /// Its last name was removed here.
+    pub(crate) fn lost_last_name(&self, ino: InodeId) {
+        self.drop_idle(ino);
+        let mut inner = self.lock();
+        if inner.open.contains_key(&ino) {
+            inner.nameless.insert(ino);
+        }
+    }
+
+    /// Whether something is open that has no name.
+    fn has_nameless(&self) -> bool {
+        !self.lock().nameless.is_empty()
     }
 
     /// Somebody changed it or removed its name: no reason to hold it if it is not open.
@@ -166,6 +200,53 @@ impl Inner {
     }
 }
 
+impl Session {
+    /// Has the namenode release what is closed, so that what has no name counts against no quota any more.
+    /// True when that may have changed something.
+    pub(crate) async fn release_now(self: &Arc<Self>) -> bool {
+        if self.holds.has_nameless() {
+            // The kernel tells of the last `close` some time after that has returned.
+            tokio::time::sleep(RELEASE_INTERVAL).await;
+            self.release_batch().await;
+            return true;
+        }
+        let released = self.release_batch().await;
+        let others = self.holds.releases_answered().await;
+        released || others
+    }
+
+    /// Releases a part of what is closed; false when there was nothing.
+    async fn release_batch(self: &Arc<Self>) -> bool {
+        let inodes = self.holds.begin_release(Instant::now());
+        if inodes.is_empty() {
+            return false;
+        }
+        for ino in &inodes {
+            self.delegations.returned(*ino);
+        }
+        let op = MetaOp::Release {
+            inodes: inodes.clone(),
+        };
+        if let Err(error) = self.query(&Credentials::root(), op).await {
+            // The end of the session releases them.
+            tracing::debug!(%error, "cannot release closed files");
+        }
+        self.holds.release_answered(&inodes);
+        true
+    }
+}
+
+/// Releases what is no longer open, in batches.
+pub(crate) async fn release_closed(session: Arc<Session>) {
+    loop {
+        tokio::time::sleep(RELEASE_INTERVAL).await;
+        if session.is_closed() {
+            return;
+        }
+        session.release_batch().await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +275,17 @@ mod tests {
         }
         assert_eq!(holds.begin_release(now), vec![InodeId(1)]);
         assert_eq!(holds.all().len(), 2);
+    }
+
+    #[test]
+    fn without_a_name_nothing_is_held_for_a_while() {
+        let holds = Holds::new(2);
+        holds.opened(InodeId(1));
+        holds.lost_last_name(InodeId(1));
+        assert!(holds.has_nameless());
+        holds.closed(InodeId(1), Instant::now(), true);
+        assert_eq!(holds.begin_release(Instant::now()), vec![InodeId(1)]);
+        assert!(!holds.has_nameless());
     }
 
     #[test]

@@ -537,7 +537,10 @@ impl Client {
             ticket.changed_attr(attr);
             return;
         }
-        self.core().session.holds.drop_idle(attr.ino);
+        self.core().session.holds.lost_last_name(attr.ino);
+        if let Some(file) = self.core().file(attr.ino) {
+            file.lost_last_name();
+        }
         if attr.kind == FileKind::Directory {
             ticket.removed(attr.ino);
             return;

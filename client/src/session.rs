@@ -13,14 +13,13 @@ use harvestfs_protocol::{
     identity::{Peer, Role},
     ids::BlockId,
     limits::{KEEPALIVE_INTERVAL, LEASE},
-    meta::{MetaOp, Notice, OpenSession, SessionOpened},
+    meta::{Notice, OpenSession, SessionOpened},
     rpc::{Reply, Request, Response},
     timeline::Epoch,
     transport::{
         CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
         TransportOptions,
     },
-    types::Credentials,
 };
 use tokio::{
     runtime::Handle,
@@ -46,8 +45,6 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How often idle holds are looked at.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) type Rpc = RpcClient<Request, Response, Notice>;
 
@@ -181,7 +178,7 @@ impl Session {
         };
         let link = session.publish(link);
         tokio::spawn(maintain(session.clone(), link, notices));
-        tokio::spawn(release_holds(session.clone()));
+        tokio::spawn(crate::holds::release_closed(session.clone()));
         Ok(session)
     }
 
@@ -582,31 +579,6 @@ async fn take_notices(
             .await;
     }
     "the namenode ended the connection".into()
-}
-
-/// Releases what is no longer open, in batches.
-async fn release_holds(session: Arc<Session>) {
-    loop {
-        tokio::time::sleep(RELEASE_INTERVAL).await;
-        if session.is_closed() {
-            return;
-        }
-        let inodes = session.holds.begin_release(Instant::now());
-        if inodes.is_empty() {
-            continue;
-        }
-        for ino in &inodes {
-            session.delegations.returned(*ino);
-        }
-        let op = MetaOp::Release {
-            inodes: inodes.clone(),
-        };
-        if let Err(error) = session.query(&Credentials::root(), op).await {
-            // The end of the session releases them.
-            tracing::debug!(%error, "cannot release closed files");
-        }
-        session.holds.release_answered(&inodes);
-    }
 }
 
 /// A call that got no answer, as an error for users.

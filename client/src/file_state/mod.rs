@@ -73,6 +73,8 @@ struct Inner {
     closed_early: bool,
     /// Handles that were closed and are to be told of once nothing is in memory.
     holds_owed: u32,
+    /// Its last name was removed here.
+    is_nameless: bool,
     /// Failures since the last handle was closed.
     failures_unseen: u32,
 }
@@ -187,6 +189,7 @@ impl FileState {
                 rewrites: 0,
                 closed_early: false,
                 holds_owed: 0,
+                is_nameless: false,
                 failures_unseen: 0,
             }),
             progress: Notify::new(),
@@ -433,6 +436,20 @@ impl FileState {
         inner.relaxed = inner.relaxed.max(relaxed);
     }
 
+    /// Its last name was removed here.
+    pub(crate) fn lost_last_name(self: &Arc<Self>) {
+        self.update(|inner| {
+            inner.is_nameless = true;
+            if inner.handles == 0
+                && let Some(error) = inner.failure.clone()
+            {
+                // Nobody can look for it any more.
+                inner.give_up(Order::File, error.clone());
+                inner.give_up(Order::Append, error);
+            }
+        });
+    }
+
     /// A commit was refused, or nothing is known of it.
     pub(crate) fn commit_failed(self: &Arc<Self>, order: Order, error: &ClientError) {
         self.update(|inner| {
@@ -524,7 +541,7 @@ impl Inner {
         self.dirty_since.get_or_insert_with(Instant::now);
         if self.handles == 0 {
             self.failures_unseen += 1;
-            if self.failures_unseen >= FAILURES_UNSEEN_MAX {
+            if self.is_nameless || self.failures_unseen >= FAILURES_UNSEEN_MAX {
                 tracing::error!(%error, "data of a closed file is given up");
                 self.give_up(Order::File, error.clone());
                 self.give_up(Order::Append, error.clone());
