@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harvestfs_namenode::engine::namespace::Command;
+use harvestfs_namenode::engine::namespace::{Command, EDITION};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::records::END;
 use harvestfs_protocol::codec::{Hello, encode_frame};
@@ -270,6 +270,10 @@ fn commands() -> Vec<Vec<u8>> {
     }];
     let mutations = (1..).zip(operations());
     commands.extend(mutations.map(|(sequence, op)| namespace::mutate(sequence, op)));
+    commands.push(Command::BeginEdition {
+        edition: EDITION,
+        now: Timestamp(2),
+    });
     commands.push(Command::CloseSession {
         session: SessionId(1),
         now: Timestamp(9),

@@ -3,8 +3,9 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
+    process::Command,
     time::Duration,
 };
 
@@ -60,7 +61,10 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
     assert_eq!(stat["size_bytes"], 0);
     fs::remove_file(limited.join("b")).expect("rm");
     put(&limited.join("b"), 400 << 10).expect("below the quota");
-    let room = rustix::fs::statvfs(&limited).expect("statfs");
+    // The namenode hears a little later that the removed file is not open.
+    let statfs = || rustix::fs::statvfs(&limited).expect("statfs");
+    wait_until("it counts no more", DEADLINE, || statfs().f_favail == 1);
+    let room = statfs();
     assert_eq!(room.f_blocks * room.f_frsize, 1 << 20);
     assert_eq!(room.f_bavail * room.f_frsize, 24 << 10);
     assert_eq!((room.f_files, room.f_favail), (3, 1));
@@ -90,6 +94,65 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
     );
     assert_eq!(none["quota_bytes"], serde_json::Value::Null);
     put(&limited.join("a"), 2 << 20).expect("no quota");
+}
+
+#[test]
+fn what_was_removed_counts_and_is_private_until_its_space_is_free() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("root sets quotas: run it as root");
+    }
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    let limited = mount.join("limited");
+    fs::create_dir(&limited).expect("mkdir");
+    quota(&cluster, &["/limited", "--bytes", "1MiB"]);
+    let used = |cluster: &Cluster| quota(cluster, &["/limited"])["used_bytes"].clone();
+
+    // Without a name.
+    let mut nameless = File::create(limited.join("nameless")).expect("create");
+    fs::remove_file(limited.join("nameless")).expect("rm");
+    let written = nameless
+        .write_all(&vec![7; 3 << 20])
+        .and_then(|()| nameless.sync_all());
+    let refused = written.expect_err("3 MiB").raw_os_error();
+    assert_eq!(refused, Some(Errno::DQUOT.raw_os_error()));
+    drop(nameless);
+    wait_until("it counts no more", DEADLINE, || used(&cluster) == 0);
+
+    // In the trash, where only its user gets at it.
+    let home = limited.join("home");
+    fs::create_dir(&home).expect("mkdir");
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).expect("chmod");
+    put(&home.join("secret"), 700 << 10).expect("there is room");
+    keep_removed(&home, "3600");
+    fs::remove_file(home.join("secret")).expect("rm");
+    fs::remove_dir(&home).expect("rmdir");
+    assert_eq!(used(&cluster), 700 << 10);
+    assert_eq!(put(&limited.join("more"), 700 << 10), Err(Errno::DQUOT));
+    fs::remove_file(limited.join("more")).expect("rm");
+    let entry = trashed(&cluster).remove(0);
+    let entry = entry["entry"].as_str().expect("a name").to_owned();
+    let secret = mount.join(".trash").join(&entry);
+    assert_eq!(fs::read(&secret).expect("root reads it").len(), 700 << 10);
+    fs::set_permissions(cluster.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    let mut read = Command::new("cat");
+    let read = read.arg(&secret).uid(65_534).gid(65_534).output();
+    let said = String::from_utf8(read.expect("cat runs").stderr).expect("UTF-8");
+    assert!(said.contains("Permission denied"), "{said}");
+    cluster.output_of(&["fs", "trash", "purge", &entry]);
+    wait_until("it counts no more", DEADLINE, || used(&cluster) == 0);
+    put(&limited.join("more"), 700 << 10).expect("there is room again");
+
+    // What replaces what was removed this moment has its room.
+    quota(&cluster, &["/limited", "--bytes", "1MiB", "--files", "1"]);
+    for _ in 0..5 {
+        fs::remove_file(limited.join("more")).expect("rm");
+        let written = put(&limited.join("more"), 700 << 10);
+        assert_eq!(written, Ok(()), "{}", quota(&cluster, &["/limited"]));
+    }
 }
 
 fn doctor(cluster: &Cluster) -> (Option<i32>, serde_json::Value) {

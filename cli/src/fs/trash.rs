@@ -27,7 +27,8 @@ const EXPIRES: &[u8] = b"user.harvestfs.trash_expires_s";
 /// `harvestfs fs trash`
 #[derive(Debug, Subcommand)]
 pub(super) enum TrashCommand {
-    /// Show what is in the trash: its name there, until when it is kept, where it was.
+    /// Show what you removed, and as root what everybody did: its name in the trash, until when it is
+    /// kept, where it was.
     Ls {
         /// Print JSON.
         #[arg(long)]
@@ -52,10 +53,25 @@ pub(super) enum TrashCommand {
     },
 }
 
+/// Where something is in the trash: `UID/NAME`, with the number of the user who removed it.
+struct Place {
+    uid: Name,
+    directory: InodeId,
+    name: Name,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.uid, self.name)
+    }
+}
+
 /// Something in the trash.
 struct Trashed {
-    name: Name,
+    place: Place,
     attr: Attr,
+    /// Bytes of it and of all below.
+    used_bytes: u64,
     origin: Vec<u8>,
     expires: Option<Timestamp>,
 }
@@ -74,20 +90,20 @@ impl Files {
             TrashCommand::Ls { json } => self.list_trash(*json).await,
             TrashCommand::Restore { entry, to } => self.restore(entry, to.as_ref()).await,
             TrashCommand::Purge { entries, all } => {
-                let Some(directory) = self.trash_directory().await? else {
-                    return Ok(());
-                };
-                let names = if *all {
-                    self.names(directory).await?
+                let places = if *all {
+                    self.places().await?
                 } else {
-                    let names = entries.iter().map(|entry| Name::new(entry.as_bytes()));
-                    names.collect::<Result<Vec<_>, _>>()?
+                    let mut places = Vec::new();
+                    for entry in entries {
+                        places.push(self.place(entry).await?);
+                    }
+                    places
                 };
-                for name in names {
-                    match self.purge(directory, &name).await {
+                for place in places {
+                    match self.purge(&place).await {
                         // Its time was over meanwhile.
                         Err(error) if *all && is_gone(&error) => {}
-                        purged => purged.with_context(|| format!("cannot purge {name}"))?,
+                        purged => purged.with_context(|| format!("cannot purge {place}"))?,
                     }
                 }
                 Ok(())
@@ -95,33 +111,80 @@ impl Files {
         }
     }
 
-    /// None when nothing was ever removed to it.
-    async fn trash_directory(&self) -> anyhow::Result<Option<InodeId>> {
+    /// The directories in the trash that the caller may look into: root all, others their own.
+    async fn parts(&self) -> anyhow::Result<Vec<(Name, InodeId)>> {
         let found = self
             .client
             .resolve(&self.credentials, DIRECTORY.as_bytes())
             .await;
-        match found {
-            Ok(attr) => Ok(Some(attr.ino)),
-            Err(ClientError::Fs(FsError::NotFound)) => Ok(None),
-            Err(error) => Err(error).context(DIRECTORY),
-        }
-    }
-
-    async fn trashed(&self, directory: InodeId) -> anyhow::Result<Vec<Trashed>> {
-        let mut all = Vec::new();
+        let directory = match found {
+            Ok(attr) => attr.ino,
+            // Nothing was ever removed to it.
+            Err(ClientError::Fs(FsError::NotFound)) => return Ok(Vec::new()),
+            Err(error) => return Err(error).context(DIRECTORY),
+        };
+        let mut parts = Vec::new();
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
-            match self.describe(name, attr).await {
+            if self.credentials.uid == 0 || self.credentials.uid == attr.uid {
+                parts.push((name, attr.ino));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Everything in the trash that the caller may see.
+    async fn places(&self) -> anyhow::Result<Vec<Place>> {
+        let mut places = Vec::new();
+        for (uid, directory) in self.parts().await? {
+            for name in self.names(directory).await? {
+                places.push(Place {
+                    uid: uid.clone(),
+                    directory,
+                    name,
+                });
+            }
+        }
+        Ok(places)
+    }
+
+    /// What `UID/NAME` is, or `NAME` among what the caller removed.
+    async fn place(&self, entry: &OsString) -> anyhow::Result<Place> {
+        let own = self.credentials.uid.to_string();
+        let bytes = entry.as_bytes();
+        let (uid, name) = match bytes.iter().position(|&byte| byte == b'/') {
+            Some(at) => (&bytes[..at], &bytes[at + 1..]),
+            None => (own.as_bytes(), bytes),
+        };
+        let (uid, name) = (Name::new(uid)?, Name::new(name)?);
+        let path = [DIRECTORY.as_bytes(), b"/", uid.as_bytes()].concat();
+        let found = self.client.resolve(&self.credentials, &path).await;
+        let shown = entry.to_string_lossy();
+        let directory = found.with_context(|| format!("{shown} in the trash"))?.ino;
+        Ok(Place {
+            uid,
+            directory,
+            name,
+        })
+    }
+
+    async fn trashed(&self) -> anyhow::Result<Vec<Trashed>> {
+        let mut all = Vec::new();
+        for place in self.places().await? {
+            match self.describe(place).await {
                 // Its time was over meanwhile, or somebody purged it.
-                Err(error) if error.is_gone() => {}
+                Err(error) if is_gone(&error) => {}
                 trashed => all.push(trashed?),
             }
         }
         Ok(all)
     }
 
-    async fn describe(&self, name: Name, attr: Attr) -> Result<Trashed, ClientError> {
+    async fn describe(&self, place: Place) -> anyhow::Result<Trashed> {
+        let attr = self
+            .client
+            .lookup(&self.credentials, place.directory, &place.name)
+            .await?;
         let read = async |attribute: &[u8]| {
             let value = self
                 .client
@@ -139,29 +202,26 @@ impl Files {
         let expires_s = String::from_utf8(read(EXPIRES).await?).ok();
         let expires_s: Option<i64> = expires_s.and_then(|text| text.parse().ok());
         let expires = expires_s.and_then(|seconds| seconds.checked_mul(1_000_000_000));
+        let used_bytes = match attr.kind {
+            FileKind::Directory => self.number(attr.ino, quota::USED_BYTES).await?,
+            _ => Some(attr.allocated_bytes),
+        };
         Ok(Trashed {
-            name,
+            place,
             attr,
+            used_bytes: used_bytes.unwrap_or(0),
             origin,
             expires: expires.map(Timestamp),
         })
     }
 
     async fn list_trash(&self, json: bool) -> anyhow::Result<()> {
-        let (entries, used_bytes) = match self.trash_directory().await? {
-            None => (Vec::new(), 0),
-            Some(directory) => {
-                let used_bytes = self
-                    .number(directory, quota::USED_BYTES)
-                    .await?
-                    .unwrap_or(0);
-                (self.trashed(directory).await?, used_bytes)
-            }
-        };
+        let entries = self.trashed().await?;
+        let used_bytes: u64 = entries.iter().map(|trashed| trashed.used_bytes).sum();
         if json {
             let shown = |trashed: &Trashed| {
                 json!({
-                    "entry": trashed.name.to_string(),
+                    "entry": trashed.place.to_string(),
                     "origin": String::from_utf8_lossy(&trashed.origin),
                     "expires": trashed.expires.map(list::utc),
                     "size_bytes": trashed.attr.size_bytes,
@@ -178,7 +238,7 @@ impl Files {
         for trashed in &entries {
             let origin = String::from_utf8_lossy(&trashed.origin);
             let until = trashed.expires.map_or_else(|| "?".into(), list::utc);
-            println!("{}  until {until}  {origin}", trashed.name);
+            println!("{}  until {until}  {origin}", trashed.place);
         }
         println!("{} entries, {}", entries.len(), units::human(used_bytes));
         Ok(())
@@ -186,17 +246,11 @@ impl Files {
 
     async fn restore(&self, entry: &OsString, to: Option<&OsString>) -> anyhow::Result<()> {
         let shown = entry.to_string_lossy();
-        let directory = self
-            .trash_directory()
-            .await?
-            .context("the trash is empty")?;
-        let name = Name::new(entry.as_bytes())?;
-        let attr = self
-            .client
-            .lookup(&self.credentials, directory, &name)
+        let place = self.place(entry).await?;
+        let trashed = self
+            .describe(place)
             .await
             .with_context(|| format!("{shown} in the trash"))?;
-        let trashed = self.describe(name, attr).await?;
         let path = match to {
             Some(path) => path.as_bytes().to_vec(),
             None if trashed.origin.is_empty() => {
@@ -208,8 +262,8 @@ impl Files {
         self.client
             .rename(
                 &self.credentials,
-                directory,
-                &trashed.name,
+                trashed.place.directory,
+                &trashed.place.name,
                 new_parent,
                 &new_name,
                 RenameMode::NoReplace,
@@ -233,7 +287,8 @@ impl Files {
         Ok((found.0.ino, name))
     }
 
-    async fn purge(&self, directory: InodeId, name: &Name) -> anyhow::Result<()> {
+    async fn purge(&self, place: &Place) -> anyhow::Result<()> {
+        let (directory, name) = (place.directory, &place.name);
         let attr = self
             .client
             .lookup(&self.credentials, directory, name)

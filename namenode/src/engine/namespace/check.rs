@@ -97,7 +97,7 @@ impl Namespace {
                     continue;
                 };
                 names.to[slot(child)] += 1;
-                let may_differ = name == SNAPSHOTS_NAME || self.trash.directory == Some(ino);
+                let may_differ = name == SNAPSHOTS_NAME || self.trash.is_part(ino);
                 if found.is_frozen() != inode.is_frozen() && !(found.is_frozen() && may_differ) {
                     findings.inode(child, "a part of a snapshot outside of one, or the reverse");
                 }
@@ -145,6 +145,20 @@ impl Namespace {
         for &ino in &self.orphans {
             if self.inodes.get(ino).is_err() {
                 findings.inode(ino, "an orphan that is gone");
+            }
+            if let Some(dir) = self.counted_in(ino)
+                && !self.inodes.get(dir).is_ok_and(Inode::is_directory)
+            {
+                findings.inode(
+                    ino,
+                    "an orphan that counts in something that is no directory",
+                );
+            }
+        }
+        for &ino in &self.unheld {
+            let is_counted_in = self.inodes.get(ino).is_ok_and(|it| self.is_counted_in(it));
+            if !self.orphans.contains(&ino) || !is_counted_in {
+                findings.inode(ino, "a removed directory that is kept for nothing");
             }
         }
     }
@@ -215,19 +229,33 @@ impl Namespace {
     }
 
     fn check_trash(&self, findings: &mut Findings) {
-        let children = self.trash.directory.map(|ino| {
-            let directory = self.inodes.get(ino).and_then(Inode::directory);
-            directory.map(|it| it.after(None).map(|(_, child)| child).collect())
-        });
-        let children: BTreeSet<InodeId> = match children {
-            None => BTreeSet::new(),
-            Some(Ok(children)) => children,
-            Some(Err(_)) => {
-                return findings.add(None, None, "the trash is no directory");
+        let mut children = BTreeSet::new();
+        for part in self.trash.parts() {
+            let Ok(directory) = self.inodes.get(part).and_then(Inode::directory) else {
+                return findings.inode(part, "a part of the trash is no directory");
+            };
+            for (_, child) in directory.after(None) {
+                if self.trash.is_part(child) {
+                    continue;
+                }
+                children.insert(child);
+                let known = self.trash.get(child);
+                if known.is_some_and(|it| it.directory != part) {
+                    findings.inode(
+                        child,
+                        "it is in another part of the trash than is kept of it",
+                    );
+                }
             }
-        };
+        }
         if !self.trash.iter().map(|(ino, _)| ino).eq(children) {
             findings.add(None, None, "what is in the trash is not what is kept of it");
+        }
+        for (uid, part) in self.trash.of_users() {
+            let found = self.inodes.get(part);
+            if !found.is_ok_and(|it| Some(it.parent) == self.trash.directory) {
+                findings.inode(part, format!("it is not what user {uid} has in the trash"));
+            }
         }
     }
 

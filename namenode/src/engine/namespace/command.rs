@@ -15,9 +15,9 @@ use super::operation::Operation;
 
 /// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
 /// inside it, is a change of it, but for new variants behind the others.
-pub const COMMAND_VERSION: u8 = 2;
-/// The version before, which is read too: it had no epochs.
-const VERSION_BEFORE: u8 = 1;
+pub const COMMAND_VERSION: u8 = 3;
+/// Versions before, which are read too: 1 had no epochs, 2 no editions.
+const VERSIONS_BEFORE: [u8; 2] = [1, 2];
 
 /// A change of the namespace: one record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +125,13 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// From here on commands are carried out as this edition has it.
+    BeginEdition {
+        /// The edition: at most [`super::EDITION`], and later than the current one.
+        edition: u8,
+        /// When.
+        now: Timestamp,
+    },
 }
 
 /// Why bytes are not a command.
@@ -161,7 +168,7 @@ impl Command {
     /// See [`DecodeError`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (&version, body) = bytes.split_first().ok_or(DecodeError::Empty)?;
-        if ![VERSION_BEFORE, COMMAND_VERSION].contains(&version) {
+        if version != COMMAND_VERSION && !VERSIONS_BEFORE.contains(&version) {
             return Err(DecodeError::Version(version));
         }
         let (command, rest) = postcard::take_from_bytes(body)?;

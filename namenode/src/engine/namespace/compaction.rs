@@ -17,6 +17,7 @@ use super::{
     inode::{Body, FileData, Inode, parts},
     permissions,
     settings::{self, Settings},
+    usage::NOWHERE,
 };
 
 /// Only the system itself has to do with compaction.
@@ -75,7 +76,7 @@ impl Namespace {
             mode: 0,
             settings: Settings::from_rules(rules),
             nlink: 0,
-            parent: InodeId::ROOT,
+            parent: NOWHERE,
             uid: call.credentials.uid,
             gid: call.credentials.gid,
             atime: call.now,

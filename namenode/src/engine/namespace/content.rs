@@ -55,9 +55,10 @@ impl Namespace {
         self.spilled_pieces += file.extents.spilled_pieces() as u64;
         let bytes = file.extents.allocated_bytes().cast_signed() - before.cast_signed();
         self.blocks.account(rules, &mut self.changes);
-        if bytes != 0 && inode.nlink > 0 {
-            let charge = (inode.parent, Change { bytes, inodes: 0 });
-            self.charge(&[charge]);
+        if bytes != 0
+            && let Some(dir) = self.counted_in(ino)
+        {
+            self.charge(&[(dir, Change { bytes, inodes: 0 })]);
         }
         self.inodes.get_mut(ino)
     }

@@ -169,7 +169,7 @@ impl Namespace {
         self.move_to_trash(call, top, Place { parent, name }, 0, effects)?;
         if self.inodes.get(parent)?.directory()?.is_empty() {
             let snapshots_name = Name::new(SNAPSHOTS_NAME)?;
-            let planned = self.plan_move(parent, Some(dir), None)?;
+            let planned = self.plan_removal(call, parent, dir)?;
             self.carry_out(planned);
             self.remove_name(dir, &snapshots_name, true, call.now, effects);
             self.lose_name(call, parent, effects)?;

@@ -13,6 +13,7 @@
 //! | `operation` | what operators changed while the cluster ran |
 //! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
 //! | `frozen` | snapshots of directories |
+//! | `edition` | how commands are carried out, and from where on |
 //! | `epochs` | the timeline, and which ids were given in each epoch of it |
 //! | `upkeep` | what is done at its time: more replicas, the end of a lifetime |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
@@ -27,6 +28,7 @@ mod command;
 mod compaction;
 mod content;
 mod directory;
+mod edition;
 mod epochs;
 mod extents;
 mod frozen;
@@ -59,6 +61,7 @@ use harvestfs_protocol::{
 };
 
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
+pub use edition::EDITION;
 pub use epochs::EpochView;
 pub use operation::{Choice, Operation};
 pub use snapshot::SnapshotError;
@@ -85,10 +88,15 @@ pub struct Namespace {
     sessions: SessionTable,
     servers: ServerTable,
     operations: Operations,
+    edition: u8,
     /// In order; empty before the first.
     epochs: Vec<EpochView>,
     /// Inodes without a name that somebody holds open.
     orphans: BTreeSet<InodeId>,
+    /// Those of them that nobody holds: directories in which something counts.
+    unheld: BTreeSet<InodeId>,
+    /// Those of these in which nothing counts any more; empty between commands.
+    emptied: Vec<InodeId>,
     /// The directories that name each file with several names: ascending, one for each name.
     further_names: BTreeMap<InodeId, Vec<InodeId>>,
     trash: Trash,
@@ -146,6 +154,9 @@ impl Namespace {
     pub fn apply(&mut self, command: &Command) -> Result<Applied, FsError> {
         let mut effects = Effects::default();
         let reply = self.dispatch(command, &mut effects)?;
+        while let Some(ino) = self.emptied.pop() {
+            self.release_orphans(&[ino], &mut effects);
+        }
         self.blocks.settle(&mut effects);
         Ok(Applied { reply, effects })
     }
@@ -187,6 +198,7 @@ impl Namespace {
                 gives_up,
                 ..
             } => self.begin_epoch(*epoch, *first_record, *gives_up),
+            Command::BeginEdition { edition, now } => self.begin_edition(*edition, *now, effects),
             Command::OpenSession { client, now } => self.open_session(client, *now),
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
             Command::ReleaseOrphans { inodes, .. } => {
@@ -458,7 +470,7 @@ impl Namespace {
 
     /// Inodes without a name that are kept because somebody holds them open.
     pub fn orphans(&self) -> impl Iterator<Item = InodeId> {
-        self.orphans.iter().copied()
+        self.orphans.difference(&self.unheld).copied()
     }
 
     /// Totals.
@@ -475,7 +487,7 @@ impl Namespace {
             inodes: self.inodes.len(),
             files: self.files,
             directories: self.directories,
-            orphans: self.orphans.len() as u64,
+            orphans: self.orphans().count() as u64,
             blocks: self.blocks.len() as u64,
             sessions: self.sessions.sessions.len() as u64,
             servers: self.servers.len() as u64,

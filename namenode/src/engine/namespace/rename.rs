@@ -66,7 +66,7 @@ impl Namespace {
             self.check_not_trash(old.parent)?;
         }
         let exchange = mode == RenameMode::Exchange;
-        let mut moves = self.plan_rename((source, old), (target, new), exchange)?;
+        let mut moves = self.plan_rename(call, (source, old), (target, new), exchange)?;
         // As they were planned: while both are still where they were.
         for planned in &mut moves {
             self.charge(&std::mem::take(&mut planned.charges));
@@ -100,6 +100,11 @@ impl Namespace {
                 ));
             }
             depth += 1;
+        }
+        if self.counts_within(to.parent, moved) {
+            return Err(FsError::InvalidArgument(
+                "the directory cannot be moved into something that was removed from it".into(),
+            ));
         }
         if depth > DIRECTORY_DEPTH_MAX {
             return Err(FsError::TooDeep);
@@ -146,16 +151,19 @@ impl Namespace {
     /// What the rename does to the accounts; [`FsError::QuotaExceeded`] when a quota refuses it.
     fn plan_rename(
         &self,
+        call: &Call,
         (source, old): (InodeId, Place),
         (target, new): (Option<InodeId>, Place),
         exchange: bool,
     ) -> Result<Vec<Move>, FsError> {
-        let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent))?];
+        let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent), true)?];
         if let Some(target) = target {
             let back = exchange.then_some(old.parent);
-            let mut other = self.plan_move(target, Some(new.parent), back)?;
             // One may be a file that counts in the other, by another name that it has there.
             let left = self.change_within(target, &moves[0].charges);
+            let stays = self.is_counted_after(self.inodes.get(target)?, left);
+            let stays = stays || call.held_elsewhere;
+            let mut other = self.plan_move(target, Some(new.parent), back, stays)?;
             moves[0].change_weight(self.change_within(source, &other.charges));
             other.change_weight(left);
             moves.push(other);

@@ -33,10 +33,10 @@ use super::{
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic. No two differ in one bit: no checksum covers it.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
-/// had neither raised replicas nor lifetimes, 4 had no epochs.
-const VERSIONS_BEFORE: [u32; 3] = [1, 2, 4];
+/// had neither raised replicas nor lifetimes, 4 had no epochs, 7 no editions.
+const VERSIONS_BEFORE: [u32; 4] = [1, 2, 4, 7];
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
@@ -140,6 +140,22 @@ enum Record {
     BalanceSpread(Choice<u32>),
     /// In order.
     Epoch(EpochView),
+    Edition(u8),
+    /// Comes behind `TrashDirectory`.
+    TrashOfUser {
+        uid: u32,
+        directory: InodeId,
+    },
+    /// Of something in the trash, behind it.
+    TrashedFrom {
+        ino: InodeId,
+        directory: InodeId,
+        counted_in: Option<InodeId>,
+    },
+    /// Where something counts that has no name and is no directory.
+    Nameless(Vec<(InodeId, InodeId)>),
+    /// Orphans that nobody holds.
+    Unheld(Vec<InodeId>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -293,13 +309,27 @@ impl Namespace {
         if let Some(directory) = self.trash.directory {
             frames.put(&Record::TrashDirectory(directory))?;
         }
+        for (uid, directory) in self.trash.of_users() {
+            frames.put(&Record::TrashOfUser { uid, directory })?;
+        }
         for (ino, trashed) in self.trash.iter() {
             frames.put(&Record::Trashed {
                 ino,
                 origin: trashed.origin.to_vec(),
                 expires: trashed.expires,
             })?;
+            frames.put(&Record::TrashedFrom {
+                ino,
+                directory: trashed.directory,
+                counted_in: trashed.counted_in,
+            })?;
         }
+        let nameless = self.orphans.iter().filter_map(|&ino| {
+            let inode = self.inodes.get(ino).ok()?;
+            (!inode.is_directory()).then_some((ino, inode.parent))
+        });
+        frames.put_parts(nameless, Record::Nameless)?;
+        frames.put_parts(self.unheld.iter().copied(), Record::Unheld)?;
         frames.put(&Record::Operations(self.operations.clone()))?;
         if let Some(choice) = &self.operations.balance_spread {
             frames.put(&Record::BalanceSpread(choice.clone()))?;
@@ -312,6 +342,7 @@ impl Namespace {
         for epoch in &self.epochs {
             frames.put(&Record::Epoch(epoch.clone()))?;
         }
+        frames.put(&Record::Edition(self.edition))?;
         let records = frames.records;
         frames.put(&Record::End { records })?;
         frames.flush()

@@ -1,9 +1,12 @@
 //! The trash: removed files and trees that can be restored for a while.
 //!
-//! It is the directory `/.trash`. What is in it keeps its inode, so that nothing of it has to be
-//! copied; its name there starts with the number of the inode. Names come into that directory only by
-//! removals, and leave it by rename (restored) or removal (purged). When their time is over,
+//! Each user has the directory `/.trash/UID`, which is nobody else's: who could not reach something in its
+//! place does not reach it there. What is in it keeps its inode, so that nothing of it has to be copied;
+//! its name there starts with the number of the inode. Names come into these directories only by
+//! removals, and leave them by rename (restored) or removal (purged). When their time is over,
 //! [`Command::PurgeTrash`](super::Command) removes them.
+//!
+//! In edition 0 everything was in `/.trash` itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,14 +22,19 @@ use harvestfs_protocol::{
 use super::{
     Call, Namespace,
     command::Effects,
+    edition::ACCOUNTS_KEPT,
     inode::{Inode, STICKY},
     permissions,
     rename::Place,
+    usage::Change,
 };
 
 const NAME: &[u8] = b".trash";
-/// Everybody can take out what is theirs.
-const MODE: u16 = 0o777 | STICKY;
+const MODE: u16 = 0o755;
+/// Of the directory of a user.
+const MODE_OF_USER: u16 = 0o700;
+/// In edition 0: everybody could take out what was theirs.
+const MODE_OF_ALL: u16 = 0o777 | STICKY;
 const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
 /// What is in the trash.
@@ -34,6 +42,10 @@ const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 pub(super) struct Trash {
     /// `/.trash`, once something was removed.
     pub directory: Option<InodeId>,
+    /// The directory in it of each user who removed something.
+    of_users: BTreeMap<u32, InodeId>,
+    /// All these directories.
+    parts: BTreeSet<InodeId>,
     entries: BTreeMap<InodeId, Trashed>,
     by_expiry: BTreeSet<(Timestamp, InodeId)>,
 }
@@ -45,9 +57,42 @@ pub(super) struct Trashed {
     pub origin: Box<[u8]>,
     /// When it may be removed for good.
     pub expires: Timestamp,
+    /// The directory of the trash that it is in.
+    pub directory: InodeId,
+    /// The directory that it was in, where it still counts; none for what edition 0 removed.
+    pub counted_in: Option<InodeId>,
 }
 
 impl Trash {
+    /// Takes over the directory `/.trash`. False when there was one.
+    pub fn set_directory(&mut self, directory: InodeId) -> bool {
+        self.parts.insert(directory);
+        self.directory.replace(directory).is_none()
+    }
+
+    /// Takes over the directory of a user. False when there was one.
+    pub fn set_directory_of(&mut self, uid: u32, directory: InodeId) -> bool {
+        self.parts.insert(directory);
+        self.of_users.insert(uid, directory).is_none()
+    }
+
+    /// The directories of users.
+    pub fn of_users(&self) -> impl Iterator<Item = (u32, InodeId)> {
+        self.of_users
+            .iter()
+            .map(|(&uid, &directory)| (uid, directory))
+    }
+
+    /// Whether a directory is the trash, or that of a user in it.
+    pub fn is_part(&self, dir: InodeId) -> bool {
+        self.parts.contains(&dir)
+    }
+
+    /// The directories that names in the trash are in.
+    pub fn parts(&self) -> impl Iterator<Item = InodeId> {
+        self.parts.iter().copied()
+    }
+
     pub fn get(&self, ino: InodeId) -> Option<&Trashed> {
         self.entries.get(&ino)
     }
@@ -77,10 +122,10 @@ fn name_in_trash(ino: InodeId, name: &Name) -> Result<Name, FsError> {
 }
 
 impl Namespace {
-    /// The directory `/.trash`, once something was removed to it.
+    /// Whether a directory is `/.trash`, or that of a user in it.
     #[must_use]
-    pub fn trash_directory(&self) -> Option<InodeId> {
-        self.trash.directory
+    pub fn is_part_of_trash(&self, dir: InodeId) -> bool {
+        self.trash.is_part(dir)
     }
 
     /// What in the trash may be removed for good, the oldest first.
@@ -115,7 +160,7 @@ impl Namespace {
 
     /// Refuses what only removals may do: names come into the trash by them, and it stays.
     pub(super) fn check_not_trash(&self, ino: InodeId) -> Result<(), FsError> {
-        if self.trash.directory == Some(ino) {
+        if self.trash.is_part(ino) {
             return Err(FsError::NotPermitted);
         }
         Ok(())
@@ -156,8 +201,11 @@ impl Namespace {
         retention_s: u32,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
-        if let Some(directory) = self.trash.directory {
-            let planned = self.plan_move(ino, Some(old.parent), Some(directory))?;
+        // Later, what is in the trash counts as before.
+        if self.edition < ACCOUNTS_KEPT
+            && let Some(directory) = self.trash.directory
+        {
+            let planned = self.plan_move(ino, Some(old.parent), Some(directory), true)?;
             self.check_quotas(&planned.charges)?;
         }
         let attr = self.move_to_trash(call, ino, old, retention_s, effects)?;
@@ -181,19 +229,31 @@ impl Namespace {
             origin.clear();
         }
         let directory = self.make_trash(call, effects)?;
-        // A file may be there already, by another of its names: one is enough.
+        // A file may be there already, by another of its names: one is enough. It stays with whom
+        // removed it first.
+        let known = self.trash.get(ino);
+        let (kept_in, counted_in) = match known {
+            Some(known) => (known.directory, known.counted_in),
+            None if self.edition < ACCOUNTS_KEPT => (directory, None),
+            None => (directory, Some(old.parent)),
+        };
         let entries = self.inodes.get(directory)?.directory()?;
-        let is_there = entries.get(&new_name).is_some();
+        let is_there = kept_in != directory || entries.get(&new_name).is_some();
         let gained = (!is_there).then_some(directory);
-        let planned = self.plan_move(ino, Some(old.parent), gained)?;
+        let place = (kept_in, counted_in.unwrap_or(kept_in));
+        let planned = self.plan_move_to_trash(ino, old.parent, gained, place)?;
         self.carry_out(planned);
         let is_directory = self.inodes.get(ino)?.is_directory();
         self.remove_name(old.parent, old.name, is_directory, call.now, effects);
-        self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
+        if !is_there {
+            self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
+        }
         let expires = i64::from(retention_s).saturating_mul(NANOSECONDS_PER_SECOND);
         let trashed = Trashed {
             origin: origin.into(),
             expires: Timestamp(call.now.0.saturating_add(expires)),
+            directory: kept_in,
+            counted_in,
         };
         self.trash.insert(ino, trashed);
         let inode = self.inodes.get_mut(ino)?;
@@ -203,26 +263,98 @@ impl Namespace {
         Ok(inode.attr(ino))
     }
 
-    /// The directory of the trash; made when it is needed first.
+    /// The directory of the caller in the trash; made when it is needed first.
     fn make_trash(&mut self, call: &Call, effects: &mut Effects) -> Result<InodeId, FsError> {
-        if let Some(directory) = self.trash.directory {
-            return Ok(directory);
+        let uid = call.credentials.uid;
+        if self.edition < ACCOUNTS_KEPT {
+            return match self.trash.directory {
+                Some(directory) => Ok(directory),
+                None => self.make_directory_of_trash(call.now, effects),
+            };
         }
+        if self.trash.directory.is_none() {
+            // Both are made, or none.
+            let both = Change {
+                inodes: 2,
+                ..Change::default()
+            };
+            self.check_quotas(&[(InodeId::ROOT, both)])?;
+            if self.inodes.room() < 2 {
+                return Err(FsError::NoSpace);
+            }
+            self.make_directory_of_trash(call.now, effects)?;
+        }
+        self.make_trash_of(uid, call.now, effects)
+    }
+
+    fn make_directory_of_trash(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<InodeId, FsError> {
         let name = Name::new(NAME)?;
-        if self
-            .inodes
-            .get(InodeId::ROOT)?
-            .directory()?
-            .get(&name)
-            .is_some()
-        {
+        let root = self.inodes.get(InodeId::ROOT)?.directory()?;
+        if root.get(&name).is_some() {
             return Err(FsError::InvalidArgument(
                 "`/.trash` is something else: give that another name".into(),
             ));
         }
-        let made = self.add_own_directory(InodeId::ROOT, &name, MODE, call.now, effects)?;
-        self.trash.directory = Some(made);
+        let mode = if self.edition < ACCOUNTS_KEPT {
+            MODE_OF_ALL
+        } else {
+            MODE
+        };
+        let made = self.add_own_directory(InodeId::ROOT, &name, mode, now, effects)?;
+        self.trash.set_directory(made);
         Ok(made)
+    }
+
+    fn make_trash_of(
+        &mut self,
+        uid: u32,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<InodeId, FsError> {
+        if let Some(&directory) = self.trash.of_users.get(&uid) {
+            return Ok(directory);
+        }
+        let above = self.trash.directory.ok_or(FsError::NotFound)?;
+        let name = Name::new(uid.to_string().as_bytes())?;
+        let made = self.add_own_directory(above, &name, MODE_OF_USER, now, effects)?;
+        self.inodes.get_mut(made)?.uid = uid;
+        self.trash.set_directory_of(uid, made);
+        Ok(made)
+    }
+
+    /// Gives what edition 0 has in one directory to its owners.
+    pub(super) fn divide_trash(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> Result<(), FsError> {
+        let Some(directory) = self.trash.directory else {
+            return Ok(());
+        };
+        let inode = self.inodes.get_mut(directory)?;
+        inode.mode = MODE;
+        inode.ctime = now;
+        let entries = inode.directory()?.after(None);
+        let entries: Vec<(Box<[u8]>, InodeId)> =
+            entries.map(|(name, ino)| (name.into(), ino)).collect();
+        for (name, ino) in entries {
+            let (name, inode) = (Name::new(&name)?, self.inodes.get(ino)?);
+            let (uid, is_directory) = (inode.uid, inode.is_directory());
+            let to = self.make_trash_of(uid, now, effects)?;
+            let planned = self.plan_move(ino, Some(directory), Some(to), true)?;
+            if let Some(mut trashed) = self.trash.get(ino).cloned() {
+                trashed.directory = to;
+                self.trash.insert(ino, trashed);
+            }
+            self.carry_out(planned);
+            self.remove_name(directory, &name, is_directory, now, effects);
+            self.add_name(to, &name, ino, is_directory, now, effects);
+        }
+        Ok(())
     }
 
     /// The path of a directory from the root, without the last slash.
@@ -260,7 +392,7 @@ impl Namespace {
     }
 
     fn purge(&mut self, call: &Call, top: InodeId, budget: &mut usize, effects: &mut Effects) {
-        let Some(directory) = self.trash.directory else {
+        let Some(directory) = self.trash.get(top).map(|it| it.directory) else {
             return;
         };
         let Some(name) = self.name_of(directory, top) else {
@@ -276,7 +408,7 @@ impl Namespace {
                 continue;
             }
             let (Ok(planned), Ok(is_directory)) = (
-                self.plan_move(ino, Some(parent), None),
+                self.plan_move(ino, Some(parent), None, true),
                 self.inodes.get(ino).map(Inode::is_directory),
             ) else {
                 return;

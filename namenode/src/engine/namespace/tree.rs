@@ -324,7 +324,7 @@ impl Namespace {
         if inode.nlink >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let planned = self.plan_move(ino, None, Some(parent))?;
+        let planned = self.plan_move(ino, None, Some(parent), true)?;
         self.check_quotas(&planned.charges)?;
         self.carry_out(planned);
         let inode = self.inodes.get_mut(ino)?;
@@ -359,7 +359,7 @@ impl Namespace {
                 done => return done,
             }
         }
-        let planned = self.plan_move(ino, Some(parent), None)?;
+        let planned = self.plan_removal(call, ino, parent)?;
         self.carry_out(planned);
         self.remove_name(parent, name, false, call.now, effects);
         self.lose_name(call, ino, effects)
@@ -380,7 +380,7 @@ impl Namespace {
             return Err(FsError::NotEmpty);
         }
         self.check_not_trash(ino)?;
-        let planned = self.plan_move(ino, Some(parent), None)?;
+        let planned = self.plan_removal(call, ino, parent)?;
         self.carry_out(planned);
         self.remove_name(parent, name, true, call.now, effects);
         self.lose_name(call, ino, effects)
@@ -448,22 +448,36 @@ impl Namespace {
         let attr = inode.attr(ino);
         effects.inodes.push(ino);
         if attr.nlink == 0 {
-            if call.held_elsewhere {
-                self.orphans.insert(ino);
-            } else {
-                self.forget(ino);
+            // What counts without a name is an orphan already.
+            match (call.held_elsewhere, self.orphans.contains(&ino)) {
+                (true, _) => _ = self.orphans.insert(ino),
+                (false, true) => self.release_orphans(&[ino], effects),
+                (false, false) => self.forget(ino),
             }
         }
         Ok(attr)
     }
 
-    /// Removes orphans that nobody holds any more.
+    /// Removes orphans that nobody holds any more; a directory in which something counts, later.
     pub(super) fn release_orphans(&mut self, inodes: &[InodeId], effects: &mut Effects) {
         for &ino in inodes {
-            if self.orphans.remove(&ino) {
-                self.forget(ino);
-                effects.inodes.push(ino);
+            let Some(inode) = self
+                .inodes
+                .get(ino)
+                .ok()
+                .filter(|_| self.orphans.contains(&ino))
+            else {
+                continue;
+            };
+            if self.is_counted_in(inode) {
+                self.unheld.insert(ino);
+                continue;
             }
+            self.uncharge_nameless(ino);
+            self.orphans.remove(&ino);
+            self.unheld.remove(&ino);
+            self.forget(ino);
+            effects.inodes.push(ino);
         }
     }
 

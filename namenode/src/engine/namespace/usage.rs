@@ -3,16 +3,24 @@
 //! Every directory knows how many bytes and inodes are below it, so that a change costs a walk up to
 //! the root, however much is there. A file with several names counts once: in the directory with the
 //! smallest number among those that name it, so that adding up anew gives the same.
+//!
+//! Removing frees nothing while the space is still used: what is in the trash, and what has no name but
+//! is held, counts in the directory that it was in. A directory that was removed itself stays in the
+//! table until nothing counts in it any more. Before the edition [`ACCOUNTS_KEPT`] it was not so.
 
 use std::collections::BTreeMap;
 
 use harvestfs_protocol::{error::FsError, ids::InodeId};
 
 use super::{
-    Namespace,
+    Call, Namespace,
+    edition::ACCOUNTS_KEPT,
     extents::Piece,
     inode::{Body, Inode, parts},
 };
+
+/// What has no name and is said to count here counts nowhere: it is no user's.
+pub(super) const NOWHERE: InodeId = InodeId(0);
 
 /// What counts against quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +97,10 @@ pub(super) struct Move {
     ino: InodeId,
     /// The directories that name it then, ascending, one for each name.
     parents: Vec<InodeId>,
+    /// Where it counts then; without a name, where it counted before.
+    counted_in: InodeId,
+    /// It has no name then, and counts.
+    is_kept: bool,
     pub charges: Vec<Charge>,
 }
 
@@ -104,10 +116,39 @@ impl Move {
 }
 
 impl Namespace {
+    /// Whether what is in the trash, or has no name, counts where it was.
+    fn keeps_accounts(&self) -> bool {
+        self.edition >= ACCOUNTS_KEPT
+    }
+
+    /// Where an inode counts that the directory `dir` names, or named last.
+    fn counted_by(&self, ino: InodeId, dir: InodeId) -> InodeId {
+        let trashed = self.trash.is_part(dir).then(|| self.trash.get(ino));
+        let counted_in = trashed.flatten().and_then(|it| it.counted_in);
+        counted_in.unwrap_or(dir)
+    }
+
+    /// The directory in which an inode counts; none for the root, and for what does not count.
+    pub(super) fn counted_in(&self, ino: InodeId) -> Option<InodeId> {
+        let inode = self.inodes.get(ino).ok()?;
+        let counts_nameless = self.keeps_accounts() && inode.parent != NOWHERE;
+        let counts = ino != InodeId::ROOT && (inode.nlink > 0 || counts_nameless);
+        counts.then(|| self.counted_by(ino, inode.parent))
+    }
+
+    /// The directories in which something counts: `dir`, and those in which that counts.
+    fn accounts_from(&self, dir: InodeId) -> impl Iterator<Item = InodeId> {
+        std::iter::successors(Some(dir), |&ino| self.counted_in(ino))
+    }
+
+    /// Whether what is in `dir` counts in `above`.
+    pub(super) fn counts_within(&self, dir: InodeId, above: InodeId) -> bool {
+        self.accounts_from(dir).any(|ino| ino == above)
+    }
+
     /// What charges do to a directory and all below, together.
     pub(super) fn change_within(&self, dir: InodeId, charges: &[Charge]) -> Change {
-        let is_within = |charge: &&Charge| self.ancestors(charge.0).any(|(ino, _)| ino == dir);
-        let within = charges.iter().filter(is_within);
+        let within = (charges.iter()).filter(|charge| self.counts_within(charge.0, dir));
         within.fold(Change::default(), |sum, (_, change)| Change {
             bytes: sum.bytes + change.bytes,
             inodes: sum.inodes + change.inodes,
@@ -130,18 +171,57 @@ impl Namespace {
     }
 
     /// What happens when an inode loses a name in one directory, or gets one in another, or both.
+    /// `stays`: also without a name.
     pub(super) fn plan_move(
         &self,
         ino: InodeId,
         lost: Option<InodeId>,
         gained: Option<InodeId>,
+        stays: bool,
+    ) -> Result<Move, FsError> {
+        let counted_by = |parent| self.counted_by(ino, parent);
+        self.plan_move_counted(ino, lost, gained, stays, &counted_by)
+    }
+
+    /// What happens when an inode loses a name for good, because a call asks for it.
+    pub(super) fn plan_removal(
+        &self,
+        call: &Call,
+        ino: InodeId,
+        lost: InodeId,
+    ) -> Result<Move, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let stays = call.held_elsewhere || self.is_counted_in(inode);
+        self.plan_move(ino, Some(lost), None, stays)
+    }
+
+    /// The same into the directory `trash` of the trash, where it counts in `counted_in`.
+    pub(super) fn plan_move_to_trash(
+        &self,
+        ino: InodeId,
+        lost: InodeId,
+        gained: Option<InodeId>,
+        (trash, counted_in): (InodeId, InodeId),
+    ) -> Result<Move, FsError> {
+        let counted_by = |parent| if parent == trash { counted_in } else { parent };
+        self.plan_move_counted(ino, Some(lost), gained, true, &counted_by)
+    }
+
+    fn plan_move_counted(
+        &self,
+        ino: InodeId,
+        lost: Option<InodeId>,
+        gained: Option<InodeId>,
+        stays: bool,
+        counted_by: &dyn Fn(InodeId) -> InodeId,
     ) -> Result<Move, FsError> {
         let inode = self.inodes.get(ino)?;
         let mut parents = match self.further_names.get(&ino) {
             Some(parents) => parents.clone(),
             None => vec![inode.parent],
         };
-        let before = parents.first().copied();
+        let first = parents.first().copied().unwrap_or(inode.parent);
+        let before = self.counted_by(ino, first);
         if let Some(place) = lost.and_then(|lost| parents.binary_search(&lost).ok()) {
             parents.remove(place);
         }
@@ -149,32 +229,52 @@ impl Namespace {
             let place = parents.partition_point(|&parent| parent < gained);
             parents.insert(place, gained);
         }
-        let after = parents.first().copied();
+        let stays = stays && self.keeps_accounts();
+        let after = match parents.first() {
+            Some(&first) => Some(counted_by(first)),
+            None => stays.then_some(before),
+        };
         let weight = Self::weight(inode);
         let mut charges = Vec::new();
-        if before != after {
-            charges.extend(before.map(|dir| (dir, weight.removed())));
+        if after != Some(before) {
+            charges.push((before, weight.removed()));
             charges.extend(after.map(|dir| (dir, weight.added())));
         }
         Ok(Move {
             ino,
+            counted_in: after.unwrap_or(before),
+            is_kept: parents.is_empty() && stays,
             parents,
             charges,
         })
     }
 
-    /// Does what was planned. The parent of what has no name any more stays: that is where `..` of a
-    /// directory leads that is only held.
+    /// Whether something counts in a directory, though it may be empty.
+    pub(super) fn is_counted_in(&self, inode: &Inode) -> bool {
+        self.is_counted_after(inode, Change::default())
+    }
+
+    /// The same after a change of what counts in it.
+    pub(super) fn is_counted_after(&self, inode: &Inode, change: Change) -> bool {
+        let directory = inode.directory();
+        directory.is_ok_and(|it| it.used.with(change) != Usage::default())
+    }
+
+    /// Does what was planned. The parent of what has no name any more is where it counts; so `..` of a
+    /// directory leads there that is only held.
     pub(super) fn carry_out(&mut self, planned: Move) {
         self.charge(&planned.charges);
-        if let (Ok(inode), Some(&first)) =
-            (self.inodes.get_mut(planned.ino), planned.parents.first())
-        {
-            inode.parent = first;
+        if let Ok(inode) = self.inodes.get_mut(planned.ino) {
+            inode.parent = match planned.parents.first() {
+                Some(&first) => first,
+                None => planned.counted_in,
+            };
         }
-        if let Some(trash) = self.trash.directory
-            && !planned.parents.contains(&trash)
-        {
+        if planned.is_kept {
+            self.orphans.insert(planned.ino);
+        }
+        let is_in_trash = |dir: &InodeId| self.trash.is_part(*dir);
+        if !planned.parents.iter().any(is_in_trash) {
             self.trash.remove(planned.ino);
         }
         if planned.parents.len() > 1 {
@@ -184,18 +284,29 @@ impl Namespace {
         }
     }
 
+    /// What had no name is gone: it counts no more.
+    pub(super) fn uncharge_nameless(&mut self, ino: InodeId) {
+        let (Some(dir), Ok(inode)) = (self.counted_in(ino), self.inodes.get(ino)) else {
+            return;
+        };
+        let change = Self::weight(inode).removed();
+        self.charge(&[(dir, change)]);
+    }
+
     /// Counts changes in their directories and in all above.
     pub(super) fn charge(&mut self, charges: &[Charge]) {
         for &(dir, change) in charges {
             let mut next = Some(dir);
-            while let Some(Inode {
-                parent,
-                body: Body::Directory(directory),
-                ..
-            }) = next.and_then(|ino| self.inodes.get_mut(ino).ok())
-            {
-                directory.used = directory.used.with(change);
-                next = Some(*parent).filter(|parent| Some(*parent) != next);
+            while let Some(ino) = next {
+                next = self.counted_in(ino);
+                if let Ok(inode) = self.inodes.get_mut(ino)
+                    && let Body::Directory(directory) = &mut inode.body
+                {
+                    directory.used = directory.used.with(change);
+                    if directory.used == Usage::default() && self.unheld.contains(&ino) {
+                        self.emptied.push(ino);
+                    }
+                }
             }
         }
     }
@@ -210,7 +321,7 @@ impl Namespace {
         }
         let mut changes: BTreeMap<InodeId, Change> = BTreeMap::new();
         for &(dir, change) in charges {
-            for (ino, _) in self.ancestors(dir) {
+            for ino in self.accounts_from(dir) {
                 let sum = changes.entry(ino).or_default();
                 sum.bytes += change.bytes;
                 sum.inodes += change.inodes;
@@ -236,11 +347,10 @@ impl Namespace {
         if self.directories_with_quota == 0 {
             return Ok(());
         }
-        let inode = self.inodes.get(ino)?;
-        if inode.nlink == 0 {
+        let Some(counted_in) = self.counted_in(ino) else {
             return Ok(());
-        }
-        let extents = &inode.file()?.extents;
+        };
+        let extents = &self.inodes.get(ino)?.file()?.extents;
         let mut ranges: Vec<_> = pieces
             .iter()
             .map(|piece| (piece.file_offset, piece.file_end()))
@@ -256,7 +366,7 @@ impl Namespace {
             bytes: written.cast_signed() - hidden.cast_signed(),
             inodes: 0,
         };
-        self.check_quotas(&[(inode.parent, change)])
+        self.check_quotas(&[(counted_in, change)])
     }
 
     /// Whether a quota limits what is written to a file or directory.
@@ -270,16 +380,16 @@ impl Namespace {
     pub(super) fn room(&self, ino: InodeId) -> Result<Room, FsError> {
         let mut room = Room::default();
         let inode = self.inodes.get(ino)?;
-        let dir = if inode.is_directory() {
-            ino
+        let from = if inode.is_directory() {
+            Some(ino).filter(|_| inode.nlink > 0)
         } else {
-            inode.parent
+            self.counted_in(ino)
         };
-        if self.directories_with_quota == 0 || inode.nlink == 0 {
+        let Some(from) = from.filter(|_| self.directories_with_quota > 0) else {
             return Ok(room);
-        }
-        for (_, inode) in self.ancestors(dir) {
-            let directory = inode.directory()?;
+        };
+        for dir in self.accounts_from(from) {
+            let directory = self.inodes.get(dir)?.directory()?;
             narrow(&mut room.bytes, directory.quota.bytes, directory.used.bytes);
             narrow(
                 &mut room.inodes,
@@ -290,39 +400,45 @@ impl Namespace {
         Ok(room)
     }
 
-    /// Adds up what is below each directory that the root leads to; by slot. Asks nothing of the
-    /// accounts, and little of the rest.
+    /// Adds up what counts in each directory; by slot. Asks nothing of the accounts, and little of the
+    /// rest.
     pub(super) fn add_up_usage(&self) -> Vec<Usage> {
         let slot = |ino: InodeId| parts(ino).0 as usize;
         let mut sums = vec![Usage::default(); self.inodes.slots() as usize];
-        let mut reached = vec![false; sums.len()];
-        // A directory comes behind the one above it.
-        let mut order = Vec::new();
-        let mut waiting = vec![(InodeId::ROOT, InodeId::ROOT)];
-        while let Some((ino, above)) = waiting.pop() {
-            let Ok(Inode {
-                body: Body::Directory(directory),
-                ..
-            }) = self.inodes.get(ino)
-            else {
+        // How many directories count in each that are not added up yet.
+        let mut missing = vec![0_u32; sums.len()];
+        let mut above = BTreeMap::new();
+        for (ino, inode) in self.inodes.iter() {
+            let Some(dir) = self.counted_in(ino) else {
                 continue;
             };
-            if !std::mem::replace(&mut reached[slot(ino)], true) {
-                order.push((ino, above));
-                waiting.extend(directory.after(None).map(|(_, child)| (child, ino)));
-            }
-        }
-        for (_, inode) in self.inodes.iter() {
-            let counts = !inode.is_directory() && inode.nlink > 0;
-            if let Some(sum) = sums.get_mut(slot(inode.parent)).filter(|_| counts) {
+            if inode.is_directory() {
+                above.insert(ino, dir);
+                if let Some(missing) = missing.get_mut(slot(dir)) {
+                    *missing += 1;
+                }
+            } else if let Some(sum) = sums.get_mut(slot(dir)) {
                 *sum = sum.with(Self::weight(inode).added());
             }
         }
-        for (ino, above) in order.into_iter().rev() {
-            let below = sums[slot(ino)];
-            if ino != InodeId::ROOT {
-                let with_itself = below.with(Usage::EMPTY_INODE.added());
-                sums[slot(above)] = sums[slot(above)].with(with_itself.added());
+        let is_complete = |ino: &InodeId, missing: &[u32]| missing[slot(*ino)] == 0;
+        let complete = above
+            .keys()
+            .copied()
+            .filter(|ino| is_complete(ino, &missing));
+        let mut complete: Vec<InodeId> = complete.collect();
+        // Directories that count in each other are never complete, and have wrong sums.
+        while let Some(ino) = complete.pop() {
+            let with_itself = sums[slot(ino)].with(Usage::EMPTY_INODE.added());
+            let Some(&dir) = above.get(&ino) else {
+                continue;
+            };
+            if let Some(sum) = sums.get_mut(slot(dir)) {
+                *sum = sum.with(with_itself.added());
+                missing[slot(dir)] -= 1;
+                if is_complete(&dir, &missing) {
+                    complete.push(dir);
+                }
             }
         }
         sums

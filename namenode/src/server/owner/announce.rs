@@ -22,8 +22,8 @@ impl Owner {
     /// On whose behalf a change is announced. A client does not know what its removal does in the
     /// trash, nor where snapshots are, so that it is told like everybody else.
     pub(super) fn author_of(&self, effects: &Effects, session: SessionId) -> SessionId {
-        let trash = self.namespace.trash_directory();
-        let in_trash = trash.is_some_and(|trash| effects.inodes.contains(&trash));
+        let mut inodes = effects.inodes.iter();
+        let in_trash = inodes.any(|ino| self.namespace.is_part_of_trash(*ino));
         let mut changed = effects.entries.iter();
         let in_snapshots = changed.any(|(directory, _)| self.namespace.is_frozen(*directory));
         if in_trash || in_snapshots {

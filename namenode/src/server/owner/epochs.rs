@@ -10,7 +10,7 @@ use harvestfs_protocol::types::Timestamp;
 
 use super::Owner;
 use crate::engine::cluster::Quarantined;
-use crate::engine::namespace::{Command, Namespace};
+use crate::engine::namespace::{Command, EDITION, Namespace};
 use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::timeline::{Verdict, next_number};
@@ -23,6 +23,7 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
     matches!(
         command,
         Command::BeginEpoch { .. }
+            | Command::BeginEdition { .. }
             | Command::RegisterServer { .. }
             | Command::OpenSession { .. }
             | Command::CloseSession { .. }
@@ -58,6 +59,21 @@ impl Owner {
         );
         tracing::info!(%epoch, record = lsn, "an epoch begins");
         Ok(lsn)
+    }
+
+    /// From here on commands are carried out as this release does it.
+    pub(super) fn enter_edition(&mut self) -> Result<(), FsError> {
+        let before = self.namespace.edition();
+        if before == EDITION {
+            return Ok(());
+        }
+        let command = Command::BeginEdition {
+            edition: EDITION,
+            now: Timestamp::now(),
+        };
+        let (_, record) = self.execute(&command, true)?;
+        tracing::info!(before, edition = EDITION, record, "an edition begins");
+        Ok(())
     }
 
     /// Begins another epoch before there are no numbers left in the current one.

@@ -210,6 +210,7 @@ impl Owner {
         owner
             .enter_epoch(epoch, false)
             .map_err(NamenodeError::Engine)?;
+        owner.enter_edition().map_err(NamenodeError::Engine)?;
         owner.restore_soft_state();
         Ok(owner)
     }

@@ -14,7 +14,7 @@ use super::{
     VERSIONS_BEFORE, damaged,
 };
 use crate::engine::namespace::{
-    EpochView, Namespace,
+    EDITION, EpochView, Namespace,
     extents::{Extents, Piece, UseChanges},
     inode::{Body, FileData, Inode, Slot},
     sessions::Session,
@@ -215,16 +215,55 @@ impl Reader {
                 Some(Body::Directory(directory)) => directory.lifetime_s.replace(seconds).is_none(),
                 _ => false,
             },
-            Record::TrashDirectory(ino) => namespace.trash.directory.replace(ino).is_none(),
+            Record::TrashDirectory(ino) => namespace.trash.set_directory(ino),
             Record::Trashed {
                 ino,
                 origin,
                 expires,
             } => {
-                let origin = origin.into();
                 let fresh = namespace.trash.get(ino).is_none();
-                namespace.trash.insert(ino, Trashed { origin, expires });
-                fresh
+                // As edition 0 has it, unless the next record says otherwise.
+                let directory = namespace.trash.directory;
+                let trashed = Trashed {
+                    origin: origin.into(),
+                    expires,
+                    directory: directory.unwrap_or(InodeId::ROOT),
+                    counted_in: None,
+                };
+                namespace.trash.insert(ino, trashed);
+                fresh && directory.is_some()
+            }
+            Record::TrashOfUser { uid, directory } => {
+                namespace.trash.set_directory_of(uid, directory)
+            }
+            Record::TrashedFrom {
+                ino,
+                directory,
+                counted_in,
+            } => match namespace.trash.get(ino).cloned() {
+                Some(mut trashed) => {
+                    trashed.directory = directory;
+                    trashed.counted_in = counted_in;
+                    namespace.trash.insert(ino, trashed);
+                    namespace.trash.is_part(directory)
+                }
+                None => false,
+            },
+            Record::Nameless(inodes) => inodes.into_iter().all(|(ino, counted_in)| {
+                let inode = namespace.inodes.get_mut(ino);
+                inode.is_ok_and(|inode| {
+                    let fits = inode.nlink == 0 && !inode.is_directory();
+                    inode.parent = counted_in;
+                    fits
+                })
+            }),
+            Record::Unheld(inodes) => {
+                namespace.unheld.extend(inodes);
+                true
+            }
+            Record::Edition(edition) => {
+                namespace.edition = edition;
+                edition <= EDITION
             }
             Record::Free(slots) => {
                 self.free.extend(slots);

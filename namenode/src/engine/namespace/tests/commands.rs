@@ -110,11 +110,13 @@ fn the_encoding_stays_as_it_is() {
             name: name("x"),
         },
     };
-    let golden = [2, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
+    let golden = [3, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
     assert_eq!(command.encode().unwrap(), golden);
-    let mut of_before = golden;
-    of_before[0] = 1;
-    assert_eq!(Command::decode(&of_before), Ok(command));
+    for version in [1, 2] {
+        let mut of_before = golden;
+        of_before[0] = version;
+        assert_eq!(Command::decode(&of_before).as_ref(), Ok(&command));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod commands;
 mod compaction;
 mod content;
+mod editions;
 mod epochs;
 mod frozen;
 mod limits;
@@ -36,7 +37,7 @@ use harvestfs_protocol::{
     },
 };
 
-use super::{Applied, BlockChange, Command, Effects, Namespace, Outcome};
+use super::{Applied, BlockChange, Command, EDITION, Effects, Namespace, Outcome};
 
 pub(super) const RULES: PlacementRules = PlacementRules {
     replication: 3,
@@ -55,6 +56,13 @@ pub(super) fn format_command() -> Command {
         root_gid: 0,
         block_bytes: BLOCK_BYTES_MAX,
         default_rules: RULES,
+    }
+}
+
+pub(super) fn edition_command() -> Command {
+    Command::BeginEdition {
+        edition: EDITION,
+        now: Timestamp(1),
     }
 }
 
@@ -93,6 +101,16 @@ impl Fixture {
             held_elsewhere: false,
             effects: Effects::default(),
         };
+        fixture.apply(&format_command()).unwrap();
+        fixture.apply(&edition_command()).unwrap();
+        fixture.session = fixture.open_session();
+        fixture
+    }
+
+    /// As earlier releases have it: without an edition.
+    pub fn before_editions() -> Self {
+        let mut fixture = Self::new();
+        fixture.namespace = Namespace::new();
         fixture.apply(&format_command()).unwrap();
         fixture.session = fixture.open_session();
         fixture

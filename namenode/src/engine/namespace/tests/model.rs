@@ -21,7 +21,12 @@ pub struct Model {
     pub blocks: BTreeMap<BlockId, ModelBlock>,
     pub sessions: BTreeSet<SessionId>,
     pub orphans: BTreeSet<InodeId>,
+    /// Orphans that nobody holds: directories in which something counts.
+    pub unheld: BTreeSet<InodeId>,
+    /// Where it was, of what is in the trash or has no name.
+    pub counted_in: BTreeMap<InodeId, InodeId>,
     pub trash_directory: Option<InodeId>,
+    pub trash_of_users: BTreeMap<u32, InodeId>,
     /// What is in the trash: where it was, and until when it is kept.
     pub trash: BTreeMap<InodeId, (Vec<u8>, i64)>,
 }
@@ -63,8 +68,8 @@ pub struct Context<'a> {
     pub held_elsewhere: bool,
     /// The number that a new inode gets.
     pub fresh: InodeId,
-    /// The number that the directory of the trash has, once there is one.
-    pub trash: InodeId,
+    /// The numbers that the directory of the trash has, and the caller's in it, once they are there.
+    pub trash: [InodeId; 2],
     /// The numbers of what a new snapshot consists of, by path below the directory of snapshots; its
     /// own is at the empty path.
     pub copies: &'a BTreeMap<Vec<Name>, InodeId>,
@@ -284,8 +289,9 @@ impl Model {
     }
 
     pub fn not_trash(&self, ino: InodeId) -> Result<(), FsError> {
-        let is_trash = self.trash_directory == Some(ino);
-        (!is_trash).then_some(()).ok_or(FsError::NotPermitted)
+        (!self.is_part_of_trash(ino))
+            .then_some(())
+            .ok_or(FsError::NotPermitted)
     }
 
     pub fn touch_dir(&mut self, dir: InodeId, now: i64) {
@@ -339,20 +345,41 @@ impl Model {
         self.reply(context.fresh)
     }
 
-    /// A name that led here is gone.
-    pub fn dropped(&mut self, context: &Context, ino: InodeId) -> Attr {
+    /// A name that led here from a directory is gone.
+    pub fn dropped(&mut self, context: &Context, ino: InodeId, dir: InodeId) -> Attr {
         self.node_mut(ino).ctime = context.now;
         let mut attr = self.attr(ino);
         let named = self.parent_of(ino).is_some();
         if !named {
             attr.nlink = 0;
-            if context.held_elsewhere {
-                self.orphans.insert(ino);
-            } else {
-                self.inodes.remove(&ino);
+            if !self.is_part_of_trash(dir) {
+                self.counted_in.insert(ino, dir);
+            }
+            self.orphans.insert(ino);
+            if !context.held_elsewhere {
+                self.release(ino);
             }
         }
         attr
+    }
+
+    /// Nobody holds an orphan any more. It is gone unless something counts in it.
+    pub fn release(&mut self, ino: InodeId) {
+        assert!(self.orphans.contains(&ino));
+        self.unheld.insert(ino);
+        if self.used(ino) == (0, 0) {
+            self.inodes.remove(&ino);
+            self.orphans.remove(&ino);
+            self.unheld.remove(&ino);
+            self.counted_in.remove(&ino);
+        }
+    }
+
+    /// Removes the directories that were kept for something that is gone.
+    pub fn release_emptied(&mut self) {
+        while let Some(&ino) = self.unheld.iter().find(|&&ino| self.used(ino) == (0, 0)) {
+            self.release(ino);
+        }
     }
 
     pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
@@ -369,6 +396,7 @@ impl Model {
             self.within_quotas(|model| model.perform(context, op))
         };
         self.look_into_trash();
+        self.release_emptied();
         answer
     }
 
@@ -445,7 +473,9 @@ impl Model {
                 }
                 self.node_mut(*parent).entries.remove(name);
                 self.touch_dir(*parent, context.now);
-                Ok(MetaReply::Removed(Some(self.dropped(context, ino))))
+                Ok(MetaReply::Removed(Some(
+                    self.dropped(context, ino, *parent),
+                )))
             }
             MetaOp::RemoveToTrash {
                 parent,

@@ -172,7 +172,7 @@ impl Model {
         if self.inodes[&snapshots].entries.is_empty() {
             self.node_mut(dir).entries.remove(&snapshots_name());
             self.touch_dir(dir, context.now);
-            self.dropped(context, snapshots);
+            self.dropped(context, snapshots, dir);
         }
         Ok(MetaReply::Done)
     }

@@ -23,20 +23,28 @@ impl Model {
         all.collect()
     }
 
-    /// Bytes and inodes below a directory; what has several names is where the first directory that
-    /// names it is.
+    /// The directory in which something counts: the first in the order of inodes that names it, or where
+    /// it was.
+    fn account_of(&self, ino: InodeId) -> Option<InodeId> {
+        let parent = self.parent_of(ino);
+        let elsewhere = parent.is_none_or(|parent| self.is_part_of_trash(parent));
+        let was_in = self.counted_in.get(&ino).copied();
+        was_in.filter(|_| elsewhere).or(parent)
+    }
+
+    /// Whether what is in `dir` counts in `above`.
+    pub fn counts_within(&self, dir: InodeId, above: InodeId) -> bool {
+        std::iter::successors(Some(dir), |&ino| self.account_of(ino)).any(|ino| ino == above)
+    }
+
+    /// Bytes and inodes that count in a directory.
     pub fn used(&self, dir: InodeId) -> (u64, u64) {
         let mut used = (0, 0);
         for &ino in self.inodes.keys() {
-            // The first one in the order of inodes.
-            let mut above = self.parent_of(ino);
-            while let Some(parent) = above {
-                if parent == dir {
-                    used.0 += self.attr(ino).allocated_bytes;
-                    used.1 += 1;
-                    break;
-                }
-                above = self.parent_of(parent);
+            let above = self.account_of(ino);
+            if above.is_some_and(|above| self.counts_within(above, dir)) {
+                used.0 += self.attr(ino).allocated_bytes;
+                used.1 += 1;
             }
         }
         used

@@ -45,6 +45,11 @@ impl Model {
         if self.is_below(new.0, source) || swallowed {
             return Err(invalid());
         }
+        // Nor may two count in each other.
+        let within = |dir, above| old.0 != new.0 && self.counts_within(dir, above);
+        if within(new.0, source) || (exchange && target.is_some_and(|it| within(old.0, it))) {
+            return Err(invalid());
+        }
         let renamed = |model: &Self, other| MetaReply::Renamed {
             moved: model.attr(source),
             other,
@@ -97,7 +102,7 @@ impl Model {
             self.node_mut(target).ctime = context.now;
             return Ok(renamed(self, Some(self.attr(target))));
         }
-        let dropped = self.dropped(context, target);
+        let dropped = self.dropped(context, target, new.0);
         Ok(renamed(self, Some(dropped)))
     }
 }

@@ -46,52 +46,96 @@ impl Model {
     ) -> Answer {
         let ino = self.inodes[&dir].entries[name];
         let origin = [&self.path(dir), &b"/"[..], name.as_bytes()].concat();
-        let trash = context.trash;
         self.make_trash(context);
+        // With whom removed it first, if it is in the trash by another name.
+        let trash = context.trash[1];
+        let before = self.trash.get(&ino).map(|_| self.part_with(ino));
         self.node_mut(dir).entries.remove(name);
         self.touch_dir(dir, context.now);
-        let called = format!("{:016x}-{name}", ino.0);
-        let entries = &mut self.node_mut(trash).entries;
-        entries.insert(super::name(&called), ino);
-        self.touch_dir(trash, context.now);
+        if before.is_none_or(|before| before == trash) {
+            let called = format!("{:016x}-{name}", ino.0);
+            let entries = &mut self.node_mut(trash).entries;
+            entries.insert(super::name(&called), ino);
+            self.touch_dir(trash, context.now);
+        }
+        if before.is_none() {
+            self.counted_in.insert(ino, dir);
+        }
         self.node_mut(ino).ctime = context.now;
         let expires = context.now + i64::from(seconds) * 1_000_000_000;
         self.trash.insert(ino, (origin, expires));
         Ok(MetaReply::Removed(Some(self.attr(ino))))
     }
 
+    pub fn is_part_of_trash(&self, dir: InodeId) -> bool {
+        self.trash_directory == Some(dir) || self.trash_of_users.values().any(|&part| part == dir)
+    }
+
+    /// The directory of the user in whose trash something is.
+    fn part_with(&self, ino: InodeId) -> InodeId {
+        let mut parts = self.trash_of_users.values();
+        let has = |part: &&InodeId| {
+            self.inodes[*part]
+                .entries
+                .values()
+                .any(|&child| child == ino)
+        };
+        *parts.find(has).unwrap()
+    }
+
     pub fn make_trash(&mut self, context: &Context) {
-        let trash = context.trash;
+        let [trash, of_user] = context.trash;
         if self.trash_directory.is_none() {
-            let (uid, gid) = (
-                self.inodes[&InodeId::ROOT].uid,
-                self.inodes[&InodeId::ROOT].gid,
-            );
-            let node = Node::new(FileKind::Directory, 0o1777, uid, gid, context.now);
-            self.inodes.insert(trash, node);
-            let entries = &mut self.node_mut(InodeId::ROOT).entries;
-            entries.insert(super::name(".trash"), trash);
-            self.touch_dir(InodeId::ROOT, context.now);
+            let root = &self.inodes[&InodeId::ROOT];
+            let (uid, gid) = (root.uid, root.gid);
+            self.make_part(context, (InodeId::ROOT, ".trash", trash), (0o755, uid, gid));
             self.trash_directory = Some(trash);
         }
+        let uid = context.who.uid;
+        if !self.trash_of_users.contains_key(&uid) {
+            let gid = self.inodes[&self.trash_directory.unwrap()].gid;
+            self.make_part(
+                context,
+                (trash, &uid.to_string(), of_user),
+                (0o700, uid, gid),
+            );
+            self.trash_of_users.insert(uid, of_user);
+        }
+    }
+
+    fn make_part(
+        &mut self,
+        context: &Context,
+        (dir, name, ino): (InodeId, &str, InodeId),
+        (mode, uid, gid): (u16, u32, u32),
+    ) {
+        let node = Node::new(FileKind::Directory, mode, uid, gid, context.now);
+        self.inodes.insert(ino, node);
+        let entries = &mut self.node_mut(dir).entries;
+        entries.insert(super::name(name), ino);
+        self.touch_dir(dir, context.now);
     }
 
     /// Forgets what left the trash.
     pub fn look_into_trash(&mut self) {
-        if let Some(trash) = self.trash_directory {
-            let there: Vec<_> = self.inodes[&trash].entries.values().copied().collect();
-            self.trash.retain(|ino, _| there.contains(ino));
-        }
+        let parts = self.trash_of_users.values();
+        let there = parts.flat_map(|part| self.inodes[part].entries.values().copied());
+        let there: Vec<_> = there.collect();
+        self.trash.retain(|ino, _| there.contains(ino));
+        let orphans = &self.orphans;
+        self.counted_in
+            .retain(|ino, _| there.contains(ino) || orphans.contains(ino));
     }
 
     pub fn purge(&mut self, context: &Context, inodes: &[InodeId]) {
-        let trash = self.trash_directory.unwrap();
         for ino in inodes {
+            let trash = self.part_with(*ino);
             let entries = self.inodes[&trash].entries.clone();
             let (name, _) = entries.iter().find(|(_, child)| *child == ino).unwrap();
             self.remove_tree(context, trash, name);
+            self.look_into_trash();
         }
-        self.look_into_trash();
+        self.release_emptied();
     }
 
     fn remove_tree(&mut self, context: &Context, dir: InodeId, name: &Name) {
@@ -101,6 +145,6 @@ impl Model {
         }
         self.node_mut(dir).entries.remove(name);
         self.touch_dir(dir, context.now);
-        self.dropped(context, ino);
+        self.dropped(context, ino, dir);
     }
 }

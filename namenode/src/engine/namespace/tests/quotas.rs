@@ -82,12 +82,99 @@ fn bytes_are_refused_beyond_the_quota_and_not_before() {
     let ino = fixture.ino("/q/d/f");
     let twice = [extent(0, 100, block, 0), extent(50, 100, block, 4096)];
     fixture.commit(ino, &twice).unwrap();
-    // A file that nobody can name any more counts nowhere.
+}
+
+impl Fixture {
+    fn release(&mut self, inodes: Vec<InodeId>) {
+        let now = Timestamp(self.now);
+        self.apply(&Command::ReleaseOrphans { inodes, now })
+            .unwrap();
+    }
+
+    fn write(&mut self, ino: InodeId, from: u64, length: u64) -> Result<(), FsError> {
+        let block = self.allocate(1)[0];
+        self.commit(ino, &[extent(from, length, block, 0)])
+            .map(drop)
+    }
+}
+
+#[test]
+fn what_has_no_name_counts_where_it_was_until_nobody_holds_it() {
+    let mut fixture = with_data();
+    fixture.limit("/q", BYTES, 150);
+    let (file, d) = (fixture.ino("/q/d/f"), fixture.ino("/q/d"));
     fixture.held_elsewhere = true;
     fixture.unlink("/q/d/f").unwrap();
-    let block = fixture.allocate(1)[0];
-    fixture.commit(ino, &[extent(0, 500, block, 0)]).unwrap();
-    assert_eq!(fixture.used("/q"), (0, 1));
+    assert_eq!(fixture.used("/q"), (100, 2));
+    assert_eq!(fixture.write(file, 100, 51), Err(FULL));
+    fixture.write(file, 100, 50).unwrap();
+    fixture.file("/q/g");
+    assert_eq!(fixture.put("/q/g", 0, 1), Err(FULL));
+    // Also once its directory is gone, which is kept for that.
+    fixture.held_elsewhere = false;
+    fixture.remove_dir("/q/d").unwrap();
+    assert_eq!(fixture.try_ino("/q/d"), Err(FsError::NotFound));
+    assert!(fixture.namespace.exists(d));
+    assert_eq!(fixture.namespace.orphans().collect::<Vec<_>>(), [file]);
+    assert_eq!(fixture.write(file, 150, 1), Err(FULL));
+    let bytes = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
+    assert_eq!(fixture.snapshot(), bytes);
+    fixture.release(vec![file]);
+    assert!(!fixture.namespace.exists(d));
+    assert_eq!(fixture.used("/q").0, 0);
+}
+
+#[test]
+fn what_is_in_the_trash_counts_where_it_was() {
+    let mut fixture = with_data();
+    fixture.limit("/q", BYTES, 150);
+    let before = fixture.used("/q");
+    let there = fixture.trash("/q/d", 60).unwrap();
+    assert_eq!(fixture.used("/q"), before);
+    assert_eq!(fixture.used("/.trash/0"), (0, 0));
+    fixture.file("/q/g");
+    assert_eq!(fixture.put("/q/g", 0, 51), Err(FULL));
+    fixture.unlink("/q/g").unwrap();
+    // In the trash it can shrink and grow, and what leaves it counts where it comes to.
+    assert_eq!(fixture.put(&format!("{there}/f"), 100, 51), Err(FULL));
+    fixture.dir("/elsewhere");
+    let taken = fixture.rename(&format!("{there}/f"), "/elsewhere/f", RenameMode::Replace);
+    taken.unwrap();
+    assert_eq!(fixture.used("/elsewhere"), (100, 1));
+    assert_eq!(fixture.used("/q").0, 0);
+    fixture
+        .rename("/elsewhere/f", "/q/f", RenameMode::Replace)
+        .unwrap();
+    let file = fixture.trash("/q/f", 60).unwrap();
+    assert_eq!(fixture.used("/q").0, 100);
+    fixture.unlink(&file).unwrap();
+    assert_eq!(fixture.used("/q").0, 0);
+}
+
+#[test]
+fn directories_do_not_count_in_each_other() {
+    let mut fixture = with_data();
+    let there = fixture.trash("/q/d", 60).unwrap();
+    // It counts in `/q`, which can so not be below it.
+    let moved = fixture.rename("/q", &format!("{there}/q"), RenameMode::Replace);
+    assert!(
+        matches!(moved, Err(FsError::InvalidArgument(_))),
+        "{moved:?}"
+    );
+    fixture.rename(&there, "/d", RenameMode::Replace).unwrap();
+    fixture.rename("/q", "/d/q", RenameMode::Replace).unwrap();
+}
+
+#[test]
+fn a_directory_that_is_replaced_by_what_counted_in_it_is_gone() {
+    let mut fixture = with_data();
+    let there = fixture.trash("/q/d", 60).unwrap();
+    let q = fixture.ino("/q");
+    fixture.limit("/", FILES, 4);
+    fixture.rename(&there, "/q", RenameMode::Replace).unwrap();
+    assert!(!fixture.namespace.exists(q));
+    assert_eq!(fixture.list("/q"), ["f"]);
 }
 
 #[test]

@@ -86,6 +86,7 @@ impl World {
             journal: Vec::new(),
         };
         world.apply(&format_command()).unwrap();
+        world.apply(&edition_command()).unwrap();
         world
     }
 
@@ -237,9 +238,9 @@ impl World {
         };
         self.apply(&release).unwrap();
         for ino in inodes {
-            assert!(self.model.orphans.remove(&ino));
-            self.model.inodes.remove(&ino);
+            self.model.release(ino);
         }
+        self.model.release_emptied();
     }
 
     fn purge(&mut self) {
@@ -256,7 +257,7 @@ impl World {
             now: self.now,
             held_elsewhere: true,
             fresh: InodeId(0),
-            trash: InodeId(0),
+            trash: [InodeId(0); 2],
             copies: &BTreeMap::new(),
         };
         if !inodes.is_empty() {
@@ -313,7 +314,7 @@ impl World {
             now,
             held_elsewhere: true,
             fresh: InodeId(0),
-            trash: self.namespace.trash_directory().unwrap_or(InodeId(0)),
+            trash: self.trash_of(0),
             copies: &BTreeMap::new(),
         };
         let Command::RemoveExpired { entries, .. } = end else {
@@ -381,7 +382,7 @@ impl World {
             now: self.now,
             held_elsewhere,
             fresh,
-            trash: self.namespace.trash_directory().unwrap_or(InodeId(0)),
+            trash: self.trash_of(who.uid),
             copies: &copies,
         };
         if let (MetaOp::AllocateBlocks { rules, .. }, Ok(Outcome::Blocks(blocks))) = (&op, &got) {
@@ -406,6 +407,15 @@ impl World {
                 panic!("{who:?} {op:?}:\n got      {got:?}\n expected {expected:?}")
             }
         }
+    }
+
+    /// The directory of the trash, and that of a user in it, as far as they are there.
+    fn trash_of(&self, uid: u32) -> [InodeId; 2] {
+        let mut of_users = self.namespace.trash.of_users();
+        let of_user = of_users
+            .find(|(user, _)| *user == uid)
+            .map(|(_, directory)| directory);
+        [self.namespace.trash.directory, of_user].map(|it| it.unwrap_or(InodeId(0)))
     }
 
     /// What a snapshot consists of, and the directory that it is in.
@@ -450,7 +460,7 @@ impl World {
 
     fn compare_inodes(&self) {
         let orphans: BTreeSet<_> = self.namespace.orphans().collect();
-        assert_eq!(orphans, self.model.orphans);
+        assert_eq!(orphans, &self.model.orphans - &self.model.unheld);
         let got: Vec<_> = self.namespace.inodes.iter().map(|(ino, _)| ino).collect();
         assert_eq!(got.len(), self.model.inodes.len());
         for ino in got {

@@ -16,7 +16,8 @@ impl Fixture {
             retention_s,
         })?;
         let ino = removed.unwrap().ino;
-        Ok(format!("/.trash/{:016x}-{name}", ino.0))
+        let uid = self.caller.uid;
+        Ok(format!("/.trash/{uid}/{:016x}-{name}", ino.0))
     }
 
     fn purge(&mut self, inodes: Vec<InodeId>) {
@@ -92,7 +93,7 @@ fn unlink_keeps_the_last_name_where_a_directory_asks_for_it() {
     fixture.unlink("/d/sub/g").unwrap();
     assert!(fixture.trashed(deeper).is_some(), "inherited");
     // In the trash, a removal is one.
-    let name = format!("/.trash/{:016x}-f", file.0);
+    let name = format!("/.trash/0/{:016x}-f", file.0);
     assert_eq!(fixture.unlink(&name).unwrap().unwrap().nlink, 0);
     // A directory below can say no.
     fixture.set_xattr("/d/sub", TRASH_S, b"0", ANY).unwrap();
@@ -115,7 +116,7 @@ fn what_expired_is_purged_and_its_blocks_are_freed() {
     assert_eq!(fixture.expired(second), []);
     assert_eq!(fixture.expired(3 * second), [tree]);
     fixture.purge(vec![tree, InodeId(77), InodeId::ROOT]);
-    assert_eq!(fixture.list("/.trash"), [""; 0]);
+    assert_eq!(fixture.list("/.trash/0"), [""; 0]);
     let orphans: Vec<_> = fixture.namespace.orphans().collect();
     assert_eq!(orphans.len(), 4, "two files, two directories");
     let now = Timestamp(fixture.now);
@@ -166,7 +167,9 @@ fn the_trash_stays_where_it_is_and_takes_removals_only() {
     );
     assert_eq!(fixture.trash("/.trash", 60), Err(FsError::NotPermitted));
     fixture.unlink(&there).unwrap();
-    assert_eq!(fixture.remove_dir("/.trash"), forbidden);
+    assert_eq!(fixture.remove_dir("/.trash/0"), forbidden);
+    let moved = fixture.rename("/.trash/0", "/x", replace);
+    assert_eq!(moved, forbidden);
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn only_who_may_remove_may_remove_to_the_trash_and_take_out_again() {
     let mine = fixture.trash("/d/mine", 60).unwrap();
     fixture.become_user(2);
     let take = fixture.rename(&mine, "/d/yours", RenameMode::Replace);
-    assert_eq!(take, Err(FsError::NotPermitted));
+    assert_eq!(take, Err(FsError::PermissionDenied));
     fixture.become_user(1);
     fixture
         .rename(&mine, "/d/mine", RenameMode::Replace)
@@ -187,14 +190,62 @@ fn only_who_may_remove_may_remove_to_the_trash_and_take_out_again() {
 }
 
 #[test]
-fn without_room_for_the_trash_a_removal_removes() {
+fn where_the_trash_cannot_be_made_a_removal_removes() {
     let mut fixture = with_tree();
     fixture.set_xattr("/d", TRASH_S, b"60", ANY).unwrap();
-    fixture.unlink("/d/sub/g").unwrap();
-    let limit = "user.harvestfs.quota_bytes";
-    fixture.set_xattr("/.trash", limit, b"5", ANY).unwrap();
+    // One more inode could be added, and two are needed.
+    let limit = "user.harvestfs.quota_files";
+    fixture.set_xattr("/", limit, b"5", ANY).unwrap();
     assert_eq!(fixture.trash("/d/f", 60), Err(FsError::QuotaExceeded));
+    assert_eq!(fixture.try_ino("/.trash"), Err(FsError::NotFound));
     assert_eq!(fixture.unlink("/d/f").unwrap().unwrap().nlink, 0);
+}
+
+#[test]
+fn the_trash_of_each_user_is_theirs() {
+    let mut fixture = with_tree();
+    fixture.chmod("/d", 0o777).unwrap();
+    fixture.become_user(1);
+    fixture.create("/d/open", FileKind::Regular, FILE).unwrap();
+    let open = fixture.trash("/d/open", 60).unwrap();
+    let (part, name) = fixture.place(&open);
+    let look = MetaOp::Lookup { parent: part, name };
+    fixture.query(&look).unwrap();
+    fixture.become_user(2);
+    assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));
+    // Who removes it has it, whosever it was.
+    let of_root = fixture.trash("/d/f", 60).unwrap();
+    let (part, name) = fixture.place(&of_root);
+    let look = MetaOp::Lookup { parent: part, name };
+    fixture.query(&look).unwrap();
+    fixture.become_user(1);
+    assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));
+    fixture.become_user(0);
+    let parts = fixture.list("/.trash");
+    assert_eq!(parts, ["1", "2"]);
+    for (part, uid) in [("/.trash/1", 1), ("/.trash/2", 2)] {
+        let attr = fixture.attr(part);
+        assert_eq!((attr.mode, attr.uid), (0o700, uid));
+    }
+    assert_eq!(fixture.attr("/.trash").mode, 0o755);
+}
+
+#[test]
+fn a_file_with_names_in_the_trash_of_two_users_is_with_whom_removed_it_first() {
+    let mut fixture = with_tree();
+    fixture.chmod("/d", 0o777).unwrap();
+    fixture.link("/d/f", "/d/also").unwrap();
+    let file = fixture.ino("/d/f");
+    fixture.become_user(1);
+    let there = fixture.trash("/d/f", 60).unwrap();
+    fixture.become_user(2);
+    fixture.trash("/d/also", 60).unwrap();
+    fixture.become_user(0);
+    assert_eq!(fixture.ino(&there), file);
+    assert_eq!(fixture.list("/.trash/2"), [""; 0]);
+    assert_eq!(fixture.attr(&there).nlink, 1);
+    fixture.purge(vec![file]);
+    assert_eq!(fixture.list("/.trash/1"), [""; 0]);
 }
 
 #[test]

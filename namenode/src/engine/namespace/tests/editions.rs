@@ -1,0 +1,142 @@
+//! Editions: what earlier releases did is replayed as they did it, and goes over into what this one does.
+
+use super::{xattrs::ANY, *};
+use crate::engine::namespace::SnapshotError;
+
+const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
+
+/// As an earlier release left it: two users' files in the trash, one without a name, one in a directory
+/// that is gone.
+fn of_before() -> (Fixture, [InodeId; 4]) {
+    let mut fixture = Fixture::before_editions();
+    fixture.dir("/d");
+    fixture.dir("/d/sub");
+    fixture.chmod("/d", 0o777).unwrap();
+    fixture.chmod("/d/sub", 0o777).unwrap();
+    let of_root = fixture.file("/d/root");
+    fixture.become_user(1);
+    let of_user = fixture
+        .create("/d/user", FileKind::Regular, FILE)
+        .unwrap()
+        .ino;
+    fixture.become_user(0);
+    let nameless = fixture.file("/d/nameless");
+    let gone = fixture.file("/d/sub/gone");
+    for ino in [of_root, of_user, nameless, gone] {
+        let block = fixture.allocate(1)[0];
+        fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
+    }
+    for (name, parent) in [("root", "/d"), ("user", "/d")] {
+        let parent = fixture.ino(parent);
+        let removal = MetaOp::RemoveToTrash {
+            parent,
+            name: super::name(name),
+            retention_s: 60,
+        };
+        fixture.remove(removal).unwrap();
+    }
+    fixture.held_elsewhere = true;
+    fixture.unlink("/d/nameless").unwrap();
+    fixture.unlink("/d/sub/gone").unwrap();
+    fixture.held_elsewhere = false;
+    fixture.remove_dir("/d/sub").unwrap();
+    (fixture, [of_root, of_user, nameless, gone])
+}
+
+fn used(fixture: &Fixture, path: &str) -> String {
+    fixture
+        .get_xattr(path, "user.harvestfs.used_bytes")
+        .unwrap()
+}
+
+#[test]
+fn what_was_before_an_edition_is_as_it_was_then() {
+    let (mut fixture, [of_root, of_user, nameless, _]) = of_before();
+    assert_eq!(fixture.attr("/.trash").mode, 0o1777);
+    assert_eq!(
+        fixture.ino(&format!("/.trash/{:016x}-user", of_user.0)),
+        of_user
+    );
+    assert_eq!(
+        fixture.ino(&format!("/.trash/{:016x}-root", of_root.0)),
+        of_root
+    );
+    assert_eq!(
+        (used(&fixture, "/d"), used(&fixture, "/.trash")),
+        ("0".into(), "20".into())
+    );
+    // What has no name counts nowhere, so that no quota stops it.
+    fixture.set_xattr("/", QUOTA_BYTES, b"20", ANY).unwrap();
+    let block = fixture.allocate(1)[0];
+    fixture
+        .commit(nameless, &[extent(10, 500, block, 0)])
+        .unwrap();
+}
+
+#[test]
+fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
+    let (mut fixture, [of_root, of_user, nameless, gone]) = of_before();
+    let of_before = fixture.snapshot();
+    fixture.apply(&edition_command()).unwrap();
+    assert_eq!(fixture.namespace.edition(), EDITION);
+    assert_eq!(fixture.list("/.trash"), ["0", "1"]);
+    assert_eq!(
+        fixture.ino(&format!("/.trash/1/{:016x}-user", of_user.0)),
+        of_user
+    );
+    assert_eq!(
+        fixture.ino(&format!("/.trash/0/{:016x}-root", of_root.0)),
+        of_root
+    );
+    // Where it was is not known of what was in the trash; what has no name counts where it was, or at
+    // the root.
+    let counts = ["/d", "/.trash", "/"].map(|path| used(&fixture, path));
+    assert_eq!(counts, ["10", "20", "40"]);
+    fixture.set_xattr("/d", QUOTA_BYTES, b"10", ANY).unwrap();
+    let block = fixture.allocate(1)[0];
+    let more = fixture.commit(nameless, &[extent(10, 1, block, 0)]);
+    assert_eq!(more.map(drop), Err(FsError::QuotaExceeded));
+    let now = Timestamp(fixture.now);
+    let inodes = vec![nameless, gone];
+    fixture
+        .apply(&Command::ReleaseOrphans { inodes, now })
+        .unwrap();
+    assert_eq!(used(&fixture, "/"), "20");
+    let expired: Vec<_> = fixture
+        .namespace
+        .expired_trash(Timestamp(i64::MAX))
+        .collect();
+    fixture
+        .apply(&Command::PurgeTrash {
+            inodes: expired,
+            now,
+        })
+        .unwrap();
+    let inodes = fixture.namespace.orphans().collect();
+    fixture
+        .apply(&Command::ReleaseOrphans { inodes, now })
+        .unwrap();
+    assert_eq!(used(&fixture, "/"), "0");
+
+    // The snapshot that the earlier release wrote is read as such.
+    let mut of_7 = of_before.clone();
+    of_7[8] = 7;
+    let read = Namespace::read_snapshot(&mut &of_7[..]).unwrap();
+    assert_eq!(read.edition(), 0);
+}
+
+#[test]
+fn an_edition_that_is_not_known_or_not_later_is_refused() {
+    let mut fixture = Fixture::new();
+    for edition in [0, EDITION, EDITION + 1] {
+        let now = Timestamp(9);
+        let refused = fixture.apply(&Command::BeginEdition { edition, now });
+        assert!(matches!(refused, Err(FsError::Internal(_))), "{refused:?}");
+    }
+    let known = fixture.snapshot();
+    fixture.namespace.edition = EDITION + 1;
+    let newer = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &known[..]).unwrap();
+    let read = Namespace::read_snapshot(&mut &newer[..]);
+    assert!(matches!(read, Err(SnapshotError::Damaged(_))));
+}
