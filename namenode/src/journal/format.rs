@@ -24,7 +24,7 @@ pub(super) const SNAPSHOT_MAGIC: [u8; 8] = *b"HFSJSNP\0";
 
 const SEGMENT_PREFIX: &str = "segment-";
 const SNAPSHOT_PREFIX: &str = "snapshot-";
-pub(super) const TEMPORARY_SUFFIX: &str = ".tmp";
+const TEMPORARY_SUFFIX: &str = ".tmp";
 
 pub(super) fn segment_name(first_lsn: Lsn) -> String {
     format!("{SEGMENT_PREFIX}{first_lsn:020}")
@@ -32,6 +32,11 @@ pub(super) fn segment_name(first_lsn: Lsn) -> String {
 
 pub(super) fn snapshot_name(lsn: Lsn) -> String {
     format!("{SNAPSHOT_PREFIX}{lsn:020}")
+}
+
+/// What a segment or snapshot is called until it is complete.
+pub(super) fn temporary_name(name: &str) -> String {
+    format!("{name}{TEMPORARY_SUFFIX}")
 }
 
 /// What a file of the journal directory is, judged by its name.

@@ -8,7 +8,7 @@ use super::disk::{Disk, RealDisk};
 use super::files::JournalFiles;
 use super::format::{RECORD_HEADER_BYTES, RECORDS_OFFSET, encode_record};
 use super::reader::RecordReader;
-use super::segment::{ActiveSegment, SegmentReader, SegmentTail, Step};
+use super::segment::{ActiveSegment, SegmentTail};
 use super::snapshot::{SnapshotPlan, SnapshotReader, SnapshotState};
 use super::{JournalError, Lsn, RECORD_BYTES_MAX};
 
@@ -62,7 +62,7 @@ pub enum TailReport {
     /// Behind the last record there was nothing.
     Clean,
     /// Behind the last record there were remains of records that had not been synced, as a
-    /// crash during a write leaves them. They were wiped.
+    /// crash during a write leaves them. They were dropped.
     Torn {
         /// File name of the segment.
         segment: String,
@@ -123,7 +123,14 @@ impl Journal {
         let Some(&newest_first_lsn) = files.segments.last() else {
             return Err(JournalError::MissingRecords { lsn: base_lsn + 1 });
         };
-        let (tail, last_lsn, salt) = scan_newest(&*disk, newest_first_lsn, cluster_id)?;
+        let (segment, tail) = ActiveSegment::copy_of(
+            &*disk,
+            newest_first_lsn,
+            cluster_id,
+            new_salt(),
+            options.segment_bytes,
+        )?;
+        let last_lsn = tail.last_lsn;
         let newest_snapshot_lsn = files.snapshots.last().copied().unwrap_or(0);
         if last_lsn < newest_snapshot_lsn {
             // A snapshot is begun by starting the segment after it.
@@ -140,7 +147,9 @@ impl Journal {
             0 => None,
             lsn => Some((lsn, SnapshotReader::open(&*disk, lsn, cluster_id)?)),
         };
-        let segment = ActiveSegment::reopen(&*disk, newest_first_lsn, salt, &tail)?;
+        // From here on the records that were found are durable, whatever became of them before. What
+        // refuses to open has changed nothing but the temporary file.
+        let segment = segment.install(&*disk)?;
         let recovered = Recovered {
             snapshot,
             records,
@@ -283,7 +292,8 @@ impl Journal {
     }
 
     /// Continues in a new segment. The old one is synced first: recovery relies on only the
-    /// newest segment having a tail that was never synced.
+    /// newest segment having a tail that was never synced. No sync of it has failed, nor was it found
+    /// at the start other than by a copy, so this sync proves that all of it is on the disk.
     fn rotate(&mut self) -> Result<(), JournalError> {
         self.sync()?;
         let created = ActiveSegment::create(
@@ -400,19 +410,6 @@ fn newest_good_snapshot(
         }
         None => Ok((0, skipped)),
     }
-}
-
-/// Reads the newest segment to its end: its tail, its last record (the one before its first if
-/// it is empty), its salt.
-fn scan_newest(
-    disk: &dyn Disk,
-    first_lsn: Lsn,
-    cluster_id: u128,
-) -> Result<(SegmentTail, Lsn, u64), JournalError> {
-    let mut segment = SegmentReader::open(disk, first_lsn, cluster_id)?;
-    while let Step::Record { .. } = segment.step()? {}
-    let (last_lsn, salt) = (segment.next_lsn - 1, segment.salt);
-    Ok((segment.tail()?, last_lsn, salt))
 }
 
 /// A number that whoever writes records cannot know.

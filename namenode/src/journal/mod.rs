@@ -43,7 +43,7 @@
 //! | 0 | 4 | payload length, at most [`RECORD_BYTES_MAX`] |
 //! | 4 | 4 | checksum of salt, bytes 0..4 and 8..28 |
 //! | 8 | 8 | lsn |
-//! | 16 | 8 | synced lsn: all records up to it were durable before this one was written |
+//! | 16 | 8 | synced lsn: all records up to it were durable before this one counted |
 //! | 24 | 4 | checksum of salt, lsn, payload |
 //! | 28 | | payload |
 //!
@@ -58,12 +58,22 @@
 //! A segment is synced before the next one is created, so only the newest can end in records
 //! that never were. There, the first place without a valid record is the end of the journal.
 //! Remains after it are a *torn tail* if nothing proves otherwise: they are reported
-//! ([`TailReport`]), wiped, and the wipe is synced before anything is appended. Writes between
-//! two syncs reach the disk in any order, so there may be valid records among the remains. The
-//! proof of *damage* is a record header after the place whose synced lsn says that the missing
-//! record was on the disk before. Then, and whenever an older segment is damaged or missing, the
-//! journal refuses to open ([`JournalError::Corrupt`], [`JournalError::MissingRecords`]). Damage
-//! to records of the very last sync cannot be told from a torn tail and is reported as one.
+//! ([`TailReport`]) and dropped. Writes between two syncs reach the disk in any order, so there may
+//! be valid records among the remains. The proof of *damage* is a record header after the place
+//! whose synced lsn says that the missing record was on the disk before. Then, and whenever an
+//! older segment is damaged or missing, the journal refuses to open ([`JournalError::Corrupt`],
+//! [`JournalError::MissingRecords`]). Damage to records of the very last sync cannot be told from
+//! a torn tail and is reported as one.
+//!
+//! # After a failed sync
+//!
+//! When a sync fails, the kernel keeps the pages as if they had been written: they can be read until
+//! it drops them, and no later sync writes them. So the journal stops at the first failure, and what
+//! a start finds in the newest segment is not relied upon: it is copied, record by record, to a new
+//! file, which is synced and takes the place of the old one (and the directory is synced) before
+//! [`Journal::open`] returns. An older segment needs none of that: the next one was created after a
+//! sync of it that no failed one preceded. The names of files are different: a file system that
+//! cannot write its own records stops altogether.
 //!
 //! Nothing after a bad place is ever returned as a record. Since checksums are salted, bytes
 //! inside a record cannot pass for a record header.

@@ -1,9 +1,11 @@
-//! One segment file: creating, appending, reading, and judging its tail.
+//! One segment file: creating, copying, appending, reading, and judging its tail.
+
+use std::io;
 
 use super::disk::{Disk, DiskFile};
 use super::format::{
     FILE_HEADER_BYTES, FileHeader, HeaderBytes, RECORD_HEADER_BYTES, RECORDS_OFFSET, RecordHeader,
-    SEGMENT_MAGIC, TEMPORARY_SUFFIX, payload_checksum, segment_name,
+    SEGMENT_MAGIC, encode_record, payload_checksum, segment_name, temporary_name,
 };
 use super::{JournalError, Lsn, RECORD_BYTES_MAX};
 
@@ -39,23 +41,67 @@ impl ActiveSegment {
         salt: u64,
         len_bytes: u64,
     ) -> Result<Self, JournalError> {
-        let name = segment_name(first_lsn);
-        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
-        let created =
-            Self::create_temporary(disk, &temporary, first_lsn, cluster_id, salt, len_bytes);
-        let (file, zeroed_to) = match created {
-            Ok(created) => created,
+        let begun = Self::begin(disk, first_lsn, cluster_id, salt, len_bytes);
+        let synced = begun.and_then(|mut segment| segment.file.sync().map(|()| segment));
+        match synced {
+            Ok(segment) => segment.install(disk),
             Err(e) => {
-                // Gives back what little space it got. The error that counts is the first one,
-                // and the next start removes the file if this fails.
-                let _ = disk.remove(&temporary);
-                return Err(JournalError::create(&name, len_bytes, e));
+                remove_temporary(disk, first_lsn);
+                Err(JournalError::create(&segment_name(first_lsn), len_bytes, e))
             }
+        }
+    }
+
+    /// Copies the records of the newest segment to a new file, which is durable when this returns
+    /// and takes the name of the old one with [`ActiveSegment::install`].
+    ///
+    /// That the records can be read is no proof that they are on the disk: when a sync failed, the
+    /// kernel keeps their pages as if they had been written, and no later sync of that file
+    /// writes them. They are verified as they are copied, since the kernel may drop such pages at
+    /// any time and read what is on the disk instead.
+    ///
+    /// In the new file each record says that all before it are durable: the file has no name until
+    /// they are.
+    pub(super) fn copy_of(
+        disk: &dyn Disk,
+        first_lsn: Lsn,
+        cluster_id: u128,
+        salt: u64,
+        segment_bytes: u64,
+    ) -> Result<(Self, SegmentTail), JournalError> {
+        let mut old = SegmentReader::open(disk, first_lsn, cluster_id)?;
+        let len_bytes = segment_bytes.max(old.len_bytes);
+        let copy = || {
+            let mut segment = Self::begin(disk, first_lsn, cluster_id, salt, len_bytes)
+                .map_err(|e| JournalError::create(&segment_name(first_lsn), len_bytes, e))?;
+            segment.take_records(&mut old)?;
+            let tail = old.tail()?;
+            segment.sync()?;
+            Ok((segment, tail))
         };
-        // Never a DiskFull, which promises that nothing changed: the name may be there already.
-        disk.rename(&temporary, &name)
-            .and_then(|()| disk.sync_dir())
-            .map_err(|e| JournalError::io("create", &name, e))?;
+        copy().inspect_err(|_| remove_temporary(disk, first_lsn))
+    }
+
+    /// Starts a segment under its temporary name; nothing of it is durable.
+    fn begin(
+        disk: &dyn Disk,
+        first_lsn: Lsn,
+        cluster_id: u128,
+        salt: u64,
+        len_bytes: u64,
+    ) -> io::Result<Self> {
+        let name = segment_name(first_lsn);
+        let mut file = disk.create(&temporary_name(&name), len_bytes)?;
+        let zeroed_to = len_bytes.min(zero_ahead_bytes(len_bytes));
+        let mut start = vec![0; zeroed_to as usize];
+        let header = FileHeader {
+            cluster_id,
+            lsn: first_lsn,
+            salt,
+            len_bytes,
+        };
+        start[..FILE_HEADER_BYTES].copy_from_slice(&header.encode(SEGMENT_MAGIC));
+        file.write_at(&start, 0)?;
         Ok(Self {
             file,
             name,
@@ -67,67 +113,38 @@ impl ActiveSegment {
         })
     }
 
-    fn create_temporary(
-        disk: &dyn Disk,
-        temporary: &str,
-        first_lsn: Lsn,
-        cluster_id: u128,
-        salt: u64,
-        len_bytes: u64,
-    ) -> std::io::Result<(Box<dyn DiskFile>, u64)> {
-        let mut file = disk.create(temporary, len_bytes)?;
-        let zeroed_to = len_bytes.min(zero_ahead_bytes(len_bytes));
-        let mut start = vec![0; zeroed_to as usize];
-        let header = FileHeader {
-            cluster_id,
-            lsn: first_lsn,
-            salt,
-            len_bytes,
-        };
-        start[..FILE_HEADER_BYTES].copy_from_slice(&header.encode(SEGMENT_MAGIC));
-        file.write_at(&start, 0)?;
-        file.sync()?;
-        Ok((file, zeroed_to))
+    /// Writes all records that `old` yields. They fit: the segment is at least as large.
+    fn take_records(&mut self, old: &mut SegmentReader) -> Result<(), JournalError> {
+        let mut buffer = Vec::new();
+        let mut copied = false;
+        while !copied {
+            match old.step()? {
+                Step::Record { lsn, payload } => {
+                    encode_record(&mut buffer, &payload, lsn, lsn - 1, self.salt);
+                }
+                Step::End | Step::Bad { .. } => copied = true,
+            }
+            if copied || buffer.len() >= READ_CHUNK_BYTES {
+                // No zeros are written ahead: the next piece follows at once.
+                self.file
+                    .write_at(&buffer, self.offset)
+                    .map_err(|e| JournalError::io("write", &self.name, e))?;
+                self.offset += buffer.len() as u64;
+                self.zeroed_to = self.zeroed_to.max(self.offset);
+                buffer.clear();
+            }
+        }
+        Ok(())
     }
 
-    /// Reopens a segment whose valid records end at `tail.end_offset`, and wipes what follows.
-    ///
-    /// The wipe is durable before anything is appended: otherwise remains of records that were
-    /// never acknowledged could line up behind new ones after a further crash.
-    pub(super) fn reopen(
-        disk: &dyn Disk,
-        first_lsn: Lsn,
-        salt: u64,
-        tail: &SegmentTail,
-    ) -> Result<Self, JournalError> {
-        let name = segment_name(first_lsn);
-        let mut file = disk
-            .open(&name)
-            .map_err(|e| JournalError::io("open", &name, e))?;
-        let len_bytes = file
-            .len_bytes()
-            .map_err(|e| JournalError::io("read", &name, e))?;
-        let zeros = vec![0; READ_CHUNK_BYTES];
-        let mut offset = tail.end_offset;
-        while offset < tail.written_to {
-            let chunk = (tail.written_to - offset).min(zeros.len() as u64);
-            file.write_at(&zeros[..chunk as usize], offset)
-                .map_err(|e| JournalError::io("write", &name, e))?;
-            offset += chunk;
-        }
-        // Also without a tail to wipe: the records found may sit in the page cache only (written
-        // by a process that was killed before its sync), and are about to be relied upon.
-        file.sync()
-            .map_err(|e| JournalError::io("sync", &name, e))?;
-        Ok(Self {
-            file,
-            name,
-            first_lsn,
-            salt,
-            len_bytes,
-            offset: tail.end_offset,
-            zeroed_to: offset,
-        })
+    /// Gives a segment whose content is durable its name, replacing the file that has it, and makes
+    /// that durable.
+    pub(super) fn install(self, disk: &dyn Disk) -> Result<Self, JournalError> {
+        // Never a DiskFull, which promises that nothing changed: the name may be there already.
+        disk.rename(&temporary_name(&self.name), &self.name)
+            .and_then(|()| disk.sync_dir())
+            .map_err(|e| JournalError::io("create", &self.name, e))?;
+        Ok(self)
     }
 
     /// Bytes of encoded records that still fit.
@@ -158,6 +175,12 @@ impl ActiveSegment {
     }
 }
 
+/// Gives back what space a segment that failed has got. The error that counts is the one before, and
+/// the next start removes the file if this fails.
+fn remove_temporary(disk: &dyn Disk, first_lsn: Lsn) {
+    let _ = disk.remove(&temporary_name(&segment_name(first_lsn)));
+}
+
 /// What stands at one place of a segment.
 pub(super) enum Step {
     /// A record with matching checksums and the expected number.
@@ -172,7 +195,7 @@ pub(super) enum Step {
 pub(super) struct SegmentReader {
     file: Box<dyn DiskFile>,
     pub(super) name: String,
-    pub(super) salt: u64,
+    salt: u64,
     len_bytes: u64,
     created_len_bytes: u64,
     /// Where the next record is expected.
@@ -282,6 +305,7 @@ impl SegmentReader {
             at += chunk_bytes as u64;
         }
         Ok(SegmentTail {
+            last_lsn: self.next_lsn - 1,
             end_offset,
             written_to,
             missing_bytes: self.created_len_bytes.saturating_sub(self.len_bytes),
@@ -332,6 +356,8 @@ fn find_later_header(bytes: &[u8], salt: u64, lsn: Lsn) -> Option<(usize, Record
 /// Where the valid records of the newest segment end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentTail {
+    /// The last valid record; the one before the segment's first if there is none.
+    pub(super) last_lsn: Lsn,
     /// First byte after the last valid record.
     pub(super) end_offset: u64,
     /// First byte after which the segment holds only zeros; equal to `end_offset` when clean.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::disk::{Disk, DiskFile};
 use super::files::JournalFiles;
 use super::format::{
-    FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, TEMPORARY_SUFFIX, payload_checksum,
-    segment_name, snapshot_name, u32_at, u64_at,
+    FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, payload_checksum, segment_name, snapshot_name,
+    temporary_name, u32_at, u64_at,
 };
 use super::reader::RecordReader;
 use super::{JournalError, Lsn};
@@ -104,7 +104,7 @@ impl SnapshotPlan {
     /// Starts the snapshot file.
     pub fn writer(self) -> Result<SnapshotWriter, JournalError> {
         let name = snapshot_name(self.lsn);
-        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        let temporary = temporary_name(&name);
         let header = FileHeader {
             cluster_id: self.cluster_id,
             lsn: self.lsn,
@@ -127,6 +127,7 @@ impl SnapshotPlan {
             chunk: vec![0; CHUNK_HEADER_BYTES],
             chunk_index: 0,
             content_bytes: 0,
+            failed: false,
         })
     }
 }
@@ -144,6 +145,8 @@ pub struct SnapshotWriter {
     chunk: Vec<u8>,
     chunk_index: u64,
     content_bytes: u64,
+    /// A write or sync failed: no later sync proves that the file is whole.
+    failed: bool,
 }
 
 /// What [`SnapshotWriter::install`] did.
@@ -167,6 +170,10 @@ impl SnapshotWriter {
     pub fn install(mut self) -> Result<SnapshotInstalled, JournalError> {
         let name = self.name.clone();
         let write_error = |e| JournalError::io("write", &name, e);
+        if self.failed {
+            let earlier = io::Error::other("an earlier write or sync of it failed");
+            return Err(write_error(earlier));
+        }
         self.flush_chunk().map_err(write_error)?;
         let total = self.content_bytes.to_le_bytes();
         let checksum = payload_checksum(&total, self.chunk_index, self.plan.salt);
@@ -253,7 +260,7 @@ impl Write for SnapshotWriter {
         let taken = bytes.len().min(room);
         self.chunk.extend_from_slice(&bytes[..taken]);
         if taken == room {
-            self.flush_chunk()?;
+            self.flush_chunk().inspect_err(|_| self.failed = true)?;
         }
         Ok(taken)
     }

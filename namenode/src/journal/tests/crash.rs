@@ -1,13 +1,13 @@
-//! Power loss at every point of a random history, recovery, power loss during that recovery,
-//! and recovery again.
+//! Power loss at every point of a random history with failed syncs and restarts, recovery, power
+//! loss during that recovery, and recovery again.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::sim_disk::{Image, Op, Replay, SimDisk};
+use super::sim_disk::{Faults, Image, Op, Replay, SimDisk};
 use super::*;
 
 /// Histories; each is cut at each of its operations.
@@ -28,14 +28,44 @@ fn open(disk: &SimDisk) -> Result<(Journal, Recovered), JournalError> {
     Journal::open_on(Arc::new(disk.clone()), &options())
 }
 
-/// Appends, syncs and takes snapshots at random.
+/// Starts the journal as often as it takes, each start with a failing sync or without.
+fn restart(disk: &SimDisk, rng: &mut SmallRng) -> Journal {
+    loop {
+        disk.fail(Faults::default());
+        if rng.random_bool(0.2) {
+            disk.fail(next_sync_fails());
+        }
+        if let Ok((journal, _)) = open(disk) {
+            // All that was found is relied upon.
+            disk.note(Op::Acknowledged(journal.durable_lsn()));
+            disk.fail(Faults::default());
+            return journal;
+        }
+    }
+}
+
+fn next_sync_fails() -> Faults {
+    Faults {
+        sync: Some((0, io::ErrorKind::Other)),
+        ..Faults::default()
+    }
+}
+
+/// Appends, syncs and takes snapshots at random; when a sync fails, the journal is started again.
 fn run_history(disk: &SimDisk, rng: &mut SmallRng) {
-    let (mut journal, recovered) = open(disk).unwrap();
-    drop(recovered);
+    let mut journal = restart(disk, rng);
     let mut plan: Option<SnapshotPlan> = None;
     let mut writer: Option<(SnapshotWriter, Lsn)> = None;
     for _ in 0..ACTIONS {
-        match rng.random_range(0..10) {
+        match rng.random_range(0..11) {
+            10 => {
+                disk.fail(next_sync_fails());
+                let nothing_to_sync = journal.durable_lsn() == journal.last_lsn();
+                assert_eq!(journal.sync().is_ok(), nothing_to_sync);
+                (plan, writer) = (None, None);
+                drop(journal);
+                journal = restart(disk, rng);
+            }
             0..5 => {
                 let from = journal.last_lsn() + 1;
                 let through = from + rng.random_range(0..8);

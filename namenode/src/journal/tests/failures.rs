@@ -1,9 +1,9 @@
 //! A disk that fails, and options that do not fit.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::{Arc, mpsc};
 
-use super::sim_disk::{Faults, SimDisk};
+use super::sim_disk::{Faults, Replay, SimDisk};
 use super::*;
 
 fn open(disk: &SimDisk) -> Result<(Journal, Recovered), JournalError> {
@@ -37,6 +37,75 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
     assert!(matches!(appended, Err(JournalError::Stopped { .. })));
     assert_eq!(journal.durable_lsn(), 0);
     assert!(journal.begin_snapshot().is_err());
+}
+
+#[test]
+fn what_is_found_after_a_failed_sync_is_written_again_before_it_is_relied_upon() {
+    for seed in 0..20 {
+        let (disk, mut journal) = open_new();
+        journal.append(&records(1, 3)).unwrap();
+        journal.sync().unwrap();
+        journal.append(&records(4, 40)).unwrap();
+        disk.fail(Faults {
+            sync: Some((0, io::ErrorKind::Other)),
+            ..Faults::default()
+        });
+        journal.sync().unwrap_err();
+        drop(journal);
+        // The records are still in the page cache, but no sync writes them.
+        let (mut journal, recovered) = open(&disk).unwrap();
+        assert_eq!(recovered.last_lsn, 40);
+        assert_eq!(recovered.tail, TailReport::Clean);
+        journal.append(&records(41, 45)).unwrap();
+        journal.sync().unwrap();
+        let mut replay = Replay::default();
+        for op in disk.ops() {
+            replay.apply(&op);
+        }
+        let image = replay.crash_image(seed);
+        let (_journal, recovered) = open(&SimDisk::holding(&image)).unwrap();
+        assert_records(recovered.records, 1, 45);
+    }
+}
+
+#[test]
+fn a_start_whose_sync_fails_changes_nothing() {
+    let (disk, mut journal) = open_new();
+    journal.append(&records(1, 3)).unwrap();
+    journal.sync().unwrap();
+    drop(journal);
+    let before = disk.image();
+    disk.fail(Faults {
+        sync: Some((0, io::ErrorKind::Other)),
+        ..Faults::default()
+    });
+    assert!(matches!(
+        open(&disk),
+        Err(JournalError::Io {
+            operation: "sync",
+            ..
+        })
+    ));
+    assert!(disk.image() == before);
+    let (_journal, recovered) = open(&disk).unwrap();
+    assert_records(recovered.records, 1, 3);
+}
+
+#[test]
+fn a_snapshot_with_a_failed_sync_is_never_installed() {
+    let (disk, mut journal) = open_new();
+    journal.append(&records(1, 3)).unwrap();
+    let mut writer = journal.begin_snapshot().unwrap().unwrap().writer().unwrap();
+    disk.fail(Faults {
+        sync: Some((0, io::ErrorKind::Other)),
+        ..Faults::default()
+    });
+    // More than is left to the sync at the end.
+    writer.write_all(&vec![7; 5 << 20]).unwrap_err();
+    writer.install().unwrap_err();
+    let (_journal, recovered) = open(&disk).unwrap();
+    assert!(recovered.snapshot.is_none());
+    assert_records(recovered.records, 1, 3);
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //!
 //! What a power loss keeps: everything synced; of the rest, each 512-byte sector in any of the
 //! states it went through since the last sync of its file, and each change of a name or not.
+//!
+//! A sync that fails does to the file what a power loss does, except that nobody sees it before
+//! there is one: reads return what was written, but no later sync writes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +38,11 @@ pub(super) enum Op {
     },
     Sync {
         id: FileId,
+    },
+    /// The pages are clean afterwards, and lost; `seed` decides what reached the disk.
+    FailedSync {
+        id: FileId,
+        seed: u64,
     },
     Rename {
         from: String,
@@ -206,9 +214,13 @@ impl DiskFile for SimFile {
 
     fn sync(&mut self) -> io::Result<()> {
         let mut state = self.disk.0.lock().unwrap();
-        inject(&mut state.faults.sync)?;
-        state.ops.push(Op::Sync { id: self.id });
-        Ok(())
+        let (id, seed) = (self.id, state.ops.len() as u64);
+        let synced = inject(&mut state.faults.sync);
+        state.ops.push(match &synced {
+            Ok(()) => Op::Sync { id },
+            Err(_) => Op::FailedSync { id, seed },
+        });
+        synced
     }
 }
 
@@ -277,6 +289,11 @@ impl Replay {
                 let len = file.unsynced_len.max(file.synced.len());
                 file.synced.resize(len, 0);
                 file.unsynced_len = 0;
+            }
+            Op::FailedSync { id, seed } => {
+                let file = self.files.entry(*id).or_default();
+                file.synced = file.crash(&mut SmallRng::seed_from_u64(*seed));
+                file.unsynced.clear();
             }
             Op::SyncDir => {
                 for op in std::mem::take(&mut self.unsynced_names) {
@@ -360,6 +377,7 @@ fn apply_name(names: &mut BTreeMap<String, FileId>, op: &Op) {
         }
         Op::Write { .. }
         | Op::Sync { .. }
+        | Op::FailedSync { .. }
         | Op::SyncDir
         | Op::Appending(_)
         | Op::Acknowledged(_)
