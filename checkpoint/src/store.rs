@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use harvestfs_protocol::durable;
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
@@ -256,11 +257,14 @@ impl Job {
 
     /// Replaces the manifest of a checkpoint, at once or not at all.
     pub(crate) fn replace_manifest(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
-        let new = checkpoint.directory.join(".manifest.new");
-        let path = checkpoint.directory.join(MANIFEST_FILE);
-        write_durably(&new, &self.encode(&checkpoint.manifest)?)?;
-        fs::rename(&new, &path).map_err(io_error("replace", &path))?;
-        sync_directory(&checkpoint.directory)
+        self.write_manifest(&checkpoint.directory, &checkpoint.manifest)
+    }
+
+    /// When this returns, all names in the directory are durable.
+    fn write_manifest(&self, directory: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+        let path = directory.join(MANIFEST_FILE);
+        durable::replace_file(&path, &self.encode(manifest)?, 0o644)
+            .map_err(io_error("write", &path))
     }
 
     fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, StoreError> {
@@ -360,9 +364,7 @@ impl Draft {
     /// When it is not certain that everything is durable; it is no checkpoint then.
     pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
         let job = &self.job;
-        let path = self.directory.join(MANIFEST_FILE);
-        write_durably(&path, &job.encode(&manifest)?)?;
-        sync_directory(&self.directory)?;
+        job.write_manifest(&self.directory, &manifest)?;
         let directory = job.directory.join(directory_name(self.number));
         rustix::fs::renameat_with(
             CWD,
@@ -379,7 +381,7 @@ impl Draft {
             error => io_error("rename to", &directory)(error.into()),
         })?;
         self.is_committed = true;
-        sync_directory(&job.directory)?;
+        durable::sync_directory(&job.directory).map_err(io_error("sync", &job.directory))?;
         Ok(Checkpoint {
             manifest,
             directory,
@@ -404,13 +406,6 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError>
     let mut file = File::create(path).map_err(io_error("create", path))?;
     file.write_all(bytes).map_err(io_error("write", path))?;
     file.sync_all().map_err(io_error("sync", path))
-}
-
-/// Waits until the names in a directory are durable.
-pub(crate) fn sync_directory(path: &Path) -> Result<(), StoreError> {
-    File::open(path)
-        .and_then(|directory| directory.sync_all())
-        .map_err(io_error("sync", path))
 }
 
 fn directory_name(number: u32) -> String {

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use harvestfs_protocol::durable;
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq;
 
@@ -66,14 +67,11 @@ impl Token {
         };
         let mut random = [0; RANDOM_BYTES];
         getrandom(&mut random, GetRandomFlags::empty()).map_err(|errno| error(errno.into()))?;
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(error)?;
-        writeln!(file, "{}", BASE64_URL_SAFE_NO_PAD.encode(random)).map_err(error)?;
-        file.sync_all().map_err(error)
+        if path.try_exists().map_err(error)? {
+            return Err(error(io::ErrorKind::AlreadyExists.into()));
+        }
+        let line = format!("{}\n", BASE64_URL_SAFE_NO_PAD.encode(random));
+        durable::replace_file(path, line.as_bytes(), 0o600).map_err(error)
     }
 
     /// Reads the token from a file.

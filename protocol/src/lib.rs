@@ -8,6 +8,7 @@
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
 //! - [`timeline`]: which namenode says something, and how much it had seen;
+//! - [`durable`]: small files that survive a power loss;
 //! - [`settings`]: what is wrong with a file that somebody wrote.
 //!
 //! Messages are encoded with postcard, whose format is written down and stable. Any change of a
@@ -16,6 +17,7 @@
 pub mod admin;
 pub mod codec;
 pub mod data;
+pub mod durable;
 pub mod error;
 pub mod history;
 pub mod identity;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use harvestfs_namenode::engine::cluster::ClusterOptions;
 use harvestfs_placement::{Locality, PolicyKind};
-use harvestfs_protocol::{settings::SettingsError, types::StorageClass};
+use harvestfs_protocol::{durable, settings::SettingsError, types::StorageClass};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
@@ -288,9 +288,7 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
 /// When the file cannot be written.
 pub fn store<T: Serialize>(path: &Path, config: &T) -> anyhow::Result<()> {
     let text = toml::to_string(config).context("a configuration that TOML cannot hold")?;
-    let temporary = path.with_extension("toml.tmp");
-    std::fs::write(&temporary, text)
-        .and_then(|()| std::fs::rename(&temporary, path))
+    durable::replace_file(path, text.as_bytes(), 0o644)
         .with_context(|| format!("cannot write {}", path.display()))
 }
 

@@ -1,5 +1,18 @@
 //! Small text files that end with a checksum of what is before it.
 
+use std::io;
+use std::path::Path;
+
+use harvestfs_protocol::durable;
+
+/// Replaces a file durably by one of this body, which ends with a line end.
+///
+/// # Errors
+/// What the disk says.
+pub fn replace(path: &Path, body: &str) -> io::Result<()> {
+    durable::replace_file(path, with_checksum(body).as_bytes(), 0o644)
+}
+
 /// What is to be written: the body, which ends with a line end, with its checksum.
 pub fn with_checksum(body: &str) -> String {
     format!("{body}crc32 {:08x}\n", crc32fast::hash(body.as_bytes()))

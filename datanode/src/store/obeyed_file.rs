@@ -8,8 +8,7 @@
 //! crc32 01234567               (of everything above)
 //! ```
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use harvestfs_protocol::timeline::{Epoch, Position};
@@ -17,7 +16,6 @@ use harvestfs_protocol::timeline::{Epoch, Position};
 use super::checked_text;
 
 const OBEYED_FILE: &str = "OBEYED";
-const NEW_OBEYED_FILE: &str = "OBEYED.new";
 const MAGIC: &str = "harvestfs-obeyed 1";
 /// More than any such file has.
 const FILE_BYTES_MAX: u64 = 1024;
@@ -38,21 +36,15 @@ pub fn read(dir: &Path) -> Option<Position> {
 
 /// Writes it durably.
 pub fn write(position: Position, dir: &Path) -> std::io::Result<()> {
-    let new_path = dir.join(NEW_OBEYED_FILE);
-    let mut file = File::create(&new_path)?;
-    file.write_all(format(position).as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new_path, dir.join(OBEYED_FILE))?;
-    File::open(dir)?.sync_all()
+    checked_text::replace(&dir.join(OBEYED_FILE), &body(position))
 }
 
-fn format(position: Position) -> String {
+fn body(position: Position) -> String {
     let Position { epoch, record } = position;
-    let body = format!(
+    format!(
         "{MAGIC}\nepoch {}\nid {:016x}\nrecord {record}\n",
         epoch.number, epoch.id
-    );
-    checked_text::with_checksum(&body)
+    )
 }
 
 fn parse(text: &str) -> Option<Position> {
@@ -96,7 +88,7 @@ mod tests {
 
     #[test]
     fn any_changed_byte_is_noticed() {
-        let good = format(POSITION);
+        let good = checked_text::with_checksum(&body(POSITION));
         assert_eq!(parse(&good), Some(POSITION));
         for index in 0..good.len() {
             let mut bad = good.clone().into_bytes();

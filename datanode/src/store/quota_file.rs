@@ -8,14 +8,12 @@
 //! crc32 01234567               (of everything above)
 //! ```
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use super::checked_text;
 
 const QUOTA_FILE: &str = "QUOTA";
-const NEW_QUOTA_FILE: &str = "QUOTA.new";
 const MAGIC: &str = "harvestfs-quota 1";
 /// More than any such file has.
 const FILE_BYTES_MAX: u64 = 1024;
@@ -48,20 +46,14 @@ impl QuotaFile {
 
     /// Writes it durably.
     pub fn write(&self, dir: &Path) -> std::io::Result<()> {
-        let new_path = dir.join(NEW_QUOTA_FILE);
-        let mut file = File::create(&new_path)?;
-        file.write_all(self.format().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new_path, dir.join(QUOTA_FILE))?;
-        File::open(dir)?.sync_all()
+        checked_text::replace(&dir.join(QUOTA_FILE), &self.body())
     }
 
-    fn format(&self) -> String {
-        let body = format!(
+    fn body(&self) -> String {
+        format!(
             "{MAGIC}\nconfigured {}\nquota {}\ndeadline {}\n",
             self.configured_bytes, self.quota_bytes, self.deadline_unix_ms
-        );
-        checked_text::with_checksum(&body)
+        )
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -94,7 +86,7 @@ mod tests {
         };
         file.write(dir.path()).unwrap();
         assert_eq!(QuotaFile::read(dir.path()), Some(file));
-        let good = file.format().into_bytes();
+        let good = checked_text::with_checksum(&file.body()).into_bytes();
         for index in 0..good.len() {
             let mut bad = good.clone();
             bad[index] ^= 0x01;

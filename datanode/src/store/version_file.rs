@@ -8,8 +8,8 @@
 //! crc32 01234567                                (of everything above)
 //! ```
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use harvestfs_protocol::ids::{ClusterId, StorageId};
@@ -18,8 +18,6 @@ use super::{checked_text, error::VolumeError};
 
 /// Name of the file.
 pub const VERSION_FILE: &str = "VERSION";
-/// Name of the file while it is written.
-pub const NEW_VERSION_FILE: &str = "VERSION.new";
 const MAGIC: &str = "harvestfs-volume";
 const FORMAT_VERSION: u32 = 1;
 /// More than any version file has: a server's name is limited.
@@ -54,27 +52,19 @@ impl VersionFile {
 
     /// Writes the file durably, replacing what is there.
     pub fn write(&self, dir: &Path) -> Result<(), VolumeError> {
-        let new_path = dir.join(NEW_VERSION_FILE);
-        let write = || {
-            let mut file = File::create(&new_path)?;
-            file.write_all(self.format().as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new_path, dir.join(VERSION_FILE))?;
-            File::open(dir)?.sync_all()
-        };
-        write().map_err(VolumeError::io(&new_path))
+        let path = dir.join(VERSION_FILE);
+        checked_text::replace(&path, &self.body()).map_err(VolumeError::io(&path))
     }
 
-    fn format(&self) -> String {
+    fn body(&self) -> String {
         let cluster = match self.cluster {
             Some(cluster) => cluster.to_string(),
             None => "-".to_owned(),
         };
-        let body = format!(
+        format!(
             "{MAGIC} {FORMAT_VERSION}\nstorage {}\ncluster {cluster}\nserver {}\n",
             self.storage, self.server
-        );
-        checked_text::with_checksum(&body)
+        )
     }
 
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, VolumeError> {
@@ -142,7 +132,7 @@ mod tests {
 
     #[test]
     fn any_changed_byte_is_noticed() {
-        let good = version().format().into_bytes();
+        let good = checked_text::with_checksum(&version().body()).into_bytes();
         let path = Path::new("VERSION");
         assert_eq!(VersionFile::parse(&good, path).unwrap(), version());
         for index in 0..good.len() {

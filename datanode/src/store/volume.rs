@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
@@ -32,7 +33,7 @@ use super::pulse::{Pulse, SILENT_AFTER};
 use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
-use super::version_file::{NEW_VERSION_FILE, VersionFile};
+use super::version_file::VersionFile;
 use super::workers::Workers;
 
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
@@ -131,7 +132,7 @@ impl Volume {
     ) -> Result<(Arc<Self>, Vec<Found>), VolumeError> {
         let path = &options.path;
         match fs::create_dir(path) {
-            Ok(()) => {}
+            Ok(()) => durable::sync_name_of(path).map_err(VolumeError::io(path))?,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(VolumeError::Missing { path: path.clone() });
@@ -515,8 +516,8 @@ fn check_empty(path: &Path) -> Result<(), VolumeError> {
     for entry in fs::read_dir(path).map_err(VolumeError::io(path))? {
         let name = entry.map_err(VolumeError::io(path))?.file_name();
         // What a fresh file system has, and what a start that was cut short leaves behind.
-        let harmless = ["lost+found", LOCK_FILE, NEW_VERSION_FILE];
-        if !harmless.iter().any(|harmless| name == *harmless) {
+        let harmless = ["lost+found", LOCK_FILE];
+        if !harmless.iter().any(|harmless| name == *harmless) && !durable::is_temporary(&name) {
             return Err(VolumeError::NotAVolume {
                 path: path.to_owned(),
             });
@@ -558,12 +559,9 @@ fn make_dirs(path: &Path) -> Result<(), VolumeError> {
     for dir in &dirs {
         fs::create_dir_all(dir).map_err(VolumeError::io(dir))?;
     }
-    for dir in [&sealed, path] {
-        File::open(dir)
-            .and_then(|dir| dir.sync_all())
-            .map_err(VolumeError::io(dir))?;
-    }
-    Ok(())
+    durable::sync_directory(&sealed).map_err(VolumeError::io(&sealed))?;
+    // With the names of what is about to be read, and relied upon.
+    durable::recover(path).map_err(VolumeError::io(path))
 }
 
 /// The replica files in a directory, with their sizes in bytes.

@@ -8,6 +8,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use harvestfs_protocol::durable;
+
 use super::JournalError;
 
 /// One directory of journal files. Names are plain file names without a path.
@@ -66,7 +68,8 @@ impl RealDisk {
     pub(super) fn open(dir: &Path, create: bool) -> Result<Self, JournalError> {
         let name = dir.display().to_string();
         if create {
-            create_dir_durably(dir).map_err(|e| JournalError::io("create", &name, e))?;
+            durable::create_directories(dir, 0o777)
+                .map_err(|e| JournalError::io("create", &name, e))?;
         }
         let dir_handle = match File::open(dir) {
             Ok(handle) => handle,
@@ -95,23 +98,6 @@ impl RealDisk {
             dir_handle,
             _lock: lock,
         })
-    }
-}
-
-/// Creates `dir` and its parents; each new name is synced in the directory that holds it.
-fn create_dir_durably(dir: &Path) -> io::Result<()> {
-    if dir.is_dir() {
-        return Ok(());
-    }
-    let parent = match dir.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    create_dir_durably(parent)?;
-    match fs::create_dir(dir) {
-        Ok(()) => File::open(parent)?.sync_all(),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(e) => Err(e),
     }
 }
 

@@ -9,10 +9,10 @@
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
 use harvestfs_protocol::types::{PlacementRules, Timestamp};
@@ -61,11 +61,7 @@ pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeEr
             path: data_dir.to_owned(),
         });
     }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(data_dir)
-        .map_err(dir_error)?;
+    durable::create_directories(data_dir, 0o700).map_err(dir_error)?;
     let formatting = data_dir.join(FORMATTING_DIR);
     match fs::remove_dir_all(&formatting) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(dir_error(error)),
@@ -73,9 +69,10 @@ pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeEr
     }
     write_first_record(&formatting, options)?;
     let id = format!("{}\n", options.cluster);
-    write_atomically(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644).map_err(dir_error)?;
+    durable::replace_file(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644)
+        .map_err(dir_error)?;
     fs::rename(&formatting, journal_dir(data_dir))
-        .and_then(|()| fs::File::open(data_dir)?.sync_all())
+        .and_then(|()| durable::sync_directory(data_dir))
         .map_err(dir_error)
 }
 
@@ -160,26 +157,4 @@ pub(crate) fn history_dir(data_dir: &Path) -> PathBuf {
 /// Where the keys of block tokens are.
 pub(crate) fn token_keys_file(data_dir: &Path) -> PathBuf {
     data_dir.join(TOKEN_KEYS_FILE)
-}
-
-/// Writes a file so that after a crash either the old or the new content is there, complete.
-pub(crate) fn write_atomically(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let dir = path.parent().unwrap_or_else(|| Path::new("."));
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let temporary = dir.join(name);
-    // One process at a time works in the directory, so a remainder is of a crash.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    fs::File::open(dir)?.sync_all()
 }

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use harvestfs_protocol::durable;
+
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
 use crate::engine::namespace::{Command, Formatted, Namespace};
@@ -36,6 +38,11 @@ pub(crate) fn recover(options: &NamenodeOptions) -> Result<Restored, NamenodeErr
         ..JournalOptions::new(data_dir::journal_dir(&options.data_dir), cluster.0)
     };
     let (journal, recovered) = Journal::open(&journal_options)?;
+    // Only now is it certain that no other namenode uses the directory.
+    durable::recover(&options.data_dir).map_err(|source| NamenodeError::DataDir {
+        path: options.data_dir.clone(),
+        source,
+    })?;
     let Recovered {
         snapshot,
         records,

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use rand::Rng;
@@ -201,8 +202,7 @@ fn save(path: &Path, keys: &[StoredKey]) -> Result<(), TokenKeyError> {
     let mut bytes = postcard::to_stdvec(&(FORMAT_VERSION, keys))
         .map_err(|error| io_error("encode", path, io::Error::other(error)))?;
     bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
-    super::data_dir::write_atomically(path, &bytes, 0o600)
-        .map_err(|error| io_error("write", path, error))
+    durable::replace_file(path, &bytes, 0o600).map_err(|error| io_error("write", path, error))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> TokenKeyError {

@@ -1,14 +1,15 @@
 //! Certificates and keys in PEM files.
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::IdentityError;
+use crate::durable;
 
 /// Largest file that is read: certificates and keys have at most a few KiB.
 const MAX_PEM_FILE_BYTES: u64 = 64 * 1024;
@@ -67,31 +68,13 @@ pub(super) fn create_dir(dir: &Path) -> Result<(), IdentityError> {
     fs::create_dir_all(dir).map_err(|source| io_error("create", dir, source))
 }
 
-/// Writes a file so that after a crash either the old or the new content is there, complete.
+/// Writes a file as [`durable::replace_file`] does.
 pub(super) fn write_atomically(
     path: &Path,
     content: &[u8],
     mode: u32,
 ) -> Result<(), IdentityError> {
-    let dir = path.parent().unwrap_or_else(|| Path::new("."));
-    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = dir.join(format!(".{file_name}.{:016x}.tmp", rand::random::<u64>()));
-    let write = || -> io::Result<()> {
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        fs::File::open(dir)?.sync_all()
-    };
-    write().map_err(|source| {
-        // The write failed already; what remains of it is of no use, and this may fail too.
-        let _ = fs::remove_file(&temporary);
-        io_error("write", path, source)
-    })
+    durable::replace_file(path, content, mode).map_err(|source| io_error("write", path, source))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> IdentityError {

@@ -7,18 +7,20 @@
 //! | `*.damaged` | a file in which something could not be read, as it was found; the newest of each |
 //!
 //! Files are appended to in checksummed frames (see `harvestfs_telemetry::history::records`) and
-//! written anew when they have grown to a multiple of what they say, or were damaged. Nothing of
-//! this is needed to serve files: whatever fails is reported and leaves a gap in history.
+//! written anew when they have grown to a multiple of what they say, were damaged, or a write or sync
+//! of them failed. Nothing is appended to a file that was found at the start either: what can be read
+//! of it may not be on the disk, and no sync would write it. Nothing of this is needed to serve
+//! files: whatever fails is reported and leaves a gap in history.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use harvestfs_protocol::durable;
 use harvestfs_telemetry::history::records::{DayRecord, FILE_HEADER, append};
 use harvestfs_telemetry::history::{DAYS_KEPT, History, Level, SLOTS_PER_DAY, Slot};
-
-use crate::server::data_dir::write_atomically;
 
 /// Largest file that is read, in bytes: a hundred times what a large cluster needs.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -73,11 +75,16 @@ impl Store {
         {
             store.problem(&store.dir.clone(), "cannot be made", &error);
         }
+        if let Err(error) = durable::recover(&store.dir) {
+            store.problem(&store.dir.clone(), "cannot be synced", &error);
+        }
         store.read_servers(&mut history);
-        let mut rewrite = Vec::new();
+        let mut rewrite = BTreeSet::new();
         for index in 0..DAYS {
             rewrite.extend(store.read_day(index, &mut history));
         }
+        // The last sync of its file may have failed.
+        rewrite.extend(history.days().last());
         for day in rewrite {
             store.rewrite_day(day, &history);
         }
@@ -98,8 +105,8 @@ impl Store {
         };
         if let Some(damage) = damage {
             self.set_aside(&path, &damage);
-            self.rewrite_servers(history);
         }
+        self.rewrite_servers(history);
     }
 
     /// The day that must be written anew, if it is damaged.
@@ -124,24 +131,17 @@ impl Store {
         Some(day)
     }
 
-    /// Adds records with their frames to the file of servers, durably.
+    /// Adds records with their frames to the file of servers, durably; `history` has them already.
     pub(super) fn append_servers(&mut self, records: &[u8], history: &History) {
         if records.is_empty() {
             return;
         }
-        let path = self.servers_path();
-        if self.servers.is_none() {
-            self.servers = self.open_grown(&path, &FILE_HEADER);
-        }
-        if let Some(grown) = &mut self.servers
-            && let Err(error) = grown.append(records)
-        {
-            // What was written in part is found when it is read, but not appended to.
-            self.servers = None;
-            self.problem(&path, "cannot be written", &error);
-            return;
-        }
-        if self.servers.as_ref().is_some_and(Grown::is_overgrown) {
+        let is_added = match &mut self.servers {
+            Some(grown) if !grown.is_overgrown() => grown.append(records),
+            _ => return self.rewrite_servers(history),
+        };
+        if let Err(error) = is_added {
+            self.problem(&self.servers_path(), "cannot be written", &error);
             self.rewrite_servers(history);
         }
     }
@@ -159,7 +159,7 @@ impl Store {
 
     /// Adds slots of one tenant, in ascending order, durably.
     pub(super) fn append_spans(&mut self, spans: &[(u32, Vec<(Slot, Level)>)], history: &History) {
-        let mut days: std::collections::BTreeMap<u32, Vec<u8>> = Default::default();
+        let mut days: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (tenant, slots) in spans {
             for day in slots.chunk_by(|a, b| a.0 / DAY_SLOTS == b.0 / DAY_SLOTS) {
                 let (first, _) = day[0];
@@ -183,28 +183,20 @@ impl Store {
 
     fn append_day(&mut self, number: u32, records: Vec<u8>, history: &History) {
         let index = number as usize % DAYS;
-        let path = self.day_path(index);
-        let mut day = self.days[index].take().filter(|day| day.number == number);
-        if day.is_none() {
-            let header = [&FILE_HEADER[..], &number.to_le_bytes()].concat();
-            let grown = self.open_grown(&path, &header);
-            day = grown.map(|grown| Day {
-                number,
-                grown,
-                named: 0,
-            });
-        }
-        let Some(mut day) = day else {
-            return;
+        let open = self.days[index].take().filter(|day| day.number == number);
+        let Some(mut day) = open.filter(|day| !day.grown.is_overgrown()) else {
+            return self.rewrite_day(number, history);
         };
         // A tenant has a number in the file only once it is named there.
         let mut bytes = history.tenant_records(day.named).concat();
         day.named = history.tenants().len();
         bytes.extend(records);
         match day.grown.append(&bytes) {
-            Ok(()) if day.grown.is_overgrown() => self.rewrite_day(number, history),
             Ok(()) => self.days[index] = Some(day),
-            Err(error) => self.problem(&path, "cannot be written", &error),
+            Err(error) => {
+                self.problem(&self.day_path(index), "cannot be written", &error);
+                self.rewrite_day(number, history);
+            }
         }
     }
 
@@ -212,11 +204,7 @@ impl Store {
         let path = self.servers_path();
         let records = history.server_records().flatten();
         let content: Vec<u8> = FILE_HEADER.into_iter().chain(records).collect();
-        self.servers = None;
-        match write_atomically(&path, &content, 0o600) {
-            Ok(()) => self.servers = self.open_grown(&path, &FILE_HEADER),
-            Err(error) => self.problem(&path, "cannot be written", &error),
-        }
+        self.servers = self.write_anew(&path, &content);
     }
 
     fn rewrite_day(&mut self, number: u32, history: &History) {
@@ -225,35 +213,23 @@ impl Store {
         let header = [&FILE_HEADER[..], &number.to_le_bytes()].concat();
         let records = history.day_records(number).flatten();
         let content: Vec<u8> = header.into_iter().chain(records).collect();
-        // Opened again when something is added.
-        self.days[index] = None;
-        if let Err(error) = write_atomically(&path, &content, 0o600) {
-            self.problem(&path, "cannot be written", &error);
-        }
+        let grown = self.write_anew(&path, &content);
+        self.days[index] = grown.map(|grown| Day {
+            number,
+            grown,
+            named: history.tenants().len(),
+        });
     }
 
-    /// Opens a file to append to it; one that begins otherwise is replaced.
-    fn open_grown(&mut self, path: &Path, header: &[u8]) -> Option<Grown> {
-        let opened = || -> io::Result<Grown> {
-            let mut found = vec![0; header.len()];
-            let same = match File::open(path) {
-                Ok(mut file) => file.read_exact(&mut found).is_ok() && found == header,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-                Err(error) => return Err(error),
-            };
-            if !same {
-                write_atomically(path, header, 0o600)?;
-            }
-            let file = OpenOptions::new().append(true).mode(0o600).open(path)?;
-            let bytes = file.metadata()?.len();
-            Ok(Grown {
+    /// Writes a file anew and opens it to append to it; `None` is tried again with the next record.
+    fn write_anew(&mut self, path: &Path, content: &[u8]) -> Option<Grown> {
+        let written = durable::replace_file(path, content, 0o600);
+        match written.and_then(|()| OpenOptions::new().append(true).open(path)) {
+            Ok(file) => Some(Grown {
                 file,
-                bytes,
-                compact_bytes: bytes,
-            })
-        };
-        match opened() {
-            Ok(grown) => Some(grown),
+                bytes: content.len() as u64,
+                compact_bytes: content.len() as u64,
+            }),
             Err(error) => {
                 self.problem(path, "cannot be written", &error);
                 None
@@ -272,7 +248,12 @@ impl Store {
             Ok(content) => Some(content),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
+                // It is written anew with the next record: what it holds stays for another try.
+                let moved = fs::rename(path, aside(path));
                 self.problem(path, "cannot be read", &error);
+                if let Err(error) = moved {
+                    self.problem(path, "cannot be kept", &error);
+                }
                 None
             }
         }
@@ -280,9 +261,7 @@ impl Store {
 
     /// Keeps a copy of a damaged file for whoever wants to look into it.
     fn set_aside(&mut self, path: &Path, damage: &str) {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".damaged");
-        let aside = path.with_file_name(name);
+        let aside = aside(path);
         let kept = match fs::copy(path, &aside) {
             Ok(_) => format!("as it was found it is kept as {}", aside.display()),
             Err(error) => format!("it cannot be kept as {}: {error}", aside.display()),
@@ -338,6 +317,13 @@ impl Grown {
     fn is_overgrown(&self) -> bool {
         self.bytes > 2 * self.compact_bytes + SLACK_BYTES
     }
+}
+
+/// Where a file is kept that cannot be read, or not all of it.
+fn aside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".damaged");
+    path.with_file_name(name)
 }
 
 fn describe(records: u64, tail_bytes: u64) -> String {
@@ -507,6 +493,52 @@ mod tests {
         assert!(store.disk_bytes() < 2 << 20, "{}", store.disk_bytes());
         let (_, again) = Store::open(dir.path().join("history"));
         assert_eq!(month(&again, "a"), month(&history, "a"));
+    }
+
+    /// What a failed sync was to write stays readable, and no later sync of the same file writes it.
+    #[test]
+    fn a_file_whose_sync_may_have_failed_is_written_anew() {
+        use std::os::unix::fs::MetadataExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        let (mut store, mut history) = Store::open(path.clone());
+        owns(&mut store, &mut history, "s1", "a");
+        slot(&mut store, &mut history, NOW / SLOT_S, 0.5);
+        let files = [
+            path.join("servers"),
+            store.day_path((NOW / 86_400) as usize % DAYS),
+        ];
+        // Kept open, so that their inodes are not used again.
+        let old = files.each_ref().map(|path| File::open(path).unwrap());
+        let is_new = |at: usize| {
+            fs::metadata(&files[at]).unwrap().ino() != old[at].metadata().unwrap().ino()
+        };
+        owns(&mut store, &mut history, "s2", "b");
+        slot(&mut store, &mut history, NOW / SLOT_S + 1, 0.5);
+        assert!(!is_new(0) && !is_new(1), "they are appended to");
+
+        // Descriptors to which nothing can be written.
+        let [servers, day] = files.each_ref().map(|path| File::open(path).unwrap());
+        store.servers.as_mut().unwrap().file = servers;
+        let index = (NOW / 86_400) as usize % DAYS;
+        store.days[index].as_mut().unwrap().grown.file = day;
+        owns(&mut store, &mut history, "s3", "c");
+        slot(&mut store, &mut history, NOW / SLOT_S + 2, 0.5);
+        assert_eq!(store.problems().len(), 2, "{:?}", store.problems());
+        assert!(is_new(0) && is_new(1));
+
+        let old = files.each_ref().map(|path| File::open(path).unwrap());
+        let (_, again) = Store::open(path);
+        for (path, old) in files.iter().zip(old) {
+            assert_ne!(
+                fs::metadata(path).unwrap().ino(),
+                old.metadata().unwrap().ino(),
+                "also at the start"
+            );
+        }
+        assert_eq!(again.servers().len(), 3);
+        assert_eq!(month(&again, "c"), month(&history, "c"));
     }
 
     #[test]

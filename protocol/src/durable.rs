@@ -1,0 +1,190 @@
+//! Small files that are replaced as a whole: identities, configurations, what a volume or a
+//! namenode remembers. After a crash or a power loss either the old or the new content is there,
+//! complete.
+//!
+//! When a sync fails, the kernel keeps the pages as if they had been written, and no later sync of
+//! that file writes them. So a file gets its name only after a sync of it that succeeded, and what
+//! failed is thrown away: the next attempt writes a file of its own. Whoever relies at its start on
+//! what such files say has to [`recover`] their directory before: the content of a file is proven
+//! by its name, but a process may have been killed before the name was durable.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+const TEMPORARY_SUFFIX: &str = ".tmp";
+
+/// Writes a file, replacing what has its name; durable when this returns. `mode` holds less what the
+/// process masks.
+///
+/// # Errors
+/// What the operating system says. The old content is there then, or the new one, which may not be
+/// durable.
+pub fn replace_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    replace_with(path, content, mode, File::sync_all)
+}
+
+fn replace_with(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    sync: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let dir = directory_of(path);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let random = rand::random::<u64>();
+    let temporary = dir.join(format!(".{name}.{random:016x}{TEMPORARY_SUFFIX}"));
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&temporary)?;
+        file.write_all(content)?;
+        sync(&file)?;
+        fs::rename(&temporary, path)
+    };
+    write().inspect_err(|_| {
+        // The write failed already; what remains of it is of no use, and this may fail too.
+        let _ = fs::remove_file(&temporary);
+    })?;
+    sync_name_of(path)
+}
+
+/// Makes a directory, and those above it that are missing; their names are durable when this
+/// returns. One that is there already stays as it is.
+///
+/// # Errors
+/// What the operating system says.
+pub fn create_directories(dir: &Path, mode: u32) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let above = directory_of(dir);
+    create_directories(above, mode)?;
+    match fs::DirBuilder::new().mode(mode).create(dir) {
+        Ok(()) => sync_name_of(dir),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes the names in a directory durable.
+///
+/// # Errors
+/// What the operating system says.
+pub fn sync_directory(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Makes the name of a file or directory durable.
+///
+/// # Errors
+/// What the operating system says.
+pub fn sync_name_of(path: &Path) -> io::Result<()> {
+    sync_directory(directory_of(path))
+}
+
+/// Prepares a directory in which nobody else writes: what a killed process has left half written is
+/// removed, and the names that it gave are durable when this returns.
+///
+/// # Errors
+/// What the operating system says.
+pub fn recover(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if is_temporary(&entry.file_name()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    sync_directory(dir)
+}
+
+/// Whether a file is called as one that is being written, or was when its writer was killed.
+#[must_use]
+pub fn is_temporary(name: &OsStr) -> bool {
+    let name = name.to_str().and_then(|name| name.strip_prefix('.'));
+    let name = name.and_then(|name| name.strip_suffix(TEMPORARY_SUFFIX));
+    name.and_then(|name| name.rsplit_once('.'))
+        .is_some_and(|(_, random)| random.len() == 16 && u64::from_str_radix(random, 16).is_ok())
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
+        entries.map(|entry| name(entry).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        for content in ["one", "the second"] {
+            replace_file(&path, content.as_bytes(), 0o600).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(names(dir.path()), ["file"]);
+    }
+
+    /// The kernel does not write again what a failed sync was to write: neither a second sync of the
+    /// same file nor a name for it may make it count.
+    #[test]
+    fn after_a_failed_sync_the_next_attempt_writes_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        replace_file(&path, b"old", 0o600).unwrap();
+        // Kept open, so that its inode is not used again.
+        let lost = RefCell::new(Vec::new());
+        let failing = |file: &File| {
+            lost.borrow_mut().push(file.try_clone()?);
+            Err(io::ErrorKind::Other.into())
+        };
+        for _ in 0..2 {
+            replace_with(&path, b"new", 0o600, failing).unwrap_err();
+            assert_eq!(fs::read(&path).unwrap(), b"old");
+            assert_eq!(names(dir.path()), ["file"]);
+        }
+        replace_file(&path, b"new", 0o600).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let inode = fs::metadata(&path).unwrap().ino();
+        for lost in lost.borrow().iter() {
+            assert_ne!(lost.metadata().unwrap().ino(), inode);
+        }
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = ["file", ".file.tmp", ".file.0123456789abcdef", "a.tmp"];
+        for name in kept {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        fs::write(dir.path().join(".file.0123456789abcdef.tmp"), "half").unwrap();
+        recover(dir.path()).unwrap();
+        let mut found = names(dir.path());
+        found.sort();
+        let mut expected = kept.map(str::to_owned);
+        expected.sort();
+        assert_eq!(found, expected);
+    }
+}
