@@ -344,13 +344,19 @@ impl BlockStore {
             .run(move || {
                 let disk = sealed_on.disk().clone();
                 let path = open_path(&sealed_on, block, replica.origin);
-                match ReplicaWriter::reopen(disk, path, replica.chunks(), charge) {
-                    Ok(writer) => inventory.seal_now(block, &sealed_on, &replica, writer, chunks),
-                    Err((error, charge)) => {
-                        replica.put_back(charge);
-                        Err(error)
+                let reopened = ReplicaWriter::reopen(disk, path, replica.chunks(), charge);
+                let mut writer = reopened.map_err(|(error, charge)| {
+                    replica.put_back(charge);
+                    error
+                })?;
+                if replica.is_unproven() {
+                    let id = (block, sealed_on.storage());
+                    if let Err(error) = prove(&mut writer, id, &replica, chunks) {
+                        replica.put_back(writer.close());
+                        return Err(error);
                     }
                 }
+                inventory.seal_now(block, &sealed_on, &replica, writer, chunks)
             })
             .await
     }
@@ -369,6 +375,23 @@ impl BlockStore {
             }
         }
     }
+}
+
+/// Writes a replica again that is to be sealed at `chunks`; what differs from its checksums by now is
+/// not there.
+fn prove(
+    writer: &mut ReplicaWriter,
+    id: (BlockId, StorageId),
+    replica: &OpenReplica,
+    chunks: u32,
+) -> Result<(), StoreError> {
+    let written = writer.write_again(id, chunks)?;
+    if written < chunks {
+        replica.cut(written);
+        let have_bytes = layout::chunk_bytes(written);
+        return Err(StoreError::ShortReplica { have_bytes });
+    }
+    Ok(())
 }
 
 fn open_path(volume: &Volume, block: BlockId, origin: Origin) -> PathBuf {

@@ -279,6 +279,8 @@ impl Inventory {
                 Ok(())
             }
             Err((error, charge)) => {
+                // It may have been the sync.
+                replica.set_unproven();
                 replica.put_back(charge);
                 Err(error)
             }

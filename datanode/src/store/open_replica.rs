@@ -32,6 +32,8 @@ pub struct OpenReplica {
     chunks: AtomicU32,
     /// Data and checksums differ.
     corrupt: AtomicBool,
+    /// A sync of it failed, or it was found at start: a sync proves nothing before it is written again.
+    unproven: AtomicBool,
     /// Once true, the writer must stop.
     fence: watch::Sender<bool>,
     slot: Mutex<Slot>,
@@ -55,7 +57,9 @@ impl OpenReplica {
 
     /// A replica that was found at start.
     pub fn found(chunks: u32, charge: Charge) -> Arc<Self> {
-        Self::new(Origin::Pipeline, chunks, Slot::Idle(charge))
+        let replica = Self::new(Origin::Pipeline, chunks, Slot::Idle(charge));
+        replica.set_unproven();
+        replica
     }
 
     fn new(origin: Origin, chunks: u32, slot: Slot) -> Arc<Self> {
@@ -63,6 +67,7 @@ impl OpenReplica {
             origin,
             chunks: AtomicU32::new(chunks),
             corrupt: AtomicBool::new(false),
+            unproven: AtomicBool::new(false),
             fence: watch::Sender::new(false),
             slot: Mutex::new(slot),
             let_go: Notify::new(),
@@ -73,6 +78,21 @@ impl OpenReplica {
     pub fn chunks(&self) -> u32 {
         // Pairs with the store in `Lease::publish`: who sees the number sees the data.
         self.chunks.load(Ordering::Acquire)
+    }
+
+    /// Takes note that not more than so many chunks can be read.
+    pub fn cut(&self, chunks: u32) {
+        self.chunks.fetch_min(chunks, Ordering::AcqRel);
+    }
+
+    /// Whether it has to be written again before a sync of it says that it is on stable storage.
+    pub fn is_unproven(&self) -> bool {
+        self.unproven.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that a sync of it failed.
+    pub fn set_unproven(&self) {
+        self.unproven.store(true, Ordering::Relaxed);
     }
 
     /// The writer's file, if there is a writer.
@@ -210,6 +230,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
+            if writer.has_failed_sync() {
+                self.replica.set_unproven();
+            }
             self.replica.put_back(writer.close());
         }
     }

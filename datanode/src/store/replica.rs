@@ -167,6 +167,8 @@ pub struct ReplicaWriter {
     entry_is_stable: bool,
     /// There are writes after the last sync.
     is_dirty: bool,
+    /// A sync failed: no later one proves what was written before.
+    sync_failed: bool,
 }
 
 impl ReplicaWriter {
@@ -194,6 +196,7 @@ impl ReplicaWriter {
             cached_from: None,
             entry_is_stable: false,
             is_dirty: true,
+            sync_failed: false,
         };
         match writer.write_header(block, storage) {
             Ok(()) => Ok(writer),
@@ -248,6 +251,7 @@ impl ReplicaWriter {
                 cached_from: None,
                 entry_is_stable: false,
                 is_dirty: true,
+                sync_failed: false,
             }),
             Err(error) => Err((StoreError::disk("opening", &path)(error), charge)),
         }
@@ -261,6 +265,12 @@ impl ReplicaWriter {
     /// Chunks written so far.
     pub fn chunks(&self) -> u32 {
         self.chunks
+    }
+
+    /// Whether a sync failed. The kernel keeps the pages as if they had been written then, and no
+    /// later sync writes them.
+    pub fn has_failed_sync(&self) -> bool {
+        self.sync_failed
     }
 
     /// Closes the file; what it takes stays charged.
@@ -393,6 +403,7 @@ impl ReplicaWriter {
         }
         self.file
             .sync_data()
+            .inspect_err(|_| self.sync_failed = true)
             .map_err(StoreError::disk("syncing", &self.path))?;
         if !self.entry_is_stable {
             let dir = parent(&self.path);
@@ -411,6 +422,53 @@ impl ReplicaWriter {
             self.cached_from = None;
         }
         Ok(())
+    }
+
+    /// Writes the first `chunks` chunks again, as far as they match their checksums, so that the next
+    /// sync proves that they are on stable storage. Returns how many those are.
+    ///
+    /// In place: what is there already is replaced by the same, so that it is at no risk.
+    pub fn write_again(
+        &mut self,
+        (block, storage): (BlockId, StorageId),
+        chunks: u32,
+    ) -> Result<u32, StoreError> {
+        self.is_dirty = true;
+        let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
+        self.copy_in_place((block, storage), chunks.min(self.chunks), &mut buffer)
+            .map_err(StoreError::disk("writing again", &self.path))
+    }
+
+    fn copy_in_place(
+        &self,
+        (block, storage): (BlockId, StorageId),
+        chunks: u32,
+        buffer: &mut Buffer,
+    ) -> std::io::Result<u32> {
+        buffer.set_len(PAGE_BYTES);
+        if let Some(page) = buffer.first_chunk_mut::<PAGE_BYTES>() {
+            layout::encode_header(page, block, storage);
+        }
+        self.file.write_at(buffer, 0)?;
+        let mut chunk = 0;
+        while chunk < chunks {
+            let table_position = layout::table_page_position(layout::group_of(chunk));
+            buffer.set_len(PAGE_BYTES);
+            self.file.read_at(buffer, table_position)?;
+            let table = decode_table(buffer);
+            self.file.write_at(buffer, table_position)?;
+            let group_end = layout::group_end(chunk).min(chunks);
+            while chunk < group_end {
+                let piece = (group_end - chunk).min((PACKET_BYTES_MAX / PAGE_BYTES) as u32);
+                buffer.set_len(piece as usize * PAGE_BYTES);
+                if let Err(differs) = read_chunks(&**self.file, &table, chunk, buffer)? {
+                    return Ok(differs);
+                }
+                self.file.write_at(buffer, layout::chunk_position(chunk))?;
+                chunk += piece;
+            }
+        }
+        Ok(chunks)
     }
 
     /// Cuts the replica to `chunks` chunks, puts it on stable storage, and moves it to

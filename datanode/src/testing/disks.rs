@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use rand::rngs::StdRng;
@@ -170,7 +170,8 @@ impl DiskFile for FaultyFile {
 }
 
 /// A real disk that records what is done to it, so that the state after a power loss at any moment
-/// can be made from the record.
+/// can be made from the record. After a sync that failed, what it was to write can be read, and no
+/// later sync writes it.
 #[derive(Default)]
 pub struct RecordingDisk {
     record: Arc<Record>,
@@ -180,6 +181,9 @@ pub struct RecordingDisk {
 struct Record {
     operations: Mutex<Vec<Operation>>,
     next_file: AtomicU64,
+    /// Which file has a name now.
+    names: Mutex<HashMap<PathBuf, u64>>,
+    next_sync_fails: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -189,6 +193,7 @@ enum Operation {
     Grow(u64, u64),
     SetLen(u64, u64),
     SyncFile(u64),
+    FailedSync(u64),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
     SyncDir(PathBuf),
@@ -205,6 +210,12 @@ impl RecordingDisk {
     /// Number of operations so far: a moment in the record.
     pub fn now(&self) -> usize {
         self.record.operations.lock().unwrap().len()
+    }
+
+    /// The next sync of a file fails: what it was to write is lost, and nobody sees that before a
+    /// power loss.
+    pub fn fail_next_sync(&self) {
+        self.record.next_sync_fails.store(true, Ordering::Relaxed);
     }
 
     /// Writes to `image` what a power loss at `moment` may leave of `volume`: everything that was
@@ -244,7 +255,7 @@ impl RecordingDisk {
                 }
                 Operation::Write(file, position, data) => {
                     let content = contents.entry(*file).or_default();
-                    let synced = file_synced(later, *file);
+                    let synced = written_by_sync(later, *file);
                     for (sector, bytes) in data.chunks(SECTOR_BYTES).enumerate() {
                         let start = *position as usize + sector * SECTOR_BYTES;
                         if synced || rng.random() {
@@ -266,7 +277,7 @@ impl RecordingDisk {
                         content.resize(*len as usize, 0);
                     }
                 }
-                Operation::SyncFile(_) | Operation::SyncDir(_) => {}
+                Operation::SyncFile(_) | Operation::FailedSync(_) | Operation::SyncDir(_) => {}
             }
         }
         fs::copy(volume.join("VERSION"), image.join("VERSION")).unwrap();
@@ -285,6 +296,16 @@ fn dir_synced(later: &[Operation], path: &Path) -> bool {
         .any(|operation| matches!(operation, Operation::SyncDir(synced) if synced == dir))
 }
 
+/// Whether a sync wrote what was written before. A sync that failed left it clean.
+fn written_by_sync(later: &[Operation], file: u64) -> bool {
+    let first = later.iter().find_map(|operation| match operation {
+        Operation::SyncFile(synced) if *synced == file => Some(true),
+        Operation::FailedSync(failed) if *failed == file => Some(false),
+        _ => None,
+    });
+    first.unwrap_or(false)
+}
+
 fn file_synced(later: &[Operation], file: u64) -> bool {
     later
         .iter()
@@ -295,6 +316,16 @@ impl Record {
     fn add(&self, operation: Operation) {
         self.operations.lock().unwrap().push(operation);
     }
+
+    fn sync(&self, file: u64, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if self.next_sync_fails.swap(false, Ordering::Relaxed) {
+            self.add(Operation::FailedSync(file));
+            return Err(rustix::io::Errno::IO.into());
+        }
+        sync()?;
+        self.add(Operation::SyncFile(file));
+        Ok(())
+    }
 }
 
 impl Disk for RecordingDisk {
@@ -302,25 +333,37 @@ impl Disk for RecordingDisk {
         let file = RealDisk.create(path)?;
         let id = self.record.next_file.fetch_add(1, Ordering::Relaxed);
         self.record.add(Operation::Create(id, path.to_owned()));
+        self.record
+            .names
+            .lock()
+            .unwrap()
+            .insert(path.to_owned(), id);
         let record = self.record.clone();
         Ok(Box::new(RecordingFile { file, id, record }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        // Which file it is does not matter: the tests open files to read them only.
-        RealDisk.open(path)
+        let file = RealDisk.open(path)?;
+        let id = self.record.names.lock().unwrap()[path];
+        let record = self.record.clone();
+        Ok(Box::new(RecordingFile { file, id, record }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         RealDisk.rename(from, to)?;
         self.record
             .add(Operation::Rename(from.to_owned(), to.to_owned()));
+        let mut names = self.record.names.lock().unwrap();
+        if let Some(id) = names.remove(from) {
+            names.insert(to.to_owned(), id);
+        }
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         RealDisk.remove(path)?;
         self.record.add(Operation::Remove(path.to_owned()));
+        self.record.names.lock().unwrap().remove(path);
         Ok(())
     }
 
@@ -382,14 +425,10 @@ impl DiskFile for RecordingFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()?;
-        self.record.add(Operation::SyncFile(self.id));
-        Ok(())
+        self.record.sync(self.id, || self.file.sync_data())
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()?;
-        self.record.add(Operation::SyncFile(self.id));
-        Ok(())
+        self.record.sync(self.id, || self.file.sync_all())
     }
 }

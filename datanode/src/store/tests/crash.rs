@@ -15,6 +15,28 @@ struct Acknowledged {
     sealed: bool,
 }
 
+/// How the writing of a replica ends.
+#[derive(Clone, Copy)]
+enum End {
+    /// Its writer goes away.
+    Open,
+    Sealed,
+    /// The sync of the seal fails, and it is sealed again.
+    SealFails,
+    /// A sync fails, and it is sealed without what came with that.
+    SyncFails,
+    /// The same after a restart.
+    SyncFailsAndRestart,
+}
+
+const ENDS: [End; 5] = [
+    End::Open,
+    End::Sealed,
+    End::SealFails,
+    End::SyncFails,
+    End::SyncFailsAndRestart,
+];
+
 #[test]
 fn every_crash_image_has_what_was_acknowledged() {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -31,10 +53,10 @@ async fn one_history(seed: u64) {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume");
     let disk = RecordingDisk::new();
-    let store = store_at(&volume, 1 << 30, disk.clone());
+    let mut store = store_at(&volume, 1 << 30, disk.clone());
     let mut written: HashMap<u64, Vec<u8>> = HashMap::new();
     let mut acknowledged = Vec::new();
-    for block in 1..=4_u64 {
+    for block in 1..=5_u64 {
         let mut writer = create(&store, block).await.unwrap();
         let content = written.entry(block).or_default();
         for _ in 0..rng.random_range(1..10) {
@@ -54,15 +76,36 @@ async fn one_history(seed: u64) {
                 });
             }
         }
-        if rng.random() {
-            writer.seal(content.len() as u64).await.unwrap();
-            acknowledged.push(Acknowledged {
-                moment: disk.now(),
-                block,
-                synced_chunks: (content.len() / 4096) as u32,
-                sealed: true,
-            });
+        let sealed_bytes = content.len();
+        let end = ENDS[rng.random_range(0..ENDS.len())];
+        match end {
+            End::Open => continue,
+            End::Sealed => writer.seal(sealed_bytes as u64).await.unwrap(),
+            End::SealFails => {
+                disk.fail_next_sync();
+                writer.seal(sealed_bytes as u64).await.unwrap_err();
+            }
+            End::SyncFails | End::SyncFailsAndRestart => {
+                let data = data(rng.random(), 4096);
+                let packet = packet(sealed_bytes as u64, &data, true);
+                content.extend(data);
+                disk.fail_next_sync();
+                writer.write(vec![packet], true).await.unwrap_err();
+                drop(writer);
+            }
         }
+        if matches!(end, End::SyncFailsAndRestart) {
+            drop(store);
+            store = store_at(&volume, 1 << 30, disk.clone());
+        }
+        let sealed = store.seal(BlockId(block), sealed_bytes as u64).await;
+        sealed.unwrap();
+        acknowledged.push(Acknowledged {
+            moment: disk.now(),
+            block,
+            synced_chunks: (sealed_bytes / 4096) as u32,
+            sealed: true,
+        });
     }
     for image in 0..12 {
         let moment = rng.random_range(0..=disk.now());
@@ -87,9 +130,6 @@ async fn check_image(
     for report in &reports {
         let expected = &written[&report.block.0];
         let length = report.length_bytes as usize;
-        if report.sealed && length != expected.len() {
-            return Err(format!("{} is sealed at {length}", report.block));
-        }
         if length > 0 {
             let found = read(&store, report.block.0, 0, length as u64).await;
             let found = found.map_err(|error| format!("{}: {error}", report.block))?;
@@ -103,6 +143,12 @@ async fn check_image(
             .iter()
             .find(|report| report.block.0 == known.block)
             .ok_or_else(|| format!("block {} is lost", known.block))?;
+        if known.sealed && report.length_bytes != u64::from(known.synced_chunks) * 4096 {
+            return Err(format!(
+                "{report:?}, sealed at {} chunks",
+                known.synced_chunks
+            ));
+        }
         if report.length_bytes < u64::from(known.synced_chunks) * 4096 {
             return Err(format!("{report:?}, {} chunks synced", known.synced_chunks));
         }
