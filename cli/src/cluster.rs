@@ -104,6 +104,7 @@ impl ClusterArgs {
             access.identity,
         );
         options.dirty_bytes_max = access.config.dirty.0;
+        options.unreachable_timeout = access.config.unreachable_timeout_s.duration();
         Client::connect(options)
             .await
             .context("cannot reach the cluster (is it running? `harvestfs up` starts one)")

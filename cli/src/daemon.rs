@@ -28,6 +28,7 @@ use crate::{
     init::NAMENODE_NAME,
     primary::PrimaryArgs,
     priority,
+    units::Wait,
 };
 
 /// Between two looks for mostly unused blocks.
@@ -100,6 +101,10 @@ pub struct MountArgs {
     /// Seconds to wait for a busy replica before an access fails.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     busy_timeout: u64,
+    /// Seconds to wait for a namenode or datanodes that do not answer before an access fails, or `forever`;
+    /// instead of the file's.
+    #[arg(long, value_name = "SECONDS")]
+    unreachable_timeout: Option<Wait>,
 }
 
 /// Runs a namenode.
@@ -232,6 +237,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let compaction_bytes_per_s = config.compaction_bytes_per_s.0;
     client.dirty_bytes_max = config.dirty.0;
     client.busy_timeout = Duration::from_secs(args.busy_timeout);
+    let unreachable_timeout = args.unreachable_timeout;
+    client.unreachable_timeout = unreachable_timeout
+        .unwrap_or(config.unreachable_timeout_s)
+        .duration();
     let mut options = MountOptions::new(args.directory.clone(), identity.cluster());
     options.permissions = Permissions {
         allow_other: args.allow_other,
@@ -247,7 +256,11 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let mut stop = StopSignal::listen()?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
-        let mut mount = Mount::start(client, options).await?;
+        let mut mount = tokio::select! {
+            mount = Mount::start(client, options) => mount?,
+            // It may wait for the namenode for ever.
+            () = stop.received() => return Ok(()),
+        };
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(MetricsSite(mount.metrics_text())));
         }

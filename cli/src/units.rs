@@ -1,6 +1,6 @@
-//! Sizes as people write them, in configuration files and on the command line.
+//! Sizes and waits as people write them, in configuration files and on the command line.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, num::NonZero, str::FromStr, time::Duration};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,68 @@ impl fmt::Display for Size {
     }
 }
 
+/// How long something is waited for: whole seconds, or `forever`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "WaitText", into = "WaitText")]
+pub enum Wait {
+    /// So many seconds.
+    Seconds(NonZero<u32>),
+    /// Until it is there.
+    Forever,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum WaitText {
+    Seconds(NonZero<u32>),
+    Text(String),
+}
+
+const FOREVER: &str = "forever";
+
+impl Wait {
+    /// As clients count it.
+    pub fn duration(self) -> Duration {
+        match self {
+            Self::Seconds(seconds) => Duration::from_secs(seconds.get().into()),
+            Self::Forever => Duration::MAX,
+        }
+    }
+}
+
+impl FromStr for Wait {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == FOREVER {
+            return Ok(Self::Forever);
+        }
+        text.parse().map(Self::Seconds).map_err(|_| {
+            format!("`{text}` is no wait; write a number of seconds from 1 on, or `{FOREVER}`")
+        })
+    }
+}
+
+impl TryFrom<WaitText> for Wait {
+    type Error = String;
+
+    fn try_from(text: WaitText) -> Result<Self, String> {
+        match text {
+            WaitText::Seconds(seconds) => Ok(Self::Seconds(seconds)),
+            WaitText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl From<Wait> for WaitText {
+    fn from(wait: Wait) -> Self {
+        match wait {
+            Wait::Seconds(seconds) => Self::Seconds(seconds),
+            Wait::Forever => Self::Text(FOREVER.to_owned()),
+        }
+    }
+}
+
 /// A number of bytes for reading: `1.5 GiB`.
 #[must_use]
 pub fn human(bytes: u64) -> String {
@@ -73,6 +135,28 @@ mod tests {
     fn sizes_survive_being_written_and_read() {
         for bytes in [0, 1, 1000, 4096, 1 << 20, 3 << 30, (1 << 30) + 1, 5 << 40] {
             assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
+        }
+    }
+
+    #[test]
+    fn waits_are_seconds_or_for_ever() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Config {
+            wait_s: Wait,
+        }
+        for (text, wait) in [("7", Some(7)), ("\"forever\"", None)] {
+            let wait_s = wait.map_or(Wait::Forever, |seconds| {
+                Wait::Seconds(NonZero::new(seconds).unwrap())
+            });
+            let file = format!("wait_s = {text}\n");
+            assert_eq!(toml::from_str(&file), Ok(Config { wait_s }));
+            assert_eq!(toml::to_string(&Config { wait_s }), Ok(file));
+            assert_eq!(text.trim_matches('"').parse(), Ok(wait_s));
+        }
+        assert_eq!(Wait::Forever.duration(), Duration::MAX);
+        for nonsense in ["0", "-1", "soon", "1.5", ""] {
+            let error = nonsense.parse::<Wait>().unwrap_err();
+            assert!(error.contains("`forever`"), "{error}");
         }
     }
 

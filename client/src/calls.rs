@@ -22,7 +22,7 @@ use harvestfs_protocol::{
     request_id::RequestId,
     rpc::{Reply, Request},
     transport::RpcError,
-    types::Credentials,
+    types::{Credentials, FileKind},
 };
 use tokio::sync::Notify;
 
@@ -237,11 +237,16 @@ impl Drop for Pending<'_> {
         let session = number.session.clone();
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            let generation = Some(number.generation);
             // Whatever the answer is, nobody waits for it.
-            let _ = session.ask(&request, generation).await;
+            let answer = session.ask(&request, Some(number.generation)).await;
             drop(number);
-            let entries: Vec<_> = entries
+            if let Ok(reply) = answer
+                && let Some(ino) = opened_by_creation(&request, &reply)
+            {
+                session.holds.opened(ino);
+                session.holds.closed(ino, Instant::now(), true);
+            }
+            let names: Vec<_> = entries
                 .iter()
                 .map(|(parent, name)| (*parent, name))
                 .collect();
@@ -249,10 +254,38 @@ impl Drop for Pending<'_> {
                 &ticket,
                 &Touched {
                     inodes: &inodes,
-                    entries: &entries,
+                    entries: &names,
                 },
             );
+            // Whoever else caches it was told that it failed.
+            session
+                .tell_listener(move |listener| {
+                    for (parent, name) in &entries {
+                        listener.invalidate_entry(*parent, name);
+                    }
+                    for ino in inodes {
+                        listener.invalidate_inode(ino);
+                    }
+                })
+                .await;
         }));
+    }
+}
+
+/// The file that the namenode created, and counts as open since.
+fn opened_by_creation(request: &Request, reply: &Reply) -> Option<InodeId> {
+    let Request::Meta(call) = request else {
+        return None;
+    };
+    match (&call.op, reply) {
+        (
+            MetaOp::Create {
+                kind: FileKind::Regular,
+                ..
+            },
+            Reply::Meta(MetaReply::Created { attr, .. } | MetaReply::Attr(attr)),
+        ) => Some(attr.ino),
+        _ => None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -223,7 +224,9 @@ impl Core {
         let started = Instant::now();
         // Writers that fail give up after the longer of these, and then nothing is freed.
         let options = &self.session.options;
-        let patience = options.busy_timeout.max(options.unreachable_timeout) * 2;
+        let patience = options.busy_timeout.max(options.unreachable_timeout);
+        let patience = patience.saturating_mul(2);
+        let mut unreachable = pin!(self.session.unreachable());
         loop {
             let freed = self.dirty.freed.notified();
             tokio::pin!(freed);
@@ -233,11 +236,15 @@ impl Core {
             }
             self.flush_all();
             let left = patience.saturating_sub(started.elapsed());
-            if tokio::time::timeout(left, freed).await.is_err() {
-                return Err(ClientError::TooMuchDirtyData {
-                    waiting_bytes: self.dirty.used(),
-                    waited: started.elapsed(),
-                });
+            tokio::select! {
+                () = freed => {}
+                error = &mut unreachable => return Err(error),
+                () = tokio::time::sleep(left) => {
+                    return Err(ClientError::TooMuchDirtyData {
+                        waiting_bytes: self.dirty.used(),
+                        waited: started.elapsed(),
+                    });
+                }
             }
         }
     }

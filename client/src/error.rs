@@ -67,6 +67,9 @@ pub enum ClientError {
     /// The client was closed.
     #[error("the client is closed")]
     Closed,
+    /// Whoever wanted it waits no longer. Whether a mutation is executed is unknown.
+    #[error("nobody waits for it any more")]
+    Interrupted,
     /// Others change the content of a file faster than this client can find out what it is.
     #[error("inode {ino} changes faster than it can be read")]
     ChangesTooFast {

@@ -32,7 +32,8 @@ pub struct ClientOptions {
     pub replication: Option<u8>,
     /// How long an operation waits for datanodes that are all busy.
     pub busy_timeout: Duration,
-    /// How long an operation waits for a namenode or for datanodes that do not answer.
+    /// How long an operation waits for a namenode or for datanodes that do not answer;
+    /// [`Duration::MAX`]: until they do.
     pub unreachable_timeout: Duration,
     /// Most inodes and directory entries that the metadata cache keeps.
     pub cache_entries_max: usize,

@@ -206,6 +206,20 @@ impl Session {
         }
     }
 
+    /// Returns once there was no connection for as long as an operation waits for one.
+    pub(crate) async fn unreachable(&self) -> ClientError {
+        let mut changes = self.link.subscribe();
+        loop {
+            let lost = changes.wait_for(|state| !matches!(state, LinkState::Up(_)));
+            if lost.await.is_err() {
+                return ClientError::Closed;
+            }
+            if let Err(error) = self.link(self.options.unreachable_timeout).await {
+                return error;
+            }
+        }
+    }
+
     /// Connections as they come and go.
     pub(crate) fn watch_link(&self) -> watch::Receiver<LinkState> {
         self.link.subscribe()
@@ -444,7 +458,10 @@ impl Session {
         }
     }
 
-    async fn tell_listener(&self, tell: impl FnOnce(&dyn CacheListener) + Send + 'static) {
+    pub(crate) async fn tell_listener(
+        &self,
+        tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
+    ) {
         let listener = self.lock_listener().clone();
         if let Some(listener) = listener {
             // It may have to wait for the kernel. A panic in it is reported by the runtime.

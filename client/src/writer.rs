@@ -361,7 +361,9 @@ impl DataWriter {
             None => options.unreachable_timeout,
         };
         let waited = trouble_now.since.elapsed();
-        let hopeless = !error.is_transient() || core.session.is_closed();
+        // Whoever found no namenode has waited for it already.
+        let waited_enough = matches!(error, ClientError::Unreachable { .. });
+        let hopeless = waited_enough || !error.is_transient() || core.session.is_closed();
         if hopeless || waited >= patience {
             let error = match error {
                 // Whatever broke, it broke because of that.

@@ -29,10 +29,13 @@ impl Filesystem for Adapter {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), name.to_owned());
+        let caller = self.caller(request);
         let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Lookup, async move {
             let parent = convert::inode(parent);
-            let found = inner.lookup(&credentials.await, parent, &name).await;
+            let credentials = credentials.await;
+            let found = inner.lookup(&credentials, parent, &name);
+            let found = caller.unless_killed(found).await;
             inner.answer_lookup(reply, found, asked_at).await;
         });
     }
@@ -52,10 +55,12 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::GetAttr, async move {
             let ino = convert::inode(node_id);
-            let found = inner.client.getattr(&credentials.await, ino).await;
+            let credentials = credentials.await;
+            let found = inner.client.getattr(&credentials, ino);
+            let found = caller.unless_killed(found).await;
             inner.answer_attr(reply, ino, found).await;
         });
     }
@@ -88,10 +93,12 @@ impl Filesystem for Adapter {
             opened_for_writing: handle.is_some(),
         };
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::SetAttr, async move {
             let ino = convert::inode(node_id);
-            let changed = inner.client.setattr(&credentials.await, ino, changes).await;
+            let credentials = credentials.await;
+            let changed = inner.client.setattr(&credentials, ino, changes);
+            let changed = caller.unless_killed(changed).await;
             inner
                 .answer_changed_attr(reply, size.is_some(), changed)
                 .await;
@@ -100,13 +107,13 @@ impl Filesystem for Adapter {
 
     fn readlink(&self, request: &Request, node_id: INodeNo, reply: ReplyData) {
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::ReadLink, async move {
             let read = async {
                 let ino = convert::inode(node_id);
                 inner.client.readlink(&credentials.await, ino).await
             };
-            match read.await {
+            match caller.unless_killed(read).await {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno::of(&error)),
             }
@@ -125,7 +132,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(Operation::MakeNode, reply, async move {
+        self.entry(request, Operation::MakeNode, reply, async move {
             let parent = convert::inode(parent);
             let kind = convert::file_kind(mode)?;
             let mode = convert::permissions(mode, umask);
@@ -147,7 +154,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.entry(Operation::MakeDir, reply, async move {
+        self.entry(request, Operation::MakeDir, reply, async move {
             let parent = convert::inode(parent);
             let mode = convert::permissions(mode, umask);
             inner
@@ -160,7 +167,7 @@ impl Filesystem for Adapter {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.empty(Operation::Unlink, reply, async move {
+        self.empty(request, Operation::Unlink, reply, async move {
             let parent = convert::inode(parent);
             inner
                 .client
@@ -173,7 +180,7 @@ impl Filesystem for Adapter {
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
-        self.empty(Operation::RemoveDir, reply, async move {
+        self.empty(request, Operation::RemoveDir, reply, async move {
             let parent = convert::inode(parent);
             inner.client.rmdir(&credentials.await, parent, &name?).await
         });
@@ -190,7 +197,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
         let target = target.as_os_str().as_bytes().to_vec();
-        self.entry(Operation::Symlink, reply, async move {
+        self.entry(request, Operation::Symlink, reply, async move {
             let parent = convert::inode(parent);
             inner
                 .client
@@ -212,7 +219,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let inner = self.inner.clone();
         let (name, new_name) = (convert::name(name), convert::name(new_name));
-        self.empty(Operation::Rename, reply, async move {
+        self.empty(request, Operation::Rename, reply, async move {
             let parent = convert::inode(parent);
             let new_parent = convert::inode(new_parent);
             let mode = convert::rename_mode(flags)?;
@@ -241,7 +248,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(new_name));
-        self.entry(Operation::Link, reply, async move {
+        self.entry(request, Operation::Link, reply, async move {
             let ino = convert::inode(node_id);
             let parent = convert::inode(new_parent);
             inner
@@ -253,14 +260,11 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::Open, async move {
-            reply::opened(
-                reply,
-                inner
-                    .open(&credentials.await, convert::inode(node_id), flags)
-                    .await,
-            );
+            let credentials = credentials.await;
+            let opened = inner.open(&credentials, convert::inode(node_id), flags);
+            reply::opened(reply, caller.unless_killed(opened).await);
         });
     }
 
@@ -276,6 +280,7 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::name(name));
+        let caller = self.caller(request);
         let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Create, async move {
             let created = async {
@@ -285,13 +290,14 @@ impl Filesystem for Adapter {
                     .create(&credentials.await, parent, &name?, mode, OpenFlags(flags))
                     .await
             };
-            inner.answer_created(reply, created.await, asked_at).await;
+            let created = caller.unless_killed(created).await;
+            inner.answer_created(reply, created, asked_at).await;
         });
     }
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -317,9 +323,10 @@ impl Filesystem for Adapter {
         {
             return self.inner.answer_read(reply, Ok(pieces));
         }
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.go_on(observed, async move {
-            match open.file.read_pieces(offset, size as usize).await {
+            let pieces = open.file.read_pieces(offset, size as usize);
+            match caller.unless_killed(pieces).await {
                 Ok(pieces) if read.must_be_refused(&pieces).await => reply.error(Errno::EINTR),
                 result => inner.answer_read(reply, result),
             }
@@ -328,7 +335,7 @@ impl Filesystem for Adapter {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -359,11 +366,10 @@ impl Filesystem for Adapter {
                 Err(given_back) => data = given_back,
             }
         }
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.go_on(observed, async move {
-            let result = inner
-                .write(&open.file, offset, data, append, kill_privileges)
-                .await;
+            let written_all = inner.write(&open.file, offset, data, append, kill_privileges);
+            let result = caller.unless_killed(written_all).await;
             let ino = convert::inode(node_id);
             inner.answer_written(reply, ino, offset, result.map(|()| written));
         });
@@ -371,7 +377,7 @@ impl Filesystem for Adapter {
 
     fn flush(
         &self,
-        _request: &Request,
+        request: &Request,
         _node_id: INodeNo,
         handle: FileHandle,
         _lock_owner: LockOwner,
@@ -380,16 +386,14 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(
-            Operation::Flush,
-            reply,
-            async move { open.file.flush().await },
-        );
+        self.empty(request, Operation::Flush, reply, async move {
+            open.file.flush().await
+        });
     }
 
     fn fsync(
         &self,
-        _request: &Request,
+        request: &Request,
         _node_id: INodeNo,
         handle: FileHandle,
         _datasync: bool,
@@ -398,11 +402,9 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        self.empty(
-            Operation::Fsync,
-            reply,
-            async move { open.file.sync().await },
-        );
+        self.empty(request, Operation::Fsync, reply, async move {
+            open.file.sync().await
+        });
     }
 
     fn release(
@@ -423,7 +425,7 @@ impl Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         node_id: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -435,7 +437,7 @@ impl Filesystem for Adapter {
             return reply.error(Errno::EBADF);
         };
         let inner = self.inner.clone();
-        self.empty(Operation::Fallocate, reply, async move {
+        self.empty(request, Operation::Fallocate, reply, async move {
             let mode = convert::fallocate_mode(mode)?;
             open.file.fallocate(offset, length, mode).await?;
             if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
@@ -447,7 +449,7 @@ impl Filesystem for Adapter {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         _node_id: INodeNo,
         handle: FileHandle,
         offset: i64,
@@ -457,10 +459,11 @@ impl Filesystem for Adapter {
         let (Some(open), Ok(offset)) = (self.file(handle), u64::try_from(offset)) else {
             return reply.error(Errno::EINVAL);
         };
+        let caller = self.caller(request);
         self.serve(Operation::Lseek, async move {
             let found = match whence {
-                convert::SEEK_DATA => open.file.seek_data(offset).await,
-                convert::SEEK_HOLE => open.file.seek_hole(offset).await,
+                convert::SEEK_DATA => caller.unless_killed(open.file.seek_data(offset)).await,
+                convert::SEEK_HOLE => caller.unless_killed(open.file.seek_hole(offset)).await,
                 _ => return reply.error(Errno::EINVAL),
             };
             reply::offset(reply, found);
@@ -469,7 +472,7 @@ impl Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         _source_id: INodeNo,
         source: FileHandle,
         source_offset: u64,
@@ -483,11 +486,10 @@ impl Filesystem for Adapter {
         let (Some(source), Some(destination)) = (self.file(source), self.file(destination)) else {
             return reply.error(Errno::EBADF);
         };
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::CopyFileRange, async move {
-            let copied = source
-                .copy_range(source_offset, &destination, destination_offset, length)
-                .await;
+            let copied = source.copy_range(source_offset, &destination, destination_offset, length);
+            let copied = caller.unless_killed(copied).await;
             let ino = convert::inode(destination_id);
             inner.answer_written(reply, ino, destination_offset, copied);
         });
@@ -512,12 +514,11 @@ impl Filesystem for Adapter {
             return reply.error(Errno::EBADF);
         };
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::ReadDir, async move {
-            match directory
-                .fill(&inner, &credentials.await, offset, &mut reply)
-                .await
-            {
+            let credentials = credentials.await;
+            let filled = directory.fill(&inner, &credentials, offset, &mut reply);
+            match caller.unless_killed(filled).await {
                 Ok(()) => reply.ok(),
                 Err(error) if inner.is_removed(convert::inode(node_id), &error) => reply.ok(),
                 Err(error) => reply.error(errno::of(&error)),
@@ -537,12 +538,11 @@ impl Filesystem for Adapter {
             return reply.error(Errno::EBADF);
         };
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::ReadDirPlus, async move {
-            let filled = directory
-                .fill_plus(&inner, &credentials.await, offset, &mut reply)
-                .await;
-            match filled {
+            let credentials = credentials.await;
+            let filled = directory.fill_plus(&inner, &credentials, offset, &mut reply);
+            match caller.unless_killed(filled).await {
                 Ok(()) => reply.ok(),
                 Err(error) if inner.is_removed(convert::inode(node_id), &error) => reply.ok(),
                 Err(error) => reply.error(errno::of(&error)),
@@ -578,14 +578,16 @@ impl Filesystem for Adapter {
 
     fn statfs(&self, request: &Request, node_id: INodeNo, reply: ReplyStatfs) {
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         // The kernel asks about the mount as a whole by its root, or by no inode.
         let ino = match convert::inode(node_id) {
             ino if inner.shared.nodes.knows(ino) => ino,
             _ => InodeId::ROOT,
         };
         self.serve(Operation::StatFs, async move {
-            reply::statfs(reply, inner.client.statfs(&credentials.await, ino).await);
+            let credentials = credentials.await;
+            let totals = inner.client.statfs(&credentials, ino);
+            reply::statfs(reply, caller.unless_killed(totals).await);
         });
     }
 
@@ -602,7 +604,7 @@ impl Filesystem for Adapter {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
         let (value, mode) = (value.to_vec(), convert::set_xattr_mode(flags));
-        self.empty(Operation::SetXattr, reply, async move {
+        self.empty(request, Operation::SetXattr, reply, async move {
             let ino = convert::inode(node_id);
             inner
                 .client
@@ -621,18 +623,19 @@ impl Filesystem for Adapter {
     ) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        let caller = self.caller(request);
         self.serve(Operation::GetXattr, async move {
             let value = async {
                 let ino = convert::inode(node_id);
                 inner.client.getxattr(&credentials.await, ino, &name?).await
             };
-            reply::xattr(reply, size, value.await);
+            reply::xattr(reply, size, caller.unless_killed(value).await);
         });
     }
 
     fn listxattr(&self, request: &Request, node_id: INodeNo, size: u32, reply: ReplyXattr) {
         let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.serve(Operation::ListXattr, async move {
             let list = async {
                 let ino = convert::inode(node_id);
@@ -642,14 +645,14 @@ impl Filesystem for Adapter {
                     .flat_map(|name| name.into_iter().chain([0]));
                 Ok::<_, ClientError>(with_ends.collect())
             };
-            reply::xattr(reply, size, list.await);
+            reply::xattr(reply, size, caller.unless_killed(list).await);
         });
     }
 
     fn removexattr(&self, request: &Request, node_id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let credentials = self.callers.credentials(request);
         let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
-        self.empty(Operation::RemoveXattr, reply, async move {
+        self.empty(request, Operation::RemoveXattr, reply, async move {
             let (ino, name) = (convert::inode(node_id), name?);
             // The kernel itself drops a file's capabilities when somebody writes to it, in the name of
             // the writer; programs need `CAP_SETFCAP` for it, which the kernel has checked.

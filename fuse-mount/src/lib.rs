@@ -6,6 +6,7 @@
 //! cache or buffers can answer is answered at once, everything else in a task.
 
 mod adapter;
+mod caller;
 mod convert;
 mod credentials;
 mod directory;

@@ -6,12 +6,13 @@ use std::{
     task::{Context, Waker},
 };
 
-use fuser::{FileHandle, ReplyEmpty, ReplyEntry};
+use fuser::{FileHandle, ReplyEmpty, ReplyEntry, Request};
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::types::Attr;
 use tokio::runtime::Handle;
 
 use crate::{
+    caller::{Caller, Looks},
     credentials::Callers,
     handles::Handles,
     inner::{Inner, OpenFile},
@@ -27,6 +28,8 @@ pub struct Adapter {
     pub inner: Arc<Inner>,
     /// On whose behalf they are.
     pub callers: Callers,
+    /// Whether they still live.
+    pub looks: Arc<Looks>,
     /// What they write, until it is sent.
     pub write_buffers: Arc<WriteBuffers>,
     runtime: Handle,
@@ -49,6 +52,7 @@ impl Adapter {
                 directories: Handles::new(),
             }),
             callers: Callers::default(),
+            looks: Arc::default(),
             write_buffers: Arc::default(),
             runtime,
         }
@@ -80,28 +84,39 @@ impl Adapter {
         }
     }
 
+    /// The thread that made a request.
+    pub fn caller(&self, request: &Request) -> Caller {
+        Caller::new(request.pid(), self.looks.clone())
+    }
+
     /// Answers with the entry that `work` makes.
     pub fn entry(
         &self,
+        request: &Request,
         operation: Operation,
         reply: ReplyEntry,
         work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
     ) {
-        let inner = self.inner.clone();
+        let (inner, caller) = (self.inner.clone(), self.caller(request));
         let asked_at = inner.shared.invalidations.count();
         self.serve(operation, async move {
-            inner.answer_entry(reply, work.await, asked_at).await;
+            let made = caller.unless_killed(work).await;
+            inner.answer_entry(reply, made, asked_at).await;
         });
     }
 
     /// Answers whether `work` succeeded.
     pub fn empty(
         &self,
+        request: &Request,
         operation: Operation,
         reply: ReplyEmpty,
         work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
     ) {
-        self.serve(operation, async move { reply::empty(reply, work.await) });
+        let caller = self.caller(request);
+        self.serve(operation, async move {
+            reply::empty(reply, caller.unless_killed(work).await);
+        });
     }
 
     /// The open file, or EBADF.

@@ -309,6 +309,11 @@ impl Cluster {
 
     /// Mounts it; `name` tells mounts apart. Returns where.
     pub fn mount(&mut self, name: &str) -> PathBuf {
+        self.mount_with(name, &[])
+    }
+
+    /// Mounts it with more flags.
+    pub fn mount_with(&mut self, name: &str, flags: &[&str]) -> PathBuf {
         let mount = self.path(name);
         mounts::remove(&mount);
         fs::create_dir_all(&mount).expect("a mount point");
@@ -321,6 +326,7 @@ impl Cluster {
         if rustix::process::geteuid().is_root() {
             arguments.push("--allow-other".as_ref());
         }
+        arguments.extend(flags.iter().map(Path::new));
         self.start_part(name, &arguments);
         mount
     }

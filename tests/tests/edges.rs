@@ -1,12 +1,13 @@
-//! Where a mount begins and ends, and what nobody reads.
+//! Where a mount begins and ends, what it does while the namenode is away, and what nobody reads.
 
 use std::{
     fs::{self, File},
-    io::Read,
+    io::{Read, Write},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, wait_until};
@@ -166,7 +167,7 @@ fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
     // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
     cluster.pause("namenode");
     cluster.signal("mnt", Signal::TERM);
-    std::thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_secs(1));
     assert!(
         cluster.running().contains(&"mnt".to_owned()),
         "it still tries"
@@ -204,9 +205,9 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
         .stderr(Stdio::null())
         .spawn()
         .expect("cat runs");
-    std::thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_secs(1));
     fs::set_permissions(other.join("file"), fs::Permissions::from_mode(0o600)).expect("chmod");
-    std::thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_secs(1));
     assert_eq!(
         reader.try_wait().expect("it is our child"),
         None,
@@ -253,7 +254,7 @@ fn a_guard_that_comes_late_leaves_the_next_mount_alone() {
             .find(is_guard)
     };
     wait_until("the guard watches", DEADLINE, || guard().is_some());
-    std::thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_secs(1));
     let number: u32 = guard().expect("it watches");
     let pid = Pid::from_raw(number.try_into().expect("a pid")).expect("not 0");
     kill_process(pid, Signal::STOP).expect("it runs");
@@ -322,6 +323,147 @@ fn a_mount_that_is_told_to_end_unmounts_what_is_below_first() {
     assert!(mounted_on(&below).is_none() && mounted_on(&mount).is_none());
     // Not a dead one either.
     assert_eq!(fs::read_dir(&mount).expect("an empty directory").count(), 0);
+}
+
+/// How long a program may still be there after it was killed.
+const KILLED_MAX: Duration = Duration::from_secs(2);
+
+/// A shell command that waits for the cluster.
+fn waiting(command: &str, mount: &Path) -> Child {
+    Command::new("/bin/sh")
+        .args(["-c", command])
+        .current_dir(mount)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell")
+}
+
+/// Kills what waits, and waits for its end.
+fn end_at_once(programs: &mut [(&str, Child)], by: Signal) {
+    thread::sleep(Duration::from_millis(500));
+    for (command, program) in &mut *programs {
+        let ended = program.try_wait().expect("it is our child");
+        assert_eq!(ended, None, "`{command}` waits");
+    }
+    for (_, program) in &*programs {
+        signal(program, by);
+    }
+    for (command, program) in programs {
+        wait_until(&format!("`{command}` ends"), KILLED_MAX, || {
+            program.try_wait().expect("it is our child").is_some()
+        });
+    }
+}
+
+#[test]
+fn a_killed_program_ends_at_once_whoever_does_not_answer() {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    fs::write(mount.join("file"), vec![b'x'; 4 << 20]).expect("write");
+    for round in ["1", "2"] {
+        fs::create_dir(mount.join(round)).expect("mkdir");
+        fs::write(mount.join(round).join("small"), "x").expect("write");
+    }
+    let other = cluster.mount("other");
+    fs::read_dir(&other).expect("it is mounted");
+    // The datanodes, of what only they have.
+    for number in 1..=3 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let command = "exec cat file";
+    end_at_once(&mut [(command, waiting(command, &other))], Signal::KILL);
+    for number in 1..=3 {
+        cluster.resume(&Cluster::datanode(number));
+    }
+    // The namenode, of which a mount may not even know yet that it is gone; then it does. Of the directory
+    // that this mount made, it knows what is in it: only changes have to be asked for.
+    let of_namenode = [
+        "exec cat ../not-known",
+        "exec ls -l ../not-known/below",
+        "exec cp small copy",
+        "exec mv small moved",
+        "exec mkdir directory",
+        // Ends with what it wrote not stored.
+        "echo more >> small; exec sleep 100",
+    ];
+    for (round, by) in [("1", Signal::KILL), ("2", Signal::TERM)] {
+        if round == "2" {
+            cluster.resume("namenode");
+            cluster.kill("namenode");
+        } else {
+            cluster.pause("namenode");
+        }
+        let directory = mount.join(round);
+        let mut programs = of_namenode.map(|command| (command, waiting(command, &directory)));
+        end_at_once(&mut programs, by);
+    }
+    cluster.start_namenode();
+    for round in ["1", "2"] {
+        let directory = mount.join(round);
+        // What was under way happened, or did not.
+        let names = ["small", "moved"].map(|name| directory.join(name).exists());
+        assert!(names[0] != names[1], "{names:?}");
+        fs::write(directory.join("new"), "again").expect("write");
+        assert_eq!(fs::read(directory.join("new")).expect("read"), b"again");
+    }
+    assert_eq!(fs::read(other.join("file")).expect("read").len(), 4 << 20);
+}
+
+#[test]
+fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&small());
+    let patient = cluster.mount_with("patient", &["--unreachable-timeout=forever"]);
+    let impatient = cluster.mount_with("impatient", &["--unreachable-timeout=2"]);
+    fs::write(patient.join("before"), "x").expect("write");
+    let held = File::create(impatient.join("held")).expect("create");
+    for gone in [false, true] {
+        if gone {
+            cluster.kill("namenode");
+        } else {
+            cluster.pause("namenode");
+        }
+        let began = Instant::now();
+        let error = fs::create_dir(impatient.join("d")).expect_err("nobody answers");
+        let waited = began.elapsed();
+        assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::TIMEDOUT.raw_os_error()),
+            "{error}"
+        );
+        assert!(
+            (Duration::from_millis(1_500)..Duration::from_secs(6)).contains(&waited),
+            "{waited:?}"
+        );
+        if !gone {
+            cluster.resume("namenode");
+        }
+    }
+    let said = "no namenode answered within 2 s";
+    assert!(cluster.log("impatient").contains(said));
+    let mut held = held;
+    held.write_all(b"data").expect("it is in memory");
+    let error = held.sync_all().expect_err("it cannot be stored");
+    assert_ne!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+
+    // The first operations after it is back find it, and datanodes to write to.
+    let waits = thread::spawn(move || {
+        fs::create_dir(patient.join("e"))?;
+        let mut file = File::create(patient.join("e/file"))?;
+        file.write_all(b"data")?;
+        file.sync_all()?;
+        fs::read(patient.join("e/file"))
+    });
+    thread::sleep(Duration::from_secs(3));
+    assert!(!waits.is_finished(), "it waits");
+    cluster.start_namenode();
+    let read = waits.join().expect("no panic").expect("all of it works");
+    assert_eq!(read, b"data");
+    held.sync_all().expect("it is stored now");
 }
 
 #[test]

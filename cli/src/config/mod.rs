@@ -17,7 +17,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
 
-use crate::{http::HttpConfig, units::Size};
+use crate::{
+    http::HttpConfig,
+    units::{Size, Wait},
+};
 
 /// `namenode.toml`
 #[derive(Debug, Serialize, Deserialize)]
@@ -200,6 +203,9 @@ pub struct ClientConfig {
     /// Most bytes written but not yet on datanodes.
     #[serde(default = "default_dirty")]
     pub dirty: Size,
+    /// Seconds that an operation waits for a namenode or datanodes that do not answer, or `forever`.
+    #[serde(default = "default_unreachable_timeout")]
+    pub unreachable_timeout_s: Wait,
     /// Bytes per second that a mount copies in the background to get the space of mostly unused
     /// blocks back; 0 for none.
     #[serde(default = "default_compaction")]
@@ -218,6 +224,7 @@ impl ClientConfig {
             namenodes,
             identity,
             dirty: default_dirty(),
+            unreachable_timeout_s: default_unreachable_timeout(),
             compaction_bytes_per_s: default_compaction(),
             checkpoint: CheckpointConfig::default(),
             http: None,
@@ -256,6 +263,12 @@ pub fn default_quarantine() -> u64 {
 pub fn default_scrub_interval() -> NonZero<u32> {
     const SIX_HOURS_S: NonZero<u32> = NonZero::new(6 * 3600).unwrap();
     SIX_HOURS_S
+}
+
+/// A minute: a namenode that is restarted is back sooner.
+fn default_unreachable_timeout() -> Wait {
+    const MINUTE_S: NonZero<u32> = NonZero::new(60).unwrap();
+    Wait::Seconds(MINUTE_S)
 }
 
 fn default_dirty() -> Size {

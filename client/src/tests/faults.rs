@@ -15,12 +15,12 @@ use crate::{
 };
 
 /// What is due in milliseconds comes within this on any machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// How slow a slow datanode is.
 const SLOW: Duration = Duration::from_secs(60);
 
 /// Writes a file in pieces of 256 KiB.
-async fn write_all(file: &File, content: &[u8]) {
+pub(super) async fn write_all(file: &File, content: &[u8]) {
     for (index, piece) in content.chunks(256 << 10).enumerate() {
         let offset = index as u64 * (256 << 10);
         file.write(offset, Bytes::copy_from_slice(piece))
@@ -30,7 +30,7 @@ async fn write_all(file: &File, content: &[u8]) {
 }
 
 /// A client that knows nothing yet reads the file.
-async fn read_elsewhere(cluster: &Cluster, path: &str) -> Vec<u8> {
+pub(super) async fn read_elsewhere(cluster: &Cluster, path: &str) -> Vec<u8> {
     let other = cluster.client("elsewhere").await;
     other.read_file(&root(), path.as_bytes()).await.unwrap()
 }

@@ -1,0 +1,107 @@
+//! The namenode is away, and whoever waits for it gives up or does not.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use harvestfs_protocol::{ids::InodeId, name::Name};
+
+use super::{
+    create,
+    faults::{DEADLINE, read_elsewhere, write_all},
+    name, pattern, root,
+};
+use crate::{CacheListener, Client, ClientError, OpenFlags, testing::Cluster};
+
+/// Counts the names that it is told of.
+#[derive(Default)]
+struct Heard(AtomicU64);
+
+impl CacheListener for Heard {
+    fn invalidate_inode(&self, _ino: InodeId) {}
+
+    fn invalidate_entry(&self, _parent: InodeId, _name: &Name) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn invalidate_all(&self) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_waited_for_is_told_and_not_held() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let heard = Arc::new(Heard::default());
+    client.set_cache_listener(heard.clone());
+    let (me, file_name) = (root(), name("file"));
+    tokio::select! {
+        biased;
+        _ = client.create_file(&me, InodeId::ROOT, &file_name, 0o644, OpenFlags::READ) => {
+            // The answer was there before the poll was over: it cannot be seen today.
+            return;
+        }
+        () = std::future::ready(()) => {}
+    }
+    let began = Instant::now();
+    while heard.0.load(Ordering::Relaxed) == 0 {
+        assert!(began.elapsed() < DEADLINE, "nobody was told of the name");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let attr = client.lookup(&me, InodeId::ROOT, &file_name).await.unwrap();
+    client.unlink(&me, InodeId::ROOT, &file_name).await.unwrap();
+    while cluster.namenode.inode_exists(attr.ino) {
+        assert!(began.elapsed() < DEADLINE, "it is held without being open");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_waits_for_the_namenode_as_long_as_it_was_told() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_millis(500);
+    options.dirty_bytes_max = 1 << 20;
+    let impatient = Client::connect(options).await.unwrap();
+    let mut options = cluster.options("b");
+    options.unreachable_timeout = Duration::MAX;
+    options.dirty_bytes_max = 1 << 20;
+    let patient = Client::connect(options).await.unwrap();
+    let (_, refused) = create(&impatient, "refused").await;
+    let (_, stored) = create(&patient, "stored").await;
+    cluster.namenode.crash().await;
+    let content = pattern(4 << 20, 8);
+    let waits = {
+        let (stored, content) = (stored.clone(), content.clone());
+        tokio::spawn(async move {
+            write_all(&stored, &content).await;
+            stored.sync().await
+        })
+    };
+    // Memory is full after a while, and what is in it cannot go.
+    let began = Instant::now();
+    let mut result = Ok(());
+    for offset in 0..16 {
+        let data = Bytes::from(content[..256 << 10].to_vec());
+        result = refused.write(offset * (256 << 10), data).await;
+        if result.is_err() {
+            break;
+        }
+    }
+    let synced = refused.sync().await;
+    for error in [result, synced].map(Result::unwrap_err) {
+        let is_named = matches!(error, ClientError::Unreachable { .. });
+        assert!(is_named, "{error:?}");
+    }
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(10), "{waited:?}");
+    assert!(!waits.is_finished());
+    cluster.namenode.restart().await;
+    let stored = tokio::time::timeout(DEADLINE, waits).await;
+    stored.unwrap().unwrap().unwrap();
+    assert!(read_elsewhere(&cluster, "/stored").await == content);
+}
