@@ -37,6 +37,8 @@ pub enum AccessConfig {
     /// Whoever shows the certificate of an administrator, or the token; with TLS.
     #[default]
     Proven,
+    /// Whoever shows the token, on this machine; without TLS.
+    Token,
     /// Everybody on this machine; without TLS.
     Anyone,
 }
@@ -53,6 +55,38 @@ impl HttpConfig {
             access: AccessConfig::Anyone,
             token: token_file(),
         }
+    }
+
+    /// For whoever knows the token, on this machine; makes it beside the configuration in `directory` unless
+    /// there is one.
+    ///
+    /// # Errors
+    /// When the token cannot be written.
+    pub fn with_token(listen: SocketAddr, directory: &Path) -> anyhow::Result<Self> {
+        let path = directory.join(TOKEN_FILE);
+        if !path.exists() {
+            Token::create(&path)?;
+        }
+        Ok(Self {
+            listen,
+            access: AccessConfig::Token,
+            token: token_file(),
+        })
+    }
+
+    /// The address to open in a browser; holds the token if one is needed. The configuration is in
+    /// `directory`.
+    ///
+    /// # Errors
+    /// When the token cannot be read.
+    pub fn address(&self, directory: &Path) -> anyhow::Result<String> {
+        Ok(match self.access {
+            AccessConfig::Anyone => format!("http://{}/", self.listen),
+            AccessConfig::Proven => format!("https://{}/", self.listen),
+            AccessConfig::Token => {
+                Token::load(&directory.join(&self.token))?.in_address(self.listen)
+            }
+        })
     }
 
     /// For whoever proves that they may look; makes the token beside the configuration in
@@ -76,6 +110,7 @@ impl HttpConfig {
     pub async fn bind(&self, path: &Path, identity: &Identity) -> anyhow::Result<Endpoint> {
         let access = match self.access {
             AccessConfig::Anyone => Access::Anyone,
+            AccessConfig::Token => Access::Token(Token::load(&config::beside(path, &self.token))?),
             AccessConfig::Proven if !identity.peer().role.listens() => bail!(
                 "{}: the certificate of a {} cannot prove a server: write access = \"anyone\" and an \
                  address of this machine, such as 127.0.0.1",

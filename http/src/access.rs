@@ -11,13 +11,16 @@ use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
 use tokio_rustls::TlsAcceptor;
 
-use crate::{Answer, Token};
+use crate::{Answer, Get, Token};
 
 /// Who may ask.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// Anyone who can reach it, without TLS; only for an address of the loopback interface.
     Anyone,
+    /// Whoever knows the token, without TLS; only for an address of the loopback interface, which other users
+    /// of the machine can reach.
+    Token(Token),
     /// With TLS: an administrator's certificate, or the token.
     Proven {
         /// Certificate and key of the part that listens.
@@ -30,13 +33,26 @@ pub enum Access {
 /// [`Access`], ready to be checked.
 pub(crate) enum Guard {
     Anyone,
+    Token { token: Token, port: u16 },
     Proven { tls: TlsAcceptor, token: Token },
 }
 
+/// What is to be done with a request.
+pub(crate) enum Admission {
+    /// It is answered.
+    Given,
+    /// It is answered, and the browser is told a cookie that admits it from now on.
+    GivenWithCookie(String),
+    /// This is the answer.
+    Refused(Answer),
+}
+
 impl Guard {
-    pub(crate) fn new(access: Access) -> Result<Self, rustls::Error> {
+    /// `port` is where it listens.
+    pub(crate) fn new(access: Access, port: u16) -> Result<Self, rustls::Error> {
         Ok(match access {
             Access::Anyone => Self::Anyone,
+            Access::Token(token) => Self::Token { token, port },
             Access::Proven { identity, token } => Self::Proven {
                 tls: acceptor(&identity)?,
                 token,
@@ -44,33 +60,58 @@ impl Guard {
         })
     }
 
-    /// Says why a request is not to be answered, if it is not. `certificate` is what the peer proved
-    /// in the handshake.
-    pub(crate) fn refusal(
+    /// Whether a request is to be answered. `certificate` is what the peer proved in the handshake.
+    pub(crate) fn admit(
         &self,
+        request: &Get,
         headers: &HeaderMap,
         certificate: Option<&CertificateDer<'_>>,
-    ) -> Option<Answer> {
+    ) -> Admission {
         match self {
-            Self::Anyone => {
-                // A page from elsewhere whose name was made to point here comes with that name.
-                let host = headers.get(header::HOST);
-                let is_here = host.is_none_or(|host| is_this_machine(host.as_bytes()));
-                let why = "this is answered only under the name localhost or an address of it";
-                (!is_here).then(|| Answer::plain(StatusCode::FORBIDDEN, why))
+            Self::Anyone => not_here(headers).map_or(Admission::Given, Admission::Refused),
+            Self::Token { token, port } => {
+                if let Some(refusal) = not_here(headers) {
+                    return Admission::Refused(refusal);
+                }
+                let mut cookies = headers.get_all(header::COOKIE).iter();
+                if shows(headers, token)
+                    || cookies.any(|cookies| token.is_in_cookies(cookies.as_bytes(), *port))
+                {
+                    return Admission::Given;
+                }
+                if token.is_in_query(request) {
+                    return Admission::GivenWithCookie(token.cookie(*port));
+                }
+                let how = "open the address that `harvestfs up` prints, or show the token as bearer or \
+                           password";
+                Admission::Refused(Answer::plain(StatusCode::UNAUTHORIZED, how))
             }
             Self::Proven { token, .. } => {
                 let is_admin = certificate
                     .and_then(|certificate| Peer::from_certificate(certificate).ok())
                     .is_some_and(|peer| peer.role == Role::Admin);
-                let authorization = headers.get(header::AUTHORIZATION);
-                let is_admitted =
-                    is_admin || authorization.is_some_and(|value| token.is_in(value.as_bytes()));
+                if is_admin || shows(headers, token) {
+                    return Admission::Given;
+                }
                 let how = "show an administrator's certificate, or the token as bearer or password";
-                (!is_admitted).then(|| Answer::plain(StatusCode::UNAUTHORIZED, how))
+                Admission::Refused(Answer::plain(StatusCode::UNAUTHORIZED, how))
             }
         }
     }
+}
+
+/// Whether a request comes with the token as bearer or password.
+fn shows(headers: &HeaderMap, token: &Token) -> bool {
+    let authorization = headers.get(header::AUTHORIZATION);
+    authorization.is_some_and(|value| token.is_in(value.as_bytes()))
+}
+
+/// The answer to a page from elsewhere whose name was made to point here: it comes with that name.
+fn not_here(headers: &HeaderMap) -> Option<Answer> {
+    let host = headers.get(header::HOST);
+    let is_here = host.is_none_or(|host| is_this_machine(host.as_bytes()));
+    let why = "this is answered only under the name localhost or an address of it";
+    (!is_here).then(|| Answer::plain(StatusCode::FORBIDDEN, why))
 }
 
 /// Whether the value of a `Host` header names this machine by an address or as `localhost`.

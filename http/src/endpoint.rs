@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -19,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::access::Guard;
+use crate::access::{Admission, Guard};
 use crate::{Access, Answer, Get, Site};
 
 /// Connections at a time: some browsers and a few collectors.
@@ -48,10 +49,10 @@ pub enum HttpError {
         /// Why.
         source: io::Error,
     },
-    /// Anyone may ask, and the address can be reached from other machines.
+    /// There is to be no TLS, and the address can be reached from other machines.
     #[error(
-        "{0} can be reached from other machines: access = \"anyone\" is for addresses such as 127.0.0.1; \
-         write access = \"proven\""
+        "{0} can be reached from other machines: access = \"token\" and access = \"anyone\" are for addresses \
+         such as 127.0.0.1; write access = \"proven\""
     )]
     NotLoopback(SocketAddr),
     /// The certificate is of no use for TLS.
@@ -72,23 +73,25 @@ impl Endpoint {
     /// # Errors
     /// [`HttpError`].
     pub async fn bind(addr: SocketAddr, access: Access) -> Result<Self, HttpError> {
-        if matches!(access, Access::Anyone) && !addr.ip().is_loopback() {
+        let has_tls = matches!(access, Access::Proven { .. });
+        if !has_tls && !addr.ip().is_loopback() {
             return Err(HttpError::NotLoopback(addr));
         }
         let error = |source| HttpError::Listen { addr, source };
         let listener = TcpListener::bind(addr).await.map_err(error)?;
+        let local_addr = listener.local_addr().map_err(error)?;
         Ok(Self {
-            local_addr: listener.local_addr().map_err(error)?,
+            guard: Guard::new(access, local_addr.port())?,
+            local_addr,
             listener,
-            guard: Guard::new(access)?,
         })
     }
 
-    /// Where it can be reached.
+    /// Where it can be reached; without the token.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = match self.guard {
-            Guard::Anyone => "http",
+            Guard::Anyone | Guard::Token { .. } => "http",
             Guard::Proven { .. } => "https",
         };
         format!("{scheme}://{}/", self.local_addr)
@@ -124,7 +127,7 @@ impl Endpoint {
 
 async fn serve_connection<S: Site>(stream: TcpStream, guard: &Arc<Guard>, site: &Arc<S>) {
     match &**guard {
-        Guard::Anyone => serve_requests(stream, None, guard, site).await,
+        Guard::Anyone | Guard::Token { .. } => serve_requests(stream, None, guard, site).await,
         Guard::Proven { tls, .. } => match timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let certificates = stream.get_ref().1.peer_certificates();
@@ -150,8 +153,9 @@ async fn serve_requests<S: Site>(
     site: &Arc<S>,
 ) {
     let service = service_fn(|request: Request<Incoming>| {
-        let refusal = guard.refusal(request.headers(), certificate.as_ref());
-        async move { Ok::<_, Infallible>(respond(&request, refusal, &**site).await) }
+        let get = Get::new(request.uri().path(), request.uri().query().unwrap_or(""));
+        let admission = guard.admit(&get, request.headers(), certificate.as_ref());
+        async move { Ok::<_, Infallible>(respond(request.method(), &get, admission, &**site).await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -165,23 +169,30 @@ async fn serve_requests<S: Site>(
 }
 
 async fn respond<S: Site>(
-    request: &Request<Incoming>,
-    refusal: Option<Answer>,
+    method: &Method,
+    get: &Get,
+    admission: Admission,
     site: &S,
 ) -> Response<Full<Bytes>> {
-    let answer = if let Some(refusal) = refusal {
-        refusal
-    } else if request.method() != Method::GET && request.method() != Method::HEAD {
+    let cookie = match admission {
+        Admission::Refused(refusal) => return refusal.into_response(),
+        Admission::Given => None,
+        Admission::GivenWithCookie(cookie) => Some(cookie),
+    };
+    let answer = if method != Method::GET && method != Method::HEAD {
         Answer::plain(
             StatusCode::METHOD_NOT_ALLOWED,
             "only GET: nothing can be changed here",
         )
     } else {
-        let get = Get::new(request.uri().path(), request.uri().query().unwrap_or(""));
-        match timeout(ANSWER_DEADLINE, site.answer(&get)).await {
+        match timeout(ANSWER_DEADLINE, site.answer(get)).await {
             Ok(answer) => answer,
             Err(_) => Answer::unavailable("there was no answer in time; try again"),
         }
     };
-    answer.into_response()
+    let mut response = answer.into_response();
+    if let Some(cookie) = cookie.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
 }

@@ -2,7 +2,8 @@
 //!
 //! Everything is read-only: only `GET` and `HEAD` are answered. Who may ask is an [`Access`]: with TLS
 //! under the cluster's certificate, whoever shows the certificate of an administrator or the
-//! endpoint's [`Token`]; or, on loopback only and when configured so, anyone on this machine.
+//! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS whoever shows the token, or
+//! anyone on this machine.
 //!
 //! Bounded: connections, the time for a handshake, for a request's head and for an answer, and the
 //! size of a head. A request's body is not read.

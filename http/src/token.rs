@@ -3,20 +3,27 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use harvestfs_protocol::durable;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq;
+
+use crate::Get;
 
 /// 256 bits: nobody guesses it.
 const RANDOM_BYTES: usize = 32;
 /// Shortest and longest token that a file may hold.
 const TEXT_BYTES_MIN: usize = 16;
 const TEXT_BYTES_MAX: usize = 256;
+
+/// The parameter of an address that holds a token.
+const PARAMETER: &str = "token";
 
 /// What is wrong with a token's file.
 #[derive(Debug, thiserror::Error)]
@@ -125,9 +132,46 @@ impl Token {
         password.is_some_and(|colon| self.equals(&pair[colon + 1..]))
     }
 
+    /// The address of a page that is opened with the token.
+    #[must_use]
+    pub fn in_address(&self, listen: SocketAddr) -> String {
+        let token = utf8_percent_encode(&self.0, NON_ALPHANUMERIC);
+        format!("http://{listen}/?{PARAMETER}={token}")
+    }
+
+    /// Whether a request was made to an address that holds the token.
+    pub(crate) fn is_in_query(&self, request: &Get) -> bool {
+        let given = request.parameter(PARAMETER);
+        given.is_some_and(|given| self.equals(&given))
+    }
+
+    /// What a browser is to send with each further request. Other servers on this machine are sent it,
+    /// too, so the name says whose it is.
+    pub(crate) fn cookie(&self, port: u16) -> String {
+        let value = BASE64_URL_SAFE_NO_PAD.encode(&self.0);
+        format!(
+            "{}{value}; Path=/; HttpOnly; SameSite=Strict",
+            cookie_start(port)
+        )
+    }
+
+    /// Whether one of the cookies of a request is the one of [`Token::cookie`].
+    pub(crate) fn is_in_cookies(&self, cookies: &[u8], port: u16) -> bool {
+        let start = cookie_start(port);
+        let value = BASE64_URL_SAFE_NO_PAD.encode(&self.0);
+        cookies
+            .split(|&byte| byte == b';')
+            .filter_map(|cookie| cookie.trim_ascii().strip_prefix(start.as_bytes()))
+            .any(|given| value.as_bytes().ct_eq(given).into())
+    }
+
     fn equals(&self, given: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(given).into()
     }
+}
+
+fn cookie_start(port: u16) -> String {
+    format!("harvestfs-{port}=")
 }
 
 impl fmt::Debug for Token {
@@ -171,6 +215,37 @@ mod tests {
             b"Digest x".to_vec(),
         ] {
             assert!(!token.is_in(&wrong), "{}", String::from_utf8_lossy(&wrong));
+        }
+    }
+
+    #[test]
+    fn a_browser_shows_the_token_by_its_address_and_then_by_a_cookie() {
+        for text in [
+            "a-token_that-is-long-enough",
+            "one;with=all&that+is%special, and",
+        ] {
+            let token = Token(text.to_owned());
+            let address = token.in_address(([127, 0, 0, 1], 7).into());
+            let query = address.strip_prefix("http://127.0.0.1:7/?").unwrap();
+            assert!(token.is_in_query(&Get::new("/", query)));
+            assert!(!token.is_in_query(&Get::new("/", "")));
+            assert!(!token.is_in_query(&Get::new("/", &query[..query.len() - 1])));
+
+            let cookie = token.cookie(7);
+            assert!(
+                cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"),
+                "{cookie}"
+            );
+            let sent = cookie.split(';').next().unwrap();
+            assert!(token.is_in_cookies(sent.as_bytes(), 7));
+            assert!(token.is_in_cookies(format!("a=b; {sent}; c").as_bytes(), 7));
+            assert!(
+                !token.is_in_cookies(sent.as_bytes(), 8),
+                "it is of another server"
+            );
+            assert!(!token.is_in_cookies(&sent.as_bytes()[..sent.len() - 1], 7));
+            assert!(!token.is_in_cookies(b"harvestfs-7=", 7));
+            assert!(!token.is_in_cookies(format!("x{sent}").as_bytes(), 7));
         }
     }
 

@@ -5,6 +5,7 @@ use std::{
     ffi::OsStr,
     fs,
     net::SocketAddr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -197,20 +198,24 @@ impl Cluster {
         self.http[name]
     }
 
-    /// Has the namenode serve its page to everybody on this machine, as with `up`; it is started
-    /// again. Returns the address of the page.
+    /// Has the namenode serve its page on this machine, as with `up`; it is started again. Returns the
+    /// address of the page, with its token.
     ///
     /// # Panics
     /// When the configuration cannot be written.
-    pub fn serve_page_to_anyone(&mut self) -> String {
+    pub fn serve_page(&mut self) -> String {
+        const TOKEN: &str = "a-token-that-nobody-guesses";
         let address = free_tcp_address();
         let path = self.path("namenode/namenode.toml");
         let config = fs::read_to_string(&path).expect("its configuration");
-        let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"anyone\"\n");
+        let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"token\"\n");
         fs::write(&path, http).expect("it can be written");
+        let token = path.with_file_name("http-token");
+        fs::write(&token, TOKEN).expect("it can be written");
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).expect("it is ours");
         self.stop("namenode");
         self.start_namenode();
-        format!("http://{address}/")
+        format!("http://{address}/?token={TOKEN}")
     }
 
     /// What `harvestfs admin nodes --json` says of one datanode.

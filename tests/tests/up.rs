@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     os::unix::{
         fs::{PermissionsExt, chown},
         process::CommandExt,
@@ -42,20 +43,114 @@ impl Drop for DownOnDrop<'_> {
     }
 }
 
-/// The page is there for everybody on this machine, where `up` says.
-fn check_page(said: &str) {
-    let Some(curl) = have_program("curl", "apt install curl") else {
-        return;
-    };
+/// Asks for a path at an address, and returns the answer with its head.
+fn get(address: &str, path: &str, headers: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).expect("it is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    answer
+}
+
+/// The page is where `up` says, for whoever has the address from it, and for nobody else. Returns the
+/// token.
+fn check_page(said: &str) -> String {
     let address = said.split_whitespace().find(|it| it.starts_with("http://"));
     let address = address.unwrap_or_else(|| panic!("no page: {said}"));
-    assert!(address.starts_with("http://127.0.0.1:"), "{address}");
-    let page = Command::new(curl)
-        .args(["--fail", "--silent", "--show-error", "--max-time", "60"])
-        .arg(address)
-        .output()
-        .expect("curl runs");
-    assert!(ok(page).contains("<title>HarvestFS</title>"), "{address}");
+    let (host, token) = address
+        .strip_prefix("http://")
+        .and_then(|rest| rest.split_once("/?token="))
+        .unwrap_or_else(|| panic!("no token: {address}"));
+    assert!(host.starts_with("127.0.0.1:"), "{address}");
+    for path in [
+        "/",
+        "/metrics",
+        "/api/cluster",
+        "/api/directory?path=/",
+        "/api/file?path=/d/f&token=guessed",
+        "/?token=",
+    ] {
+        let refused = get(host, path, "");
+        assert!(refused.starts_with("HTTP/1.1 401 "), "{path}: {refused}");
+        assert!(!refused.contains("set-cookie"), "{path}: {refused}");
+    }
+    let page = get(host, &format!("/?token={token}"), "");
+    assert!(page.contains("<title>HarvestFS</title>"), "{page}");
+    let cookie = page
+        .lines()
+        .find_map(|line| line.strip_prefix("set-cookie: "))
+        .unwrap_or_else(|| panic!("no cookie: {page}"));
+    assert!(cookie.contains("; HttpOnly; SameSite=Strict"), "{cookie}");
+    let cookie = cookie.split(';').next().expect("a value");
+    for shown in [
+        format!("Cookie: {cookie}\r\n"),
+        format!("Authorization: Bearer {token}\r\n"),
+    ] {
+        let answer = get(host, "/api/directory?path=/", &shown);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    token.to_owned()
+}
+
+/// What another user of this machine finds of a cluster whose directories are open to everybody.
+fn check_strangers(data: &Path, token: &str) {
+    let find = |arguments: &[&str]| {
+        let output = Command::new("/usr/bin/find")
+            .arg(data)
+            .args(arguments)
+            .output()
+            .expect("find runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let blocks = find(&["-path", "*/volume/*/*", "-type", "f"]);
+    assert!(!blocks.is_empty(), "there are replicas");
+    let readable = find(&[
+        "-type",
+        "f",
+        "-perm",
+        "/077",
+        "(",
+        "-path",
+        "*/volume/*/*",
+        "-o",
+        "-name",
+        "*token*",
+        ")",
+    ]);
+    assert_eq!(readable, "");
+    let log = data.join("log");
+    for entry in fs::read_dir(&log).expect("the logs") {
+        let path = entry.expect("an entry").path();
+        let text = fs::read_to_string(&path).expect("a log");
+        assert!(!text.contains(token), "{} has the token", path.display());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // As an administrator may have made them.
+    let mut above = data.join("datanode-1/volume");
+    while above.starts_with(data.parent().expect("a directory")) {
+        fs::set_permissions(&above, fs::Permissions::from_mode(0o755)).expect("chmod");
+        assert!(above.pop());
+    }
+    fs::set_permissions(data.join("namenode"), fs::Permissions::from_mode(0o755)).expect("chmod");
+    for (program, path) in [
+        ("/bin/ls", "datanode-1/volume/sealed"),
+        ("/bin/ls", "datanode-1/volume/open"),
+        ("/bin/cat", "namenode/http-token"),
+    ] {
+        let output = Command::new(program)
+            .arg(data.join(path))
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .expect("it runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("Permission denied"), "{path}: {error}");
+    }
 }
 
 #[test]
@@ -74,7 +169,7 @@ fn up_again_finds_every_file() {
         "{said}"
     );
     assert!(said.contains("harvestfs down"), "{said}");
-    check_page(&said);
+    let token = check_page(&said);
     let status: serde_json::Value =
         serde_json::from_str(&ok(run(&["admin", "status", "--json"], &data))).expect("JSON");
     assert_eq!(status["nodes_alive"], 9);
@@ -85,6 +180,8 @@ fn up_again_finds_every_file() {
     assert!(!again.status.success());
     let error = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(error.contains("running"), "{error}");
+    assert_eq!(check_page(&error), token);
+    check_strangers(&data, &token);
 
     ok(run(&["down"], &data));
     assert!(!mount.join("d").exists(), "it is unmounted");

@@ -138,7 +138,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         datanodes: 3,
         ..ClusterOptions::default()
     });
-    let page = cluster.serve_page_to_anyone();
+    let page = cluster.serve_page();
     let mount = cluster.mount("mnt");
     fs::create_dir(mount.join("d")).expect("mkdir");
     let odd = "ä b%&<i>?.bin";
@@ -259,7 +259,7 @@ fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
         policy: "harvest",
         ..ClusterOptions::default()
     });
-    let page = cluster.serve_page_to_anyone();
+    let page = cluster.serve_page();
     cluster.wait_alive(3, Duration::from_secs(60));
     cluster.output_of(&["fs", "mkdir", "/d"]);
     let source = cluster.path("source");

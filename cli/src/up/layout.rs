@@ -16,7 +16,7 @@ use crate::{
         self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
         Priority, VolumeConfig,
     },
-    http::HttpConfig,
+    http::{AccessConfig, HttpConfig},
     init::{self, LayoutArgs},
     primary::Cast,
     units::{self, Size},
@@ -50,8 +50,8 @@ pub struct Layout {
     pub mount: PathBuf,
     /// Where the namenode listens.
     pub namenode: SocketAddr,
-    /// Where its page is.
-    page: SocketAddr,
+    /// Where its page is, and who may look.
+    page: HttpConfig,
     made: Made,
     /// What the datanodes replay as their primary tenants, if anything.
     pub cast: Option<Cast>,
@@ -88,15 +88,14 @@ impl Layout {
             made
         };
         std::fs::create_dir_all(Self::log_directory(&data))?;
-        let mut layout = Self {
+        let layout = Self {
             namenode: Self::configured_address(&data)?,
-            page: SocketAddr::from(([127, 0, 0, 1], 0)),
+            page: Self::configure_namenode(&data, args)?,
             data,
             mount,
             made,
             cast: args.cast()?,
         };
-        layout.configure_namenode(args)?;
         layout.make_datanodes()?;
         layout.make_mount_point()?;
         Ok(layout)
@@ -140,30 +139,39 @@ impl Layout {
     }
 
     /// What to tell the user when everything runs.
-    pub fn welcome(&self) -> String {
-        format!(
+    ///
+    /// # Errors
+    /// When the token of the page cannot be read.
+    pub fn welcome(&self) -> anyhow::Result<String> {
+        Ok(format!(
             "HarvestFS is mounted at {}\n\
-             Look at it at http://{}/\n\
+             Look at it at {}\n\
              ({} datanodes with {} each, {} replicas of each block; logs in {})",
             self.mount.display(),
-            self.page,
+            self.page_address()?,
             self.made.datanodes,
             units::human(self.made.quota.0),
             self.made.replication,
             Self::log_directory(&self.data).display()
-        )
+        ))
+    }
+
+    /// The address of the namenode's page, with the token.
+    ///
+    /// # Errors
+    /// When the token cannot be read.
+    pub fn page_address(&self) -> anyhow::Result<String> {
+        self.page.address(&self.data.join("namenode"))
     }
 
     /// Before a start: somebody else may listen where the namenode did, so it moves.
     pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
-        if self.page.ip().is_loopback() && TcpListener::bind(self.page).is_err() {
+        let page = self.page.listen;
+        if page.ip().is_loopback() && TcpListener::bind(page).is_err() {
             let path = self.data.join("namenode/namenode.toml");
             let mut config: NamenodeConfig = config::load(&path)?;
-            self.page = free_page_address()?;
-            config.http = config.http.map(|http| HttpConfig {
-                listen: self.page,
-                ..http
-            });
+            self.page.listen = free_page_address()?;
+            config.http = Some(self.page.clone());
             config::store(&path, &config)?;
         }
         if UdpSocket::bind(self.namenode).is_ok() {
@@ -193,21 +201,24 @@ impl Layout {
         Ok(config.listen)
     }
 
-    /// The policy as asked for, and a page for everybody on this machine.
-    fn configure_namenode(&mut self, args: &UpArgs) -> anyhow::Result<()> {
-        let path = self.data.join("namenode/namenode.toml");
+    /// The policy as asked for, and a page for whoever knows the token; returns it. The page shows all names
+    /// that root sees, and other users of this machine can reach it.
+    fn configure_namenode(data: &Path, args: &UpArgs) -> anyhow::Result<HttpConfig> {
+        let directory = data.join("namenode");
+        let path = directory.join("namenode.toml");
         let mut config: NamenodeConfig = config::load(&path)?;
         config.policy = args.policy.unwrap_or(config.policy);
-        let http = match config.http {
-            Some(http) => http,
-            None => HttpConfig::anyone(free_page_address()?),
+        let page = match config.http {
+            Some(page) if page.access != AccessConfig::Anyone => page,
+            Some(open) => HttpConfig::with_token(open.listen, &directory)?,
+            None => HttpConfig::with_token(free_page_address()?, &directory)?,
         };
-        self.page = http.listen;
-        config.http = Some(http);
-        config::store(&path, &config)
+        config.http = Some(page.clone());
+        config::store(&path, &config)?;
+        Ok(page)
     }
 
-    fn make_datanodes(&mut self) -> anyhow::Result<()> {
+    fn make_datanodes(&self) -> anyhow::Result<()> {
         for number in 1..=self.made.datanodes {
             let name = datanode_name(number);
             let directory = self.data.join(&name);

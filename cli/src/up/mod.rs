@@ -169,7 +169,7 @@ fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
 fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     let probe = open_lock(layout)?;
     if !try_lock(&probe) {
-        bail!("a cluster is running in {} already", layout.data.display());
+        bail!(already_running(layout));
     }
     drop(probe);
     let ready = layout.ready_path();
@@ -199,7 +199,8 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     let mut child = command
         .envs([crate::logging::environment()])
         .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
+        // What it prints is printed below, and has no place in a log: the page's token is in it.
+        .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .context("cannot start the background process")?;
@@ -221,7 +222,7 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-    println!("{}", layout.welcome());
+    println!("{}", layout.welcome()?);
     println!(
         "Stop it with:  harvestfs down --data {}",
         layout.data.display()
@@ -292,11 +293,23 @@ fn open_lock(layout: &Layout) -> anyhow::Result<File> {
 fn take_lock(layout: &Layout) -> anyhow::Result<File> {
     let lock = open_lock(layout)?;
     if !try_lock(&lock) {
-        bail!("a cluster is running in {} already", layout.data.display());
+        bail!(already_running(layout));
     }
     lock.set_len(0)?;
     std::io::Write::write_all(&mut &lock, format!("{}\n", std::process::id()).as_bytes())?;
     Ok(lock)
+}
+
+/// Says where to look at the cluster, too.
+fn already_running(layout: &Layout) -> String {
+    let page = match layout.page_address() {
+        Ok(address) => format!(": look at it at {address}"),
+        Err(error) => format!("; its page cannot be opened: {error:#}"),
+    };
+    format!(
+        "a cluster is running in {} already{page}",
+        layout.data.display()
+    )
 }
 
 fn try_lock(lock: &File) -> bool {

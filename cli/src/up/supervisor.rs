@@ -45,7 +45,7 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
         return Err(error);
     }
     layout.announce_ready()?;
-    println!("{}", layout.welcome());
+    println!("{}", layout.welcome()?);
     println!("Stop it with Ctrl-C.");
     tokio::select! {
         _ = join_all(parts.iter_mut().map(keep)) => {}

@@ -67,8 +67,10 @@ pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        // Other users of the machine have no business in it.
         let mut options = OpenOptions::new();
-        let cached = options.read(true).write(true).create_new(true).open(path)?;
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let cached = options.open(path)?;
         // Around a table page that is read there is bulk data, which the page cache is not for. A
         // hint: without it, some memory is wasted.
         let _ = rustix::fs::fadvise(&cached, 0, None, Advice::Random);

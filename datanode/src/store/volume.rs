@@ -11,6 +11,7 @@
 //! ```
 
 use std::fs::{self, File};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,6 +40,8 @@ use super::workers::Workers;
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
 /// system finds fast.
 const SEALED_DIRS: u64 = 64;
+/// The mode of the directories of replicas.
+const PRIVATE: u32 = 0o700;
 
 /// Who waits for a disk is told after this long that it is silent.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
@@ -550,14 +553,19 @@ fn lock(path: &Path) -> Result<File, VolumeError> {
 
 fn make_dirs(path: &Path) -> Result<(), VolumeError> {
     let sealed = path.join(SEALED_DIR);
-    let mut dirs = vec![
-        path.join(OPEN_DIR),
-        path.join(REPAIR_DIR),
-        path.join(CORRUPT_DIR),
-    ];
-    dirs.extend((0..SEALED_DIRS).map(|dir| sealed.join(sealed_dir(dir))));
-    for dir in &dirs {
-        fs::create_dir_all(dir).map_err(VolumeError::io(dir))?;
+    let tops = [OPEN_DIR, REPAIR_DIR, CORRUPT_DIR, SEALED_DIR].map(|dir| path.join(dir));
+    let below = (0..SEALED_DIRS).map(|dir| sealed.join(sealed_dir(dir)));
+    for dir in tops.iter().cloned().chain(below) {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(PRIVATE)
+            .create(&dir)
+            .map_err(VolumeError::io(&dir))?;
+    }
+    for dir in &tops {
+        // Earlier releases let everybody in, and made files that everybody may read.
+        fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
+            .map_err(VolumeError::io(dir))?;
     }
     durable::sync_directory(&sealed).map_err(VolumeError::io(&sealed))?;
     // With the names of what is about to be read, and relied upon.

@@ -1,6 +1,7 @@
 //! What a directory must be to become a volume, and what happens to those that are not.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
@@ -35,6 +36,28 @@ fn a_volume_keeps_its_identity() {
     // Reimaged: a new one.
     fs::remove_dir_all(&path).unwrap();
     assert_ne!(open(&path, "dn1").unwrap().storage(), storage);
+}
+
+#[tokio::test]
+async fn replicas_are_nobody_elses_also_those_of_an_earlier_release() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let store = real_store(&path);
+    write_sealed(&store, 7, &data(7, 10_000)).await.unwrap();
+    let sealed = path.join("sealed/07").join(BlockId(7).to_string());
+    assert_eq!(mode(&sealed), 0o600);
+    assert_eq!(mode(&path.join("sealed/07")), 0o700);
+    drop(store);
+    let tops = ["open", "repair", "corrupt", "sealed"].map(|top| path.join(top));
+    for top in &tops {
+        fs::set_permissions(top, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let store = real_store(&path);
+    for top in &tops {
+        assert_eq!(mode(top), 0o700, "{}", top.display());
+    }
+    assert_eq!(read(&store, 7, 0, 10_000).await.unwrap(), data(7, 10_000));
 }
 
 #[test]
