@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use harvestfs_protocol::durable;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq;
 
@@ -24,6 +24,13 @@ const TEXT_BYTES_MAX: usize = 256;
 
 /// The parameter of an address that holds a token.
 const PARAMETER: &str = "token";
+/// What is escaped there; what is left are the unreserved characters (RFC 3986, section 2.3), so that
+/// the tokens made here are in it as they are.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// What is wrong with a token's file.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +142,7 @@ impl Token {
     /// The address of a page that is opened with the token.
     #[must_use]
     pub fn in_address(&self, listen: SocketAddr) -> String {
-        let token = utf8_percent_encode(&self.0, NON_ALPHANUMERIC);
+        let token = utf8_percent_encode(&self.0, RESERVED);
         format!("http://{listen}/?{PARAMETER}={token}")
     }
 
