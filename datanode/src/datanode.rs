@@ -16,7 +16,7 @@ use crate::namenode_link::{Commands, NamenodeLink, Removals};
 use crate::node::Node;
 use crate::options::{DatanodeOptions, StartError};
 use crate::repair::Repairer;
-use crate::scrubber;
+use crate::scrubber::Scrubber;
 use crate::service::{self, Alive};
 use crate::short_circuit;
 use crate::shrinker;
@@ -94,6 +94,7 @@ impl Datanode {
             options.repairs_max,
             options.repair_bytes_per_second,
         );
+        let scrubber = Scrubber::new(node.clone(), options.scrub_bytes_per_second);
         let removals = Removals::new(node.clone(), options.removal_bytes_per_second);
         let link = NamenodeLink {
             node: node.clone(),
@@ -107,16 +108,12 @@ impl Datanode {
                 machine_function: options.machine_function,
                 data_addr: options.advertise.unwrap_or(local_addr),
             },
-            commands: Commands::start(&node, repairer, removals.clone(), &alive),
+            commands: Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive),
             removals,
         };
         tokio::spawn(link.run());
         tokio::spawn(shrinker::run(node.clone()));
-        tokio::spawn(scrubber::run(
-            node.clone(),
-            options.scrub_bytes_per_second,
-            options.scrub_interval,
-        ));
+        tokio::spawn(scrubber.run(options.scrub_interval));
         Ok(Self {
             node,
             endpoint,

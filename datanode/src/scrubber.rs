@@ -1,5 +1,5 @@
 //! Reads every sealed replica again and again, slowly, so that damage is found while there are
-//! other replicas to repair it from.
+//! other replicas to repair it from; and those that clients doubt, out of turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,65 +15,97 @@ use crate::store::{ChunkRange, StoreError};
 /// What is read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// Verifies replicas until the datanode stops.
-pub async fn run(node: Arc<Node>, bytes_per_second: u64, interval: Duration) {
-    if bytes_per_second == 0 {
-        return;
-    }
-    let budget = Budget::new(bytes_per_second);
-    let rounds = async {
-        // A datanode that is often restarted gets everywhere all the same.
-        let mut start = BlockId(rand::random());
-        loop {
-            let next_round = Instant::now() + interval;
-            for storage in node.store.healthy_storages() {
-                verify_volume(&node, storage, start, &budget).await;
-            }
-            start = BlockId(0);
-            tokio::time::sleep_until(next_round).await;
-        }
-    };
-    tokio::select! {
-        () = rounds => {}
-        () = node.stopping() => {}
-    }
+/// Verifies replicas. All that it reads is paid from one budget.
+pub struct Scrubber {
+    node: Arc<Node>,
+    /// None if it is turned off.
+    budget: Option<Budget>,
 }
 
-/// Verifies all sealed replicas of a volume, beginning with one at random.
-async fn verify_volume(node: &Node, storage: StorageId, start: BlockId, budget: &Budget) {
-    let mut blocks = node.store.sealed_of(storage);
-    // Ids are counted up from the start of the cluster, so a random id is turned into a place.
-    if let Some(places) = std::num::NonZeroU64::new(blocks.len() as u64) {
-        blocks.rotate_left((start.0 % places) as usize);
+impl Scrubber {
+    /// One that reads at most so many bytes in a second; with 0 it reads nothing.
+    pub fn new(node: Arc<Node>, bytes_per_second: u64) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            budget: (bytes_per_second > 0).then(|| Budget::new(bytes_per_second)),
+        })
     }
-    for block in blocks {
-        match verify(node, block, budget).await {
+
+    /// Verifies all replicas, round after round, until the datanode stops.
+    pub async fn run(self: Arc<Self>, interval: Duration) {
+        let Some(budget) = &self.budget else {
+            return;
+        };
+        let rounds = async {
+            // A datanode that is often restarted gets everywhere all the same.
+            let mut start = BlockId(rand::random());
+            loop {
+                let next_round = Instant::now() + interval;
+                for storage in self.node.store.healthy_storages() {
+                    self.verify_volume(storage, start, budget).await;
+                }
+                start = BlockId(0);
+                tokio::time::sleep_until(next_round).await;
+            }
+        };
+        tokio::select! {
+            () = rounds => {}
+            () = self.node.stopping() => {}
+        }
+    }
+
+    /// Verifies all sealed replicas of a volume, beginning with one at random.
+    async fn verify_volume(&self, storage: StorageId, start: BlockId, budget: &Budget) {
+        let mut blocks = self.node.store.sealed_of(storage);
+        // Ids are counted up from the start of the cluster, so a random id is turned into a place.
+        if let Some(places) = std::num::NonZeroU64::new(blocks.len() as u64) {
+            blocks.rotate_left((start.0 % places) as usize);
+        }
+        for block in blocks {
+            self.verify(block, budget).await;
+        }
+    }
+
+    /// Says what is here of a replica that a client could not use, and verifies it if it is sealed.
+    pub async fn verify_doubted(&self, storage: StorageId, block: BlockId) {
+        self.node.store.answer(storage, block);
+        let report = self.node.store.report(block);
+        if let Some(budget) = &self.budget
+            && report.is_some_and(|(_, report)| report.sealed)
+        {
+            self.verify(block, budget).await;
+        }
+    }
+
+    async fn verify(&self, block: BlockId, budget: &Budget) {
+        match self.read(block, budget).await {
             Ok(()) | Err(StoreError::NoSuchReplica) => {}
             // Reported by the store itself.
             Err(error) => {
-                node.metrics.scrub.count_failure();
+                self.node.metrics.scrub.count_failure();
                 tracing::warn!(%block, %error, "the scrubber found a bad replica");
             }
         }
     }
-}
 
-async fn verify(node: &Node, block: BlockId, budget: &Budget) -> Result<(), StoreError> {
-    let Some((_, report)) = node.store.report(block) else {
-        return Ok(());
-    };
-    let Some(mut range) = ChunkRange::covering(0, report.length_bytes) else {
-        return Ok(());
-    };
-    node.store.forget_checksums(block);
-    while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
-        budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
-        node.busy.free().await;
-        let _timer = node.metrics.scrub.timer();
-        let piece = node.store.read(block, (first_chunk, chunks), true).await?;
-        node.metrics
-            .read_by_scrubber
-            .inc_by(piece.data.len() as u64);
+    async fn read(&self, block: BlockId, budget: &Budget) -> Result<(), StoreError> {
+        let node = &self.node;
+        let Some((_, report)) = node.store.report(block) else {
+            return Ok(());
+        };
+        let Some(mut range) = ChunkRange::covering(0, report.length_bytes) else {
+            return Ok(());
+        };
+        node.store.forget_checksums(block);
+        while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
+            budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
+            node.busy.free().await;
+            let _timer = node.metrics.scrub.timer();
+            let piece = node.store.read(block, (first_chunk, chunks), true).await?;
+            node.metrics
+                .read_by_scrubber
+                .inc_by(piece.data.len() as u64);
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -322,14 +322,14 @@ pub enum MetaOp {
         /// Inodes.
         inodes: Vec<InodeId>,
     },
-    /// A replica could not be used. Reply: [`MetaReply::Done`].
+    /// A replica could not be used. What becomes of it the datanode says, which is asked. Reply:
+    /// [`MetaReply::Done`].
     ReportBadReplica {
         /// Block.
         block: BlockId,
         /// Where.
         node: NodeId,
-        /// True: its data is wrong or missing, and it must be replaced. False: the datanode did
-        /// not answer.
+        /// True: its data is wrong or missing. False: the datanode did not answer.
         corrupt: bool,
     },
 

@@ -148,6 +148,14 @@ pub enum NodeCommand {
         /// Volume.
         storage: StorageId,
     },
+    /// A client could not use a replica: say what is here of it, and if it is sealed, read it, as the
+    /// scrubber does. The answer is a change of the replica.
+    Verify {
+        /// The volume on which the namenode takes it to be.
+        storage: StorageId,
+        /// Block.
+        block: BlockId,
+    },
 }
 
 /// All replicas of one volume, in parts.

@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, mpsc};
 use super::removals::{Doomed, Removals};
 use crate::node::Node;
 use crate::repair::{Repair, Repairer};
+use crate::scrubber::Scrubber;
 use crate::service::Alive;
 
 /// What several heartbeats bring.
@@ -22,6 +23,9 @@ const DELETIONS_AT_ONCE: usize = 2;
 /// Replicas sealed at a time. One may have to wait for its writer to let go.
 const SEALS_AT_ONCE: usize = 4;
 
+/// Replicas to verify. More are dropped: the scrubber comes to each of them by itself.
+const VERIFICATIONS_QUEUED_MAX: usize = 64;
+
 /// Queues of work.
 #[derive(Clone)]
 pub struct Commands {
@@ -30,6 +34,7 @@ pub struct Commands {
     deletions: mpsc::Sender<Doomed>,
     seals: mpsc::Sender<(BlockId, u64)>,
     quotas: mpsc::Sender<(StorageId, u64, Duration)>,
+    verifications: mpsc::Sender<(StorageId, BlockId)>,
 }
 
 impl Commands {
@@ -38,6 +43,7 @@ impl Commands {
         node: &Arc<Node>,
         repairer: Arc<Repairer>,
         removals: Arc<Removals>,
+        scrubber: Arc<Scrubber>,
         alive: &Alive,
     ) -> Self {
         let (repairs, queue) = mpsc::channel(QUEUED_MAX);
@@ -66,12 +72,19 @@ impl Commands {
         work_off(queue, 1, node, alive, move |(storage, bytes, time)| {
             set_quota(changing.clone(), storage, bytes, time)
         });
+        // One after the other: the budget is the scrubber's.
+        let (verifications, queue) = mpsc::channel(VERIFICATIONS_QUEUED_MAX);
+        work_off(queue, 1, node, alive, move |(storage, block)| {
+            let scrubber = scrubber.clone();
+            async move { scrubber.verify_doubted(storage, block).await }
+        });
         Self {
             repairs,
             removals,
             deletions,
             seals,
             quotas,
+            verifications,
         }
     }
 
@@ -109,6 +122,9 @@ impl Commands {
                 self.quotas.try_send((storage, quota_bytes, time)).is_ok()
             }
             NodeCommand::ReportBlocks { storage } => ask_for_report.try_send(storage).is_ok(),
+            NodeCommand::Verify { storage, block } => {
+                self.verifications.try_send((storage, block)).is_ok()
+            }
         };
         if !queued {
             tracing::warn!("too many commands wait; one is dropped until it is repeated");

@@ -228,6 +228,12 @@ impl BlockStore {
         Some((storage, entry.report(block)?))
     }
 
+    /// Tells the namenode what is here of a replica that it takes to be on a volume, also that there is
+    /// none.
+    pub fn answer(&self, storage: StorageId, block: BlockId) {
+        self.inventory.answer(storage, block);
+    }
+
     /// Tells the namenode again what is known about a replica.
     pub fn report_again(&self, block: BlockId) {
         self.inventory.report_have(block);

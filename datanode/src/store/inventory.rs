@@ -224,6 +224,25 @@ impl Inventory {
         }
     }
 
+    /// Puts on the list of changes what is here of a replica that is taken to be on a volume.
+    pub(super) fn answer(&self, storage: StorageId, block: BlockId) {
+        let replicas = self.lock();
+        let (storage, change) = match replicas.get(&block) {
+            None => (storage, ReplicaChange::Deleted(block)),
+            Some(entry) => {
+                let storage = self.volumes[entry.volume].storage();
+                match (entry.report(block), &entry.state) {
+                    (Some(report), _) => (storage, ReplicaChange::Have(report)),
+                    // What is being fetched or removed is told of when that is done.
+                    (None, State::Open(replica)) if !replica.is_corrupt() => return,
+                    (None, State::Deleting) => return,
+                    (None, _) => (storage, ReplicaChange::Corrupt(block)),
+                }
+            }
+        };
+        self.changes.push(storage, change);
+    }
+
     /// Looks a replica up for reading.
     pub(super) fn readable(&self, block: BlockId) -> Result<Readable, StoreError> {
         let replicas = self.lock();

@@ -11,6 +11,8 @@ use harvestfs_protocol::token::Right;
 
 use crate::options::DatanodeOptions;
 use crate::testing::cluster::{TestCluster, data};
+use crate::testing::fake_namenode::State;
+use crate::tests::busy::set_busy;
 
 fn replicate(
     cluster: &TestCluster,
@@ -141,6 +143,62 @@ async fn the_scrubber_finds_what_nobody_reads() {
         })
         .await;
     assert!(!cluster.volume(0).join("corrupt/0000000000000002").exists());
+}
+
+/// What a client says of a replica the datanode looks at, and says itself.
+#[tokio::test]
+async fn doubted_replicas_are_verified() {
+    let mut cluster = TestCluster::start(1).await;
+    for block in 1..=2 {
+        cluster
+            .write_block(&cluster.nodes, block, &data(block, 400_000))
+            .await;
+    }
+    corrupt(&cluster, 0, 2, 90);
+    cluster.kill(0).await;
+    let mut options = cluster.options(0);
+    options.scrub_bytes_per_second = 50 << 20;
+    // Its rounds do not begin: it pauses while the owner needs the server, and so do verifications.
+    cluster.primaries[0].uses(0.95);
+    cluster.restart(options, 0).await;
+    set_busy(&cluster, 0, true).await;
+    let node = cluster.nodes[0].node;
+    let storage = cluster.namenode.lock().heartbeats.last().unwrap().2.volumes[0].storage;
+    cluster.namenode.lock().changes.clear();
+    for block in [3, 1, 2].map(BlockId) {
+        let verify = NodeCommand::Verify { storage, block };
+        cluster.namenode.command_now(node, verify);
+    }
+    let answers = |state: &State, block: u64| {
+        let of_block = state.changes.iter().filter(|(_, change)| match *change {
+            ReplicaChange::Have(report) => report.block == BlockId(block),
+            ReplicaChange::Deleted(it) | ReplicaChange::Corrupt(it) => it == BlockId(block),
+            ReplicaChange::RepairFailed(_) => false,
+        });
+        of_block.map(|(_, change)| *change).collect::<Vec<_>>()
+    };
+    cluster
+        .namenode
+        .wait_for(|state| (!answers(state, 1).is_empty()).then_some(()))
+        .await;
+    assert_eq!(
+        answers(&cluster.namenode.lock(), 3),
+        [ReplicaChange::Deleted(BlockId(3))]
+    );
+    assert_eq!(answers(&cluster.namenode.lock(), 2), [], "one at a time");
+    set_busy(&cluster, 0, false).await;
+    cluster
+        .namenode
+        .wait_for(|state| {
+            let corrupt = ReplicaChange::Corrupt(BlockId(2));
+            answers(state, 2).contains(&corrupt).then_some(())
+        })
+        .await;
+    let of_the_good_one = answers(&cluster.namenode.lock(), 1);
+    assert!(
+        matches!(of_the_good_one[..], [ReplicaChange::Have(_)]),
+        "{of_the_good_one:?}"
+    );
 }
 
 #[tokio::test]

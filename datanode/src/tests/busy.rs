@@ -18,7 +18,7 @@ use crate::testing::disks::FaultyDisk;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Makes a primary busy or idle and waits until its datanode has said so.
-async fn set_busy(cluster: &TestCluster, index: usize, busy: bool) {
+pub(super) async fn set_busy(cluster: &TestCluster, index: usize, busy: bool) {
     cluster.primaries[index].uses(if busy { 0.95 } else { 0.1 });
     let node = cluster.nodes[index].node;
     let told = |state: &mut crate::testing::fake_namenode::State| {

@@ -9,6 +9,7 @@
 //! - `grid`: the policy and when its grid is rebuilt;
 //! - `blocks`: blocks as the namespace tells of them, placement, locations for readers;
 //! - `reports`: what datanodes say of their replicas;
+//! - `doubts`: what clients say of them;
 //! - `settle`: what follows from it for a block;
 //! - `owners`: data leaves servers that their owners reimage or want space back on;
 //! - `maintenance`: servers that may be away for a while;
@@ -45,6 +46,7 @@ mod ahead;
 mod balance;
 mod blocks;
 mod budget;
+mod doubts;
 mod faults;
 mod grid;
 mod happenings;

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     budget::Budget,
+    doubts::Doubts,
     owners::QuotaOrder,
     table::{Slot, StorageIx},
 };
@@ -99,6 +100,7 @@ pub(super) struct Node {
     pub(super) quotas: SmallVec<[QuotaOrder; 1]>,
     pub(super) server: Box<ServerDescription>,
     pub(super) deletes: Box<Deletes>,
+    pub(super) doubts: Box<Doubts>,
 }
 
 impl Node {
@@ -129,6 +131,7 @@ impl Node {
             seal: VecDeque::new(),
             report: SmallVec::new(),
             deletes: Box::default(),
+            doubts: Box::default(),
             quotas: SmallVec::new(),
             commanded: false,
             reopens_ms: None,

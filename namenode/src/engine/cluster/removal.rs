@@ -141,7 +141,7 @@ impl Cluster {
     }
 
     /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, quotas, repairs,
-    /// seals, then deletions, all in one command and of no more than the node may
+    /// seals, verifications, then deletions, all in one command and of no more than the node may
     /// remove now. `token` signs the right to read a block.
     pub fn next_commands(
         &mut self,
@@ -163,7 +163,8 @@ impl Cluster {
                 .next_report(index)
                 .or_else(|| self.next_quota(index))
                 .or_else(|| self.next_replicate(index, token))
-                .or_else(|| self.next_seal(index));
+                .or_else(|| self.next_seal(index))
+                .or_else(|| self.next_verification(index));
             match command {
                 Some(command) => commands.push(command),
                 None => break,

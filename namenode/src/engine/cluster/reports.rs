@@ -275,19 +275,16 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// A client could not use a replica. A corrupt one is replaced, but, since the client may be
-    /// wrong, only removed when as many good ones as wanted are there. A node that does not answer
-    /// counts as stale until its next heartbeat.
+    /// A client could not use a replica: it is bad, or its datanode does not answer. See [`super::doubts`].
     pub fn report_bad_replica(&mut self, now_ms: u64, block: BlockId, node: NodeId, corrupt: bool) {
         self.advance(now_ms);
         let Some(index) = self.node_index(node) else {
             return;
         };
         if corrupt {
-            self.corrupt(block, index, None);
+            self.doubt_replica(index, block);
         } else {
-            self.nodes[index as usize].stale = true;
-            self.refresh_node(index);
+            self.doubt_node(index);
         }
     }
 }

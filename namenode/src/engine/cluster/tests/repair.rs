@@ -271,26 +271,48 @@ fn a_bad_replica_makes_way_when_no_other_server_is_left() {
     world
         .cluster
         .report_bad_replica(world.now_ms, block, NodeId(1), true);
-    assert_eq!(world.cluster.replicas(block, None).len(), 2);
+    assert_eq!(world.cluster.replicas(block, None).len(), 3, "says who?");
     world.pass(5_000);
     assert_eq!(world.holders(block).len(), 3);
 }
 
-/// A reader that wrongly calls every replica corrupt costs work, but no data.
+/// A client that says of every replica that it is bad, and of every datanode that it does not answer,
+/// again and again, makes the datanodes read a little, and nothing else.
 #[test]
-fn doubted_replicas_are_used_when_nothing_better_is_left() {
+fn a_client_that_calls_everything_bad_has_nothing_removed_or_repaired() {
     let mut world = World::new(4, 4, options(), 1);
-    let block = world.write(2);
-    world.pass(300);
-    for node in world.cluster.replicas(block, None) {
-        world
-            .cluster
-            .report_bad_replica(world.now_ms, block, node, true);
+    for _ in 0..100 {
+        world.write(2);
     }
-    assert_eq!(world.cluster.replicas(block, None).len(), 2);
-    world.pass(10_000);
-    assert_eq!(world.holders(block).len(), 2);
+    world.pass(300);
+    let blocks: Vec<BlockId> = world.blocks.keys().copied().collect();
+    let holders =
+        |world: &World| -> Vec<_> { blocks.iter().map(|&it| world.holders(it)).collect() };
+    let before = holders(&world);
+    let started_ms = world.now_ms;
+    while world.now_ms < started_ms + 11 * 60 * 1000 {
+        for &block in &blocks {
+            for node in 0..4 {
+                for corrupt in [true, false] {
+                    let now_ms = world.now_ms;
+                    (world.cluster).report_bad_replica(now_ms, block, NodeId(node), corrupt);
+                }
+            }
+            assert_eq!(world.cluster.replicas(block, None).len(), 2);
+        }
+        world.pass(5_000);
+    }
+    assert_eq!(holders(&world), before);
+    assert_eq!(world.told, []);
     assert_eq!(world.cluster.fsck(), Default::default());
+    // All are asked for what fits into one interval, and then into the next.
+    assert!(world.verifications.len() <= 2 * 4 * 32);
+    let mut last = BTreeMap::new();
+    for &(at_ms, node, block) in &world.verifications {
+        let before = last.insert((node, block), at_ms);
+        assert!(before.is_none_or(|before| at_ms >= before + 10 * 60 * 1000 - 5_000));
+    }
+    assert!(last.len() >= 4 * 32, "{} are verified", last.len());
 }
 
 #[test]

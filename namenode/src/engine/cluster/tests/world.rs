@@ -135,6 +135,8 @@ pub(super) struct World {
     pub(super) removable_bytes: u64,
     /// Repairs that nodes were told of: when, and how often as source and as target.
     pub(super) told: Vec<(u64, NodeId, NodeId)>,
+    /// Verifications that nodes were told of: when, who, and of what.
+    pub(super) verifications: Vec<(u64, NodeId, BlockId)>,
 }
 
 impl World {
@@ -152,6 +154,7 @@ impl World {
             environments: if racks == nodes { nodes } else { 4 },
             removable_bytes: u64::MAX,
             told: Vec::new(),
+            verifications: Vec::new(),
         };
         for id in 0..nodes {
             let mut node = Datanode {
@@ -436,6 +439,7 @@ impl World {
                 }
             }
             NodeCommand::ReportBlocks { storage } => self.prepare_report(node, storage),
+            NodeCommand::Verify { storage, block } => self.verify(node, storage, block),
             NodeCommand::SetQuota {
                 storage,
                 quota_bytes,
@@ -445,6 +449,25 @@ impl World {
                 self.nodes[node].quotas.insert(storage, quota);
             }
         }
+    }
+
+    /// Tells what is there.
+    fn verify(&mut self, node: usize, storage: StorageId, block: BlockId) {
+        let it = &mut self.nodes[node];
+        if it.sick.contains(&storage) {
+            return;
+        }
+        let replica = it.disks.get(&storage).and_then(|disk| disk.get(&block));
+        let change = match replica {
+            None => ReplicaChange::Deleted(block),
+            Some(replica) if replica.corrupt => ReplicaChange::Corrupt(block),
+            Some(replica) => ReplicaChange::Have(ReplicaReport {
+                block,
+                length_bytes: replica.length_bytes,
+                sealed: replica.sealed,
+            }),
+        };
+        it.changes.push_back((storage, change));
     }
 
     /// Creates or changes a replica on disk, and has it reported.
@@ -560,6 +583,7 @@ impl World {
             NodeCommand::Seal { block, .. } => {
                 assert!(self.blocks.get(block).is_none_or(|it| it.sealed));
             }
+            NodeCommand::Verify { block, .. } => self.verifications.push((self.now_ms, id, *block)),
             NodeCommand::ReportBlocks { .. } | NodeCommand::SetQuota { .. } => {}
         }
     }

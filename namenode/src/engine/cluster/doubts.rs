@@ -1,0 +1,87 @@
+//! Replicas that clients could not use. A client may be wrong, or lie, so its word removes nothing: the
+//! datanode is asked to look, as often as its disks can bear, and its own word counts.
+
+use std::collections::VecDeque;
+
+use harvestfs_protocol::{ids::BlockId, node::NodeCommand};
+
+use super::{Cluster, table::NodeIx};
+
+/// Replicas of one datanode that it is asked to verify within [`INTERVAL_MS`]. More are forgotten:
+/// whoever reads one of them and cannot use it says so again, and each datanode reads everything once
+/// in a while.
+const ASKED_MAX: usize = 32;
+/// A replica is not verified twice within this time.
+const INTERVAL_MS: u64 = 10 * 60 * 1000;
+/// A datanode that was heard of after a client said that it does not answer is not doubted again
+/// within this time.
+const SILENCE_INTERVAL_MS: u64 = 60 * 1000;
+
+/// What clients say of one datanode.
+#[derive(Debug, Default)]
+pub(super) struct Doubts {
+    /// To be verified, the first in turn; each is in `asked` too.
+    waiting: VecDeque<BlockId>,
+    /// What was accepted within the interval, and when, oldest first.
+    asked: VecDeque<(u64, BlockId)>,
+    /// Until when nobody is believed that it does not answer.
+    answers_until_ms: u64,
+}
+
+impl Doubts {
+    fn add(&mut self, now_ms: u64, block: BlockId) {
+        while let Some(&(asked_ms, _)) = self.asked.front()
+            && asked_ms + INTERVAL_MS <= now_ms
+        {
+            self.asked.pop_front();
+        }
+        let is_asked = self.asked.iter().any(|&(_, asked)| asked == block);
+        if !is_asked && self.asked.len() < ASKED_MAX {
+            self.asked.push_back((now_ms, block));
+            self.waiting.push_back(block);
+        }
+    }
+}
+
+impl Cluster {
+    /// A client says that a replica is damaged, too short or not there.
+    pub(super) fn doubt_replica(&mut self, node: NodeIx, block: BlockId) {
+        let is_known = self
+            .table
+            .slot(block)
+            .and_then(|slot| self.table.replica_on(slot, node));
+        if is_known.is_some() {
+            let now_ms = self.now_ms;
+            self.nodes[node as usize].doubts.add(now_ms, block);
+        }
+    }
+
+    /// A client says that a datanode does not answer: it counts as stale until its next heartbeat.
+    pub(super) fn doubt_node(&mut self, node: NodeIx) {
+        let now_ms = self.now_ms;
+        let it = &mut self.nodes[node as usize];
+        if it.doubts.answers_until_ms <= now_ms {
+            it.doubts.answers_until_ms = now_ms + SILENCE_INTERVAL_MS;
+            it.stale = true;
+            self.refresh_node(node);
+        }
+    }
+
+    pub(super) fn next_verification(&mut self, node: NodeIx) -> Option<NodeCommand> {
+        while let Some(block) = self.nodes[node as usize].doubts.waiting.pop_front() {
+            let slot = self.table.slot(block);
+            let index = slot.and_then(|slot| self.table.replica_on(slot, node));
+            if let Some((slot, index)) = slot.zip(index)
+                && let Some(it) = self.table.get(slot)
+                && !it.replicas[index].state.is_bad()
+            {
+                let storage = it.replicas[index].storage;
+                return Some(NodeCommand::Verify {
+                    storage: self.table.storages[storage as usize].id(),
+                    block,
+                });
+            }
+        }
+        None
+    }
+}
