@@ -105,7 +105,12 @@ impl ClientError {
                 | Self::Write(_)
                 | Self::TooMuchDirtyData { .. }
                 | Self::ChangesTooFast { .. }
-                | Self::Fs(FsError::Busy { .. } | FsError::NoSpace | FsError::SessionExpired)
+                | Self::Fs(
+                    FsError::Busy { .. }
+                        | FsError::NoSpace
+                        | FsError::SessionExpired
+                        | FsError::PeerLimit { .. }
+                )
         )
     }
 }

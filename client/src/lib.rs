@@ -72,6 +72,7 @@ mod extents;
 mod file;
 mod file_state;
 mod holds;
+mod lease;
 mod listing;
 mod locations;
 mod namespace;

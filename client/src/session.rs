@@ -12,9 +12,10 @@ use harvestfs_protocol::{
     error::FsError,
     identity::{Peer, Role},
     ids::BlockId,
-    limits::{KEEPALIVE_INTERVAL, LEASE},
+    limits::KEEPALIVE_INTERVAL,
     meta::{Notice, OpenSession, SessionOpened},
     rpc::{Reply, Request, Response},
+    since_boot,
     timeline::Epoch,
     transport::{
         CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
@@ -34,6 +35,7 @@ use crate::{
     delegations::Delegations,
     error::ClientError,
     holds::Holds,
+    lease::Lease,
     options::ClientOptions,
 };
 
@@ -43,6 +45,9 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
+/// How often the lease is looked at between two keepalives: timers stand still while the machine is suspended,
+/// and the lease does not.
+const LEASE_LOOKS: u32 = 5;
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -54,8 +59,8 @@ pub(crate) struct Link {
     pub(crate) opened: SessionOpened,
     /// Counts sessions: blocks and sequence numbers of an older one mean nothing any more.
     pub(crate) generation: u64,
-    /// When the session was asked for: its lease counts from here.
-    asked: Instant,
+    /// When the session was asked for, since the machine started: its lease counts from here.
+    asked: Duration,
 }
 
 /// Whether the namenode can be asked.
@@ -87,32 +92,6 @@ pub(crate) struct Session {
     /// The number of the epoch in which the namenode was at the last connection.
     epoch: AtomicU32,
     stop: Notify,
-}
-
-/// Until when the cache may be believed.
-struct Lease {
-    base: Instant,
-    /// Microseconds after `base`; 0: not at all.
-    until_us: AtomicU64,
-}
-
-impl Lease {
-    fn remaining(&self) -> Duration {
-        let now_us = u64::try_from(self.base.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let until_us = self.until_us.load(Ordering::Acquire);
-        Duration::from_micros(until_us.saturating_sub(now_us))
-    }
-
-    /// The namenode answered to something sent at `sent`.
-    fn renew(&self, sent: Instant) {
-        let until = sent.saturating_duration_since(self.base) + LEASE;
-        let until_us = u64::try_from(until.as_micros()).unwrap_or(u64::MAX);
-        self.until_us.fetch_max(until_us, Ordering::AcqRel);
-    }
-
-    fn end(&self) {
-        self.until_us.store(0, Ordering::Release);
-    }
 }
 
 /// Why a connection attempt failed, and whether trying again can help.
@@ -147,10 +126,7 @@ impl Session {
                 reason: "not connected yet".into(),
             }),
             namenode,
-            lease: Lease {
-                base: Instant::now(),
-                until_us: AtomicU64::new(0),
-            },
+            lease: Lease::default(),
             listener: Mutex::default(),
             expired: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
@@ -350,7 +326,7 @@ impl Session {
         let rpc = Rpc::start(connection, sender)
             .await
             .map_err(|error| retry(error.into()))?;
-        let asked = Instant::now();
+        let asked = since_boot();
         let request = |resumed: Option<&Link>| {
             let resume = resumed.map(|link| link.opened.session);
             Request::OpenSession(OpenSession {
@@ -458,6 +434,13 @@ impl Session {
         }
     }
 
+    /// Nothing that is cached may be believed.
+    async fn forget_everything(&self) {
+        self.cache.invalidate_all();
+        self.tell_listener(|listener| listener.invalidate_all())
+            .await;
+    }
+
     pub(crate) async fn tell_listener(
         &self,
         tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
@@ -521,10 +504,7 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::R
         }
         if !lease_over && session.lease_remaining().is_zero() {
             lease_over = true;
-            session.cache.invalidate_all();
-            session
-                .tell_listener(|listener| listener.invalidate_all())
-                .await;
+            session.forget_everything().await;
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
@@ -561,16 +541,17 @@ async fn serve(
 
 async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
     loop {
-        tokio::time::sleep(KEEPALIVE_INTERVAL).await;
-        let sent = Instant::now();
+        pause(session).await;
+        if session.lease_remaining().is_zero() {
+            // At once, in case that the machine was suspended: the kernel's times to live stood still.
+            session.forget_everything().await;
+        }
+        let sent = since_boot();
         match link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
             Ok(Ok(_)) => {
                 if session.lease_remaining().is_zero() {
                     // The namenode may have stopped telling us of changes meanwhile.
-                    session.cache.invalidate_all();
-                    session
-                        .tell_listener(|listener| listener.invalidate_all())
-                        .await;
+                    session.forget_everything().await;
                 }
                 session.lease.renew(sent);
             }
@@ -580,6 +561,16 @@ async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
             }
             Ok(Err(error)) => return error.to_string(),
             Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// Waits until the next keepalive is due, or the lease is found to be over.
+async fn pause(session: &Session) {
+    for _ in 0..LEASE_LOOKS {
+        tokio::time::sleep(KEEPALIVE_INTERVAL / LEASE_LOOKS).await;
+        if session.lease_remaining().is_zero() {
+            return;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Accepting connections and block streams.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
@@ -9,7 +10,8 @@ use harvestfs_protocol::data::{
     WriteAck, WriteRequest,
 };
 use harvestfs_protocol::error::DataError;
-use harvestfs_protocol::identity::Role;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::limits::STREAMS_PER_PEER_MAX;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{
     CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, Incoming, TransportError,
@@ -30,6 +32,55 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// When to try again if there are too many streams.
 const TOO_MANY_STREAMS_RETRY_MS: u32 = 200;
 
+/// How many streams each peer has.
+#[derive(Default)]
+struct PeerStreams(Mutex<HashMap<Peer, u32>>);
+
+/// A stream of a peer, counted as long as this lives.
+struct PeerStream {
+    of: Arc<PeerStreams>,
+    peer: Peer,
+}
+
+impl PeerStreams {
+    /// Counts one more stream of a peer; none if it has as many as one may have.
+    fn begin(self: &Arc<Self>, peer: &Peer) -> Option<PeerStream> {
+        let mut counts = self.lock();
+        let count = counts.entry(peer.clone()).or_default();
+        if *count >= STREAMS_PER_PEER_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(PeerStream {
+            of: self.clone(),
+            peer: peer.clone(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Peer, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PeerStream {
+    fn drop(&mut self) {
+        let mut counts = self.of.lock();
+        if let Some(count) = counts.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// What all streams of all connections share.
+#[derive(Clone)]
+struct Streams {
+    left: Arc<Semaphore>,
+    of_peers: Arc<PeerStreams>,
+}
+
 /// Kept by every task that must end before the datanode does; when all are gone, everything has
 /// ended.
 pub type Alive = mpsc::Sender<()>;
@@ -39,7 +90,10 @@ pub type WeakAlive = mpsc::WeakSender<()>;
 /// Accepts connections until the endpoint is closed.
 pub async fn serve(endpoint: Endpoint, node: Arc<Node>, alive: WeakAlive) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    let streams = Streams {
+        left: Arc::new(Semaphore::new(STREAMS_MAX)),
+        of_peers: Arc::default(),
+    };
     while let Some(incoming) = endpoint.accept().await {
         let Ok(permit) = connections.clone().try_acquire_owned() else {
             tracing::warn!(from = %incoming.remote_addr(), "too many connections: refused");
@@ -54,12 +108,7 @@ pub async fn serve(endpoint: Endpoint, node: Arc<Node>, alive: WeakAlive) {
     }
 }
 
-async fn serve_connection(
-    incoming: Incoming,
-    node: Arc<Node>,
-    streams: Arc<Semaphore>,
-    alive: WeakAlive,
-) {
+async fn serve_connection(incoming: Incoming, node: Arc<Node>, streams: Streams, alive: WeakAlive) {
     let from = incoming.remote_addr();
     let connection = match incoming.establish().await {
         Ok(connection) => connection,
@@ -80,10 +129,19 @@ async fn serve_connection(
     loop {
         match connection.accept_stream().await {
             Ok((StreamKind::Data, sender, receiver)) => {
-                let (node, streams, alive) = (node.clone(), streams.clone(), alive.upgrade());
+                let Some(counted) = streams.of_peers.begin(connection.peer()) else {
+                    tracing::warn!(peer = %connection.peer(), "a peer has too many streams");
+                    // Here, so that nothing else of this connection is looked at meanwhile.
+                    let denial = Some(DataError::TooManyStreams {
+                        max: STREAMS_PER_PEER_MAX,
+                    });
+                    serve_stream(node.clone(), peer, &streams.left, denial, sender, receiver).await;
+                    continue;
+                };
+                let (node, left, alive) = (node.clone(), streams.left.clone(), alive.upgrade());
                 tokio::spawn(async move {
-                    serve_stream(node, peer, &streams, sender, receiver).await;
-                    drop(alive);
+                    serve_stream(node, peer, &left, None, sender, receiver).await;
+                    drop((alive, counted));
                 });
             }
             Ok((StreamKind::Rpc, _, _)) => {
@@ -107,10 +165,12 @@ fn log_end(connection: &Connection, error: &TransportError) {
     }
 }
 
+/// With a `denial`, whatever is asked for is denied.
 async fn serve_stream(
     node: Arc<Node>,
     peer: Role,
     streams: &Semaphore,
+    denial: Option<DataError>,
     sender: FrameSender,
     mut receiver: FrameReceiver,
 ) {
@@ -126,7 +186,7 @@ async fn serve_stream(
             return;
         }
     };
-    let work = serve_request(node, peer, streams, opening.body, sender, receiver);
+    let work = serve_request(node, peer, streams, denial, opening.body, sender, receiver);
     opening.request.scope(work).await;
 }
 
@@ -134,6 +194,7 @@ async fn serve_request(
     node: Arc<Node>,
     peer: Role,
     streams: &Semaphore,
+    denial: Option<DataError>,
     request: DataRequest,
     sender: FrameSender,
     receiver: FrameReceiver,
@@ -144,6 +205,7 @@ async fn serve_request(
         return;
     }
     let denial = match request {
+        _ if denial.is_some() => denial,
         _ if node.is_stopping() => Some(DataError::Stopping),
         DataRequest::Read(_) => note(node.busy.denial(), &node.metrics.denied_reads),
         DataRequest::Write(_) => note(node.busy.denial(), &node.metrics.denied_writes),

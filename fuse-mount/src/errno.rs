@@ -58,6 +58,7 @@ pub fn of_fs(error: &FsError) -> Errno {
             Errno::ENOSPC
         }
         FsError::Busy { .. }
+        | FsError::PeerLimit { .. }
         | FsError::SessionExpired
         | FsError::Protocol(_)
         | FsError::Internal(_) => {

@@ -93,6 +93,14 @@ pub enum FsError {
     /// refuses a datanode. Says what it lacks.
     #[error("{0}")]
     Recovery(String),
+    /// `EIO`: this peer has as many of something as one may have. Others are not kept waiting by it.
+    #[error("one peer has at most {max} {what}")]
+    PeerLimit {
+        /// What it has too many of.
+        what: String,
+        /// The most.
+        max: u32,
+    },
 }
 
 /// Why a datanode refused or ended a block stream.
@@ -146,4 +154,10 @@ pub enum DataError {
     /// The peer sent something that this version does not accept.
     #[error("protocol error: {0}")]
     Protocol(String),
+    /// This peer has as many streams at this datanode as one may have.
+    #[error("one peer has at most {max} block streams")]
+    TooManyStreams {
+        /// The most.
+        max: u32,
+    },
 }

@@ -15,6 +15,7 @@
 //! message is a change of [`PROTOCOL_VERSION`].
 
 pub mod admin;
+mod boot_time;
 pub mod codec;
 pub mod data;
 pub mod durable;
@@ -38,6 +39,7 @@ pub mod token;
 pub mod transport;
 pub mod types;
 
+pub use boot_time::since_boot;
 pub use timestamp::unix_now_ms;
 
 /// The version of everything in this crate that goes over the wire.

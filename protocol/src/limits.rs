@@ -86,6 +86,15 @@ pub const MUTATIONS_IN_FLIGHT_MAX: usize = 1_024;
 pub const DELEGATIONS_PER_SESSION_MAX: usize = 16_384;
 /// Most sessions at a time; bounds the memory that clients can claim.
 pub const SESSIONS_MAX: usize = 65_536;
+/// Most sessions at a time of one client's certificate, a small part of [`SESSIONS_MAX`]: each mount has one, and
+/// each command while it runs, or for a minute after it was killed.
+pub const SESSIONS_PER_CLIENT_MAX: usize = 2_048;
+/// Most blocks that one session writes at a time, for each of which datanodes keep room: two for each file that is
+/// written in bulk, and some in advance.
+pub const BLOCKS_PER_SESSION_MAX: usize = 4_096;
+/// Most block streams at a time of one peer at one datanode, also of those on which nothing is asked: as many as one
+/// connection may have, and a quarter of what a datanode serves.
+pub const STREAMS_PER_PEER_MAX: u32 = 1_024;
 
 /// A session that was silent for this long has lost its leases.
 pub const LEASE: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
 //! Who may do what, and what strangers can send.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{
@@ -9,10 +9,12 @@ use harvestfs_protocol::data::{
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::STREAMS_PER_PEER_MAX;
 use harvestfs_protocol::token::{Right, TokenKey};
 use harvestfs_protocol::transport::{CloseCode, Endpoint, TransportError, TransportOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::testing::cluster::{TestCluster, data};
 use crate::testing::fake_namenode::VALIDITY;
@@ -165,6 +167,56 @@ async fn an_operator_may_only_read() {
         let answer = receiver.recv::<ReadPacket>(deadline).await;
         let served = matches!(answer, Ok(Some((ReadPacket::Data { .. }, _))));
         assert_eq!(served, is_served, "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_opens_streams_and_asks_nothing_keeps_nobody_else_out() {
+    let cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    let identity = (cluster.authority)
+        .issue(Role::Client, "greedy", VALIDITY)
+        .unwrap();
+    let node = &cluster.nodes[0];
+    let target = Peer::new(Role::Datanode, node.name.clone()).unwrap();
+    // Each stream needs a descriptor at both ends, which are in this process.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let endpoint = Endpoint::bind(any, &identity, TransportOptions::default()).unwrap();
+    let deadline = Duration::from_secs(10);
+    let first = (endpoint.connect(node.data_addr, &target, deadline).await).unwrap();
+    let second = (endpoint.connect(node.data_addr, &target, deadline).await).unwrap();
+    let mut idle = Vec::new();
+    for _ in 0..STREAMS_PER_PEER_MAX {
+        idle.push(first.open_stream(StreamKind::Data).await.unwrap());
+    }
+    let ask = async || {
+        let (mut sender, mut receiver) = second.open_stream(StreamKind::Data).await.unwrap();
+        let request = DataRequest::Read(ReadRequest {
+            block: BlockId(1),
+            token: cluster.namenode.token(BlockId(1), Right::Read),
+            block_offset: 0,
+            length_bytes: 5000,
+        });
+        sender.send(&Opening::from(request)).await.unwrap();
+        let answer = receiver.recv::<ReadPacket>(deadline).await;
+        answer.unwrap().unwrap().0
+    };
+    let refused = ReadPacket::Failed(DataError::TooManyStreams {
+        max: STREAMS_PER_PEER_MAX,
+    });
+    // Those that are opened may not have been counted yet.
+    let began = Instant::now();
+    while ask().await != refused {
+        assert!(began.elapsed() < deadline, "it is served");
+    }
+    assert_eq!(cluster.read(0, 1, (0, 5000)).await.unwrap(), data(1, 5000));
+    drop(idle);
+    first.close(CloseCode::DONE, "it gives up");
+    while ask().await == refused {
+        assert!(began.elapsed() < 3 * deadline, "it is refused for ever");
     }
 }
 

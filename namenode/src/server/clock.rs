@@ -1,25 +1,29 @@
 //! The clocks of the namenode: one that only goes forward, for leases and timeouts, and the wall
 //! clock, for history and tokens.
 
-use std::time::Instant;
+use std::time::Duration;
 
-/// Milliseconds that the namenode has run. Never goes backwards.
+use harvestfs_protocol::since_boot;
+
+/// Milliseconds that the namenode has run. Never goes backwards. Time in which the machine is suspended is
+/// noticed, as clients notice theirs.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    started: Instant,
+    started: Duration,
     paused_ms: u64,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
         Self {
-            started: Instant::now(),
+            started: since_boot(),
             paused_ms: 0,
         }
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
-        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let elapsed = since_boot().saturating_sub(self.started);
+        let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         elapsed_ms.saturating_sub(self.paused_ms)
     }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_protocol::identity::Identity;
-use harvestfs_protocol::limits::{LEASE, SESSION_TIMEOUT, TOKEN_LIFETIME};
+use harvestfs_protocol::limits::{
+    BLOCKS_PER_SESSION_MAX, LEASE, SESSION_TIMEOUT, SESSIONS_PER_CLIENT_MAX, TOKEN_LIFETIME,
+};
 use harvestfs_protocol::transport::TransportOptions;
 
 use super::NamenodeError;
@@ -52,6 +54,10 @@ pub struct NamenodeOptions {
     /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
     /// and sessions are told more than they need to know.
     pub grants_max: usize,
+    /// Sessions that one client may have.
+    pub sessions_per_client_max: usize,
+    /// Blocks that one session may write at a time.
+    pub blocks_per_session_max: usize,
     /// Files that one session may hold open.
     pub holds_per_session_max: usize,
     /// Inodes and blocks up to which `fsck` checks the namespace where it is, which holds up
@@ -105,6 +111,8 @@ impl NamenodeOptions {
             token_lifetime: TOKEN_LIFETIME,
             tick: Duration::from_millis(100),
             grants_max: 1 << 18,
+            sessions_per_client_max: SESSIONS_PER_CLIENT_MAX,
+            blocks_per_session_max: BLOCKS_PER_SESSION_MAX,
             holds_per_session_max: 1 << 18,
             fsck_in_place_max: 200_000,
             analysis_interval: Duration::from_secs(24 * 3600),

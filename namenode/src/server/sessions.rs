@@ -14,6 +14,8 @@ pub(crate) type ConnectionId = u64;
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     by_id: HashMap<SessionId, Session>,
+    /// How many sessions a client has.
+    of_client: HashMap<String, usize>,
     /// How many sessions hold an inode.
     holders: HashMap<InodeId, u32>,
     /// Sessions from before the restart that did not come back yet: what they hold is unknown.
@@ -65,6 +67,7 @@ impl Sessions {
         client: String,
         connection: Option<ConnectionId>,
     ) {
+        *self.of_client.entry(client.clone()).or_default() += 1;
         let session = Session {
             client,
             connection,
@@ -88,6 +91,11 @@ impl Sessions {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()
+    }
+
+    /// How many a client has.
+    pub(crate) fn of_client(&self, client: &str) -> usize {
+        self.of_client.get(client).copied().unwrap_or(0)
     }
 
     /// Something was heard of it.
@@ -143,8 +151,16 @@ impl Sessions {
     /// The session is over. Returns what nobody holds any more.
     pub(crate) fn removed(&mut self, id: SessionId) -> Vec<InodeId> {
         self.missing.remove(&id);
-        let holds = self.by_id.remove(&id).map(|session| session.holds);
-        let mut unheld: Vec<InodeId> = holds.unwrap_or_default().into_iter().collect();
+        let Some(session) = self.by_id.remove(&id) else {
+            return Vec::new();
+        };
+        if let Some(count) = self.of_client.get_mut(&session.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_client.remove(&session.client);
+            }
+        }
+        let mut unheld: Vec<InodeId> = session.holds.into_iter().collect();
         unheld.retain(|&ino| self.unhold(ino));
         // What follows from it enters the journal: in an order that does not depend on a hash.
         unheld.sort_unstable();
@@ -224,6 +240,17 @@ mod tests {
         assert!(sessions.hold(A, InodeId(1), 2) && sessions.hold(A, InodeId(2), 2));
         assert!(!sessions.hold(A, InodeId(3), 2));
         assert!(sessions.hold(A, InodeId(2), 2));
+    }
+
+    #[test]
+    fn sessions_are_counted_for_each_client() {
+        let mut sessions = two();
+        sessions.restored(0, SessionId(3), "a".into());
+        assert_eq!((sessions.of_client("a"), sessions.of_client("b")), (2, 1));
+        sessions.removed(A);
+        sessions.removed(A);
+        sessions.removed(B);
+        assert_eq!((sessions.of_client("a"), sessions.of_client("b")), (1, 0));
     }
 
     #[test]

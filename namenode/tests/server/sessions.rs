@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
-use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::meta::{MetaOp, MetaReply, SealedBlock};
 use harvestfs_protocol::node::NodeCommand;
 use harvestfs_protocol::rpc::{Reply, Request};
 
@@ -254,4 +254,45 @@ async fn only_its_owner_resumes_a_session() {
     elsewhere.close().await;
     let ended = cluster.open("alice", Some(session), vec![]).await;
     assert_eq!(ended.err(), Some(FsError::SessionExpired));
+}
+
+#[tokio::test]
+async fn one_peer_takes_neither_all_sessions_nor_all_blocks() {
+    let cluster = Cluster::with(|options| {
+        options.sessions_per_client_max = 2;
+        options.blocks_per_session_max = 3;
+    })
+    .await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let limit = |what: &str, max| {
+        Err(FsError::PeerLimit {
+            what: what.to_owned(),
+            max,
+        })
+    };
+    let mut greedy = cluster.client("greedy").await;
+    let other = cluster.client("greedy").await;
+    let refused = cluster.open("greedy", None, vec![]).await;
+    assert_eq!(refused.map(|_| ()), limit("sessions", 2));
+    let mut alice = cluster.client("alice").await;
+    other.close().await;
+    cluster.client("greedy").await;
+
+    greedy.allocate(2).await.unwrap();
+    let refused = greedy.allocate(2).await;
+    let blocks = limit("blocks that a session writes", 3);
+    assert_eq!(refused.map(|_| ()), blocks);
+    let located = greedy.allocate(1).await.unwrap();
+    assert_eq!(greedy.allocate(1).await.map(|_| ()), blocks);
+    alice.allocate(3).await.unwrap();
+    // What is sealed is not written any more.
+    let block = located.blocks[0].block;
+    let seal = SealedBlock {
+        block,
+        length_bytes: 0,
+        replicas: located.blocks[0].replicas.clone(),
+    };
+    let sealed = greedy.call(MetaOp::SealBlocks { blocks: vec![seal] }).await;
+    sealed.unwrap();
+    greedy.allocate(1).await.unwrap();
 }

@@ -220,6 +220,12 @@ impl BlockTable {
         Ok(())
     }
 
+    /// How many blocks a session writes; not counted beyond `max`.
+    pub fn count_written_by(&self, session: SessionId, max: usize) -> usize {
+        let own = (session, BlockId(0))..=(session, BlockId(u64::MAX));
+        self.by_writer.range(own).take(max).count()
+    }
+
     fn written_by(&self, session: SessionId, block: BlockId) -> Result<&Block, FsError> {
         self.blocks
             .get(&block)

@@ -435,6 +435,12 @@ impl Namespace {
         self.blocks.iter()
     }
 
+    /// How many blocks a session writes; not counted beyond `max`.
+    #[must_use]
+    pub fn blocks_written_by(&self, session: SessionId, max: usize) -> usize {
+        self.blocks.count_written_by(session, max)
+    }
+
     /// One block.
     #[must_use]
     pub fn block(&self, block: BlockId) -> Option<BlockView> {

@@ -14,7 +14,7 @@ use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules, Timestamp
 use super::class::{Class, class_of, creates_file};
 use super::deferred::files_told;
 use super::locate::LOCATIONS_XATTR;
-use super::session::unexpected_outcome;
+use super::session::{peer_limit, unexpected_outcome};
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
@@ -295,6 +295,10 @@ impl Owner {
             exclude,
         } = &call.op
         {
+            let max = self.options.blocks_per_session_max;
+            if self.namespace.blocks_written_by(asker.session, max) + *count as usize > max {
+                return Err(peer_limit("blocks that a session writes", max));
+            }
             *pipelines = self.place(asker, *count, rules, exclude)?;
         }
         Ok(())

@@ -22,6 +22,14 @@ const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
 /// Orphans released with one command.
 const ORPHANS_PER_COMMAND_MAX: usize = 1_024;
 
+/// A peer has as many of something as one may have.
+pub(super) fn peer_limit(what: &str, max: usize) -> FsError {
+    FsError::PeerLimit {
+        what: what.to_owned(),
+        max: u32::try_from(max).unwrap_or(u32::MAX),
+    }
+}
+
 impl Owner {
     pub(super) fn open_session(
         &mut self,
@@ -75,6 +83,11 @@ impl Owner {
         let connected = self.connections.get(&connection);
         let connected = connected.ok_or(FsError::SessionExpired)?;
         let client = connected.peer.to_string();
+        let max = self.options.sessions_per_client_max;
+        if self.sessions.of_client(&client) >= max {
+            tracing::warn!(client, max, "a client has too many sessions");
+            return Err(peer_limit("sessions", max));
+        }
         let command = Command::OpenSession {
             client: client.clone(),
             now: Timestamp::now(),
