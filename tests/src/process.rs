@@ -97,9 +97,22 @@ impl Process {
         assert!(status.success(), "{} ended with {status}", self.name);
     }
 
-    /// SIGSTOP: it hangs.
+    /// SIGSTOP: it hangs, with all its threads.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: fs::DirEntry| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // Behind the name, which can hold anything.
+            let state = stat
+                .rsplit_once(") ")
+                .map(|(_, rest)| rest.starts_with('T'));
+            state.unwrap_or(true)
+        };
+        wait_until(&format!("{} hangs", self.name), STOP_DEADLINE, || {
+            let mut tasks = fs::read_dir(&tasks).expect("it runs");
+            tasks.all(|task| task.is_ok_and(is_stopped))
+        });
     }
 
     /// SIGCONT.
