@@ -120,6 +120,7 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     );
     options.policy = args.policy.unwrap_or(config.policy);
     options.placement.locality = config.locality;
+    options.cluster.min_write_replicas = config.min_write_replicas.get();
     config.repair.apply(&mut options.cluster);
     options.cluster.quarantine_ms = config.quarantine_s.saturating_mul(1_000);
     let identity = options.identity.clone();

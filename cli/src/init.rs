@@ -294,6 +294,7 @@ pub fn cluster(
             data: "data".into(),
             policy: PolicyKind::default(),
             locality: Locality::default(),
+            min_write_replicas: config::default_min_write_replicas(),
             repair: RepairConfig::default(),
             quarantine_s: config::default_quarantine(),
             http: proven(http, &namenode)?,

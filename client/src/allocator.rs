@@ -49,6 +49,12 @@ impl Allocator {
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
+        let (lacking, blocks): (Vec<_>, Vec<_>) = blocks.partition(|new| new.lacks_replicas(rules));
+        for new in lacking {
+            // By the time that it is needed, there may be more datanodes.
+            core.locations.forget(new.block);
+            tokio::spawn(discard(core.clone(), new));
+        }
         self.lock().entry(rules).or_default().extend(blocks);
         first.ok_or(ClientError::UnexpectedReply("AllocateBlocks"))
     }

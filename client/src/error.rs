@@ -108,8 +108,10 @@ impl ClientError {
                 | Self::Fs(
                     FsError::Busy { .. }
                         | FsError::NoSpace
-                        | FsError::SessionExpired
                         | FsError::PeerLimit { .. }
+                        | FsError::InsufficientDiversity { .. }
+                        | FsError::TooFewDatanodes(_)
+                        | FsError::SessionExpired
                 )
         )
     }

@@ -17,7 +17,7 @@ use harvestfs_protocol::{
     request_id::RequestId,
     token::BlockToken,
     transport::{FrameReceiver, FrameSender, TransportError},
-    types::{NodeInfo, StorageClass},
+    types::{NodeInfo, PlacementRules, StorageClass},
 };
 use tokio::{sync::Notify, task::JoinSet};
 
@@ -59,6 +59,13 @@ pub(crate) struct NewBlock {
     pub(crate) generation: u64,
 }
 
+impl NewBlock {
+    /// Whether it has fewer replicas than it is to have in the end: datanodes are away.
+    pub(crate) fn lacks_replicas(&self, rules: PlacementRules) -> bool {
+        self.nodes.len() < usize::from(rules.replication)
+    }
+}
+
 /// Which datanode failed, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeFailure {
@@ -69,6 +76,7 @@ pub(crate) struct NodeFailure {
 /// A block that is being written, as everybody sees it.
 pub(crate) struct BlockStream {
     pub(crate) new: NewBlock,
+    opened: Instant,
     state: Mutex<State>,
     /// Something that [`BlockStream::stable`] waits for.
     changed: Notify,
@@ -156,6 +164,7 @@ pub(crate) async fn open(
     }
     opened.sort_by_key(|(index, ..)| *index);
     let stream = Arc::new(BlockStream {
+        opened: Instant::now(),
         state: Mutex::new(State {
             phase: Phase::Open,
             acked_by: vec![0; opened.len()],
@@ -311,6 +320,11 @@ impl BlockStream {
 
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self.lock().phase, Phase::Sealed)
+    }
+
+    /// How long it has been written.
+    pub(crate) fn age(&self) -> Duration {
+        self.opened.elapsed()
     }
 
     /// Packets and bytes that are not acknowledged yet.

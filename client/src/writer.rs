@@ -49,6 +49,10 @@ const NO_SPACE_PATIENCE: Duration = Duration::from_secs(10);
 /// follow a change of their replication.
 const SEAL_IDLE: Duration = Duration::from_secs(20);
 
+/// A block with fewer replicas than it is to have is sealed when it was written for this long: then
+/// repair can make the others, and the next block may have them at once.
+const LACKING_AGE_MAX: Duration = Duration::from_secs(60);
+
 /// A piece of a file on its way into a block.
 pub(crate) struct Job {
     pub(crate) file: Arc<FileState>,
@@ -275,7 +279,9 @@ impl DataWriter {
         };
         let stream = &sender.stream;
         let holds_data = stream.acked_bytes() > 0 || stream.unacked().0 > 0;
-        if holds_data && core.session.is_of_earlier_epoch(stream.new.block) {
+        let lacks_replicas =
+            stream.new.lacks_replicas(self.rules) && stream.age() > LACKING_AGE_MAX;
+        if holds_data && (lacks_replicas || core.session.is_of_earlier_epoch(stream.new.block)) {
             return Step::Finish;
         }
         if queue.jobs.is_empty() {
@@ -353,10 +359,16 @@ impl DataWriter {
         };
         let is_full = matches!(
             error,
-            ClientError::Write(DataError::NoSpace) | ClientError::Fs(FsError::NoSpace)
+            ClientError::Write(DataError::NoSpace)
+                | ClientError::Fs(FsError::NoSpace | FsError::InsufficientDiversity { .. })
+        );
+        let owners_are_busy = matches!(
+            &error,
+            ClientError::Fs(FsError::TooFewDatanodes(shortage)) if shortage.is_of_busy_ones()
         );
         let patience = match busy {
             Some(_) => options.busy_timeout,
+            None if owners_are_busy => options.busy_timeout,
             None if is_full => options.unreachable_timeout.min(NO_SPACE_PATIENCE),
             None => options.unreachable_timeout,
         };
@@ -372,7 +384,7 @@ impl DataWriter {
                     block: BlockId(0),
                     waited,
                 },
-                _ if is_full => FsError::NoSpace.into(),
+                ClientError::Write(DataError::NoSpace) => FsError::NoSpace.into(),
                 other => other,
             };
             *trouble = None;

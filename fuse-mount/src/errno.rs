@@ -53,12 +53,14 @@ pub fn of_fs(error: &FsError) -> Errno {
             tracing::warn!(%error, "an operation failed");
             Errno::EROFS
         }
-        FsError::NoSpace | FsError::InsufficientDiversity { .. } => {
+        FsError::NoSpace => {
             tracing::warn!(%error, "an operation failed");
             Errno::ENOSPC
         }
         FsError::Busy { .. }
         | FsError::PeerLimit { .. }
+        | FsError::InsufficientDiversity { .. }
+        | FsError::TooFewDatanodes(_)
         | FsError::SessionExpired
         | FsError::Protocol(_)
         | FsError::Internal(_) => {

@@ -111,11 +111,10 @@ pub fn offset(reply: ReplyLseek, result: Result<Option<u64>, ClientError>) {
 pub fn statfs(reply: ReplyStatfs, result: Result<StatFs, ClientError>) {
     match result {
         Ok(totals) => {
-            let free = totals.free_bytes / STATFS_UNIT_BYTES;
             reply.statfs(
                 totals.total_bytes / STATFS_UNIT_BYTES,
-                free,
-                free,
+                totals.free_bytes / STATFS_UNIT_BYTES,
+                totals.available_bytes / STATFS_UNIT_BYTES,
                 totals.total_inodes,
                 totals.free_inodes,
                 STATFS_UNIT_BYTES as u32,

@@ -16,7 +16,7 @@ use std::{
 };
 
 use harvestfs_placement::{
-    Lane, Lanes, Location, Policy, PolicyKind, PolicyOptions, Request, Room, View,
+    Constraints, Lane, Lanes, Location, Policy, PolicyKind, PolicyOptions, Request, Room, View,
 };
 use harvestfs_protocol::{
     ids::NodeId,
@@ -179,6 +179,7 @@ fn measure(name: &str, datacentre: &Datacentre, kind: PolicyKind) {
         class: None,
         lane: Lane::Write,
         durability: Durability::Strict,
+        given_up: Constraints::NONE,
     };
     let mut blocks = Vec::with_capacity(BLOCKS as usize);
     let start = Instant::now();

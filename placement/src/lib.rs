@@ -28,6 +28,7 @@ pub use diversity::Constraints;
 pub use greedy::Greedy;
 pub use grid::{CELLS, Cell, Grid, LeastReimaged, SIDE, Scope};
 pub use policy::{Locality, Nodes, Policy, PolicyKind, PolicyOptions, Request, TooFew};
+pub use search::{MostApart, most_apart};
 pub use spread::{Harvest, History};
 pub use stock::Stock;
 pub use view::{

@@ -43,6 +43,9 @@ pub struct Request<'a> {
     /// are given up one at a time, in the order of [`Constraints::RELAXED_IN_ORDER`], for each
     /// replica that finds no place with them.
     pub durability: Durability,
+    /// Constraints of the policy that are not asked for, whatever the durability: the servers that the
+    /// cluster has cannot keep them.
+    pub given_up: Constraints,
 }
 
 impl Request<'_> {

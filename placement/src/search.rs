@@ -16,9 +16,6 @@ const STEPS_MAX: u32 = 20_000;
 
 /// Searches for `request.wanted` servers that together with the existing ones keep the
 /// constraints. Returns the most that it found.
-///
-/// Servers that share tenant and rack are alike, so one of each such kind, drawn at random, stands
-/// for all of it, as often as it is asked for.
 pub(crate) fn search(
     view: &View,
     request: &Request<'_>,
@@ -30,39 +27,83 @@ pub(crate) fn search(
         .iter()
         .filter(|server| view.is_open(server, request.lane, request.class))
         .filter(|server| request.admits(&[], server.node))
-        // Outside the grid nothing keeps rows and columns apart.
-        .filter(|server| {
-            !constraints.contains(Constraints::COLUMN) || view.cell_of(server).is_some()
-        })
+        .filter(|server| is_apart_in_grid(view, server, constraints))
         .collect();
     candidates.shuffle(rng);
+    let existing = request.existing.iter();
+    let existing: Vec<&ServerView> = existing.filter_map(|&node| view.server(node)).collect();
+    find(view, candidates, &existing, request.wanted, constraints).best
+}
+
+/// What [`most_apart`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MostApart {
+    /// So many servers were found.
+    pub count: u8,
+    /// There are not more of them: everything was looked at, or as many as wanted were found.
+    pub is_most: bool,
+}
+
+/// How many of `wanted` replicas some servers can take so that the constraints hold, whatever they are
+/// open to.
+#[must_use]
+pub fn most_apart<'a>(
+    view: &'a View,
+    servers: impl Iterator<Item = &'a ServerView>,
+    wanted: u8,
+    constraints: Constraints,
+) -> MostApart {
+    let candidates = servers.filter(|server| is_apart_in_grid(view, server, constraints));
+    let candidates: Vec<&ServerView> = candidates.collect();
+    let mut is_most = true;
+    let most = (1..=wanted).rev().find(|&count| {
+        let search = find(view, candidates.clone(), &[], count, constraints);
+        is_most &= search.steps <= STEPS_MAX;
+        search.best.len() == usize::from(count)
+    });
+    MostApart {
+        count: most.unwrap_or(0),
+        is_most,
+    }
+}
+
+/// Outside the grid nothing keeps rows and columns apart.
+fn is_apart_in_grid(view: &View, server: &ServerView, constraints: Constraints) -> bool {
+    !constraints.contains(Constraints::COLUMN) || view.cell_of(server).is_some()
+}
+
+/// Servers that share tenant and rack are alike, so the first of each such kind stands for all of it,
+/// as often as it is asked for.
+fn find<'a>(
+    view: &'a View,
+    mut candidates: Vec<&'a ServerView>,
+    existing: &[&ServerView],
+    wanted: u8,
+    constraints: Constraints,
+) -> Search<'a> {
     let mut kinds: FxHashMap<_, u8> = FxHashMap::default();
     candidates.retain(|server| {
         let seen = kinds.entry((server.tenant, server.rack)).or_default();
         *seen = seen.saturating_add(1);
-        *seen <= request.wanted
+        *seen <= wanted
     });
     let mut spread = Spread::default();
-    for server in request
-        .existing
-        .iter()
-        .filter_map(|&node| view.server(node))
-    {
+    for server in existing {
         spread.add(server, view.cell_of(server));
     }
-    let in_grid = spread.in_grid().saturating_add(request.wanted);
+    let in_grid = spread.in_grid().saturating_add(wanted);
     let mut search = Search {
         view,
         // Rows that the existing ones crowd cannot be mended by adding to them.
         constraints: constraints.without(spread.crowded(in_grid)),
-        wanted: usize::from(request.wanted),
+        wanted: usize::from(wanted),
         in_grid,
         picked: Nodes::new(),
         best: Nodes::new(),
         steps: 0,
     };
     search.extend(&candidates, &spread);
-    search.best
+    search
 }
 
 struct Search<'a> {

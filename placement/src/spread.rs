@@ -90,7 +90,7 @@ impl Policy for History {
         rng: &mut dyn Rng,
     ) -> Result<Nodes, TooFew> {
         let way = Way {
-            constraints: self.constraints(),
+            constraints: self.constraints().without(request.given_up),
             locality: Locality::Require,
             by_weight: false,
         };
@@ -118,7 +118,7 @@ impl Policy for Harvest {
         rng: &mut dyn Rng,
     ) -> Result<Nodes, TooFew> {
         let way = Way {
-            constraints: self.constraints(),
+            constraints: self.constraints().without(request.given_up),
             locality: self.locality,
             by_weight: true,
         };

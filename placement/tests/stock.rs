@@ -5,7 +5,9 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use harvestfs_placement::{Lane, Lanes, Location, Nodes, Policy, Request, Room, Stock, View};
+use harvestfs_placement::{
+    Constraints, Lane, Lanes, Location, Nodes, Policy, Request, Room, Stock, View,
+};
 use harvestfs_protocol::{
     ids::NodeId,
     types::{Durability, StorageClass},
@@ -128,6 +130,7 @@ proptest! {
             class,
             lane,
             durability: Durability::Strict,
+            given_up: Constraints::NONE,
         };
         let choose = || Stock.choose(&view, &request, &mut SmallRng::seed_from_u64(seed));
         let result = choose();
@@ -240,6 +243,7 @@ fn replicas_spread_uniformly() {
             class: None,
             lane: Lane::Write,
             durability: Durability::Strict,
+            given_up: Constraints::NONE,
         };
         for _ in 0..blocks {
             for node in Stock
@@ -288,6 +292,7 @@ fn the_last_acceptable_servers_are_found() {
         class: None,
         lane: Lane::Write,
         durability: Durability::Strict,
+        given_up: Constraints::NONE,
     };
     let mut rng = SmallRng::seed_from_u64(1);
     let mut counts = BTreeMap::new();

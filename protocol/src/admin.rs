@@ -7,6 +7,7 @@ use crate::{
     history::{HistoryReply, HistoryRequest},
     ids::{BlockId, ClusterId, InodeId, NodeId},
     node::ServerDescription,
+    outlook::WriteOutlook,
     placement::{PlacementReply, PlacementRequest},
     timeline::{Epoch, Position},
     token::BlockToken,
@@ -123,6 +124,11 @@ pub struct ClusterStatus {
     pub blocks: u64,
     /// Blocks below their replication.
     pub under_replicated_blocks: u64,
+    /// Blocks that have less than their files ask for because the cluster does not have the
+    /// datanodes.
+    pub curtailed_blocks: u64,
+    /// What becomes of writes now.
+    pub writes: WriteOutlook,
     /// Committed blocks without any replica.
     pub lost_blocks: u64,
     /// Repairs under way.

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::outlook::Shortage;
+
 /// Why a metadata operation was refused. The comment names the errno it becomes at the mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FsError {
@@ -57,8 +59,11 @@ pub enum FsError {
     /// `ENOSPC`: no datanode has room.
     #[error("no space is left on the datanodes")]
     NoSpace,
-    /// `ENOSPC`: placing the block would break the diversity that the file demands.
-    #[error("not enough diverse servers: {wanted} replicas wanted, {placeable} can be placed")]
+    /// `EIO`: the servers that have room cannot keep the replicas as far apart as the file demands.
+    #[error(
+        "the servers that have room cannot keep replicas apart: {wanted} wanted, {placeable} can be \
+         placed"
+    )]
     InsufficientDiversity {
         /// Replicas wanted.
         wanted: u8,
@@ -101,6 +106,9 @@ pub enum FsError {
         /// The most.
         max: u32,
     },
+    /// `EIO`: datanodes that a new block needs are away for now; a write waits for them first.
+    #[error("{0}")]
+    TooFewDatanodes(Shortage),
 }
 
 /// Why a datanode refused or ended a block stream.

@@ -27,6 +27,7 @@ pub mod limits;
 pub mod meta;
 pub mod name;
 pub mod node;
+pub mod outlook;
 pub mod placement;
 pub mod replica_layout;
 pub mod request_id;

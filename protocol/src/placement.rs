@@ -166,6 +166,10 @@ pub struct BlockPlace {
     pub held: Vec<String>,
     /// Constraints that it was promised and that do not hold.
     pub broken: Vec<String>,
+    /// Constraints that do not hold and that the servers of the cluster cannot keep.
+    pub given_up: Vec<String>,
+    /// Replicas that the servers of the cluster can hold; fewer than it asks for when they are few.
+    pub possible: u8,
     /// Its replicas.
     pub replicas: Vec<ReplicaPlace>,
 }

@@ -221,9 +221,13 @@ fn print_status(status: &ClusterStatus) {
         status.inodes, status.files, status.directories
     );
     println!(
-        "blocks: {} ({} below their replication, {} lost)",
-        status.blocks, status.under_replicated_blocks, status.lost_blocks
+        "blocks: {} ({} below their replication, {} with less than asked for for want of \
+         datanodes, {} lost)",
+        status.blocks, status.under_replicated_blocks, status.curtailed_blocks, status.lost_blocks
     );
+    if let Some(trouble) = status.writes.trouble() {
+        println!("{}", trouble.what);
+    }
     println!(
         "repairs: {} under way, {} done",
         status.repairs_under_way, status.repairs_done

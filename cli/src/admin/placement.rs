@@ -8,6 +8,7 @@ use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::{
     admin::{AdminReply, AdminRequest, NodeStatus},
     ids::{BlockId, StorageId},
+    outlook::count,
     placement::{
         BlockPlace, CellReport, GridCell, PlacementReply, PlacementReport, PlacementRequest,
         ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
@@ -388,6 +389,15 @@ fn print_block(block: &BlockPlace) {
             format!("misplaced: replicas share {}", block.broken.join(", "))
         }
     );
+    if block.possible < block.replication || !block.given_up.is_empty() {
+        let missing = block.replication.saturating_sub(block.possible);
+        let replicas = (missing > 0).then(|| count(missing.into(), "replica"));
+        let lacks: Vec<String> = replicas.into_iter().chain(block.given_up.clone()).collect();
+        println!(
+            "  the cluster does not have the datanodes for: {}",
+            lacks.join(", ")
+        );
+    }
     for replica in &block.replicas {
         println!("  {}", replica_text(replica));
     }

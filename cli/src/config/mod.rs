@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use harvestfs_namenode::engine::cluster::ClusterOptions;
+use harvestfs_namenode::engine::cluster::{ClusterOptions, MIN_WRITE_REPLICAS};
 use harvestfs_placement::{Locality, PolicyKind};
 use harvestfs_protocol::{durable, settings::SettingsError, types::StorageClass};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -39,6 +39,9 @@ pub struct NamenodeConfig {
     /// the grid), `require` (whenever it can take one) or `off`.
     #[serde(default)]
     pub locality: Locality,
+    /// Replicas that a block must have to be written while datanodes are away.
+    #[serde(default = "default_min_write_replicas")]
+    pub min_write_replicas: NonZero<u8>,
     /// Budgets of repair.
     #[serde(default)]
     pub repair: RepairConfig,
@@ -259,6 +262,12 @@ pub fn default_quarantine() -> u64 {
     7 * 24 * 3600
 }
 
+/// Two: a disk may fail before repair makes the others.
+pub fn default_min_write_replicas() -> NonZero<u8> {
+    const USUAL: NonZero<u8> = NonZero::new(MIN_WRITE_REPLICAS).unwrap();
+    USUAL
+}
+
 /// Six hours: a small volume is not read again all the time.
 pub fn default_scrub_interval() -> NonZero<u32> {
     const SIX_HOURS_S: NonZero<u32> = NonZero::new(6 * 3600).unwrap();
@@ -401,6 +410,7 @@ quota = "1GiB"
             data: "data".into(),
             policy: PolicyKind::Greedy,
             locality: Locality::Off,
+            min_write_replicas: default_min_write_replicas(),
             repair: RepairConfig {
                 per_hour: Some(3),
                 ..RepairConfig::default()

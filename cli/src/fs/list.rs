@@ -119,17 +119,19 @@ impl Files {
                     "total_bytes": totals.total_bytes,
                     "used_bytes": used,
                     "free_bytes": totals.free_bytes,
+                    "available_bytes": totals.available_bytes,
                     "inodes": inodes,
                     "free_inodes": totals.free_inodes,
                 })
             );
         } else {
             println!(
-                "{} of {} used, {} free, {} inodes (bytes of files; each is stored as often as it \
-                 has replicas)",
+                "{} of {} used, {} free, {} can be written now, {} inodes (bytes of files; each is \
+                 stored as often as it has replicas)",
                 units::human(used),
                 units::human(totals.total_bytes),
                 units::human(totals.free_bytes),
+                units::human(totals.available_bytes),
                 inodes
             );
         }

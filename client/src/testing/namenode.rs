@@ -13,6 +13,7 @@ use harvestfs_protocol::{
     identity::Identity,
     ids::{BlockId, ClusterId, NodeId, SessionId},
     meta::{MetaCall, MetaOp, MetaReply, Notice, SessionOpened},
+    outlook::Shortage,
     rpc::{Reply, Request, Response},
     timeline::Position,
     token::{Right, TokenSigner},
@@ -365,11 +366,13 @@ impl Shared {
             .map(|info| info.node)
             .filter(|node| !exclude.contains(node))
             .collect();
-        if usable.len() < usize::from(self.replication) {
-            return Err(FsError::InsufficientDiversity {
-                wanted: self.replication,
+        let needed = self.replication.min(2);
+        if usable.len() < usize::from(needed) {
+            return Err(FsError::TooFewDatanodes(Shortage {
+                needed,
                 placeable: usable.len() as u8,
-            });
+                ..Shortage::default()
+            }));
         }
         let mut blocks = Vec::new();
         for _ in 0..count {
@@ -381,7 +384,7 @@ impl Shared {
                 .iter()
                 .cycle()
                 .skip(start)
-                .take(self.replication.into());
+                .take(usable.len().min(self.replication.into()));
             state.blocks.insert(block, chosen.copied().collect());
             blocks.push(block);
         }

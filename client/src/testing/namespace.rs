@@ -200,6 +200,7 @@ impl Namespace {
             MetaOp::StatFs { .. } => MetaReply::StatFs(StatFs {
                 total_bytes: 1 << 40,
                 free_bytes: 1 << 39,
+                available_bytes: 1 << 39,
                 total_inodes: 1 << 32,
                 free_inodes: (1 << 32) - self.inodes.len() as u64,
             }),

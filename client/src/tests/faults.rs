@@ -386,6 +386,38 @@ async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_writer_goes_on_with_two_of_three_and_with_one_waits_and_says_why() {
+    for len in [100_000, 6 << 20] {
+        let cluster = Cluster::start(3, 3).await;
+        let mut options = cluster.options("a");
+        options.unreachable_timeout = Duration::from_secs(2);
+        let client = Client::connect(options).await.unwrap();
+        let (_, file) = create(&client, "file").await;
+        let content = pattern(len, 5);
+        cluster.datanode(2).set_mood(Mood::FailsAtPacket(1));
+        write_all(&file, &content).await;
+        let written = tokio::time::timeout(DEADLINE, file.sync()).await;
+        assert_eq!(written, Ok(Ok(())));
+
+        let (_, other) = create(&client, "other").await;
+        cluster.datanode(3).set_mood(Mood::FailsAtPacket(1));
+        write_all(&other, &content).await;
+        let refused = tokio::time::timeout(DEADLINE, other.sync()).await;
+        // Between the attempts to place it, those are tried that failed a moment ago.
+        assert!(
+            matches!(
+                refused,
+                Ok(Err(
+                    ClientError::Write(_) | ClientError::Fs(FsError::TooFewDatanodes(_))
+                ))
+            ),
+            "{refused:?}"
+        );
+        assert!(read_elsewhere(&cluster, "/file").await == content);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn corrupt_missing_and_slow_replicas_are_passed_over() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;

@@ -11,16 +11,17 @@ use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport;
 use harvestfs_telemetry::metrics::{
     Gauge, Histogram, NAMENODE_BALANCE_MOVES_TOTAL, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES,
-    NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS,
-    NAMENODE_ENGINE_BYTES, NAMENODE_INODES, NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD,
-    NAMENODE_JOURNAL_SECONDS, NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS,
-    NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS,
-    NAMENODE_QUARANTINED_BYTES, NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING,
-    NAMENODE_REFUSALS_TOTAL, NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL,
-    NAMENODE_REPAIR_HELD_SECONDS, NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL,
-    NAMENODE_REPAIRS_UNDER_WAY, NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO,
-    NAMENODE_SESSIONS, NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, Part, Registry,
-    WholeCounter, raise_to,
+    NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS, NAMENODE_CURTAILED_BLOCKS, NAMENODE_DATANODES,
+    NAMENODE_DIVERSITY_BLOCKS, NAMENODE_ENGINE_BYTES, NAMENODE_INODES,
+    NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD, NAMENODE_JOURNAL_SECONDS,
+    NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS, NAMENODE_MISSING_REPLICAS_BLOCKS,
+    NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS, NAMENODE_QUARANTINED_BYTES,
+    NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING, NAMENODE_REFUSALS_TOTAL,
+    NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
+    NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS,
+    NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, NAMENODE_WRITABLE_BYTES,
+    NAMENODE_WRITE_REPLICAS, Part, Registry, WholeCounter, raise_to,
 };
 
 use super::overview::Overview;
@@ -191,6 +192,9 @@ struct Gauges {
     blocks: Gauge,
     missing: [Gauge; 4],
     lost: Gauge,
+    curtailed: Gauge,
+    write_replicas: [Gauge; 4],
+    writable: Gauge,
     misplaced: Gauge,
     diversity: [Gauge; 6],
     repairs_waiting: Gauge,
@@ -239,6 +243,10 @@ impl Metrics {
             missing: ["0", "1", "2", "more"]
                 .map(|left| registry.gauge(&NAMENODE_MISSING_REPLICAS_BLOCKS, &[left])),
             lost: gauge(&NAMENODE_LOST_BLOCKS),
+            curtailed: gauge(&NAMENODE_CURTAILED_BLOCKS),
+            write_replicas: ["wanted", "possible", "at_once", "needed"]
+                .map(|number| registry.gauge(&NAMENODE_WRITE_REPLICAS, &[number])),
+            writable: gauge(&NAMENODE_WRITABLE_BYTES),
             misplaced: gauge(&NAMENODE_MISPLACED_BLOCKS),
             diversity: ["0", "1", "2", "3", "4", "5"]
                 .map(|score| registry.gauge(&NAMENODE_DIVERSITY_BLOCKS, &[score])),
@@ -289,6 +297,9 @@ impl Metrics {
             blocks,
             missing,
             lost,
+            curtailed,
+            write_replicas,
+            writable,
             misplaced,
             diversity,
             repairs_waiting,
@@ -338,6 +349,8 @@ impl Metrics {
             (sessions, status.sessions),
             (blocks, status.blocks),
             (lost, status.lost_blocks),
+            (curtailed, status.curtailed_blocks),
+            (writable, status.writes.writable_bytes),
             (misplaced, now.misplaced_blocks),
             (repairs_waiting, now.repair.waiting),
             (moves_waiting, now.repair.moves_waiting),
@@ -354,6 +367,16 @@ impl Metrics {
             (engine, status.engine_bytes),
         ] {
             gauge.set(value as f64);
+        }
+        let writes = &status.writes;
+        let replicas = [
+            writes.wanted,
+            writes.possible,
+            writes.at_once,
+            writes.needed,
+        ];
+        for (gauge, value) in write_replicas.iter().zip(replicas) {
+            gauge.set(value.into());
         }
         for (gauge, &value) in missing.iter().zip(&now.missing_by_left) {
             gauge.set(value as f64);

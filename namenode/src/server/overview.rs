@@ -2,6 +2,7 @@
 
 use harvestfs_protocol::admin::{ClusterStatus, NodeStatus};
 use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_protocol::outlook::WriteTrouble;
 use harvestfs_protocol::placement::{
     BalanceOutcome, BlockPlace, CellReport, GridCell, TenantReport,
 };
@@ -16,6 +17,8 @@ pub struct Overview {
     /// What `harvestfs admin status` shows.
     #[serde(flatten)]
     pub status: ClusterStatus,
+    /// What is wrong with writes, and what to do.
+    pub write_trouble: Option<WriteTrouble>,
     /// Name of the policy that places replicas.
     pub policy: String,
     /// Bytes of records written to the journal since the start.

@@ -178,19 +178,25 @@ pub struct EnvironmentId(u32);
 pub struct FunctionId(u32);
 
 impl RackId {
-    pub(crate) fn number(self) -> u32 {
+    /// Its number: each rack has another one.
+    #[must_use]
+    pub fn number(self) -> u32 {
         self.0
     }
 }
 
 impl EnvironmentId {
-    pub(crate) fn number(self) -> u32 {
+    /// Its number: each environment has another one.
+    #[must_use]
+    pub fn number(self) -> u32 {
         self.0
     }
 }
 
 impl FunctionId {
-    pub(crate) fn number(self) -> u32 {
+    /// Its number: each machine function has another one.
+    #[must_use]
+    pub fn number(self) -> u32 {
         self.0
     }
 }

@@ -4,7 +4,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use harvestfs_placement::{Lane, Lanes, Location, Policy, Request, Room, ServerView, View};
+use harvestfs_placement::{
+    Constraints, Lane, Lanes, Location, Policy, Request, Room, ServerView, View,
+};
 use harvestfs_protocol::{
     ids::NodeId,
     types::{Durability, StorageClass},
@@ -97,6 +99,7 @@ pub fn request(wanted: u8, durability: Durability) -> Request<'static> {
         class: None,
         lane: Lane::Write,
         durability,
+        given_up: Constraints::NONE,
     }
 }
 

@@ -156,4 +156,6 @@ pub struct StatFs {
     pub total_inodes: u64,
     /// How many of them are free.
     pub free_inodes: u64,
+    /// Free bytes that can be written now: none while writes wait or are refused.
+    pub available_bytes: u64,
 }

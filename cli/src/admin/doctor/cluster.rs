@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_protocol::{
     admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus},
+    outlook::count,
     types::VolumeStatus,
     unix_now_ms,
 };
@@ -77,19 +78,24 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     } else if status.lost_blocks > 0 {
         diagnosis.error(
             Area::Blocks,
-            format!("{} blocks have no replica left", status.lost_blocks),
+            format!(
+                "{} no replica left",
+                has_or_have(status.lost_blocks, "block")
+            ),
             "bring back the datanodes that are dead; `harvestfs admin fsck` names the files",
         );
     } else if status.under_replicated_blocks > 0 {
         diagnosis.warning(
             Area::Blocks,
             format!(
-                "{} blocks have fewer replicas than they should; {} repairs are under way",
-                status.under_replicated_blocks, status.repairs_under_way
+                "{} fewer replicas than there should be; repairs under way: {}",
+                has_or_have(status.under_replicated_blocks, "block"),
+                status.repairs_under_way
             ),
             "wait for repair; `harvestfs admin repair` shows and changes its budget",
         );
     }
+    judge_writes(status, diagnosis);
     if status.used_bytes.saturating_mul(100) > status.quota_bytes.saturating_mul(FULL_PERCENT) {
         diagnosis.warning(
             Area::Quotas,
@@ -99,6 +105,33 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
                 units::human(status.quota_bytes)
             ),
             "add datanodes or volumes, raise quotas with `harvestfs admin quota`, or remove files",
+        );
+    }
+}
+
+/// Such as `1 block has`, or `2 blocks have`.
+fn has_or_have(number: u64, thing: &str) -> String {
+    let verb = if number == 1 { "has" } else { "have" };
+    format!("{} {verb}", count(number, thing))
+}
+
+/// What becomes of writes, and of what the cluster does not have the datanodes for.
+fn judge_writes(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
+    diagnosis.checked(Area::Writes);
+    match status.writes.trouble() {
+        Some(it) if it.stops_writes => diagnosis.error(Area::Writes, it.what, it.advice),
+        Some(it) => diagnosis.warning(Area::Writes, it.what, it.advice),
+        None => {}
+    }
+    if status.curtailed_blocks > 0 {
+        diagnosis.warning(
+            Area::Blocks,
+            format!(
+                "{} less than files ask for: the cluster has too few datanodes",
+                has_or_have(status.curtailed_blocks, "block")
+            ),
+            "add datanodes: repair and moves make up for it; `harvestfs admin placement` shows \
+             what a block lacks",
         );
     }
 }
@@ -244,6 +277,7 @@ mod tests {
         admin::{AheadNode, RecoveryStatus},
         ids::{ClusterId, NodeId, StorageId},
         node::ServerDescription,
+        outlook::{WriteOutlook, WriteVerdict},
         timeline::{Epoch, Position},
         types::StorageClass,
     };
@@ -262,6 +296,8 @@ mod tests {
             directories: 1,
             blocks: 0,
             under_replicated_blocks: 0,
+            curtailed_blocks: 0,
+            writes: WriteOutlook::default(),
             lost_blocks: 0,
             repairs_under_way: 0,
             repairs_done: 0,
@@ -345,7 +381,7 @@ mod tests {
                 obeyed: Position::default(),
             }
         }
-        let faults: [(Spoil, Area, Severity); 8] = [
+        let faults: [(Spoil, Area, Severity); 12] = [
             (
                 |it| {
                     it.recovery = Some(RecoveryStatus {
@@ -369,6 +405,26 @@ mod tests {
             (
                 |it| it.version = "0.0.1".into(),
                 Area::Versions,
+                Severity::Error,
+            ),
+            (
+                |it| it.curtailed_blocks = 1,
+                Area::Blocks,
+                Severity::Warning,
+            ),
+            (
+                |it| it.writes.verdict = WriteVerdict::Fewer,
+                Area::Writes,
+                Severity::Warning,
+            ),
+            (
+                |it| it.writes.verdict = WriteVerdict::Waits,
+                Area::Writes,
+                Severity::Error,
+            ),
+            (
+                |it| it.writes.verdict = WriteVerdict::NotDiverse,
+                Area::Writes,
                 Severity::Error,
             ),
             (|it| it.ready = false, Area::Namenode, Severity::Warning),

@@ -22,6 +22,7 @@ enum Area {
     Clocks,
     Datanodes,
     Quotas,
+    Writes,
     Blocks,
 }
 
@@ -37,6 +38,7 @@ impl Area {
             Self::Clocks => "clocks",
             Self::Datanodes => "datanodes",
             Self::Quotas => "quotas",
+            Self::Writes => "writes",
             Self::Blocks => "blocks",
         }
     }
@@ -150,7 +152,14 @@ pub async fn run(args: &ClusterArgs, json: bool) -> anyhow::Result<()> {
         .filter(|finding| finding.severity == Severity::Error)
         .count();
     if errors > 0 {
-        bail!("{errors} things are wrong");
+        bail!(
+            "{errors} {} wrong",
+            if errors == 1 {
+                "thing is"
+            } else {
+                "things are"
+            }
+        );
     }
     Ok(())
 }

@@ -2,11 +2,10 @@
 
 use std::net::IpAddr;
 
-use harvestfs_placement::{Lane, Request};
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, NodeId},
-    types::{Durability, PlacementRules},
+    types::PlacementRules,
 };
 use rand::Rng;
 use smallvec::SmallVec;
@@ -16,9 +15,6 @@ use super::{
     table::{NodeIx, ReplicaState, Slot},
 };
 use crate::engine::namespace::BlockChange;
-
-/// When a client that found every server busy should ask again: a heartbeat may free one.
-const RETRY_AFTER_MS: u32 = 1_000;
 
 /// The nodes that a writer vouches for: what it committed, they have.
 #[derive(Debug, Default)]
@@ -121,13 +117,14 @@ impl Cluster {
         }
     }
 
-    /// Chooses pipelines for `count` new blocks, each of at least one node.
+    /// Chooses pipelines for `count` new blocks, each of at least one node, and of fewer than the rules
+    /// say when the cluster has no more, or has no more at once.
     ///
     /// # Errors
-    /// When fewer servers than wanted can take a replica and the durability is strict:
-    /// [`FsError::InsufficientDiversity`]. When none can: [`FsError::NoSpace`]. Instead of either,
-    /// [`FsError::Busy`] while that will change by itself: the cluster has just started, or the
-    /// primaries of servers with room need them now.
+    /// [`FsError::TooFewDatanodes`] while so many servers are away that fewer than
+    /// [`ClusterOptions::min_write_replicas`](super::ClusterOptions) can be placed;
+    /// [`FsError::InsufficientDiversity`] when a strict block finds no place because servers are full,
+    /// and [`FsError::NoSpace`] when all are.
     pub fn place(
         &mut self,
         now_ms: u64,
@@ -139,26 +136,17 @@ impl Cluster {
     ) -> Result<Vec<Vec<NodeId>>, FsError> {
         self.advance(now_ms);
         self.place_new_tenants();
+        self.refresh_demands();
         let mut pipelines = Vec::with_capacity(count as usize);
         let mut result = Ok(());
         for _ in 0..count {
-            let request = Request {
-                wanted: rules.replication.max(1),
-                existing: &[],
-                exclude,
-                writer,
-                class: rules.class,
-                lane: Lane::Write,
-                durability: rules.durability,
-            };
-            let nodes = match self.policy.choose(&self.view, &request, rng) {
+            let nodes = match self.choose_for_writing(rules, exclude, writer, rng) {
                 Ok(nodes) => nodes,
-                Err(few) if rules.durability == Durability::Space && !few.placeable.is_empty() => {
-                    few.placeable
-                }
-                Err(few) => {
-                    self.note_refusal();
-                    result = Err(self.refusal(rules, few.placeable.len()));
+                Err(error) => {
+                    if !matches!(error, FsError::TooFewDatanodes(_)) {
+                        self.note_refusal();
+                    }
+                    result = Err(error);
                     break;
                 }
             };
@@ -181,25 +169,6 @@ impl Cluster {
             }
         }
         result.map(|()| pipelines)
-    }
-
-    fn refusal(&self, rules: &PlacementRules, placeable: usize) -> FsError {
-        let busy_with_room = self.nodes.iter().any(|node| {
-            let room = self.view.server(node.id).map(|server| server.room);
-            node.is_alive() && node.busy && room.is_some_and(|it| it.blocks(rules.class) > 0)
-        });
-        if busy_with_room || self.is_starting() {
-            FsError::Busy {
-                retry_after_ms: RETRY_AFTER_MS,
-            }
-        } else if placeable == 0 {
-            FsError::NoSpace
-        } else {
-            FsError::InsufficientDiversity {
-                wanted: rules.replication,
-                placeable: placeable as u8,
-            }
-        }
     }
 
     /// Where a new block is being written: these nodes count as holding it before they report it.

@@ -38,6 +38,9 @@ pub enum FaultReason {
     /// The policy finds no server.
     #[error("no server can take a replica within its constraints: add servers, space or racks")]
     NoPlace,
+    /// It has one replica on each server that there is.
+    #[error("the cluster has no more datanodes")]
+    NoServer,
     /// It is in the queue.
     #[error("it waits for its turn within the budget of repair")]
     Queued,
@@ -106,7 +109,11 @@ impl Cluster {
         let reason = if replicas + tally.last_resort == 0 {
             FaultReason::NoReplica
         } else if block.sealed && replicas < wanted {
-            self.why_not_repaired(now_ms, slot)
+            if replicas >= self.due(block) {
+                FaultReason::NoServer
+            } else {
+                self.why_not_repaired(now_ms, slot)
+            }
         } else if block.sealed && (replicas > wanted || tally.bad + tally.last_resort > 0) {
             FaultReason::Excess
         } else {

@@ -69,6 +69,7 @@ impl Cluster {
     pub fn rebuild_grid(&mut self, now_ms: u64) {
         self.advance(now_ms);
         self.view.rebuild_grid(self.policy.scope());
+        self.demands.note_change();
         self.look_at_all_blocks();
         self.grid = GridState {
             tenants: self.view.populated_tenants(),
@@ -116,6 +117,11 @@ impl Cluster {
         }
         self.rebuild_grid_if_moves(MOVED_SHARE_MIN);
         self.grid.tenants = tenants;
+    }
+
+    /// Whether no grid was built yet.
+    pub(super) fn grid_is_unknown(&self) -> bool {
+        self.grid.tenants == 0
     }
 
     /// A strict block found no place.

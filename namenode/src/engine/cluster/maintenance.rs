@@ -94,7 +94,7 @@ impl Cluster {
     pub(super) fn is_held_for_maintenance(&self, slot: Slot) -> bool {
         self.table.get(slot).is_some_and(|block| {
             let present = self.tally(slot, block).present();
-            self.waits_for_maintenance(present, block.wanted())
+            self.waits_for_maintenance(present, self.due(block))
         })
     }
 }

@@ -45,9 +45,13 @@ impl Cluster {
             },
         );
         if let Some(index) = known {
+            if !is_at_home(&self.nodes[index as usize].server, server) {
+                self.demands.note_change();
+            }
             *self.nodes[index as usize].server = server.clone();
             return index;
         }
+        self.demands.note_change();
         let index = self.nodes.len() as NodeIx;
         let window_ms = self.options.repair_window_ms;
         self.nodes
@@ -69,12 +73,12 @@ impl Cluster {
         volumes: &[VolumeStatus],
     ) {
         self.advance(now_ms);
-        let moved = self.node_index(node).is_some_and(|index| {
-            let before = &self.nodes[index as usize].server;
-            before.rack != server.rack
-                || before.environment != server.environment
-                || before.machine_function != server.machine_function
-        });
+        let moved = self
+            .node_index(node)
+            .is_some_and(|index| !is_at_home(&self.nodes[index as usize].server, server));
+        if self.nodes.is_empty() {
+            self.demands.note_founding(self.now_ms);
+        }
         let index = self.add_node(node, server);
         // What it was told before may not have reached it.
         self.cancel_repairs_to(index);
@@ -84,6 +88,9 @@ impl Cluster {
         it.deletes.clear();
         it.seal.clear();
         it.report.clear();
+        if self.draining.contains(&index) {
+            self.demands.note_change();
+        }
         it.life = Life::Alive;
         it.heard = true;
         it.heard_ms = now_ms;
@@ -361,6 +368,9 @@ impl Cluster {
                     since_ms: self.now_ms,
                 };
                 node.stale = true;
+                if self.draining.contains(&index) {
+                    self.demands.note_change();
+                }
                 if node.heard {
                     self.happenings.note(Happening::Died { node: node.id });
                 }
@@ -453,12 +463,6 @@ impl Cluster {
         }
     }
 
-    /// Whether the namenode started so lately that known servers may still turn up.
-    pub(super) fn is_starting(&self) -> bool {
-        self.now_ms - self.started_ms < self.options.safe_mode_max_ms
-            && (self.nodes.is_empty() || self.nodes.iter().any(|node| node.life == Life::Unheard))
-    }
-
     pub(super) fn update_safe_mode(&mut self) {
         if !self.safe_mode {
             return;
@@ -536,4 +540,11 @@ impl Cluster {
             }
         }
     }
+}
+
+/// Whether placement sees a server where it was before.
+fn is_at_home(before: &ServerDescription, now: &ServerDescription) -> bool {
+    before.rack == now.rack
+        && before.environment == now.environment
+        && before.machine_function == now.machine_function
 }

@@ -8,6 +8,7 @@
 //! - `membership`: registration, heartbeats, liveness, safe mode, storms;
 //! - `grid`: the policy and when its grid is rebuilt;
 //! - `blocks`: blocks as the namespace tells of them, placement, locations for readers;
+//! - `outlook`: what blocks can have of what they ask for;
 //! - `reports`: what datanodes say of their replicas;
 //! - `doubts`: what clients say of them;
 //! - `settle`: what follows from it for a block;
@@ -55,6 +56,7 @@ mod membership;
 mod moves;
 mod node;
 mod options;
+mod outlook;
 mod owners;
 mod places;
 mod quarantine;
@@ -71,7 +73,7 @@ mod tests;
 
 pub use faults::{BlockFault, FaultReason, OrphanReplica};
 pub use happenings::{Happening, RepairEnd};
-pub use options::ClusterOptions;
+pub use options::{ClusterOptions, MIN_WRITE_REPLICAS};
 pub use quarantine::Quarantined;
 pub use repair::Repair;
 pub use risk::BlockAtRisk;
@@ -83,6 +85,7 @@ use grid::GridState;
 use happenings::Happenings;
 use membership::Storm;
 use node::Node;
+use outlook::Demands;
 use quarantine::{Allocated, Quarantine};
 use queue::RepairQueue;
 use repair::InFlight;
@@ -115,6 +118,7 @@ pub struct Cluster {
     policy: Box<dyn Policy>,
     view: View,
     grid: GridState,
+    demands: Demands,
     /// The latest time that any call told.
     now_ms: u64,
     started_ms: u64,
@@ -178,6 +182,7 @@ impl Cluster {
             policy,
             view: View::new(),
             grid: GridState::default(),
+            demands: Demands::default(),
             now_ms,
             started_ms: now_ms,
             nodes: Vec::new(),
@@ -220,6 +225,7 @@ impl Cluster {
         self.scan_nodes();
         self.place_new_tenants();
         self.check_grid();
+        self.refresh_demands();
         self.work_off_gone_storages();
         self.update_safe_mode();
         self.settle_after_safe_mode();

@@ -13,6 +13,17 @@ use super::{
     table::{Block, NodeIx, Slot},
 };
 
+/// How far apart the replicas of a block are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Diversity {
+    /// How many constraints hold.
+    pub(super) score: Option<u8>,
+    /// One does not hold that was promised.
+    pub(super) misplaced: bool,
+    /// One does not hold that would have been promised if the cluster could keep it.
+    pub(super) curtailed: bool,
+}
+
 impl Cluster {
     /// Whether the replica on a node is to leave it as soon as another one is made: its server is
     /// drained, its owner wants the space back, or a server that is emptier gets it.
@@ -32,10 +43,14 @@ impl Cluster {
         nodes.map(|node| self.nodes[node as usize].id).collect()
     }
 
-    /// What a block was promised: everything that the policy keeps, if it is strict.
+    /// What a block was promised: everything that the policy keeps and the cluster can keep, if it is
+    /// strict.
     pub(super) fn promised(&self, block: &Block) -> Constraints {
         match block.rules.durability {
-            Durability::Strict => self.policy.constraints(),
+            Durability::Strict => {
+                let constraints = self.policy.constraints();
+                constraints.without(self.given_up(&block.rules))
+            }
             Durability::Space => Constraints::NONE,
         }
     }
@@ -48,23 +63,26 @@ impl Cluster {
         )
     }
 
-    /// How many constraints hold, and whether one does not that was promised. Counts sealed blocks
+    /// How many constraints hold, and what those that do not say. Counts sealed blocks
     /// with replicas only: others are still being placed, or lost.
-    pub(super) fn diversity(&self, block: &Block, holders: &[NodeIx]) -> (Option<u8>, bool) {
+    pub(super) fn diversity(&self, block: &Block, holders: &[NodeIx]) -> Diversity {
         let watched = self.options.watch_diversity && !self.safe_mode;
         if !watched || !block.sealed || block.required_bytes == 0 || holders.is_empty() {
-            return (None, false);
+            return Diversity::default();
         }
         let held = self.held(holders);
-        (
-            Some(held.count() as u8),
-            !held.contains(self.promised(block)),
-        )
+        let strict = block.rules.durability == Durability::Strict;
+        Diversity {
+            score: Some(held.count() as u8),
+            misplaced: !held.contains(self.promised(block)),
+            curtailed: strict && !held.contains(self.given_up(&block.rules)),
+        }
     }
 
     /// The replica whose move mends most: without it, the fewest conflicts with what was promised
-    /// are left. `None` when there are none.
-    pub(super) fn misfit(&self, slot: Slot) -> Option<NodeIx> {
+    /// are left. `None` when there are none. After attempts that found no place for it, others that
+    /// are in the way take turns: of two that share something, only one may have another place.
+    pub(super) fn misfit(&self, slot: Slot, attempts: u8) -> Option<NodeIx> {
         let block = self.table.get(slot)?;
         let holders = self.holders(slot, block);
         let promised = self.promised(block);
@@ -73,8 +91,17 @@ impl Cluster {
             let servers = rest.filter_map(|&node| self.server(node));
             conflicts(&self.view, servers, promised)
         };
-        if without(None) == 0 {
+        let conflicts = without(None);
+        if conflicts == 0 {
             return None;
+        }
+        if attempts > 0 {
+            let in_the_way = holders.iter().copied();
+            let in_the_way: SmallVec<[NodeIx; 8]> = in_the_way
+                .filter(|&node| without(Some(node)) < conflicts)
+                .collect();
+            let turn = usize::from(attempts).checked_rem(in_the_way.len());
+            return turn.map(|turn| in_the_way[turn]);
         }
         let ids = self.ids(holders.iter().copied());
         let surplus = self.policy.surplus(&self.view, &ids)?;

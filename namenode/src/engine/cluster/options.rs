@@ -3,12 +3,18 @@
 use harvestfs_placement::Lane;
 use harvestfs_protocol::{limits::BLOCK_BYTES_MAX, placement::RepairLimits};
 
+/// Replicas that a block must have to be written: a disk may fail before repair makes the others.
+pub const MIN_WRITE_REPLICAS: u8 = 2;
+
 /// Times, budgets and bounds; the defaults are for production. A cluster on one machine and tests
 /// scale them down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterOptions {
     /// Size of the largest block in bytes: what a server must have room for to be chosen.
     pub block_bytes: u64,
+    /// Replicas that a block must have to be written while datanodes are away that it could have more
+    /// on.
+    pub min_write_replicas: u8,
     /// A node is stale when it was silent for this long: new blocks avoid it, readers try it last.
     pub stale_after_ms: u64,
     /// A node is dead when it was silent for this long: its replicas count as lost. Reimages need
@@ -96,6 +102,7 @@ impl Default for ClusterOptions {
     fn default() -> Self {
         Self {
             block_bytes: BLOCK_BYTES_MAX,
+            min_write_replicas: MIN_WRITE_REPLICAS,
             stale_after_ms: 10_000,
             dead_after_ms: 30_000,
             safe_mode_reported_share: 0.999,

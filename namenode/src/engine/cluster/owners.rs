@@ -110,6 +110,7 @@ impl Cluster {
         if !changed {
             return;
         }
+        self.demands.note_change();
         self.refresh_node(index);
         for slot in self.slots_on(index) {
             self.settle(slot);

@@ -66,7 +66,12 @@ impl Cluster {
         let block = self.table.get(slot)?;
         let holders = self.holders(slot, block);
         let held = self.held(&holders);
-        let broken = self.promised(block).without(held);
+        let promised = self.promised(block);
+        let given_up = match block.rules.durability {
+            Durability::Strict => self.given_up(&block.rules),
+            Durability::Space => Constraints::NONE,
+        };
+        let broken = promised.without(held);
         let names = |constraints: Constraints| constraints.names().map(String::from).collect();
         let replicas = block.replicas.iter().filter_map(|replica| {
             let storage = self.table.home(replica.storage);
@@ -87,6 +92,8 @@ impl Cluster {
             strict: is_strict(block),
             held: names(held),
             broken: names(broken),
+            given_up: names(given_up.without(held)),
+            possible: self.due(block) as u8,
             replicas: replicas.chain(awaited).collect(),
         })
     }

@@ -92,7 +92,7 @@ impl Cluster {
     fn try_repair(&mut self, entry: &Entry, rank: usize, lane: Lane, rng: &mut dyn Rng) {
         let slot = entry.slot;
         let misfit = if rank == MISPLACED {
-            let Some(misfit) = self.misfit(slot) else {
+            let Some(misfit) = self.misfit(slot, entry.attempts) else {
                 self.settle(slot);
                 return;
             };
@@ -335,6 +335,7 @@ impl Cluster {
             class: block.rules.class,
             lane,
             durability,
+            given_up: self.given_up(&block.rules),
         };
         let mut chosen = self.policy.choose(&self.view, &request, rng);
         if chosen.is_err() && request.class.is_some() {

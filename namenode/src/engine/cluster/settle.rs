@@ -42,6 +42,7 @@ pub(super) struct Totals {
     /// Blocks with fewer replicas than wanted, by how many are left.
     pub(super) missing: [u64; LEFT_MAX + 1],
     pub(super) misplaced: u64,
+    pub(super) curtailed: u64,
     /// Sealed blocks by the number of constraints that hold.
     pub(super) scores: [u64; SCORES],
 }
@@ -55,7 +56,8 @@ impl Totals {
         self.under_replicated += u64::from(health.under_replicated);
         self.lost += u64::from(health.lost);
         self.misplaced += u64::from(health.misplaced);
-        if let Some(score) = health.score {
+        self.curtailed += u64::from(health.curtailed);
+        if let Some(score) = health.score() {
             self.scores[usize::from(score)] += 1;
         }
         self.missing[usize::from(health.left)] += u64::from(health.under_replicated);
@@ -66,7 +68,8 @@ impl Totals {
         self.under_replicated -= u64::from(health.under_replicated);
         self.lost -= u64::from(health.lost);
         self.misplaced -= u64::from(health.misplaced);
-        if let Some(score) = health.score {
+        self.curtailed -= u64::from(health.curtailed);
+        if let Some(score) = health.score() {
             self.scores[usize::from(score)] -= 1;
         }
         self.missing[usize::from(health.left)] -= u64::from(health.under_replicated);
@@ -116,14 +119,16 @@ impl Cluster {
             return;
         };
         let tally = self.tally(slot, block);
-        let (score, misplaced) = self.diversity(block, &tally.holders);
+        let diversity = self.diversity(block, &tally.holders);
+        let due = self.due(block);
         let Some(block) = self.table.get_mut(slot) else {
             return;
         };
         let good = tally.present();
         let relevant = block.required_bytes > 0;
         let wanted = block.wanted();
-        let under_replicated = relevant && block.sealed && good < wanted;
+        let under_replicated = relevant && block.sealed && good < due;
+        let misplaced = diversity.misplaced;
         let health = Health {
             relevant,
             under_replicated,
@@ -134,7 +139,10 @@ impl Cluster {
                 0
             },
             misplaced,
-            score,
+            curtailed: relevant
+                && block.sealed
+                && ((due..wanted).contains(&good) || diversity.curtailed),
+            score_and_one: Health::score_and_one(diversity.score),
         };
         let before = std::mem::replace(&mut block.health, health);
         if health != before {
@@ -161,13 +169,13 @@ impl Cluster {
         if enough && tally.bad > 0 {
             self.remove_bad(slot);
         }
-        let rank = if under_replicated && self.waits_for_maintenance(good, wanted) {
+        let rank = if under_replicated && self.waits_for_maintenance(good, due) {
             None
         } else if under_replicated {
             (!health.lost).then(|| self.repair_rank(&tally.holders, good))
-        } else if enough && good - tally.leaving < wanted {
+        } else if enough && good - tally.leaving < due {
             Some(LEAVING)
-        } else if enough && misplaced && good == wanted {
+        } else if enough && misplaced && (due..=wanted).contains(&good) {
             Some(MISPLACED)
         } else {
             None

@@ -32,6 +32,9 @@ pub struct ClusterSummary {
     pub missing_by_left: [u64; LEFT_MAX + 1],
     /// Sealed blocks that break a constraint that they were promised.
     pub misplaced_blocks: u64,
+    /// Sealed blocks that have less than their files ask for because the cluster does not have the
+    /// servers.
+    pub curtailed_blocks: u64,
     /// Sealed blocks by the number of constraints, of five, that hold among their replicas.
     pub blocks_by_score: [u64; SCORES],
     /// Blocks that wait for repair.
@@ -161,6 +164,7 @@ impl Cluster {
             lost_blocks: self.totals.lost,
             missing_by_left: self.totals.missing,
             misplaced_blocks: self.totals.misplaced,
+            curtailed_blocks: self.totals.curtailed,
             blocks_by_score: self.totals.scores,
             repairs_waiting: self.queue.repairs() as u64,
             moves_waiting: (self.queue.len() - self.queue.repairs()) as u64,

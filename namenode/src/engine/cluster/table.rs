@@ -3,7 +3,7 @@
 //! A block knows its replicas and a volume knows its blocks; the two point at each other by
 //! position, so that adding or removing a replica costs O(1) and 16 bytes.
 
-use std::hash::BuildHasher;
+use std::{hash::BuildHasher, num::NonZeroU8};
 
 use harvestfs_protocol::{
     data::round_up_to_chunk,
@@ -128,8 +128,22 @@ pub(super) struct Health {
     pub(super) left: u8,
     /// Sealed, and breaks a constraint that it was promised.
     pub(super) misplaced: bool,
+    /// Sealed, and has less than it asks for because the cluster does not have the servers.
+    pub(super) curtailed: bool,
+    /// How many constraints hold among its good replicas, and one, if it is sealed and has any.
+    pub(super) score_and_one: Option<NonZeroU8>,
+}
+
+impl Health {
     /// How many constraints hold among its good replicas, if it is sealed and has any.
-    pub(super) score: Option<u8>,
+    pub(super) fn score(self) -> Option<u8> {
+        self.score_and_one.map(|it| it.get() - 1)
+    }
+
+    /// The reverse of [`Health::score`].
+    pub(super) fn score_and_one(score: Option<u8>) -> Option<NonZeroU8> {
+        NonZeroU8::new(score?.saturating_add(1))
+    }
 }
 
 /// Where a volume is, and whether it is there. Apart from the rest of it: whoever looks at a block

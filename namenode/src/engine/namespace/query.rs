@@ -71,6 +71,7 @@ impl Namespace {
         Ok(StatFs {
             total_bytes,
             free_bytes,
+            available_bytes: free_bytes,
             total_inodes,
             free_inodes,
         })

@@ -76,9 +76,13 @@ function verdict(c) {
   }
   if (c.refused_nodes.length > 0) return ["bad", `Two namenodes run: ${c.refused_nodes.map((it) => it.name).join(", ")} obey another one, which started later`];
   if (!c.ready) return ["warn", "Starting: the locations of blocks are still being learned"];
+  const writes = c.write_trouble;
+  const told = writes && `${writes.what[0].toUpperCase()}${writes.what.slice(1)}. To do: ${writes.advice}`;
+  if (writes && writes.stops_writes) return ["bad", told];
   if (c.lost_blocks > 0) return ["bad", `${plural(c.lost_blocks, "block")} lost: no replica is known`];
   if (c.repair.held_ms !== null) return ["warn", `Many datanodes fell silent together: repair waits for ${duration(c.repair.held_ms)} at most`];
   if (c.missing_by_left[1] > 0) return ["bad", `${plural(c.missing_by_left[1], "block")} down to the last replica; repair is under way`];
+  if (writes) return ["warn", told];
   if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} being repaired`];
   if (dead(c) > 0) return ["warn", `${plural(dead(c), "datanode")} dead; every block has its replicas`];
   if (c.nodes_known === 0) return ["warn", "No datanode has registered yet"];
@@ -104,7 +108,7 @@ function glance(c) {
       c.nodes_busy ? `${number(c.nodes_busy)} left to their owners` : c.nodes_in_maintenance ? `${number(c.nodes_in_maintenance)} in maintenance` : "none busy", dead(c) > 0 ? "warn" : "good"),
     tile("Space used", bytes(c.used_bytes), `of ${bytes(c.quota_bytes)} that owners lend`),
     tile("Files", number(c.files), plural(c.directories, "directory", "directories")),
-    tile("Blocks", number(c.blocks), c.misplaced_blocks ? `${number(c.misplaced_blocks)} misplaced` : "none misplaced"),
+    tile("Blocks", number(c.blocks), [c.misplaced_blocks ? `${number(c.misplaced_blocks)} misplaced` : "none misplaced", ...(c.curtailed_blocks ? [`${number(c.curtailed_blocks)} with less than asked for: too few datanodes`] : [])].join(", ")),
     tile("Replicas missing", number(c.under_replicated_blocks),
       `with 1 left: ${number(missing[1])}, 2: ${number(missing[2])}, more: ${number(missing[3])}`,
       missing[1] ? "bad" : c.under_replicated_blocks ? "warn" : "good"),
@@ -229,9 +233,11 @@ function replica(place) {
 }
 
 function block(place, title, ...notes) {
+  const lacks = place.given_up.concat(place.possible < place.replication ? [plural(place.replication - place.possible, "replica")] : []);
+  const few = lacks.length ? el("p", { class: "quiet" }, `The cluster does not have the datanodes for: ${lacks.join(", ")}`) : null;
   const broken = place.broken.length ? el("p", { class: "quiet" }, `Does not keep apart: ${place.broken.join(", ")}`) : null;
   const replicas = place.replicas.length ? el("ul", {}, ...place.replicas.map(replica)) : null;
-  return el("div", { class: "block" }, el("h3", {}, title), ...notes, broken, replicas);
+  return el("div", { class: "block" }, el("h3", {}, title), ...notes, broken, few, replicas);
 }
 
 function risk(c) {

@@ -150,6 +150,8 @@ impl Owner {
             directories: counts.directories,
             blocks: counts.blocks,
             under_replicated_blocks: summary.under_replicated_blocks,
+            curtailed_blocks: summary.curtailed_blocks,
+            writes: self.cluster.write_outlook(&self.formatted.default_rules),
             lost_blocks: summary.lost_blocks,
             repairs_under_way: summary.repairs_under_way,
             repairs_done: summary.repairs_done,

@@ -198,9 +198,12 @@ impl Owner {
         let summary = self.cluster.summary(self.clock.now_ms());
         let replication = u64::from(self.formatted.default_rules.replication.max(1));
         let free_bytes = summary.quota_bytes.saturating_sub(summary.used_bytes);
+        let free_bytes = quotas.free_bytes.min(free_bytes / replication);
+        let outlook = self.cluster.write_outlook(&self.formatted.default_rules);
         MetaReply::StatFs(StatFs {
             total_bytes: quotas.total_bytes.min(summary.quota_bytes / replication),
-            free_bytes: quotas.free_bytes.min(free_bytes / replication),
+            free_bytes,
+            available_bytes: free_bytes.min(outlook.writable_bytes),
             ..quotas
         })
     }

@@ -27,8 +27,10 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         let summary = self.cluster.summary(now_ms);
         let placement = self.cluster.placement_report(&[]);
+        let status = self.status();
         Overview {
-            status: self.status(),
+            write_trouble: status.writes.trouble(),
+            status,
             policy: placement.policy,
             journal_bytes: self.log.appended_bytes(),
             nodes_busy: summary.nodes_busy,

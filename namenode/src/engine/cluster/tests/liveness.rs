@@ -5,6 +5,7 @@ use harvestfs_protocol::{
     error::FsError,
     ids::NodeId,
     node::Heartbeat,
+    outlook::{Shortage, Unavailable},
     types::{Durability, PlacementRules, StorageClass},
 };
 
@@ -107,7 +108,7 @@ fn a_busy_node_is_neither_used_nor_lost() {
     let placed = world
         .cluster
         .place(world.now_ms, 1, &rules(1), &[], None, &mut world.rng);
-    assert!(matches!(placed, Err(FsError::Busy { .. })));
+    assert!(matches!(placed, Err(FsError::TooFewDatanodes(_))));
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn after_a_start_nothing_is_repaired_or_removed_before_all_have_reported() {
         world
             .cluster
             .place(world.now_ms, 1, &rules(3), &[], None, &mut world.rng),
-        Err(FsError::Busy { .. })
+        Err(FsError::TooFewDatanodes(_))
     ));
     for node in 0..5 {
         world.connect(node);
@@ -318,16 +319,19 @@ fn placing_says_why_it_cannot() {
             .place(world.now_ms, 1, rules, exclude, None, &mut world.rng)
     };
     assert_eq!(place(&strict(3, None), &[]).map(|p| p[0].len()), Ok(3));
-    assert_eq!(
-        place(&strict(4, None), &[]),
-        Err(FsError::InsufficientDiversity {
-            wanted: 4,
-            placeable: 3
-        })
-    );
+    assert_eq!(place(&strict(4, None), &[]).map(|p| p[0].len()), Ok(3));
     assert_eq!(place(&rules(4), &[]).map(|p| p[0].len()), Ok(3));
     let all: Vec<NodeId> = (0..3).map(NodeId).collect();
-    assert_eq!(place(&rules(1), &all), Err(FsError::NoSpace));
+    let shortage = Shortage {
+        needed: 1,
+        placeable: 0,
+        unavailable: Unavailable {
+            silent: 3,
+            ..Unavailable::default()
+        },
+    };
+    let refused = Err(FsError::TooFewDatanodes(shortage));
+    assert_eq!(place(&rules(1), &all), refused);
     let memory = Some(StorageClass::Memory);
     assert_eq!(place(&strict(1, memory), &[]), Err(FsError::NoSpace));
 }

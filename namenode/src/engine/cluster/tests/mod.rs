@@ -10,6 +10,7 @@ mod places;
 mod removal;
 mod repair;
 mod replicas;
+mod small;
 mod watching;
 mod world;
 mod writers;

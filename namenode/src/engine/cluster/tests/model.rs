@@ -407,14 +407,15 @@ fn check_tables(world: &World) {
         });
         if all_settled && reported && cluster.pipeline(slot).is_empty() {
             // Kept up to date one event at a time, as if counted anew.
-            let (score, misplaced) = cluster.diversity(block, &cluster.holders(slot, block));
+            let diversity = cluster.diversity(block, &cluster.holders(slot, block));
             assert_eq!(
-                (block.health.score, block.health.misplaced),
-                (score, misplaced)
+                (block.health.score(), block.health.misplaced),
+                (diversity.score, diversity.misplaced)
             );
         }
         totals.misplaced += u64::from(block.health.misplaced);
-        if let Some(score) = block.health.score {
+        totals.curtailed += u64::from(block.health.curtailed);
+        if let Some(score) = block.health.score() {
             totals.scores[usize::from(score)] += 1;
         }
         totals.relevant += u64::from(block.health.relevant);
