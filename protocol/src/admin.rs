@@ -45,7 +45,7 @@ pub enum AdminReply {
     /// Nothing to say.
     Done,
     /// The cluster at a glance.
-    Status(ClusterStatus),
+    Status(Box<ClusterStatus>),
     /// Every datanode ever registered.
     Nodes(Vec<NodeStatus>),
     /// The result of a check.

@@ -71,11 +71,10 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
         policy: "harvest",
         ..ClusterOptions::default()
     });
-    let page = cluster.serve_page_to_anyone();
-    let page: SocketAddr = page["http://".len()..]
-        .trim_end_matches('/')
-        .parse()
-        .unwrap();
+    let page = cluster.serve_page();
+    let (page, token) = page["http://".len()..].split_once('/').expect("a path");
+    let page: SocketAddr = page.parse().expect("an address");
+    let get = |path: &str| get(page, &format!("{path}{token}"));
     let mount = cluster.mount("mnt");
     write_synced(&mount.join("before"), 1);
     assert_eq!(writes(&cluster)["verdict"], "whole");
@@ -92,7 +91,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     });
     let told = "new blocks get 2 of 3 replicas for now: 1 is silent";
     assert!(doctor(&cluster).contains(told), "{}", doctor(&cluster));
-    let metrics = get(page, "/metrics");
+    let metrics = get("/metrics");
     assert!(
         metrics.contains("harvestfs_namenode_write_replicas{number=\"at_once\"} 2"),
         "{metrics}"
@@ -106,7 +105,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     });
     let told = "a write needs 2 datanodes, and 1 can take it now: 2 are silent";
     assert!(doctor(&cluster).contains(told), "{}", doctor(&cluster));
-    let watched = get(page, "/api/cluster");
+    let watched = get("/api/cluster");
     assert!(watched.contains(told), "{watched}");
     let (available, free) = available_and_free(&mount);
     assert!(available == 0 && free > 0);

@@ -47,7 +47,7 @@ impl Admin {
     /// The cluster at a glance; none while the namenode does not answer.
     pub async fn status(&mut self) -> Option<ClusterStatus> {
         match self.ask(AdminRequest::Status, STATUS_DEADLINE).await? {
-            AdminReply::Status(status) => Some(status),
+            AdminReply::Status(status) => Some(*status),
             _ => None,
         }
     }

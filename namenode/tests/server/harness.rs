@@ -186,7 +186,7 @@ impl Cluster {
 
     pub async fn status(&self) -> ClusterStatus {
         match self.admin(AdminRequest::Status).await.unwrap() {
-            AdminReply::Status(status) => status,
+            AdminReply::Status(status) => *status,
             other => panic!("unexpected {other:?}"),
         }
     }

@@ -88,7 +88,7 @@ impl Owner {
     pub(super) fn admin(&mut self, request: AdminRequest, responder: Responder) {
         match request {
             AdminRequest::Status => {
-                let status = AdminReply::Status(self.status());
+                let status = AdminReply::Status(Box::new(self.status()));
                 let record = self.undurable.last();
                 self.answer(responder, Ok(Reply::Admin(status)), record);
             }
