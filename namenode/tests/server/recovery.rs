@@ -228,15 +228,17 @@ async fn a_torn_tail_is_dropped_and_damage_is_refused() {
     let segment = journal_files(&cluster, "segment-").pop().unwrap();
     let good = fs::read(&segment).unwrap();
     let end = good.iter().rposition(|&byte| byte != 0).unwrap() + 1;
-    let file = fs::OpenOptions::new().write(true).open(&segment).unwrap();
+    let open = || fs::OpenOptions::new().write(true).open(&segment).unwrap();
 
     // Half a record behind the last one, as a crash leaves it.
-    file.write_all_at(&[0x55; 40], end as u64 + 8).unwrap();
+    open().write_all_at(&[0x55; 40], end as u64 + 8).unwrap();
     cluster.start().await;
     assert_eq!(names(&cluster).await.len(), 20);
     cluster.shutdown().await;
 
-    // One bit in the middle of what was acknowledged.
+    // One bit in the middle of what was acknowledged, in the file that the start has written.
+    let good = fs::read(&segment).unwrap();
+    let file = open();
     let middle = 4_096 + (end - 4_096) / 2;
     file.write_all_at(&[good[middle] ^ 1], middle as u64)
         .unwrap();
