@@ -394,6 +394,11 @@ impl DataWriter {
             }
             return;
         }
+        if let ClientError::Fs(FsError::TooFewDatanodes(_)) = &error
+            && trouble_now.attempts == 1
+        {
+            tracing::warn!(%error, "what was written waits");
+        }
         if trouble_now.attempts > QUICK_ATTEMPTS || !matches!(error, ClientError::Write(_)) {
             let left = patience.saturating_sub(waited);
             let pause = busy.unwrap_or_else(|| trouble_now.pause());

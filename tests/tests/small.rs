@@ -5,10 +5,11 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, harvestfs, wait_until};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -110,14 +111,20 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     let (available, free) = available_and_free(&mount);
     assert!(available == 0 && free > 0);
 
-    // A write waits for them.
-    let waiting = mount.join("waiting");
-    let writer = std::thread::spawn(move || write_synced(&waiting, 2));
+    // A write waits for them. (Not of this process: what it starts would close the file, and wait, too.)
+    let source = cluster.path("source");
+    fs::write(&source, Pattern { seed: 2 }.bytes(FILE_BYTES as usize)).expect("a file");
+    let mut writer = Command::new(harvestfs())
+        .args(["fs", "put", &source.to_string_lossy(), "/waiting"])
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .spawn()
+        .expect("the binary runs");
     std::thread::sleep(Duration::from_secs(1));
-    assert!(!writer.is_finished());
+    assert!(writer.try_wait().expect("its status").is_none());
     cluster.start_datanode(1);
     cluster.start_datanode(2);
-    writer.join().expect("it was written");
+    assert!(writer.wait().expect("its status").success());
+    Pattern { seed: 2 }.check_file(&mount.join("waiting"), FILE_BYTES);
     wait_until("writes get all replicas", DEADLINE, || {
         writes(&cluster)["verdict"] == "whole"
     });
