@@ -78,7 +78,10 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     let get = |path: &str| get(page, &format!("{path}{token}"));
     let mount = cluster.mount("mnt");
     write_synced(&mount.join("before"), 1);
-    assert_eq!(writes(&cluster)["verdict"], "whole");
+    // The namenode was started anew for its page.
+    wait_until("all datanodes are back", DEADLINE, || {
+        writes(&cluster)["verdict"] == "whole"
+    });
     let (available, free) = available_and_free(&mount);
     assert!(available > 0 && available <= free);
 
