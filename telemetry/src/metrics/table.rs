@@ -65,7 +65,7 @@ table! {
         Stable: "Sealed blocks that have less than their files ask for because the cluster does not have the datanodes.";
     NAMENODE_WRITE_REPLICAS = Namenode Gauge "replicas" "harvestfs_namenode_write_replicas" ["number"]
         Stable: "Replicas of a block with the default rules: `wanted`, `possible` with the datanodes of the cluster, `at_once` and `needed` to be written now. Writes wait or are refused while `at_once` is below `needed`, and have fewer replicas for now while it is below `possible`.";
-    NAMENODE_WRITABLE_BYTES = Namenode Gauge "By" "harvestfs_namenode_writable_bytes" []
+    NAMENODE_WRITABLE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_writable_bytes" []
         Stable: "What can be written now with the default rules; 0 while writes wait or are refused.";
     NAMENODE_MISPLACED_BLOCKS = Namenode Gauge "blocks" "harvestfs_namenode_misplaced_blocks" []
         Stable: "Sealed blocks that break a constraint of placement that they were promised.";
