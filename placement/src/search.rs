@@ -49,11 +49,18 @@ pub struct MostApart {
 #[must_use]
 pub fn most_apart<'a>(
     view: &'a View,
-    servers: impl Iterator<Item = &'a ServerView>,
+    servers: impl Iterator<Item = &'a ServerView> + Clone,
     wanted: u8,
     constraints: Constraints,
 ) -> MostApart {
     let candidates = servers.filter(|server| is_apart_in_grid(view, server, constraints));
+    // Among many servers the first ones that fit will do, and the others need not be looked at.
+    if fit_in_order(view, candidates.clone(), wanted, constraints) {
+        return MostApart {
+            count: wanted,
+            is_most: true,
+        };
+    }
     let candidates: Vec<&ServerView> = candidates.collect();
     let mut is_most = true;
     let most = (1..=wanted).rev().find(|&count| {
@@ -65,6 +72,30 @@ pub fn most_apart<'a>(
         count: most.unwrap_or(0),
         is_most,
     }
+}
+
+/// Whether so many are found when each server is taken that fits those taken before it.
+fn fit_in_order<'a>(
+    view: &View,
+    servers: impl Iterator<Item = &'a ServerView>,
+    wanted: u8,
+    constraints: Constraints,
+) -> bool {
+    let mut spread = Spread::default();
+    let mut left = wanted;
+    for server in servers {
+        if left == 0 {
+            break;
+        }
+        let mut longer = spread.clone();
+        longer.add(server, view.cell_of(server));
+        let crowded = longer.crowded(wanted).bits() & constraints.bits() != 0;
+        if spread.allows(server, constraints) && !crowded {
+            spread = longer;
+            left -= 1;
+        }
+    }
+    left == 0
 }
 
 /// Outside the grid nothing keeps rows and columns apart.

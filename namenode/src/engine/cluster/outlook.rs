@@ -214,7 +214,7 @@ impl Cluster {
         class: Option<StorageClass>,
         exclude: &[NodeId],
         with_away: bool,
-    ) -> impl Iterator<Item = &ServerView> {
+    ) -> impl Iterator<Item = &ServerView> + Clone {
         let servers = self.view.servers().iter().enumerate();
         let wanted = move |standing| match standing {
             Standing::Open => true,
