@@ -275,7 +275,7 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// A client could not use a replica: it is bad, or its datanode does not answer. See [`super::doubts`].
+    /// A client could not use a replica: it is bad, or its datanode does not answer. See the module `doubts`.
     pub fn report_bad_replica(&mut self, now_ms: u64, block: BlockId, node: NodeId, corrupt: bool) {
         self.advance(now_ms);
         let Some(index) = self.node_index(node) else {
