@@ -101,7 +101,12 @@ impl Inner {
     ) -> Result<Attr, ClientError> {
         let client = &self.client;
         match name.as_bytes() {
-            b"." => client.getattr(credentials, parent).await,
+            // The kernel asks so for what a file handle leads to and it does not have itself, so that
+            // nothing here has it open.
+            b"." => match client.getattr(credentials, parent).await {
+                Ok(attr) if attr.nlink == 0 => Err(FsError::Stale.into()),
+                found => found,
+            },
             b".." => {
                 let page = client.readdir(credentials, parent, None, 1, false).await?;
                 client.getattr(credentials, page.parent).await

@@ -13,6 +13,7 @@ use harvestfs_protocol::{
 use super::{
     Call, Namespace,
     command::{Effects, Outcome},
+    edition::ALLOCATION_IS_WRITING,
     extents::{Piece, UseChanges},
     inode::{Body, FileData, Inode},
     permissions,
@@ -151,6 +152,8 @@ impl Namespace {
             FallocateMode::ZeroRange => (true, true),
         };
         let grows = extends && end > size_bytes;
+        // As Linux does, also if nothing is changed.
+        let drops_privileges = self.edition >= ALLOCATION_IS_WRITING;
         let inode = self.edit(ino, |file, changes| {
             if clears {
                 file.extents.clear(offset, end, changes);
@@ -161,6 +164,8 @@ impl Namespace {
         })?;
         if clears || grows {
             inode.content_changed(call.now);
+        }
+        if clears || grows || drops_privileges {
             permissions::content_written(call.credentials, inode);
         }
         inode.ctime = call.now;

@@ -14,6 +14,8 @@ pub const EDITION: u8 = ACCOUNTS_KEPT;
 /// where it was. Before, in edition 0, the trash was one directory for all, which counted what was in
 /// it, and what had no name counted nowhere.
 pub(super) const ACCOUNTS_KEPT: u8 = 1;
+/// From here on `fallocate` takes the set-id bits from a file also where it changes nothing.
+pub(super) const ALLOCATION_IS_WRITING: u8 = 1;
 
 impl Namespace {
     /// The edition in which commands are carried out.

@@ -1,5 +1,7 @@
 //! Editions: what earlier releases did is replayed as they did it, and goes over into what this one does.
 
+use harvestfs_protocol::meta::FallocateMode;
+
 use super::{xattrs::ANY, *};
 use crate::engine::namespace::SnapshotError;
 
@@ -139,4 +141,25 @@ fn an_edition_that_is_not_known_or_not_later_is_refused() {
     fixture.namespace = Namespace::read_snapshot(&mut &known[..]).unwrap();
     let read = Namespace::read_snapshot(&mut &newer[..]);
     assert!(matches!(read, Err(SnapshotError::Damaged(_))));
+}
+
+#[test]
+fn allocating_is_writing_only_since_an_edition() {
+    for (mut fixture, left) in [
+        (Fixture::before_editions(), 0o6777),
+        (Fixture::new(), 0o777),
+    ] {
+        let file = fixture.file("/f");
+        fixture.chmod("/f", 0o6777).unwrap();
+        fixture.become_user(1);
+        fixture
+            .change(MetaOp::Fallocate {
+                ino: file,
+                offset: 0,
+                length_bytes: 10,
+                mode: FallocateMode::AllocateKeepSize,
+            })
+            .unwrap();
+        assert_eq!(fixture.attr("/f").mode, left);
+    }
 }

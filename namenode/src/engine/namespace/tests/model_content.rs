@@ -53,7 +53,10 @@ impl Model {
                 if zeroes || node.content.len() != size {
                     node.written(context.who, context.now);
                 }
-                node.ctime = context.now;
+                // Whatever it changes, it is writing.
+                let mtime = node.mtime;
+                node.written(context.who, context.now);
+                node.mtime = mtime;
                 Ok(MetaReply::Attr(self.attr(*ino)))
             }
             MetaOp::CloneRange {
