@@ -456,8 +456,12 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let (Some(open), Ok(offset)) = (self.file(handle), u64::try_from(offset)) else {
+        let Some(open) = self.file(handle) else {
             return reply.error(Errno::EINVAL);
+        };
+        // As Linux says it of both.
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(Errno::ENXIO);
         };
         let caller = self.caller(request);
         self.serve(Operation::Lseek, async move {

@@ -363,6 +363,8 @@ fn holes_are_found_and_made() {
     assert_eq!(seek(RawSeek::Data(1 << 20)), Ok(8 << 20));
     assert_eq!(seek(RawSeek::Hole(8 << 20)), Ok(9 << 20));
     assert_eq!(seek(RawSeek::Data(9 << 20)), Err(libc_enxio()));
+    // Before the beginning of the file.
+    assert_eq!(seek(RawSeek::Data(u64::MAX)), Err(libc_enxio()));
 
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, punch, 256 << 10, 256 << 10).expect("punch");
