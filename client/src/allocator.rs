@@ -39,8 +39,7 @@ impl Allocator {
             {
                 return Ok(new);
             }
-            core.locations.forget(new.block);
-            tokio::spawn(discard(core.clone(), new));
+            give_back(core, new);
         }
         let mut result = allocate(core, rules, avoided.clone()).await;
         if !avoided.is_empty() && matches!(result, Err(ClientError::Fs(_))) {
@@ -52,8 +51,7 @@ impl Allocator {
         let (lacking, blocks): (Vec<_>, Vec<_>) = blocks.partition(|new| new.lacks_replicas(rules));
         for new in lacking {
             // By the time that it is needed, there may be more datanodes.
-            core.locations.forget(new.block);
-            tokio::spawn(discard(core.clone(), new));
+            give_back(core, new);
         }
         self.lock().entry(rules).or_default().extend(blocks);
         first.ok_or(ClientError::UnexpectedReply("AllocateBlocks"))
@@ -66,6 +64,12 @@ impl Allocator {
     fn lock(&self) -> MutexGuard<'_, HashMap<PlacementRules, Vec<NewBlock>>> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Ends a block that nothing will be written to.
+fn give_back(core: &Arc<Core>, new: NewBlock) {
+    core.locations.forget(new.block);
+    tokio::spawn(discard(core.clone(), new));
 }
 
 async fn allocate(

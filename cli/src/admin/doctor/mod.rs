@@ -4,6 +4,7 @@ mod cluster;
 mod machine;
 
 use anyhow::bail;
+use harvestfs_protocol::outlook::count;
 use serde::Serialize;
 
 use super::link::AdminLink;
@@ -152,14 +153,8 @@ pub async fn run(args: &ClusterArgs, json: bool) -> anyhow::Result<()> {
         .filter(|finding| finding.severity == Severity::Error)
         .count();
     if errors > 0 {
-        bail!(
-            "{errors} {} wrong",
-            if errors == 1 {
-                "thing is"
-            } else {
-                "things are"
-            }
-        );
+        let verb = if errors == 1 { "is" } else { "are" };
+        bail!("{} {verb} wrong", count(errors as u64, "thing"));
     }
     Ok(())
 }

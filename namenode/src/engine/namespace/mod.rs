@@ -493,7 +493,7 @@ impl Namespace {
             inodes: self.inodes.len(),
             files: self.files,
             directories: self.directories,
-            orphans: self.orphans().count() as u64,
+            orphans: (self.orphans.len() - self.unheld.len()) as u64,
             blocks: self.blocks.len() as u64,
             sessions: self.sessions.sessions.len() as u64,
             servers: self.servers.len() as u64,
