@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -36,18 +36,27 @@ fn quota(cluster: &Cluster, arguments: &[&str]) -> serde_json::Value {
     serde_json::from_str(&cluster.output_of(&all)).expect("JSON")
 }
 
-#[test]
-fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
+/// A cluster, a mount, and a directory there that is to get a quota.
+fn with_directory_to_limit() -> Option<(Cluster, PathBuf, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
-        return skip("root sets quotas: run it as root");
+        skip("root sets quotas: run it as root");
+        return None;
     }
     if !can_mount() {
-        return;
+        return None;
     }
     let mut cluster = cluster();
     let mount = cluster.mount("mount");
     let limited = mount.join("limited");
     fs::create_dir(&limited).expect("mkdir");
+    Some((cluster, mount, limited))
+}
+
+#[test]
+fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
+    let Some((mut cluster, mount, limited)) = with_directory_to_limit() else {
+        return;
+    };
     let set = quota(&cluster, &["/limited", "--bytes", "1MiB", "--files", "3"]);
     assert_eq!(set["quota_bytes"], 1 << 20);
     assert_eq!(set["used_files"], 0);
@@ -98,16 +107,9 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
 
 #[test]
 fn what_was_removed_counts_and_is_private_until_its_space_is_free() {
-    if !rustix::process::geteuid().is_root() {
-        return skip("root sets quotas: run it as root");
-    }
-    if !can_mount() {
+    let Some((cluster, mount, limited)) = with_directory_to_limit() else {
         return;
-    }
-    let mut cluster = cluster();
-    let mount = cluster.mount("mount");
-    let limited = mount.join("limited");
-    fs::create_dir(&limited).expect("mkdir");
+    };
     quota(&cluster, &["/limited", "--bytes", "1MiB"]);
     let used = |cluster: &Cluster| quota(cluster, &["/limited"])["used_bytes"].clone();
 

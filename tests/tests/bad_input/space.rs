@@ -119,6 +119,14 @@ fn a_quota_of_zero_takes_nothing_and_harms_nobody() {
         let told = "a write needs 2 datanodes, and 0 can take it now: 3 are silent, 1 is full";
         String::from_utf8_lossy(&doctor.stdout).contains(told)
     });
+    // A clear refusal, not a wait without end.
+    let impatient = cluster.mount_with("impatient", &["--unreachable-timeout", "2"]);
+    let error = write_synced(&impatient.join("nowhere"), 1).expect_err("there is no room");
+    assert_eq!(
+        error.raw_os_error(),
+        Some(Errno::IO.raw_os_error()),
+        "{error}"
+    );
 }
 
 #[test]
@@ -209,7 +217,7 @@ fn a_disk_that_is_fuller_than_its_quota_is_written_around() {
     });
     cluster.stop(&Cluster::datanode(1));
     fs::remove_dir_all(volume(&cluster, 1)).expect("its volume");
-    let Some(_disk) = SmallDisk::mount(&volume(&cluster, 1), 12 << 20) else {
+    let Some(disk) = SmallDisk::mount(&volume(&cluster, 1), 12 << 20) else {
         return;
     };
     cluster.start_datanode(1);
@@ -223,8 +231,9 @@ fn a_disk_that_is_fuller_than_its_quota_is_written_around() {
         check(&mount.join(format!("f{seed}")), seed);
     }
     assert_serves(&mut cluster, &mount, 5);
-    // Its files go before its disk does.
-    drop(cluster);
+    // The datanode lets go of its disk before that goes, and that goes before the directory it is in.
+    cluster.stop(&Cluster::datanode(1));
+    drop(disk);
 }
 
 fn directory(parent: impl std::os::fd::AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
