@@ -13,18 +13,32 @@ use crate::{
     up,
 };
 
+/// Where help lists what every command takes.
+pub const GLOBAL_OPTIONS: &str = "Global options";
+
 /// Which cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
     /// Directory of a cluster on this machine [default: ~/.local/share/harvestfs].
-    #[arg(long, env = "HARVESTFS_DATA", global = true, value_name = "DIR")]
+    #[arg(
+        long,
+        env = "HARVESTFS_DATA",
+        global = true,
+        value_name = "DIR",
+        help_heading = GLOBAL_OPTIONS,
+        hide_short_help = true,
+        hide_env_values = true
+    )]
     data: Option<PathBuf>,
     /// Configuration file of a client, instead of --data.
     #[arg(
         long,
         env = "HARVESTFS_CLIENT_CONFIG",
         global = true,
-        value_name = "FILE"
+        value_name = "FILE",
+        help_heading = GLOBAL_OPTIONS,
+        hide_short_help = true,
+        hide_env_values = true
     )]
     config: Option<PathBuf>,
 }
@@ -44,21 +58,29 @@ impl ClusterArgs {
     /// # Errors
     /// When it cannot be read.
     pub fn access(&self, directory: &str) -> anyhow::Result<Access> {
-        let path = match &self.config {
+        access(&self.client_file(directory)?)
+    }
+
+    /// The configuration file; `directory` is the part of a cluster's directory to use.
+    ///
+    /// # Errors
+    /// When no cluster was made there.
+    pub fn client_file(&self, directory: &str) -> anyhow::Result<PathBuf> {
+        Ok(match &self.config {
             Some(path) => path.clone(),
             None => {
                 let data = up::data_directory(self.data.as_deref())?;
                 if !data.join("ca").exists() {
                     anyhow::bail!(
-                        "there is no cluster in {}: make one with `harvestfs up`, or name another \
-                         with --data or --config",
+                        "no cluster was made on this machine in {}: name the configuration that \
+                         `harvestfs init client` made for this machine with --config FILE, or the \
+                         directory of a cluster with --data DIR; `harvestfs up` makes a cluster here",
                         data.display()
                     );
                 }
                 data.join(directory).join("client.toml")
             }
-        };
-        access(&path)
+        })
     }
 
     /// The configuration of a client, if there is one.
@@ -98,6 +120,13 @@ impl ClusterArgs {
     /// When the cluster cannot be reached.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let access = self.access("client")?;
+        let addresses: Vec<String> = access
+            .config
+            .namenodes
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let addresses = addresses.join(", ");
         let mut options = ClientOptions::new(
             access.config.namenodes,
             NAMENODE_NAME.to_owned(),
@@ -105,9 +134,14 @@ impl ClusterArgs {
         );
         options.dirty_bytes_max = access.config.dirty.0;
         options.unreachable_timeout = access.config.unreachable_timeout_s.duration();
-        Client::connect(options)
-            .await
-            .context("cannot reach the cluster (is it running? `harvestfs up` starts one)")
+        Client::connect(options).await.with_context(|| {
+            let advice = if self.config.is_some() {
+                "is its namenode running, and does a firewall let UDP through to it?"
+            } else {
+                "is it running? `harvestfs up` starts it"
+            };
+            format!("cannot reach the cluster at {addresses} ({advice})")
+        })
     }
 }
 

@@ -23,6 +23,7 @@ use harvestfs_protocol::{READY, error::FsError, identity::Identity};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
+    cluster::ClusterArgs,
     config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig},
     http::HttpConfig,
     init::NAMENODE_NAME,
@@ -43,6 +44,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// `harvestfs namenode`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  harvestfs namenode --config /srv/harvestfs/namenode/namenode.toml"
+)]
 pub struct NamenodeArgs {
     /// Configuration file, as `harvestfs init cluster` writes it.
     #[arg(long, env = "HARVESTFS_NAMENODE_CONFIG")]
@@ -58,6 +62,7 @@ pub struct NamenodeArgs {
 
 /// `harvestfs datanode`
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  harvestfs datanode --config /etc/harvestfs/datanode.toml")]
 pub struct DatanodeArgs {
     /// Configuration file, as `harvestfs init datanode` writes it.
     #[arg(long, env = "HARVESTFS_DATANODE_CONFIG")]
@@ -78,12 +83,14 @@ pub struct DatanodeArgs {
 
 /// `harvestfs mount`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  harvestfs mount /mnt/harvest --config /etc/harvestfs/client.toml\n  harvestfs mount /mnt/harvest --data /srv/try"
+)]
 pub struct MountArgs {
     /// Directory to mount on.
     directory: PathBuf,
-    /// Configuration file, as `harvestfs init client` writes it.
-    #[arg(long, env = "HARVESTFS_CLIENT_CONFIG")]
-    config: PathBuf,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Addresses of the namenodes, instead of the file's.
     #[arg(long, env = "HARVESTFS_NAMENODES", value_delimiter = ',')]
     namenodes: Option<Vec<SocketAddr>>,
@@ -228,8 +235,9 @@ async fn reload_quotas(path: &Path, datanode: &Datanode) {
 /// # Errors
 /// When it cannot be mounted.
 pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
-    let config: ClientConfig = config::load(&args.config)?;
-    let identity = Identity::load(&config::beside(&args.config, &config.identity))?;
+    let file = args.cluster.client_file("client")?;
+    let config: ClientConfig = config::load(&file)?;
+    let identity = Identity::load(&config::beside(&file, &config.identity))?;
     let mut client = ClientOptions::new(
         args.namenodes.clone().unwrap_or(config.namenodes),
         NAMENODE_NAME.to_owned(),
@@ -256,7 +264,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     let result = runtime.block_on(async {
         let mut stop = StopSignal::listen()?;
-        let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
+        let endpoint = endpoint(config.http.as_ref(), &file, &identity).await?;
         let mut mount = tokio::select! {
             mount = Mount::start(client, options) => mount?,
             // It may wait for the namenode for ever.

@@ -37,6 +37,9 @@ const SEGMENT_BYTES: u64 = 64 << 20;
 
 /// What to make.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  harvestfs init cluster --data /srv/harvestfs --listen 10.0.0.1:9310\n  harvestfs init datanode web1 --data /srv/harvestfs --out web1 --namenode 10.0.0.1:9310 --listen 10.0.0.2:9311 --rack r1 --environment web --machine-function front --volume /data/harvestfs=100GiB\n  harvestfs init client laptop --data /srv/harvestfs --out laptop --namenode 10.0.0.1:9310"
+)]
 pub struct InitArgs {
     #[command(subcommand)]
     what: What,
@@ -254,8 +257,13 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 Role::Client
             };
             client(data, out, role, name, namenode, *http)?;
+            let then = if *administrator {
+                "admin status"
+            } else {
+                "mount DIR"
+            };
             println!(
-                "Move {0} to where it is needed, then: harvestfs mount DIR --config {0}/client.toml",
+                "Move {0} to where it is needed, then: harvestfs {then} --config {0}/client.toml",
                 out.display()
             );
         }

@@ -25,6 +25,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use crate::cluster::GLOBAL_OPTIONS;
+
 /// What sets the format where no flag does.
 const FORMAT_VARIABLE: &str = "HARVESTFS_LOG_FORMAT";
 
@@ -49,6 +51,8 @@ pub struct LogArgs {
     #[arg(
         long,
         global = true,
+        help_heading = GLOBAL_OPTIONS,
+        hide_short_help = true,
         env = FORMAT_VARIABLE,
         value_enum,
         default_value_t,

@@ -34,7 +34,13 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(
     name = "harvestfs",
     version,
-    after_help = "Start with `harvestfs up`: it makes a cluster on this machine and mounts it.\n\
+    after_help = "Examples:\n  \
+                  harvestfs up                       a cluster on this machine, mounted, until Ctrl-C\n  \
+                  harvestfs fs put -r photos /       copy into it\n  \
+                  harvestfs admin doctor             what is wrong, and what to do\n  \
+                  harvestfs init cluster --help      a cluster of several machines\n\n\
+                  `harvestfs COMMAND --help` shows what every command takes as well: which cluster, and \
+                  how to log.\n\
                   Log detail is set by HARVESTFS_LOG, for example `HARVESTFS_LOG=debug`."
 )]
 struct Cli {
@@ -143,6 +149,9 @@ fn main() -> ExitCode {
         Err(error) => {
             if let Some(status) = output::status_without_reader(&error) {
                 return ExitCode::from(status);
+            }
+            if error.is::<fs::DoesNotHold>() {
+                return ExitCode::FAILURE;
             }
             eprintln!("harvestfs: {error:#}");
             // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.

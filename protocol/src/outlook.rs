@@ -214,11 +214,14 @@ pub struct WriteTrouble {
     pub stops_writes: bool,
 }
 
-/// A number of things, such as `1 block` or `2 blocks`.
+/// A number of things, such as `1 block`, `2 blocks` or `3 entries`.
 #[must_use]
 pub fn count(number: u64, thing: &str) -> String {
-    let s = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{s}")
+    match (number, thing.strip_suffix('y')) {
+        (1, _) => format!("1 {thing}"),
+        (_, Some(stem)) => format!("{number} {stem}ies"),
+        (_, None) => format!("{number} {thing}s"),
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! `harvestfs admin balance`: how evenly servers are filled.
 
 use clap::Args;
-use harvestfs_protocol::placement::{
-    BalanceChange, BalanceOutcome, BalancePause, BalanceReport, ClassBalance, PlacementReply,
-    PlacementRequest, ServerFill,
+use harvestfs_protocol::{
+    outlook::count,
+    placement::{
+        BalanceChange, BalanceOutcome, BalancePause, BalanceReport, ClassBalance, PlacementReply,
+        PlacementRequest, ServerFill,
+    },
 };
 
 use super::{
@@ -78,14 +81,14 @@ fn print_report(report: &BalanceReport) {
 
 fn print_class(class: &ClassBalance) {
     println!(
-        "{:?}: {} servers; the emptiest uses {} of its quota, the median {}, the fullest {}",
+        "{:?}: {}; the emptiest uses {} of its quota, the median {}, the fullest {}",
         class.class,
-        class.servers,
+        count(class.servers, "server"),
         percent(class.least_permille),
         percent(class.median_permille),
         percent(class.most_permille)
     );
-    println!("  {} volumes are too full", class.volumes_too_full);
+    println!("  too full: {}", count(class.volumes_too_full, "volume"));
     for volume in &class.too_full {
         println!(
             "    {}, volume {}: {}",
@@ -94,7 +97,7 @@ fn print_class(class: &ClassBalance) {
             outcome_text(volume.outcome)
         );
     }
-    println!("  {} servers are too empty", class.servers_too_empty);
+    println!("  too empty: {}", count(class.servers_too_empty, "server"));
     for server in &class.too_empty {
         println!("    {}", fill_text(server));
     }

@@ -32,11 +32,17 @@ pub enum DecommissionCommand {
         /// With --wait: give up waiting after this time, such as `30m` (the copying goes on).
         #[arg(long, value_parser = placement::duration, requires = "wait")]
         timeout: Option<Duration>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Show how much is still to be copied; exit status 1 while blocks would lack replicas.
     Status {
         #[command(flatten)]
         which: Which,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Use the servers again.
     Stop {
@@ -61,16 +67,17 @@ pub struct Which {
 /// # Errors
 /// When the cluster cannot be reached or refuses, or blocks would lack replicas.
 pub async fn execute(link: &AdminLink, command: &DecommissionCommand) -> anyhow::Result<()> {
-    let (which, hold, timeout) = match command {
+    let (which, hold, timeout, json) = match command {
         DecommissionCommand::Start {
             which,
             wait,
             timeout,
+            json,
         } => {
             let once = (!wait).then_some(Duration::ZERO);
-            (which, true, timeout.or(once))
+            (which, true, timeout.or(once), *json)
         }
-        DecommissionCommand::Status { which } => (which, false, None),
+        DecommissionCommand::Status { which, json } => (which, false, None, *json),
         DecommissionCommand::Stop { which } => {
             let servers = servers(link, which).await?;
             placement::ask(link, PlacementRequest::Release { servers }).await?;
@@ -79,15 +86,22 @@ pub async fn execute(link: &AdminLink, command: &DecommissionCommand) -> anyhow:
     };
     let servers = servers(link, which).await?;
     let impact = placement::wait_until_safe(link, &servers, hold, timeout).await?;
-    println!("{}", servers.join(" "));
-    placement::print_impact(&impact);
+    if json {
+        let shown = serde_json::json!({ "servers": servers, "impact": impact });
+        println!("{}", serde_json::to_string_pretty(&shown)?);
+    } else {
+        println!("{}", servers.join(" "));
+        placement::print_impact(&impact);
+    }
     if impact.waiting > 0 {
         bail!(
             "{} blocks still need these servers: repair is at work, or finds no other place",
             impact.waiting
         );
     }
-    println!("Nothing needs these servers any more: they can be stopped.");
+    if !json {
+        println!("Nothing needs these servers any more: they can be stopped.");
+    }
     Ok(())
 }
 

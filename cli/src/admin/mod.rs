@@ -9,12 +9,13 @@ mod maintenance;
 mod placement;
 mod recovery;
 
-use std::{path::PathBuf, time::Duration};
+use std::{cmp::Ordering, path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use harvestfs_protocol::{
     admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus},
+    outlook::count,
     request_id::RequestId,
 };
 
@@ -28,6 +29,9 @@ const FSCK_DEADLINE: Duration = Duration::from_secs(600);
 
 /// `harvestfs admin`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  harvestfs admin doctor\n  harvestfs admin nodes\n  harvestfs admin decommission start --rack r7 --wait\n  harvestfs admin fsck --json"
+)]
 pub struct AdminArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -133,9 +137,11 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             Ok(())
         }
         NamenodeCommand::Nodes { json } => {
-            let AdminReply::Nodes(nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await? else {
+            let AdminReply::Nodes(mut nodes) = link.ask(AdminRequest::Nodes, DEADLINE).await?
+            else {
                 return Err(link::unexpected());
             };
+            nodes.sort_by(|a, b| by_name_and_number(&a.server.name, &b.server.name));
             if *json {
                 println!("{}", serde_json::to_string_pretty(&nodes)?);
             } else {
@@ -203,8 +209,8 @@ fn print_status(status: &ClusterStatus) {
     }
     if status.quarantined_blocks > 0 {
         println!(
-            "quarantine: {} blocks, {}",
-            status.quarantined_blocks,
+            "quarantine: {}, {}",
+            count(status.quarantined_blocks, "block"),
             units::human(status.quarantined_bytes)
         );
     }
@@ -239,6 +245,16 @@ fn print_status(status: &ClusterStatus) {
         status.epoch,
         units::human(status.engine_bytes)
     );
+}
+
+/// `dn2` before `dn10`.
+fn by_name_and_number(a: &str, b: &str) -> Ordering {
+    let split = |name: &str| {
+        let stem = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        let number = name[stem.len()..].parse::<u64>().ok();
+        (stem.to_owned(), number, name.to_owned())
+    };
+    split(a).cmp(&split(b))
 }
 
 fn print_nodes(nodes: &[NodeStatus]) {
@@ -279,12 +295,17 @@ fn print_fsck(report: &FsckReport) {
         }
     }
     println!(
-        "{} files, {} directories, {} blocks",
-        report.files, report.directories, report.blocks
+        "{}, {}, {}",
+        count(report.files, "file"),
+        count(report.directories, "directory"),
+        count(report.blocks, "block")
     );
     println!(
-        "{} lost blocks, {} missing replicas, {} excess replicas, {} orphan blocks",
-        report.lost_blocks, report.missing_replicas, report.excess_replicas, report.orphan_blocks
+        "{}, {}, {}, {}",
+        count(report.lost_blocks, "lost block"),
+        count(report.missing_replicas, "missing replica"),
+        count(report.excess_replicas, "excess replica"),
+        count(report.orphan_blocks, "orphan block")
     );
     let verdict = if report.healthy {
         "healthy"
@@ -292,4 +313,16 @@ fn print_fsck(report: &FsckReport) {
         "NOT healthy"
     };
     println!("The file system is {verdict}.");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_in_the_order_of_their_numbers() {
+        let mut names = ["dn10", "b", "dn2", "dn1", "dn", "7", "a-3-x"];
+        names.sort_by(|a, b| by_name_and_number(a, b));
+        assert_eq!(names, ["7", "a-3-x", "b", "dn", "dn1", "dn2", "dn10"]);
+    }
 }

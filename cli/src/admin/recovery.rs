@@ -15,6 +15,7 @@ use harvestfs_protocol::{
     identity::{Peer, Role},
     ids::BlockId,
     limits::CHUNK_BYTES,
+    outlook::count,
     types::NodeInfo,
 };
 use tokio::io::AsyncWriteExt;
@@ -75,7 +76,7 @@ pub async fn quarantine(link: &AdminLink, json: bool) -> anyhow::Result<()> {
             names.join(" ")
         );
     }
-    println!("{} blocks in quarantine", blocks.len());
+    println!("{} in quarantine", count(blocks.len() as u64, "block"));
     Ok(())
 }
 
@@ -119,7 +120,10 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
         blocks.len()
     );
     if failed > 0 {
-        bail!("{failed} blocks could not be read from any datanode");
+        bail!(
+            "{} could not be read from any datanode",
+            count(failed as u64, "block")
+        );
     }
     Ok(())
 }

@@ -32,9 +32,43 @@ pub struct LsArgs {
     /// List everything below.
     #[arg(short = 'R', long)]
     recursive: bool,
+    /// With -l: sizes in KiB, MiB and so on.
+    #[arg(short, long)]
+    human_readable: bool,
     /// Print JSON, one object for each line.
     #[arg(long)]
     json: bool,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: (),
+}
+
+/// Where an extent is, as the namenode shows it.
+pub(super) struct Location {
+    offset: u64,
+    length_bytes: u64,
+    block: String,
+    pub datanodes: Vec<String>,
+}
+
+impl Location {
+    /// A line of `user.harvestfs.locations`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        Some(Self {
+            offset: words.next()?.parse().ok()?,
+            length_bytes: words.next()?.parse().ok()?,
+            block: words.next()?.to_owned(),
+            datanodes: words.map(str::to_owned).collect(),
+        })
+    }
+
+    /// Whether another goes on where this one ends, in the same block.
+    fn goes_on_with(&self, next: &Self) -> bool {
+        self.block == next.block
+            && self.datanodes == next.datanodes
+            && self.offset + self.length_bytes == next.offset
+    }
 }
 
 impl Files {
@@ -140,29 +174,74 @@ impl Files {
 
     pub(super) async fn locations(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
         let attr = self.find(path).await?;
-        let text = self
-            .client
-            .getxattr(&self.credentials, attr.ino, b"user.harvestfs.locations")
+        let locations = self
+            .locations_of(attr.ino)
             .await
             .with_context(|| path.to_string_lossy().into_owned())?;
-        let text = String::from_utf8_lossy(&text);
-        for line in text.lines() {
+        if !json && !locations.is_empty() {
+            println!(
+                "{:>14} {:>14}  {:<16}  DATANODES",
+                "OFFSET", "BYTES", "BLOCK"
+            );
+        }
+        for it in locations {
             if json {
-                let mut words = line.split_whitespace();
-                let offset = words.next().and_then(|word| word.parse::<u64>().ok());
-                let length = words.next().and_then(|word| word.parse::<u64>().ok());
-                let block = words.next();
-                let nodes: Vec<&str> = words.collect();
                 println!(
                     "{}",
-                    json!({ "offset": offset, "length_bytes": length, "block": block,
-                            "datanodes": nodes })
+                    json!({ "offset": it.offset, "length_bytes": it.length_bytes,
+                            "block": it.block, "datanodes": it.datanodes })
                 );
             } else {
-                println!("{line}");
+                let datanodes = it.datanodes.join(" ");
+                println!(
+                    "{:>14} {:>14}  {:<16}  {datanodes}",
+                    it.offset, it.length_bytes, it.block
+                );
             }
         }
         Ok(())
+    }
+
+    /// Where the replicas of a file are: pieces of the file that follow each other in a block as one.
+    pub(super) async fn locations_of(&self, ino: InodeId) -> Result<Vec<Location>, ClientError> {
+        let text = self
+            .client
+            .getxattr(&self.credentials, ino, b"user.harvestfs.locations")
+            .await?;
+        let mut locations: Vec<Location> = Vec::new();
+        for location in String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(Location::parse)
+        {
+            match locations.last_mut() {
+                Some(last) if last.goes_on_with(&location) => {
+                    last.length_bytes += location.length_bytes;
+                }
+                _ => locations.push(location),
+            }
+        }
+        Ok(locations)
+    }
+}
+
+/// The path of something below another, as that was written.
+pub(super) fn below(above: &OsString, rest: &[u8]) -> Vec<u8> {
+    let mut path = above.as_bytes().to_vec();
+    if !rest.is_empty() {
+        if path.last() != Some(&b'/') {
+            path.push(b'/');
+        }
+        path.extend_from_slice(rest);
+    }
+    path
+}
+
+/// A number of bytes, exact or for people.
+pub(super) fn size(bytes: u64, human: bool) -> String {
+    if human {
+        units::human(bytes)
+    } else {
+        bytes.to_string()
     }
 }
 
@@ -178,7 +257,11 @@ fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow
             attr.nlink,
             attr.uid,
             attr.gid,
-            attr.size_bytes,
+            // That of a directory is how many entries it has.
+            size(
+                attr.size_bytes,
+                args.human_readable && attr.kind != FileKind::Directory
+            ),
             utc(attr.mtime)
         )?;
         out.write_all(name)?;
@@ -271,6 +354,25 @@ mod tests {
         assert_eq!(permissions(0o2644), "rw-r-Sr--");
         assert_eq!(permissions(0o1777), "rwxrwxrwt");
         assert_eq!(permissions(0o1000), "--------T");
+    }
+
+    #[test]
+    fn what_follows_in_the_same_block_is_one_place() {
+        let text = ["0 10 b1 x y", "10 5 b1 x y", "15 5 b2 x y", "30 5 b2 x y"];
+        let places: Vec<Location> = text.iter().filter_map(|it| Location::parse(it)).collect();
+        let joins: Vec<bool> = places
+            .windows(2)
+            .map(|two| two[0].goes_on_with(&two[1]))
+            .collect();
+        assert_eq!(joins, [true, false, false]);
+        assert!(Location::parse("...").is_none());
+    }
+
+    #[test]
+    fn paths_below_are_written_as_the_one_above() {
+        assert_eq!(below(&"/".into(), b"a"), b"/a");
+        assert_eq!(below(&"/a".into(), b"b/c"), b"/a/b/c");
+        assert_eq!(below(&"a".into(), b""), b"a");
     }
 
     #[test]

@@ -1,20 +1,25 @@
 //! `harvestfs fs`: files without a mount.
 
+mod attributes;
+mod find;
 mod list;
+mod mode;
 mod quota;
+mod show;
 mod snapshot;
 mod transfer;
 mod trash;
+mod tree;
 
-use std::{ffi::OsString, io::Write, os::unix::ffi::OsStrExt, path::PathBuf};
+use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use harvestfs_client::{Client, ClientError, OpenFlags};
+use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::RenameMode,
+    limits::REPLICATION_MAX,
     name::Name,
     request_id::RequestId,
     types::{Attr, Credentials, FileKind},
@@ -24,9 +29,21 @@ use crate::{
     cluster::{self, ClusterArgs},
     units::{self, Size},
 };
+use attributes::Owner;
+use mode::ModeChange;
+use tree::Removal;
+
+pub(crate) use find::DoesNotHold;
 
 /// `harvestfs fs`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs put -r photos /              copy a directory into the cluster\n  \
+    harvestfs fs ls -lh /photos\n  \
+    harvestfs fs find /photos --name '*.jpg'\n  \
+    harvestfs fs get -r /photos .             copy it back\n  \
+    harvestfs fs rm -r /photos                to the trash: `harvestfs fs trash ls`\n\n\
+    Paths begin at the root of the cluster, whether or not they start with a slash.")]
 pub struct FsArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -37,6 +54,7 @@ pub struct FsArgs {
 #[derive(Debug, Subcommand)]
 enum FsCommand {
     /// List a directory.
+    #[command(disable_help_flag = true)]
     Ls(list::LsArgs),
     /// Show the attributes of a file or directory.
     Stat {
@@ -52,6 +70,8 @@ enum FsCommand {
         #[arg(required = true)]
         paths: Vec<OsString>,
     },
+    /// Print the end of a file.
+    Tail(show::TailArgs),
     /// Copy files from this machine into the cluster.
     Put {
         /// Files and, with -r, directories; `-` is standard input.
@@ -62,6 +82,9 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
+        /// Replace files that are there.
+        #[arg(short, long)]
+        force: bool,
     },
     /// Copy files from the cluster to this machine.
     Get {
@@ -73,6 +96,9 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
+        /// Replace files that are there.
+        #[arg(short, long)]
+        force: bool,
     },
     /// Copy within the cluster; the copy shares the data.
     Cp {
@@ -83,6 +109,9 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
+        /// Replace files that are there.
+        #[arg(short, long)]
+        force: bool,
     },
     /// Rename or move.
     Mv {
@@ -120,6 +149,71 @@ enum FsCommand {
         /// Make the directories above too, and accept existing ones.
         #[arg(short, long)]
         parents: bool,
+    },
+    /// Set the times of files to now; make those that do not exist.
+    Touch {
+        /// Paths in the cluster.
+        #[arg(required = true)]
+        paths: Vec<OsString>,
+    },
+    /// Change permissions.
+    Chmod {
+        /// As for chmod(1): `750`, `u+x,go-w`.
+        #[arg(allow_hyphen_values = true)]
+        mode: ModeChange,
+        /// Paths in the cluster.
+        #[arg(required = true)]
+        paths: Vec<OsString>,
+        /// Everything below as well.
+        #[arg(short = 'R', long)]
+        recursive: bool,
+    },
+    /// Change owners and groups. Names are those of this machine.
+    Chown {
+        /// `USER`, `USER:GROUP` or `:GROUP`, as names or numbers.
+        owner: Owner,
+        /// Paths in the cluster.
+        #[arg(required = true)]
+        paths: Vec<OsString>,
+        /// Everything below as well.
+        #[arg(short = 'R', long)]
+        recursive: bool,
+    },
+    /// Change how many replicas the blocks of files have. Of a directory: of what is made in it from now on.
+    Setrep {
+        /// Replicas of each block.
+        #[arg(value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICATION_MAX)))]
+        replication: u8,
+        /// Paths in the cluster.
+        #[arg(required = true)]
+        paths: Vec<OsString>,
+        /// Everything below as well.
+        #[arg(short = 'R', long)]
+        recursive: bool,
+        /// Wait until there are as many.
+        #[arg(short, long)]
+        wait: bool,
+    },
+    /// Print the paths of everything below directories.
+    Find(find::FindArgs),
+    /// Exit with status 0 if something is so, and with 1 if not.
+    #[command(arg_required_else_help = true)]
+    Test(find::TestArgs),
+    /// Show how many bytes there are in and below directories (of files, one copy).
+    #[command(disable_help_flag = true)]
+    Du {
+        /// Paths in the cluster.
+        #[arg(default_value = "/")]
+        paths: Vec<OsString>,
+        /// Only the sum of each path, not what is in it.
+        #[arg(short, long)]
+        summarize: bool,
+        /// Sizes in KiB, MiB and so on.
+        #[arg(short, long)]
+        human_readable: bool,
+        /// Print help.
+        #[arg(long, action = clap::ArgAction::Help)]
+        help: (),
     },
     /// Show what is below a directory and its quotas, or set these.
     Quota(quota::QuotaArgs),
@@ -187,21 +281,25 @@ impl Files {
                 }
                 Ok(())
             }
+            FsCommand::Tail(args) => self.tail(args).await,
             FsCommand::Put {
                 sources,
                 destination,
                 recursive,
-            } => self.put(sources, destination, *recursive).await,
+                force,
+            } => self.put(sources, destination, *recursive, *force).await,
             FsCommand::Get {
                 sources,
                 destination,
                 recursive,
-            } => self.get(sources, destination, *recursive).await,
+                force,
+            } => self.get(sources, destination, *recursive, *force).await,
             FsCommand::Cp {
                 source,
                 destination,
                 recursive,
-            } => self.cp(source, destination, *recursive).await,
+                force,
+            } => self.cp(source, destination, *recursive, *force).await,
             FsCommand::Mv {
                 source,
                 destination,
@@ -212,8 +310,13 @@ impl Files {
                 force,
                 skip_trash,
             } => {
+                let how = Removal {
+                    recursive: *recursive,
+                    force: *force,
+                    skip_trash: *skip_trash,
+                };
                 for path in paths {
-                    self.rm(path, *recursive, *force, *skip_trash).await?;
+                    self.rm(path, how).await?;
                 }
                 Ok(())
             }
@@ -225,6 +328,51 @@ impl Files {
                 }
                 Ok(())
             }
+            FsCommand::Touch { paths } => {
+                for path in paths {
+                    self.touch(path).await?;
+                }
+                Ok(())
+            }
+            FsCommand::Chmod {
+                mode,
+                paths,
+                recursive,
+            } => {
+                for path in paths {
+                    self.chmod(mode, path, *recursive).await?;
+                }
+                Ok(())
+            }
+            FsCommand::Chown {
+                owner,
+                paths,
+                recursive,
+            } => {
+                for path in paths {
+                    self.chown(*owner, path, *recursive).await?;
+                }
+                Ok(())
+            }
+            FsCommand::Setrep {
+                replication,
+                paths,
+                recursive,
+                wait,
+            } => {
+                for path in paths {
+                    self.setrep(*replication, path, *recursive, *wait).await?;
+                }
+                Ok(())
+            }
+            FsCommand::Find(args) => self.find_below(args).await,
+            FsCommand::Test(args) => self.test(args).await,
+            FsCommand::Du {
+                paths,
+                summarize,
+                human_readable,
+                ..
+            } => self.du(paths, *summarize, *human_readable).await,
             FsCommand::Quota(args) => self.quota(args).await,
             FsCommand::Df { path, json } => self.df(path, *json).await,
             FsCommand::Locations { path, json } => self.locations(path, *json).await,
@@ -254,285 +402,6 @@ impl Files {
             .resolve(&self.credentials, path.as_bytes())
             .await
             .with_context(|| path.to_string_lossy().into_owned())
-    }
-
-    async fn cat(&self, path: &OsString) -> anyhow::Result<()> {
-        let context = || path.to_string_lossy().into_owned();
-        let attr = self.find(path).await?;
-        let file = self
-            .client
-            .open(&self.credentials, attr.ino, OpenFlags::READ)
-            .await
-            .with_context(context)?;
-        let mut out = crate::output::stdout();
-        let mut offset = 0;
-        loop {
-            let pieces = file
-                .read_pieces(offset, transfer::READ_BYTES)
-                .await
-                .with_context(context)?;
-            if pieces.is_empty() {
-                return Ok(());
-            }
-            for piece in pieces {
-                offset += piece.len() as u64;
-                out.write_all(&piece)?;
-            }
-        }
-    }
-
-    async fn cp(
-        &self,
-        source: &OsString,
-        destination: &OsString,
-        recursive: bool,
-    ) -> anyhow::Result<()> {
-        let from = self.find(source).await?;
-        let (parent, name) = self.place_for(source, destination).await?;
-        if from.kind == FileKind::Directory {
-            if !recursive {
-                bail!(
-                    "{} is a directory; copy it with -r",
-                    source.to_string_lossy()
-                );
-            }
-            return self.clone_tree(from.ino, parent, &name).await;
-        }
-        self.clone_file(&from, parent, &name).await
-    }
-
-    async fn clone_tree(&self, from: InodeId, parent: InodeId, name: &Name) -> anyhow::Result<()> {
-        let mut made = std::collections::HashMap::new();
-        let mut walk = self.client.walk(&self.credentials, from);
-        while let Some(entry) = walk.next().await? {
-            let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
-                Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
-                None => (&[][..], &entry.path[..]),
-            };
-            let (parent, name) = if own.is_empty() {
-                (parent, name.clone())
-            } else {
-                let parent = made.get(above).copied();
-                let parent = parent.context("a walk names directories before what is in them")?;
-                (parent, Name::new(own)?)
-            };
-            match entry.attr.kind {
-                FileKind::Directory => {
-                    let directory = self
-                        .client
-                        .mkdir(
-                            &self.credentials,
-                            parent,
-                            &name,
-                            entry.attr.permission_bits(),
-                        )
-                        .await?;
-                    if directory.ino == from {
-                        bail!("a directory cannot be copied into itself");
-                    }
-                    made.insert(entry.path, directory.ino);
-                }
-                FileKind::Symlink => {
-                    let target = self
-                        .client
-                        .readlink(&self.credentials, entry.attr.ino)
-                        .await?;
-                    self.client
-                        .symlink(&self.credentials, parent, &name, &target)
-                        .await?;
-                }
-                FileKind::Regular => self.clone_file(&entry.attr, parent, &name).await?,
-                kind => {
-                    self.client
-                        .mknod(
-                            &self.credentials,
-                            parent,
-                            &name,
-                            kind,
-                            entry.attr.permission_bits(),
-                            entry.attr.rdev,
-                        )
-                        .await?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    async fn clone_file(&self, from: &Attr, parent: InodeId, name: &Name) -> anyhow::Result<()> {
-        let source = self
-            .client
-            .open(&self.credentials, from.ino, OpenFlags::READ)
-            .await?;
-        let copy = self.create(parent, name, from.permission_bits()).await?;
-        if copy.ino() == from.ino {
-            bail!("{name} is the same file");
-        }
-        source.clone_range(0, &copy, 0, u64::MAX).await?;
-        Ok(copy.close().await?)
-    }
-
-    /// Creates a file, or empties the one that is there.
-    async fn create(
-        &self,
-        parent: InodeId,
-        name: &Name,
-        mode: u16,
-    ) -> Result<harvestfs_client::File, ClientError> {
-        let flags = OpenFlags {
-            truncate: true,
-            ..OpenFlags::READ_WRITE
-        };
-        match self
-            .client
-            .create_file(&self.credentials, parent, name, mode, flags)
-            .await
-        {
-            Ok((_, file)) => Ok(file),
-            Err(ClientError::Fs(FsError::Exists)) => {
-                let there = self.client.lookup(&self.credentials, parent, name).await?;
-                self.client.open(&self.credentials, there.ino, flags).await
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn mv(&self, source: &OsString, destination: &OsString) -> anyhow::Result<()> {
-        let (parent, name) = self.parent_of(source).await?;
-        let (new_parent, new_name) = self.place_for(source, destination).await?;
-        self.client
-            .rename(
-                &self.credentials,
-                parent,
-                &name,
-                new_parent,
-                &new_name,
-                RenameMode::Replace,
-            )
-            .await
-            .with_context(|| {
-                format!(
-                    "cannot move {} to {}",
-                    source.to_string_lossy(),
-                    destination.to_string_lossy()
-                )
-            })?;
-        Ok(())
-    }
-
-    async fn rm(
-        &self,
-        path: &OsString,
-        recursive: bool,
-        force: bool,
-        skip_trash: bool,
-    ) -> anyhow::Result<()> {
-        let context = || format!("cannot remove {}", path.to_string_lossy());
-        let found = self
-            .client
-            .resolve_no_follow(&self.credentials, path.as_bytes())
-            .await;
-        let attr = match found {
-            Err(ClientError::Fs(FsError::NotFound)) if force => return Ok(()),
-            found => found.with_context(context)?,
-        };
-        let (parent, name) = self.parent_of(path).await?;
-        if !skip_trash
-            && !trash::is_in_trash(path.as_bytes())
-            && (recursive || attr.kind != FileKind::Directory)
-        {
-            let retention_s = trash::RETENTION_S;
-            return self
-                .client
-                .remove_to_trash(&self.credentials, parent, &name, retention_s)
-                .await
-                .with_context(context);
-        }
-        if attr.kind != FileKind::Directory {
-            self.client
-                .unlink(&self.credentials, parent, &name)
-                .await
-                .with_context(context)?;
-            return Ok(());
-        }
-        if recursive {
-            self.empty(attr.ino).await.with_context(context)?;
-        }
-        self.client
-            .rmdir(&self.credentials, parent, &name)
-            .await
-            .with_context(context)
-    }
-
-    /// Removes everything below a directory, deepest first.
-    async fn empty(&self, directory: InodeId) -> Result<(), ClientError> {
-        // The directories above the one that is being emptied, with their names in it.
-        let mut above: Vec<(InodeId, Name)> = Vec::new();
-        let mut current = directory;
-        loop {
-            let page = self
-                .client
-                .readdir(
-                    &self.credentials,
-                    current,
-                    None,
-                    harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX,
-                    false,
-                )
-                .await?;
-            let mut descended = false;
-            for entry in &page.entries {
-                if entry.kind == FileKind::Directory {
-                    above.push((current, entry.name.clone()));
-                    current = entry.ino;
-                    descended = true;
-                    break;
-                }
-                self.client
-                    .unlink(&self.credentials, current, &entry.name)
-                    .await?;
-            }
-            if descended || !page.end {
-                continue;
-            }
-            let Some((parent, name)) = above.pop() else {
-                return Ok(());
-            };
-            self.client.rmdir(&self.credentials, parent, &name).await?;
-            current = parent;
-        }
-    }
-
-    async fn mkdir(&self, path: &OsString, parents: bool) -> anyhow::Result<()> {
-        if !parents {
-            let (parent, name) = self.parent_of(path).await?;
-            self.client
-                .mkdir(&self.credentials, parent, &name, 0o755)
-                .await
-                .with_context(|| format!("cannot make {}", path.to_string_lossy()))?;
-            return Ok(());
-        }
-        let mut directory = InodeId::ROOT;
-        let components = path.as_bytes().split(|&byte| byte == b'/');
-        for component in components.filter(|c| !c.is_empty() && *c != b".") {
-            let name = Name::new(component)?;
-            let made = match self
-                .client
-                .mkdir(&self.credentials, directory, &name, 0o755)
-                .await
-            {
-                Err(ClientError::Fs(FsError::Exists)) => {
-                    self.client
-                        .lookup(&self.credentials, directory, &name)
-                        .await
-                }
-                made => made,
-            };
-            directory = made
-                .with_context(|| format!("cannot make {}", path.to_string_lossy()))?
-                .ino;
-        }
-        Ok(())
     }
 
     async fn parent_of(&self, path: &OsString) -> anyhow::Result<(InodeId, Name)> {

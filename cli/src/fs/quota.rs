@@ -5,7 +5,9 @@ use std::{ffi::OsString, str::FromStr};
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{error::FsError, ids::InodeId, meta::SetXattrMode, types::FileKind};
+use harvestfs_protocol::{
+    error::FsError, ids::InodeId, meta::SetXattrMode, outlook::count, types::FileKind,
+};
 use serde_json::json;
 
 use super::Files;
@@ -85,12 +87,15 @@ impl Files {
             println!("{shown}");
             return Ok(());
         }
-        let quota = |text: Option<String>| text.unwrap_or_else(|| "no quota".into());
-        let bytes = quota(quota_bytes.map(units::human));
-        let files = quota(quota_files.map(|files| files.to_string()));
+        let of = |quota: Option<String>| {
+            quota.map_or_else(|| "no quota".into(), |quota| format!("quota {quota}"))
+        };
         println!(
-            "{path}: {} of {bytes}, {used_files} files of {files}",
-            units::human(used_bytes)
+            "{path}: {} ({}), {} ({})",
+            units::human(used_bytes),
+            of(quota_bytes.map(units::human)),
+            count(used_files, "file"),
+            of(quota_files.map(|files| files.to_string()))
         );
         Ok(())
     }

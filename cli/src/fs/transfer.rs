@@ -3,7 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File as LocalFile},
-    io::{IsTerminal, Read, Write},
+    io::{ErrorKind, IsTerminal, Read, Write},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::PermissionsExt,
@@ -28,12 +28,23 @@ use super::{Files, last_component};
 /// Bytes asked for at a time: enough that the client reads ahead.
 pub const READ_BYTES: usize = 1 << 20;
 
+/// How files are copied.
+#[derive(Clone, Copy)]
+struct Copying<'a> {
+    /// Directories with everything below.
+    recursive: bool,
+    /// Files that are there already.
+    replace: bool,
+    progress: &'a ProgressBar,
+}
+
 impl Files {
     pub(super) async fn put(
         &self,
         sources: &[PathBuf],
         destination: &OsString,
         recursive: bool,
+        replace: bool,
     ) -> anyhow::Result<()> {
         let progress = progress(total_bytes_here(sources, recursive));
         for source in sources {
@@ -53,7 +64,12 @@ impl Files {
                     destination.to_string_lossy()
                 );
             }
-            self.put_one(source, parent, &name, recursive, &progress)
+            let how = Copying {
+                recursive,
+                replace,
+                progress: &progress,
+            };
+            self.put_one(source, parent, &name, how)
                 .await
                 .with_context(|| format!("cannot copy {}", source.display()))?;
         }
@@ -66,14 +82,11 @@ impl Files {
         source: &Path,
         parent: InodeId,
         name: &Name,
-        recursive: bool,
-        progress: &ProgressBar,
+        how: Copying<'_>,
     ) -> anyhow::Result<()> {
         if source == Path::new("-") {
             let mut stdin = std::io::stdin().lock();
-            return self
-                .put_stream(&mut stdin, parent, name, 0o644, progress)
-                .await;
+            return self.put_stream(&mut stdin, parent, name, 0o644, how).await;
         }
         let mut pending = vec![(source.to_owned(), parent, name.clone())];
         while let Some((path, parent, name)) = pending.pop() {
@@ -84,7 +97,7 @@ impl Files {
             };
             let mode = (metadata.permissions().mode() & 0o7777) as u16;
             if metadata.is_dir() {
-                if !recursive {
+                if !how.recursive {
                     bail!("it is a directory; copy it with -r");
                 }
                 let directory = self.directory(parent, &name, mode).await?;
@@ -105,8 +118,7 @@ impl Files {
                     .await?;
             } else if metadata.is_file() {
                 let mut file = LocalFile::open(&path)?;
-                self.put_stream(&mut file, parent, &name, mode, progress)
-                    .await?;
+                self.put_stream(&mut file, parent, &name, mode, how).await?;
             } else {
                 bail!("{} is neither file, directory nor symlink", path.display());
             }
@@ -138,9 +150,9 @@ impl Files {
         parent: InodeId,
         name: &Name,
         mode: u16,
-        progress: &ProgressBar,
+        how: Copying<'_>,
     ) -> anyhow::Result<()> {
-        let file = self.create(parent, name, mode).await?;
+        let file = self.create(parent, name, mode, how.replace).await?;
         let mut offset = 0;
         loop {
             let mut buffer = Vec::with_capacity(READ_BYTES);
@@ -154,7 +166,7 @@ impl Files {
             let length = buffer.len() as u64;
             file.write(offset, Bytes::from(buffer)).await?;
             offset += length;
-            progress.inc(length);
+            how.progress.inc(length);
         }
         // A command that says nothing has succeeded: the data is on stable storage.
         file.sync().await?;
@@ -166,6 +178,7 @@ impl Files {
         sources: &[OsString],
         destination: &Path,
         recursive: bool,
+        replace: bool,
     ) -> anyhow::Result<()> {
         let into_directory = destination.is_dir();
         if sources.len() > 1 && !into_directory {
@@ -199,7 +212,12 @@ impl Files {
             } else {
                 destination.to_owned()
             };
-            self.get_one(&attr, &target, &progress)
+            let how = Copying {
+                recursive,
+                replace,
+                progress: &progress,
+            };
+            self.get_one(&attr, &target, how)
                 .await
                 .with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
         }
@@ -207,14 +225,9 @@ impl Files {
         Ok(())
     }
 
-    async fn get_one(
-        &self,
-        attr: &Attr,
-        target: &Path,
-        progress: &ProgressBar,
-    ) -> anyhow::Result<()> {
+    async fn get_one(&self, attr: &Attr, target: &Path, how: Copying<'_>) -> anyhow::Result<()> {
         if attr.kind != FileKind::Directory {
-            return self.get_entry(attr, target, progress).await;
+            return self.get_entry(attr, target, how).await;
         }
         let mut walk = self.client.walk(&self.credentials, attr.ino);
         while let Some(entry) = walk.next().await? {
@@ -223,24 +236,17 @@ impl Files {
             } else {
                 target.join(OsStr::from_bytes(&entry.path))
             };
-            self.get_entry(&entry.attr, &path, progress)
+            self.get_entry(&entry.attr, &path, how)
                 .await
                 .with_context(|| path.display().to_string())?;
         }
         Ok(())
     }
 
-    async fn get_entry(
-        &self,
-        attr: &Attr,
-        path: &Path,
-        progress: &ProgressBar,
-    ) -> anyhow::Result<()> {
+    async fn get_entry(&self, attr: &Attr, path: &Path, how: Copying<'_>) -> anyhow::Result<()> {
         match attr.kind {
             FileKind::Directory => match fs::create_dir(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                    Err(error.into())
-                }
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
                 _ => Ok(()),
             },
             FileKind::Symlink => {
@@ -255,7 +261,7 @@ impl Files {
                     .client
                     .open(&self.credentials, attr.ino, OpenFlags::READ)
                     .await?;
-                let mut local = LocalFile::create(path)?;
+                let mut local = create_here(path, how.replace)?;
                 let mut offset = 0;
                 loop {
                     let pieces = file.read_pieces(offset, READ_BYTES).await?;
@@ -265,7 +271,7 @@ impl Files {
                     for piece in pieces {
                         local.write_all(&piece)?;
                         offset += piece.len() as u64;
-                        progress.inc(piece.len() as u64);
+                        how.progress.inc(piece.len() as u64);
                     }
                 }
                 local.set_permissions(fs::Permissions::from_mode(u32::from(attr.mode & 0o777)))?;
@@ -276,6 +282,19 @@ impl Files {
                 Ok(())
             }
         }
+    }
+}
+
+/// Creates a file on this machine. Empties the one that is there if it may be replaced.
+fn create_here(path: &Path, replace: bool) -> anyhow::Result<LocalFile> {
+    if replace {
+        return Ok(LocalFile::create(path)?);
+    }
+    match LocalFile::create_new(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            bail!("{} exists; replace it with -f", path.display())
+        }
+        created => Ok(created?),
     }
 }
 

@@ -10,6 +10,7 @@ use harvestfs_protocol::{
     ids::InodeId,
     meta::RenameMode,
     name::Name,
+    outlook::count,
     types::{Attr, FileKind, Timestamp},
 };
 use serde_json::json;
@@ -240,7 +241,11 @@ impl Files {
             let until = trashed.expires.map_or_else(|| "?".into(), list::utc);
             println!("{}  until {until}  {origin}", trashed.place);
         }
-        println!("{} entries, {}", entries.len(), units::human(used_bytes));
+        println!(
+            "{}, {}",
+            count(entries.len() as u64, "entry"),
+            units::human(used_bytes)
+        );
         Ok(())
     }
 

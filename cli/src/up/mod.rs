@@ -32,6 +32,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(150);
 
 /// `harvestfs up`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  harvestfs up\n  harvestfs up --detach --data /srv/try --mount /mnt/try --datanodes 5"
+)]
 pub struct UpArgs {
     /// Directory of the cluster; made when it does not exist [default: ~/.local/share/harvestfs].
     #[arg(long, env = "HARVESTFS_DATA")]
@@ -79,6 +82,7 @@ impl UpArgs {
 
 /// `harvestfs down`
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  harvestfs down --data /srv/try")]
 pub struct DownArgs {
     /// Directory of the cluster [default: ~/.local/share/harvestfs].
     #[arg(long, env = "HARVESTFS_DATA")]

@@ -1,0 +1,194 @@
+//! `harvestfs fs` on what is there: `du`, `find`, `test`.
+
+use std::{ffi::OsString, fmt, io::Write, os::unix::ffi::OsStrExt};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use glob::Pattern;
+use harvestfs_client::ClientError;
+use harvestfs_protocol::{
+    error::FsError,
+    types::{Attr, FileKind},
+};
+
+use super::{Files, list, quota};
+
+/// `harvestfs fs find`
+#[derive(Debug, Args)]
+pub(super) struct FindArgs {
+    /// Paths in the cluster.
+    #[arg(default_value = "/")]
+    paths: Vec<OsString>,
+    /// Only what has a name like this, with `*`, `?` and `[...]` as in a shell.
+    #[arg(long, value_name = "PATTERN")]
+    name: Option<Pattern>,
+    /// Only files (f), directories (d) or symlinks (l).
+    #[arg(long = "type", value_name = "KIND")]
+    kind: Option<Kind>,
+}
+
+/// `--type`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    F,
+    D,
+    L,
+}
+
+impl Kind {
+    fn is(self, kind: FileKind) -> bool {
+        match self {
+            Self::F => kind == FileKind::Regular,
+            Self::D => kind == FileKind::Directory,
+            Self::L => kind == FileKind::Symlink,
+        }
+    }
+}
+
+/// `harvestfs fs test`
+#[derive(Debug, Args)]
+pub(super) struct TestArgs {
+    #[command(flatten)]
+    what: What,
+    /// Path in the cluster.
+    path: OsString,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct What {
+    /// It exists.
+    #[arg(short = 'e')]
+    exists: bool,
+    /// It is a file.
+    #[arg(short = 'f')]
+    file: bool,
+    /// It is a directory.
+    #[arg(short = 'd')]
+    directory: bool,
+    /// It is a file that is not empty.
+    #[arg(short = 's')]
+    has_content: bool,
+    /// It is a file that is empty.
+    #[arg(short = 'z')]
+    empty: bool,
+}
+
+impl What {
+    fn holds(&self, attr: &Attr) -> bool {
+        let is_file = attr.kind == FileKind::Regular;
+        self.exists
+            || self.file && is_file
+            || self.directory && attr.kind == FileKind::Directory
+            || self.has_content && is_file && attr.size_bytes > 0
+            || self.empty && is_file && attr.size_bytes == 0
+    }
+}
+
+/// `fs test` answers no: exit status 1, and nothing to say.
+#[derive(Debug)]
+pub(crate) struct DoesNotHold;
+
+impl fmt::Display for DoesNotHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it does not hold")
+    }
+}
+
+impl std::error::Error for DoesNotHold {}
+
+impl Files {
+    pub(super) async fn test(&self, args: &TestArgs) -> anyhow::Result<()> {
+        let found = self
+            .client
+            .resolve(&self.credentials, args.path.as_bytes())
+            .await;
+        match found {
+            Ok(attr) if args.what.holds(&attr) => Ok(()),
+            Ok(_) | Err(ClientError::Fs(FsError::NotFound | FsError::NotADirectory)) => {
+                bail!(DoesNotHold)
+            }
+            Err(error) => Err(error).with_context(|| args.path.to_string_lossy().into_owned()),
+        }
+    }
+
+    pub(super) async fn find_below(&self, args: &FindArgs) -> anyhow::Result<()> {
+        let mut out = crate::output::stdout();
+        for path in &args.paths {
+            let attr = self.find(path).await?;
+            let mut walk = self.client.walk(&self.credentials, attr.ino);
+            while let Some(entry) = walk.next().await? {
+                let full = list::below(path, &entry.path);
+                if args.kind.is_some_and(|kind| !kind.is(entry.attr.kind)) {
+                    continue;
+                }
+                let name = full.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+                let name = String::from_utf8_lossy(name);
+                if args.name.as_ref().is_some_and(|it| !it.matches(&name)) {
+                    continue;
+                }
+                out.write_all(&full)?;
+                out.write_all(b"\n")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The space below each path, which the namenode keeps for every directory.
+    pub(super) async fn du(
+        &self,
+        paths: &[OsString],
+        summarize: bool,
+        human: bool,
+    ) -> anyhow::Result<()> {
+        let mut out = crate::output::stdout();
+        for path in paths {
+            let attr = self.find(path).await?;
+            if attr.kind == FileKind::Directory && !summarize {
+                let mut entries = self.client.entries(&self.credentials, attr.ino);
+                while let Some((name, attr)) = entries.next().await? {
+                    let used = list::size(self.used_bytes(&attr).await?, human);
+                    write!(out, "{used:>14}  ")?;
+                    out.write_all(&list::below(path, name.as_bytes()))?;
+                    out.write_all(b"\n")?;
+                }
+            }
+            let used = list::size(self.used_bytes(&attr).await?, human);
+            writeln!(out, "{used:>14}  {}", path.to_string_lossy())?;
+        }
+        Ok(())
+    }
+
+    async fn used_bytes(&self, attr: &Attr) -> anyhow::Result<u64> {
+        match attr.kind {
+            FileKind::Directory => {
+                let used = self.number(attr.ino, quota::USED_BYTES).await?;
+                used.context("the namenode does not tell what is below a directory")
+            }
+            _ => Ok(attr.allocated_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_told_apart() {
+        for (kind, fits) in [
+            (Kind::F, FileKind::Regular),
+            (Kind::D, FileKind::Directory),
+            (Kind::L, FileKind::Symlink),
+        ] {
+            for other in [
+                FileKind::Regular,
+                FileKind::Directory,
+                FileKind::Symlink,
+                FileKind::Fifo,
+            ] {
+                assert_eq!(kind.is(other), other == fits, "{kind:?} {other:?}");
+            }
+        }
+    }
+}

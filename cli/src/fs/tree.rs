@@ -1,0 +1,314 @@
+//! `harvestfs fs` on the tree of names: `cp`, `mv`, `rm`, `mkdir`.
+
+use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStrExt};
+
+use anyhow::{Context, bail};
+use harvestfs_client::{ClientError, File, OpenFlags};
+use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
+    limits::ENTRIES_PER_REPLY_MAX,
+    meta::RenameMode,
+    name::Name,
+    types::{Attr, FileKind},
+};
+
+use super::{Files, trash};
+
+/// How `fs rm` removes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Removal {
+    /// Directories with everything below.
+    pub recursive: bool,
+    /// What does not exist is no error.
+    pub force: bool,
+    /// For good.
+    pub skip_trash: bool,
+}
+
+impl Files {
+    pub(super) async fn cp(
+        &self,
+        source: &OsString,
+        destination: &OsString,
+        recursive: bool,
+        replace: bool,
+    ) -> anyhow::Result<()> {
+        let from = self.find(source).await?;
+        let (parent, name) = self.place_for(source, destination).await?;
+        if from.kind == FileKind::Directory {
+            if !recursive {
+                bail!(
+                    "{} is a directory; copy it with -r",
+                    source.to_string_lossy()
+                );
+            }
+            return self.clone_tree(from.ino, parent, &name, replace).await;
+        }
+        self.clone_file(&from, parent, &name, replace).await
+    }
+
+    async fn clone_tree(
+        &self,
+        from: InodeId,
+        parent: InodeId,
+        name: &Name,
+        replace: bool,
+    ) -> anyhow::Result<()> {
+        let mut made = HashMap::new();
+        let mut walk = self.client.walk(&self.credentials, from);
+        while let Some(entry) = walk.next().await? {
+            let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
+                Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
+                None => (&[][..], &entry.path[..]),
+            };
+            let (parent, name) = if own.is_empty() {
+                (parent, name.clone())
+            } else {
+                let parent = made.get(above).copied();
+                let parent = parent.context("a walk names directories before what is in them")?;
+                (parent, Name::new(own)?)
+            };
+            match entry.attr.kind {
+                FileKind::Directory => {
+                    let directory = self
+                        .client
+                        .mkdir(
+                            &self.credentials,
+                            parent,
+                            &name,
+                            entry.attr.permission_bits(),
+                        )
+                        .await?;
+                    if directory.ino == from {
+                        bail!("a directory cannot be copied into itself");
+                    }
+                    made.insert(entry.path, directory.ino);
+                }
+                FileKind::Symlink => {
+                    let target = self
+                        .client
+                        .readlink(&self.credentials, entry.attr.ino)
+                        .await?;
+                    self.client
+                        .symlink(&self.credentials, parent, &name, &target)
+                        .await?;
+                }
+                FileKind::Regular => {
+                    self.clone_file(&entry.attr, parent, &name, replace).await?;
+                }
+                kind => {
+                    self.client
+                        .mknod(
+                            &self.credentials,
+                            parent,
+                            &name,
+                            kind,
+                            entry.attr.permission_bits(),
+                            entry.attr.rdev,
+                        )
+                        .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn clone_file(
+        &self,
+        from: &Attr,
+        parent: InodeId,
+        name: &Name,
+        replace: bool,
+    ) -> anyhow::Result<()> {
+        let source = self
+            .client
+            .open(&self.credentials, from.ino, OpenFlags::READ)
+            .await?;
+        let copy = self
+            .create(parent, name, from.permission_bits(), replace)
+            .await?;
+        if copy.ino() == from.ino {
+            bail!("{name} is the same file");
+        }
+        source.clone_range(0, &copy, 0, u64::MAX).await?;
+        Ok(copy.close().await?)
+    }
+
+    /// Creates a file. Empties the one that is there if it may be replaced.
+    pub(super) async fn create(
+        &self,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        replace: bool,
+    ) -> anyhow::Result<File> {
+        let flags = OpenFlags {
+            truncate: true,
+            ..OpenFlags::READ_WRITE
+        };
+        let created = self
+            .client
+            .create_file(&self.credentials, parent, name, mode, flags)
+            .await;
+        match created {
+            Ok((_, file)) => Ok(file),
+            Err(ClientError::Fs(FsError::Exists)) if replace => {
+                let there = self.client.lookup(&self.credentials, parent, name).await?;
+                Ok(self
+                    .client
+                    .open(&self.credentials, there.ino, flags)
+                    .await?)
+            }
+            Err(ClientError::Fs(FsError::Exists)) => {
+                bail!("{name} exists; replace it with -f")
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) async fn mv(&self, source: &OsString, destination: &OsString) -> anyhow::Result<()> {
+        let (parent, name) = self.parent_of(source).await?;
+        let (new_parent, new_name) = self.place_for(source, destination).await?;
+        self.client
+            .rename(
+                &self.credentials,
+                parent,
+                &name,
+                new_parent,
+                &new_name,
+                RenameMode::Replace,
+            )
+            .await
+            .with_context(|| {
+                format!(
+                    "cannot move {} to {}",
+                    source.to_string_lossy(),
+                    destination.to_string_lossy()
+                )
+            })?;
+        Ok(())
+    }
+
+    pub(super) async fn rm(&self, path: &OsString, how: Removal) -> anyhow::Result<()> {
+        let shown = path.to_string_lossy();
+        let context = || format!("cannot remove {shown}");
+        let found = self
+            .client
+            .resolve_no_follow(&self.credentials, path.as_bytes())
+            .await;
+        let attr = match found {
+            Err(ClientError::Fs(FsError::NotFound)) if how.force => return Ok(()),
+            found => found.with_context(context)?,
+        };
+        let is_directory = attr.kind == FileKind::Directory;
+        let (parent, name) = self.parent_of(path).await?;
+        if !how.skip_trash
+            && !trash::is_in_trash(path.as_bytes())
+            && (how.recursive || !is_directory)
+        {
+            let retention_s = trash::RETENTION_S;
+            self.client
+                .remove_to_trash(&self.credentials, parent, &name, retention_s)
+                .await
+                .with_context(context)?;
+            let with_what = if is_directory {
+                " with everything below it, snapshots included"
+            } else {
+                ""
+            };
+            println!(
+                "{shown} is in the trash{with_what}; `harvestfs fs trash ls` shows until when"
+            );
+            return Ok(());
+        }
+        if !is_directory {
+            self.client
+                .unlink(&self.credentials, parent, &name)
+                .await
+                .with_context(context)?;
+            return Ok(());
+        }
+        if how.recursive {
+            self.empty(attr.ino).await.with_context(context)?;
+        }
+        let removed = self.client.rmdir(&self.credentials, parent, &name).await;
+        match removed {
+            Err(ClientError::Fs(FsError::NotEmpty)) if !how.recursive => {
+                bail!("{shown} is a directory that is not empty; remove it with -r")
+            }
+            removed => removed.with_context(context),
+        }
+    }
+
+    /// Removes everything below a directory, deepest first.
+    pub(super) async fn empty(&self, directory: InodeId) -> Result<(), ClientError> {
+        // The directories above the one that is being emptied, with their names in it.
+        let mut above: Vec<(InodeId, Name)> = Vec::new();
+        let mut current = directory;
+        loop {
+            let page = self
+                .client
+                .readdir(
+                    &self.credentials,
+                    current,
+                    None,
+                    ENTRIES_PER_REPLY_MAX,
+                    false,
+                )
+                .await?;
+            let mut descended = false;
+            for entry in &page.entries {
+                if entry.kind == FileKind::Directory {
+                    above.push((current, entry.name.clone()));
+                    current = entry.ino;
+                    descended = true;
+                    break;
+                }
+                self.client
+                    .unlink(&self.credentials, current, &entry.name)
+                    .await?;
+            }
+            if descended || !page.end {
+                continue;
+            }
+            let Some((parent, name)) = above.pop() else {
+                return Ok(());
+            };
+            self.client.rmdir(&self.credentials, parent, &name).await?;
+            current = parent;
+        }
+    }
+
+    pub(super) async fn mkdir(&self, path: &OsString, parents: bool) -> anyhow::Result<()> {
+        if !parents {
+            let (parent, name) = self.parent_of(path).await?;
+            self.client
+                .mkdir(&self.credentials, parent, &name, 0o755)
+                .await
+                .with_context(|| format!("cannot make {}", path.to_string_lossy()))?;
+            return Ok(());
+        }
+        let mut directory = InodeId::ROOT;
+        let components = path.as_bytes().split(|&byte| byte == b'/');
+        for component in components.filter(|c| !c.is_empty() && *c != b".") {
+            let name = Name::new(component)?;
+            let made = match self
+                .client
+                .mkdir(&self.credentials, directory, &name, 0o755)
+                .await
+            {
+                Err(ClientError::Fs(FsError::Exists)) => {
+                    self.client
+                        .lookup(&self.credentials, directory, &name)
+                        .await
+                }
+                made => made,
+            };
+            directory = made
+                .with_context(|| format!("cannot make {}", path.to_string_lossy()))?
+                .ino;
+        }
+        Ok(())
+    }
+}
