@@ -258,6 +258,21 @@ pub struct ReimageImpact {
     pub lost_blocks: Vec<BlockId>,
     /// The first of the exposed ones.
     pub exposed_blocks: Vec<BlockId>,
+    /// The first of the waiting ones, while the servers are held.
+    pub waiting_blocks: Vec<WaitingBlock>,
+}
+
+/// A block that is not complete without some servers yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingBlock {
+    /// Which.
+    pub block: BlockId,
+    /// Its replicas on other servers.
+    pub elsewhere: u32,
+    /// Replicas wanted.
+    pub wanted: u32,
+    /// What it waits for.
+    pub why: String,
 }
 
 impl ReimageImpact {

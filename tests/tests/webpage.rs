@@ -231,6 +231,13 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
             "document.documentElement.scrollWidth - document.documentElement.clientWidth",
         );
         assert_eq!(overflow, 0, "the page is wider than a screen of {width}");
+        no_strings(
+            &browser.evaluate(
+                "[...document.querySelectorAll('.scroll')].filter((it) => it.scrollWidth > it.clientWidth)
+                   .map((it) => it.firstElementChild.id)",
+            ),
+            "tables that are cut off",
+        );
         check_accessibility(&mut browser, axe.as_deref());
         keep_screenshot(&mut browser, name);
     }
@@ -300,6 +307,8 @@ fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
     cluster.stop(&Cluster::datanode(3));
     browser.wait_for(&format!("{}.includes('2 of 3 left')", text("risk")));
     browser.wait_for(&format!("{}.includes('need them')", text("risk")));
+    browser.wait_for(&format!("{}.includes('Used by /file')", text("risk")));
+    browser.wait_for(&format!("{}.includes('1 with 2 left')", text("tiles")));
     browser.wait_for(&format!("{}.includes('dead')", text("nodes")));
     for scheme in ["light", "dark"] {
         browser.show(&page, 1280, 900, scheme);

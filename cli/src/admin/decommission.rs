@@ -9,6 +9,7 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use harvestfs_protocol::{
     admin::{AdminReply, AdminRequest, NodeStatus},
+    outlook::count,
     placement::PlacementRequest,
 };
 
@@ -94,9 +95,10 @@ pub async fn execute(link: &AdminLink, command: &DecommissionCommand) -> anyhow:
         placement::print_impact(&impact);
     }
     if impact.waiting > 0 {
+        let need = if impact.waiting == 1 { "needs" } else { "need" };
         bail!(
-            "{} blocks still need these servers: repair is at work, or finds no other place",
-            impact.waiting
+            "{} still {need} these servers; `harvestfs admin placement --block ID` shows where a block is",
+            count(impact.waiting, "block")
         );
     }
     if !json {

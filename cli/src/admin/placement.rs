@@ -439,17 +439,33 @@ fn print_limits(limits: &RepairLimits) {
     );
 }
 
+/// Blocks that are explained; the others wait for the same mostly.
+const WAITING_SHOWN: usize = 20;
+
 pub(super) fn print_impact(impact: &ReimageImpact) {
     println!(
-        "{} replicas on the servers; without them {} blocks would be lost, {} left with their last \
-         replica, {} below their replication",
-        impact.replicas, impact.lost, impact.exposed, impact.waiting
+        "{} on the servers; without them {} would be lost, {} left with the last replica, {} below \
+         the replication",
+        count(impact.replicas, "replica"),
+        count(impact.lost, "block"),
+        impact.exposed,
+        impact.waiting
     );
     for block in &impact.lost_blocks {
         println!("lost: {block}");
     }
     for block in &impact.exposed_blocks {
         println!("last replica: {block}");
+    }
+    for it in impact.waiting_blocks.iter().take(WAITING_SHOWN) {
+        println!(
+            "block {} has {} of {} replicas elsewhere: {}",
+            it.block, it.elsewhere, it.wanted, it.why
+        );
+    }
+    let shown = impact.waiting_blocks.len().min(WAITING_SHOWN) as u64;
+    if shown > 0 && impact.waiting > shown {
+        println!("and {} more", count(impact.waiting - shown, "block"));
     }
 }
 

@@ -7,11 +7,14 @@
 //! | `/api/cluster?since=N` | everything about the cluster, and what happened after number N |
 //! | `/api/directory?path=P&after=NAME` | entries of a directory |
 //! | `/api/file?path=P` | a file's blocks and where their replicas are |
+//! | `/api/users?blocks=B,B` | paths of the files that use blocks, given by their numbers; `null` in a large namespace |
 
+use std::collections::BTreeSet;
 use std::future::Future;
 
 use harvestfs_http::{Answer, Get, Site};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::BlockId;
 use harvestfs_telemetry::metrics::CONTENT_TYPE;
 use serde::Serialize;
 
@@ -41,6 +44,26 @@ impl Page {
     async fn file(&self, request: &Get) -> Answer {
         let path = request.parameter("path").unwrap_or_default();
         found_json(self.observer.ask(move |owner| owner.file_places(&path))).await
+    }
+
+    async fn users(&self, request: &Get) -> Answer {
+        let text = request.parameter("blocks").unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let blocks: Result<BTreeSet<BlockId>, _> = text
+            .split(',')
+            .map(|number| number.parse().map(BlockId))
+            .collect();
+        let Ok(blocks) = blocks else {
+            return Answer::bad_request("blocks are numbers, with commas between them");
+        };
+        match self
+            .observer
+            .ask(move |owner| owner.block_users(&blocks))
+            .await
+        {
+            Ok(users) => json(&users),
+            Err(gone) => Answer::unavailable(&gone.to_string()),
+        }
     }
 
     async fn cluster(&self, request: &Get) -> Answer {
@@ -76,6 +99,7 @@ impl Site for Page {
             "/api/cluster" => self.cluster(request).await,
             "/api/directory" => self.directory(request).await,
             "/api/file" => self.file(request).await,
+            "/api/users" => self.users(request).await,
             _ => Answer::not_found("there is nothing here; the page is at /"),
         }
     }

@@ -1,6 +1,7 @@
 //! What the namenode shows of itself: to Prometheus, and to the page.
 
 use harvestfs_protocol::admin::{ClusterStatus, NodeStatus};
+use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::node::PrimaryLoad;
 use harvestfs_protocol::outlook::WriteTrouble;
 use harvestfs_protocol::placement::{
@@ -97,6 +98,15 @@ pub struct WatchedNode {
     pub repairs_from: u32,
     /// Repairs that it receives now.
     pub repairs_to: u32,
+}
+
+/// A file that uses a block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockUser {
+    /// The block.
+    pub block: BlockId,
+    /// A path of the file.
+    pub path: String,
 }
 
 /// A page of a directory.

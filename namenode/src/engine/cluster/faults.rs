@@ -1,5 +1,6 @@
 //! What is wrong with single blocks, and why it has not been put right yet.
 
+use harvestfs_placement::Lane;
 use harvestfs_protocol::ids::{BlockId, NodeId};
 
 use super::{
@@ -38,6 +39,11 @@ pub enum FaultReason {
     /// The policy finds no server.
     #[error("no server can take a replica within its constraints: add servers, space or racks")]
     NoPlace,
+    /// No server takes anything now.
+    #[error(
+        "no server takes replicas now: each is busy, silent, full or leaving: add servers or space"
+    )]
+    NoTarget,
     /// It has one replica on each server that there is.
     #[error("the cluster has no more datanodes")]
     NoServer,
@@ -127,7 +133,7 @@ impl Cluster {
         })
     }
 
-    fn why_not_repaired(&self, now_ms: u64, slot: Slot) -> FaultReason {
+    pub(super) fn why_not_repaired(&self, now_ms: u64, slot: Slot) -> FaultReason {
         if self.in_flight.contains_key(&slot) {
             return FaultReason::UnderWay;
         }
@@ -136,6 +142,7 @@ impl Cluster {
         }
         match self.queue.get(slot) {
             Some(entry) if entry.unplaced_since_ms.is_some() => FaultReason::NoPlace,
+            Some(_) if self.view.open_servers(Lane::Write, None) == 0 => FaultReason::NoTarget,
             Some(_) => FaultReason::Queued,
             None if self.is_held_for_maintenance(slot) => FaultReason::Maintenance,
             None => FaultReason::Unknown,

@@ -5,7 +5,7 @@ use harvestfs_protocol::{
     ids::{BlockId, NodeId, StorageId},
     limits::BLOCKS_PER_REPORT_MAX,
     node::NodeCommand,
-    placement::{ReimageImpact, RepairLimits},
+    placement::{ReimageImpact, RepairLimits, WaitingBlock},
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -71,7 +71,19 @@ impl Cluster {
                 blocks.push(block.id);
             }
         };
-        impact.waiting += u64::from(survivors < block.wanted());
+        if survivors < block.wanted() {
+            impact.waiting += 1;
+            // Of servers that are not held nothing is copied yet.
+            let held = nodes.iter().all(|node| self.draining.contains(node));
+            if held && impact.waiting_blocks.len() < BLOCKS_PER_REPORT_MAX {
+                impact.waiting_blocks.push(WaitingBlock {
+                    block: block.id,
+                    elsewhere: survivors as u32,
+                    wanted: block.wanted() as u32,
+                    why: self.why_not_repaired(self.now_ms, slot).to_string(),
+                });
+            }
+        }
         if survivors == 0 {
             impact.lost += 1;
             list(&mut impact.lost_blocks);

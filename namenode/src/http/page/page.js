@@ -81,13 +81,31 @@ function verdict(c) {
   if (writes && writes.stops_writes) return ["bad", told];
   if (c.lost_blocks > 0) return ["bad", `${plural(c.lost_blocks, "block")} lost: no replica is known`];
   if (c.repair.held_ms !== null) return ["warn", `Many datanodes fell silent together: repair waits for ${duration(c.repair.held_ms)} at most`];
-  if (c.missing_by_left[1] > 0) return ["bad", `${plural(c.missing_by_left[1], "block")} down to the last replica; repair is under way`];
+  const repair = repairVerdict(c);
+  if (c.missing_by_left[1] > 0) return ["bad", `${plural(c.missing_by_left[1], "block")} down to the last replica; ${repair}`];
   if (writes) return ["warn", told];
-  if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} being repaired`];
+  if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} without all replicas; ${repair}`];
   if (dead(c) > 0) return ["warn", `${plural(dead(c), "datanode")} dead; every block has its replicas`];
   if (c.nodes_known === 0) return ["warn", "No datanode has registered yet"];
   if (c.quarantined_blocks > 0) return ["warn", `${plural(c.quarantined_blocks, "block")} in quarantine (${bytes(c.quarantined_bytes)}): a namenode that knew more allocated them`];
   return ["good", "Every block has all its replicas"];
+}
+
+/** What repair does about the blocks that lack replicas. */
+function repairVerdict(c) {
+  if (c.repairs_under_way > 0) return `${plural(c.repairs_under_way, "repair")} under way`;
+  const reasons = new Set(c.at_risk.filter((it) => it.left > 0).map((it) => it.why));
+  if (reasons.size === 0) return "repair begins soon";
+  return `none is being repaired: ${[...reasons].slice(0, 2).join("; ")}`;
+}
+
+/** How many blocks are left with how many replicas, for those that lack some. */
+function missingNote([, one, two, more]) {
+  const parts = [];
+  if (one) parts.push(`${number(one)} with 1 left`);
+  if (two) parts.push(`${number(two)} with 2 left`);
+  if (more) parts.push(`${number(more)} with more left`);
+  return parts.join(", ") || "none";
 }
 
 function tile(title, value, note, mood = "") {
@@ -110,7 +128,7 @@ function glance(c) {
     tile("Files", number(c.files), plural(c.directories, "directory", "directories")),
     tile("Blocks", number(c.blocks), [c.misplaced_blocks ? `${number(c.misplaced_blocks)} misplaced` : "none misplaced", ...(c.curtailed_blocks ? [`${number(c.curtailed_blocks)} with less than asked for: too few datanodes`] : [])].join(", ")),
     tile("Replicas missing", number(c.under_replicated_blocks),
-      `with 1 left: ${number(missing[1])}, 2: ${number(missing[2])}, more: ${number(missing[3])}`,
+      missingNote(missing),
       missing[1] ? "bad" : c.under_replicated_blocks ? "warn" : "good"),
     tile("Blocks lost", number(c.lost_blocks), c.lost_blocks ? "see blocks at risk" : "none", c.lost_blocks ? "bad" : "good"),
     tile("Repairs under way", number(c.repairs_under_way),
@@ -124,22 +142,27 @@ function glance(c) {
 
 const ROWS = ["low peaks", "medium peaks", "high peaks"];
 const COLUMNS = ["rarely reimaged", "sometimes reimaged", "often reimaged"];
+const cellName = (it) => (it ? `${ROWS[it.row]}, ${COLUMNS[it.column]}` : "outside the grid");
 const sameCell = (a, b) => a && b && a.row === b.row && a.column === b.column;
 const state = (node) => (node.maintenance_left_ms !== null ? "maintenance" : !node.alive ? "dead" : node.busy ? "busy" : "good");
 
 function cell(report, c) {
-  if (report.servers === 0) return el("td", {}, el("div", { class: "who" }, "no server"));
+  if (report.servers === 0) return el("td", { class: "empty" }, el("div", { class: "who" }, "no server"));
   const nodes = c.nodes.filter((node) => sameCell(node.cell, report.cell));
   const busy = nodes.filter((node) => node.alive && node.busy);
-  const used = report.capacity_bytes - report.free_bytes;
+  // Placement counts in whole blocks: what is really used is better summed up, where all are shown.
+  const all = c.nodes.length >= c.nodes_known;
+  const volumes = nodes.filter((node) => node.alive).flatMap((node) => node.volumes);
+  const quota = all ? volumes.reduce((sum, it) => sum + it.quota_bytes, 0) : report.capacity_bytes;
+  const used = all ? volumes.reduce((sum, it) => sum + it.used_bytes, 0) : report.capacity_bytes - report.free_bytes;
   const tenants = c.tenants.filter((tenant) => sameCell(tenant.cell, report.cell));
   const names = tenants.slice(0, 3).map((it) => `${it.tenant.machine_function} (${it.tenant.environment})`);
   if (tenants.length > 3) names.push(`${number(tenants.length - 3)} more`);
   const dots = nodes.slice(0, 60).map((node) =>
     el("li", { class: state(node), title: `${node.server.name}: ${state(node) === "good" ? "free" : state(node)}` }));
   return el("td", { class: busy.length ? "busy" : "" },
-    el("div", { class: "space" }, `${bytes(used)} of ${bytes(report.capacity_bytes)}`),
-    bar(used, report.capacity_bytes, `${bytes(used)} used of ${bytes(report.capacity_bytes)}`),
+    el("div", { class: "space" }, `${bytes(used)} of ${bytes(quota)}`),
+    bar(used, quota, `${bytes(used)} used of ${bytes(quota)}`),
     el("ul", { class: "dots", "aria-hidden": "true" }, ...dots),
     el("div", {}, `${plural(report.servers, "server")}${busy.length ? `, ${number(busy.length)} busy` : ""}`),
     el("div", { class: "who" }, names.join(", ")));
@@ -150,7 +173,11 @@ function grid(c) {
   const head = el("thead", {}, el("tr", {}, corner, ...COLUMNS.map((name) => el("th", { scope: "col" }, name))));
   const rows = ROWS.map((name, row) => {
     const cells = c.cells.filter((it) => it.cell && it.cell.row === row);
-    return el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((report) => cell(report, c)));
+    return el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((report, column) => {
+      const it = cell(report, c);
+      it.dataset.label = COLUMNS[column];
+      return it;
+    }));
   });
   show($("grid"), head, el("tbody", {}, ...rows));
   const outside = c.cells.find((it) => !it.cell);
@@ -175,6 +202,9 @@ function spark(node) {
   const height = 30;
   const loads = node.loads;
   if (loads.length === 0) return el("span", { class: "quiet" }, "nothing heard yet");
+  if (!node.primary && loads.every((point) => point.cpu_permille === null && !point.busy)) {
+    return el("span", { class: "quiet" }, "not measured");
+  }
   const end = loads[loads.length - 1].at_s;
   const x = (point) => width - (end - point.at_s) / 10;
   const y = (point) => height - 1 - (Math.min(point.cpu_permille, 1000) / 1000) * (height - 3);
@@ -209,13 +239,13 @@ function nodeRow(node) {
   if (node.maintenance_left_ms !== null) repair.push(`may be away for ${duration(node.maintenance_left_ms)}`);
   return el("tr", {},
     el("th", { scope: "row" }, node.server.name, el("div", { class: "quiet" }, `${node.server.machine_function} · ${node.server.environment} · ${node.server.rack}`)),
-    el("td", {}, el("span", { class: `pill ${mood}` }, word), broken ? el("div", { class: "quiet" }, `${plural(broken, "volume")} down`) : null),
-    el("td", {}, spark(node)),
-    el("td", { class: "number" }, `${bytes(used)} of ${bytes(quota)}`, bar(used, quota, `${bytes(used)} used of ${bytes(quota)}`)),
-    el("td", { class: "number" }, number(node.replicas)),
-    el("td", { class: "number" }, number(node.denials)),
-    el("td", {}, repair.join(", ") || "–"),
-    el("td", { class: "number" }, node.cell ? `row ${node.cell.row}, column ${node.cell.column}` : "outside"));
+    el("td", { "data-label": "State" }, el("span", { class: `pill ${mood}` }, word), broken ? el("div", { class: "quiet" }, `${plural(broken, "volume")} down`) : null),
+    el("td", { "data-label": "Owner's CPU" }, spark(node)),
+    el("td", { class: "number", "data-label": "Used" }, `${bytes(used)} of ${bytes(quota)}`, bar(used, quota, `${bytes(used)} used of ${bytes(quota)}`)),
+    el("td", { class: "number", "data-label": "Replicas" }, number(node.replicas)),
+    el("td", { class: "number", "data-label": "Denials" }, number(node.denials)),
+    el("td", { "data-label": "Repair" }, repair.join(", ") || "–"),
+    el("td", { "data-label": "Cell" }, cellName(node.cell)));
 }
 
 function nodes(c) {
@@ -225,8 +255,7 @@ function nodes(c) {
 // --- blocks at risk, and where blocks are ---
 
 function replica(place) {
-  const where = place.cell ? `row ${place.cell.row}, column ${place.cell.column}` : "outside the grid";
-  const notes = [place.rack, where];
+  const notes = [place.rack, cellName(place.cell)];
   if (place.state !== "sealed") notes.push(place.state);
   if (place.leaving) notes.push("leaving");
   return el("li", { class: place.state === "gone" ? "missing" : "" }, place.server, el("small", {}, notes.join(" · ")));
@@ -247,7 +276,32 @@ function risk(c) {
   }
   const pill = (it) => el("span", { class: `pill ${it.left <= 1 ? "bad" : "warn"}` }, it.left === 0 ? "none left" : `${it.left} of ${it.wanted} left`);
   const why = (it) => `${it.why}${it.waits_ms === null ? "" : ` (for ${duration(it.waits_ms)})`}`;
-  show($("risk"), ...c.at_risk.map((it) => block(it.place, blockName(it.block), el("p", {}, pill(it), " ", why(it)))));
+  nameUsers(c.at_risk.map((it) => it.block));
+  show($("risk"), ...c.at_risk.map((it) => block(it.place, blockName(it.block), el("p", {}, pill(it), " ", why(it)), usersNote(it.block))));
+}
+
+/** Paths of the files that use blocks at risk; null: the namespace is too large to look each time. */
+let users = new Map();
+let usersAt = 0;
+
+function usersNote(id) {
+  if (users === null) return el("p", { class: "quiet" }, "Which files use it: harvestfs admin fsck");
+  const paths = users.get(id);
+  if (paths === undefined) return null;
+  return el("p", {}, paths.length ? `Used by ${paths.join(", ")}` : "Used by files that have no name any more");
+}
+
+/** Looks up what is not known yet, at most every ten seconds: the namenode goes through all files. */
+async function nameUsers(blocks) {
+  const unknown = users !== null && blocks.some((id) => !users.has(id));
+  if (!unknown || Date.now() - usersAt < 10 * PERIOD_MS) return;
+  usersAt = Date.now();
+  try {
+    const found = await ask(`/api/users?blocks=${blocks.join(",")}`);
+    users = found && new Map(blocks.map((id) => [id, found.filter((it) => it.block === id).map((it) => it.path)]));
+  } catch {
+    // It is asked again.
+  }
 }
 
 // --- live ---

@@ -1,7 +1,9 @@
-//! What the owner shows to whoever watches. Changes nothing.
+//! What the owner shows on its page and to Prometheus. Changes nothing.
+
+use std::collections::BTreeSet;
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
 use harvestfs_protocol::name::Name;
@@ -10,13 +12,15 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 
 use super::Owner;
 use crate::server::overview::{
-    FilePlaces, ListedEntry, Listing, Overview, RepairOverview, Watched, WatchedNode,
+    BlockUser, FilePlaces, ListedEntry, Listing, Overview, RepairOverview, Watched, WatchedNode,
 };
 
 /// Datanodes that are shown.
 const NODES_MAX: usize = 1_000;
 /// Blocks at risk that are shown.
 const AT_RISK_MAX: usize = 50;
+/// Files that are named as users of blocks.
+const USERS_MAX: usize = 1_000;
 /// Entries of a directory that are shown at a time.
 const ENTRIES_MAX: u32 = 200;
 const _: () = assert!(ENTRIES_MAX as usize <= ENTRIES_PER_REPLY_MAX);
@@ -120,6 +124,23 @@ impl Owner {
             size_bytes: attr.size_bytes,
             blocks: self.cluster.placement_report(&blocks).blocks,
         })
+    }
+
+    /// Paths of files that use blocks; `None` in a namespace that is too large to be gone through while
+    /// others wait.
+    pub(crate) fn block_users(&self, blocks: &BTreeSet<BlockId>) -> Option<Vec<BlockUser>> {
+        if self.namespace.counts().inodes > self.options.fsck_in_place_max {
+            return None;
+        }
+        let users = self.namespace.files_using(blocks);
+        let paths = self
+            .namespace
+            .paths(&users.iter().map(|&(_, ino)| ino).collect());
+        let named = users.into_iter().filter_map(|(block, ino)| {
+            let path = paths.get(&ino)?.clone();
+            Some(BlockUser { block, path })
+        });
+        Some(named.take(USERS_MAX).collect())
     }
 
     /// The inode with an absolute path. Symlinks are not followed.

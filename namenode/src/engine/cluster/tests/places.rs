@@ -146,6 +146,28 @@ fn a_drained_server_can_be_reimaged_without_loss() {
 }
 
 #[test]
+fn what_keeps_servers_from_being_taken_away_is_named() {
+    let mut world = world_of_nine(options());
+    let blocks: Vec<BlockId> = (0..5).map(|_| write(&mut world, strict(2))).collect();
+    world.pass(600);
+    let all: Vec<NodeId> = (0..9).map(NodeId).collect();
+    let asked = world.cluster.reimage_impact(&all);
+    assert_eq!((asked.waiting, asked.waiting_blocks.len()), (5, 0));
+    for &node in &all {
+        world.cluster.set_draining(world.now_ms, node, true);
+    }
+    world.pass(60_000);
+    let impact = world.cluster.reimage_impact(&all);
+    let mut named: Vec<BlockId> = impact.waiting_blocks.iter().map(|it| it.block).collect();
+    named.sort_unstable();
+    assert_eq!(named, blocks);
+    for it in &impact.waiting_blocks {
+        assert_eq!((it.elsewhere, it.wanted), (0, 2));
+        assert!(it.why.contains("no server takes replicas now"), "{it:?}");
+    }
+}
+
+#[test]
 fn a_shrinking_quota_gives_up_what_has_most_copies_elsewhere() {
     let mut world = world_of_nine(options());
     let on_first = |world: &mut World, replication: u8| loop {
