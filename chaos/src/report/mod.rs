@@ -27,7 +27,7 @@ pub fn statements_table(statements: &[Statement]) -> Table {
     for statement in statements {
         if let Some(measured) = &statement.measured {
             let verdict = if statement.holds { "holds" } else { "MISSED" };
-            table.row(&[&statement.stated, measured, verdict]);
+            table.row(&[statement.stated.as_str(), measured.as_str(), verdict]);
         }
     }
     table
