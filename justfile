@@ -23,7 +23,7 @@ suite name word="":
 
 # Every fuzz target on its seeds.
 fuzz:
-    cargo test --manifest-path fuzz/Cargo.toml
+    TMPDIR=/dev/shm cargo test --manifest-path fuzz/Cargo.toml
 
 # Everything, as before a change is accepted; about 40 minutes.
 all:
