@@ -243,7 +243,7 @@ impl Drop for Pending<'_> {
             if let Ok(reply) = answer
                 && let Some(ino) = opened_by_creation(&request, &reply)
             {
-                session.holds.opened(ino);
+                session.holds.opened(ino, true);
                 session.holds.closed(ino, Instant::now(), true);
             }
             let names: Vec<_> = entries

@@ -399,7 +399,7 @@ impl Client {
         let (attr, _) = cache.content(ino)?;
         let allowed =
             attr.kind == FileKind::Regular && permits(&attr, credentials, flags.permissions());
-        if flags.truncate || !allowed || !session.holds.open_held(ino) {
+        if flags.truncate || !allowed || !session.holds.open_held(ino, flags.may_read()) {
             return None;
         }
         Some(File::new(self, ino, credentials, flags))
@@ -431,6 +431,7 @@ impl Client {
             ino,
             read: flags.read,
             write: flags.write,
+            execute: flags.execute,
         };
         let MetaReply::Opened {
             attr,
@@ -442,17 +443,14 @@ impl Client {
             return Err(ClientError::UnexpectedReply("Open"));
         };
         core.locations.learn(&located);
-        // The namenode is asked for the other two only.
-        if flags.execute && !permits(&attr, credentials, flags.permissions()) {
-            return Err(FsError::PermissionDenied.into());
-        }
+        let readable = flags.may_read() || permits(&attr, credentials, READ);
         if end {
             // More of them would not be of the same moment.
             let extents = core.extents(credentials, ino, extents, end).await?;
             ticket.learn_content(&attr, &extents);
         }
         drop(ticket);
-        hold.keep();
+        hold.keep(readable);
         let file = File::new(self, ino, credentials, flags);
         if flags.truncate {
             let changes = AttrChanges {
@@ -518,7 +516,7 @@ struct Hold<'a> {
 
 impl<'a> Hold<'a> {
     fn new(holds: &'a Holds, ino: InodeId) -> Self {
-        holds.opened(ino);
+        holds.opened(ino, false);
         Self {
             holds,
             ino,
@@ -526,8 +524,11 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// From now on the handle has it.
-    fn keep(mut self) {
+    /// From now on the handle has it; `readable`: the namenode lets it read.
+    fn keep(mut self, readable: bool) {
+        if readable {
+            self.holds.read_permitted(self.ino);
+        }
         self.kept = true;
     }
 }

@@ -7,10 +7,11 @@ use std::{
 };
 
 use harvestfs_protocol::{
+    error::FsError,
     ids::{BlockId, InodeId},
     limits::RELOCATIONS_PER_REQUEST_MAX,
     meta::{MetaOp, MetaReply, Relocation, SparsePiece},
-    types::{Credentials, PlacementRules},
+    types::{Credentials, FileBlock, PlacementRules},
 };
 use tokio::time::Instant;
 
@@ -52,7 +53,7 @@ impl Client {
     /// compacts at a time.
     ///
     /// # Errors
-    /// [`harvestfs_protocol::error::FsError::Busy`] while another session does; what keeps the copies from being stored. What was
+    /// [`FsError::Busy`] while another session does; what keeps the copies from being stored. What was
     /// moved until then stays moved.
     pub async fn compact(&self, bytes_per_s: u64) -> Result<Compacted, ClientError> {
         let mut pass = Pass {
@@ -134,7 +135,7 @@ impl Pass<'_> {
         let MetaReply::Attr(attr) = reply else {
             return Err(ClientError::UnexpectedReply("CreateScratch"));
         };
-        session.holds.opened(attr.ino);
+        session.holds.opened(attr.ino, true);
         ticket.changed_attr(&attr);
         let file = File::new(self.client, attr.ino, &root, OpenFlags::WRITE);
         file.state().set_rules(rules);
@@ -149,7 +150,7 @@ impl Pass<'_> {
         offset: u64,
         piece: &SparsePiece,
     ) -> Result<bool, ClientError> {
-        let SparsePiece { extent, .. } = piece;
+        let SparsePiece { ino, extent, .. } = piece;
         let core = self.client.core();
         let mut copied = 0;
         while copied < extent.length_bytes {
@@ -160,9 +161,17 @@ impl Pass<'_> {
             let from = extent.block_offset + copied;
             let root = Credentials::root();
             let began = Instant::now();
-            match read_block(core, &root, extent.block, from..from + length, Vec::new).await {
+            let at = FileBlock {
+                block: extent.block,
+                file_offset: extent.file_offset + copied,
+            };
+            match read_block(core, &root, (*ino, at), from..from + length, Vec::new).await {
                 Ok(data) => scratch.write(offset + copied, data).await?,
                 Err(error @ ClientError::Closed) => return Err(error),
+                // The file was changed, or is gone.
+                Err(ClientError::LeftFile { .. } | ClientError::Fs(FsError::Stale)) => {
+                    return Ok(false);
+                }
                 Err(error) => {
                     tracing::info!(block = %extent.block, %error, "what is left of a block cannot be copied");
                     self.unreadable.insert(extent.block);

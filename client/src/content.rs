@@ -12,7 +12,7 @@ use harvestfs_protocol::{
 use crate::{core::Core, error::ClientError, extents::ExtentMap, file_state::FileState};
 
 /// How often a file is asked for again that somebody else is changing all the time.
-const CONTENT_ATTEMPTS: u32 = 16;
+pub(crate) const CONTENT_ATTEMPTS: u32 = 16;
 /// How often attributes are asked for again that this client is changing.
 pub(crate) const ATTR_ATTEMPTS: u32 = 8;
 

@@ -70,6 +70,14 @@ pub enum ClientError {
     /// Whoever wanted it waits no longer. Whether a mutation is executed is unknown.
     #[error("nobody waits for it any more")]
     Interrupted,
+    /// A block is not in a file any more where its extents said.
+    #[error("block {block} is not in inode {ino} any more where it was")]
+    LeftFile {
+        /// The block.
+        block: BlockId,
+        /// The file.
+        ino: InodeId,
+    },
     /// Others change the content of a file faster than this client can find out what it is.
     #[error("inode {ino} changes faster than it can be read")]
     ChangesTooFast {
@@ -104,6 +112,7 @@ impl ClientError {
                 | Self::NoReplica { .. }
                 | Self::Write(_)
                 | Self::TooMuchDirtyData { .. }
+                | Self::LeftFile { .. }
                 | Self::ChangesTooFast { .. }
                 | Self::Fs(
                     FsError::Busy { .. }

@@ -1,20 +1,20 @@
 //! Open files.
 
+mod read;
+
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
     limits::FILE_BYTES_MAX,
     meta::{AttrChanges, FallocateMode, MetaOp, MetaReply},
-    request_id::RequestId,
     types::{Attr, Credentials},
 };
-use tokio::task::JoinSet;
 
 use crate::{
     calls::Touched,
@@ -23,13 +23,8 @@ use crate::{
     extents::ExtentMap,
     file_state::FileState,
     permissions::{EXECUTE, READ, WRITE},
-    readahead::{ReadAhead, Reader, UNIT_BYTES, blocks_after},
-    reader::read_block,
-    sections::{Section, sections},
+    readahead::{ReadAhead, UNIT_BYTES},
 };
-
-/// Ranges of one read that are fetched at once.
-const PARALLEL_READS: usize = 8;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -166,171 +161,6 @@ impl File {
     pub async fn attr(&self) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
         handle.client.getattr(&handle.credentials, self.ino()).await
-    }
-
-    /// Up to `len` bytes at `offset`, in pieces as they are in memory; fewer only at the end.
-    ///
-    /// # Errors
-    /// [`ClientError::AllReplicasBusy`], [`ClientError::NoReplica`], and whatever keeps the namenode
-    /// from answering.
-    pub async fn read_pieces(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
-        let handle = &*self.inner;
-        if !handle.flags.may_read() {
-            return Err(ClientError::NotOpenFor("reading"));
-        }
-        if handle.state.has_appends() {
-            // Only the namenode knows where they are.
-            handle.state.flush(false).await?;
-        }
-        let core = handle.client.core();
-        // The memory first: what leaves it meanwhile is found in the extents.
-        let wanted = offset..offset.saturating_add(len as u64);
-        let (overlay, memory_end) = handle.state.overlay(wanted.clone());
-        let (attr, extents) = core.content(&handle.credentials, self.ino()).await?;
-        let size_bytes = attr.size_bytes.max(memory_end);
-        let range = wanted.start..wanted.end.min(size_bytes);
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
-        let reader = Reader {
-            core,
-            credentials: &handle.credentials,
-            extents: &extents,
-            size_bytes,
-        };
-        let sections = sections(&range, overlay, &extents);
-        if needs_blocks(&sections) {
-            handle.read_ahead.note(&reader, &range);
-        }
-        self.fetch(&reader, sections).await
-    }
-
-    /// As [`File::read_pieces`], in one piece.
-    ///
-    /// # Errors
-    /// As [`File::read_pieces`].
-    pub async fn read(&self, offset: u64, len: usize) -> Result<Bytes, ClientError> {
-        let pieces = self.read_pieces(offset, len).await?;
-        if let [only] = &pieces[..] {
-            return Ok(only.clone());
-        }
-        let mut whole = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
-        for piece in &pieces {
-            whole.extend_from_slice(piece);
-        }
-        Ok(whole.freeze())
-    }
-
-    /// As [`File::read_pieces`] if all of it is in memory, without waiting.
-    #[must_use]
-    pub fn try_read_pieces(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
-        let handle = &*self.inner;
-        if !handle.flags.may_read() || handle.state.has_appends() {
-            return None;
-        }
-        let core = handle.client.core();
-        let wanted = offset..offset.saturating_add(len as u64);
-        let (overlay, memory_end) = handle.state.overlay(wanted.clone());
-        let (attr, extents) = core.session.valid_cache()?.content(self.ino())?;
-        let size_bytes = attr.size_bytes.max(memory_end);
-        let range = wanted.start..wanted.end.min(size_bytes);
-        if range.is_empty() {
-            return Some(Vec::new());
-        }
-        let sections = sections(&range, overlay, &extents);
-        let mut pieces = Vec::with_capacity(sections.len());
-        let from_blocks = needs_blocks(&sections);
-        for section in sections {
-            match section {
-                Section::Memory(data) => pieces.push(data),
-                Section::Block { block, range } => {
-                    let mut at = range.start;
-                    while at < range.end {
-                        let piece = handle.read_ahead.ready(block, &(at..range.end))?;
-                        at += piece.len() as u64;
-                        pieces.push(piece);
-                    }
-                }
-            }
-        }
-        if from_blocks {
-            let reader = Reader {
-                core,
-                credentials: &handle.credentials,
-                extents: &extents,
-                size_bytes,
-            };
-            handle.read_ahead.note(&reader, &range);
-        }
-        Some(pieces)
-    }
-
-    /// Brings the sections of a read together.
-    async fn fetch(
-        &self,
-        reader: &Reader<'_>,
-        sections: Vec<Section>,
-    ) -> Result<Vec<Bytes>, ClientError> {
-        let mut pieces: Vec<Bytes> = Vec::with_capacity(sections.len());
-        // Where in `pieces` something is missing.
-        let mut missing = Vec::new();
-        for section in sections {
-            let (block, range) = match section {
-                Section::Memory(data) => {
-                    pieces.push(data);
-                    continue;
-                }
-                Section::Block { block, range } => (block, range),
-            };
-            let mut at = range.start;
-            while at < range.end {
-                let rest = at..range.end;
-                if let Some(piece) = self.inner.read_ahead.arrived(block, &rest).await {
-                    at += piece.len() as u64;
-                    pieces.push(piece);
-                    continue;
-                }
-                let end = (at / UNIT_BYTES + 1) * UNIT_BYTES;
-                let part = at..end.min(range.end);
-                at = part.end;
-                missing.push((pieces.len(), block, part));
-                pieces.push(Bytes::new());
-            }
-        }
-        let others = |extents: &ExtentMap| blocks_after(extents, 0);
-        if let [(index, block, range)] = &missing[..] {
-            let others = || others(reader.extents);
-            let data = read_block(
-                reader.core,
-                reader.credentials,
-                *block,
-                range.clone(),
-                others,
-            );
-            pieces[*index] = data.await?;
-            return Ok(pieces);
-        }
-        let mut missing = missing.into_iter();
-        let mut reads = JoinSet::new();
-        loop {
-            while reads.len() < PARALLEL_READS
-                && let Some((index, block, range)) = missing.next()
-            {
-                let (core, credentials) = (reader.core.clone(), reader.credentials.clone());
-                let extents = reader.extents.clone();
-                reads.spawn(RequestId::current().scope(async move {
-                    let others = || others(&extents);
-                    let data = read_block(&core, &credentials, block, range, others).await;
-                    (index, data)
-                }));
-            }
-            match reads.join_next().await {
-                None => return Ok(pieces),
-                Some(Ok((index, data))) => pieces[index] = data?,
-                // Tasks of a runtime that shuts down.
-                Some(Err(_)) => return Err(ClientError::Closed),
-            }
-        }
     }
 
     /// Writes. Waits only while too much written data is in memory.
@@ -592,9 +422,4 @@ impl File {
         let core = handle.client.core();
         core.content(&handle.credentials, self.ino()).await
     }
-}
-
-fn needs_blocks(sections: &[Section]) -> bool {
-    let from_block = |section: &Section| matches!(section, Section::Block { .. });
-    sections.iter().any(from_block)
 }

@@ -35,6 +35,8 @@ struct Inner {
     open: HashMap<InodeId, usize>,
     /// Open, and without a name as far as this session knows.
     nameless: HashSet<InodeId>,
+    /// Held, but not opened by anybody who may read it.
+    unreadable: HashSet<InodeId>,
     idle_since: HashMap<InodeId, Instant>,
     idle: BTreeSet<(Instant, InodeId)>,
     to_release: HashSet<InodeId>,
@@ -50,9 +52,12 @@ impl Holds {
         }
     }
 
-    /// Opens once more what is held; false when it is not.
-    pub(crate) fn open_held(&self, ino: InodeId) -> bool {
+    /// Opens once more what is held; false when it is not, or not to be read.
+    pub(crate) fn open_held(&self, ino: InodeId, to_read: bool) -> bool {
         let mut inner = self.lock();
+        if to_read && inner.unreadable.contains(&ino) {
+            return false;
+        }
         if !inner.open.contains_key(&ino) && !inner.take_idle(ino) {
             return false;
         }
@@ -60,12 +65,22 @@ impl Holds {
         true
     }
 
-    /// The namenode holds it now.
-    pub(crate) fn opened(&self, ino: InodeId) {
+    /// The namenode holds it now; `readable`: for somebody who may read it.
+    pub(crate) fn opened(&self, ino: InodeId, readable: bool) {
         let mut inner = self.lock();
-        inner.take_idle(ino);
+        let was_held = inner.take_idle(ino) || inner.open.contains_key(&ino);
+        if readable {
+            inner.unreadable.remove(&ino);
+        } else if !was_held {
+            inner.unreadable.insert(ino);
+        }
         inner.to_release.remove(&ino);
         *inner.open.entry(ino).or_default() += 1;
+    }
+
+    /// Somebody opened it who may read it.
+    pub(crate) fn read_permitted(&self, ino: InodeId) {
+        self.lock().unreadable.remove(&ino);
     }
 
     /// To be awaited before the namenode is asked to hold something: a release on its way would
@@ -157,6 +172,7 @@ impl Holds {
             .collect();
         for ino in &batch {
             inner.to_release.remove(ino);
+            inner.unreadable.remove(ino);
             inner.releasing.insert(*ino);
         }
         batch
@@ -255,14 +271,26 @@ mod tests {
     fn a_closed_file_is_held_for_a_while() {
         let holds = Holds::new(2);
         let (now, ino) = (Instant::now(), InodeId(7));
-        assert!(!holds.open_held(ino));
-        holds.opened(ino);
+        assert!(!holds.open_held(ino, true));
+        holds.opened(ino, true);
         holds.closed(ino, now, true);
         assert!(holds.begin_release(now).is_empty());
-        assert!(holds.open_held(ino));
+        assert!(holds.open_held(ino, true));
         holds.closed(ino, now, true);
         assert_eq!(holds.begin_release(now + IDLE_MAX), vec![ino]);
-        assert!(!holds.open_held(ino));
+        assert!(!holds.open_held(ino, true));
+    }
+
+    #[test]
+    fn what_is_held_to_write_is_opened_anew_to_read() {
+        let holds = Holds::new(2);
+        let ino = InodeId(7);
+        holds.opened(ino, false);
+        assert!(holds.open_held(ino, false) && !holds.open_held(ino, true));
+        holds.opened(ino, false);
+        holds.read_permitted(ino);
+        holds.opened(ino, false);
+        assert!(holds.open_held(ino, true));
     }
 
     #[test]
@@ -270,7 +298,7 @@ mod tests {
         let holds = Holds::new(2);
         let now = Instant::now();
         for ino in 1..=3 {
-            holds.opened(InodeId(ino));
+            holds.opened(InodeId(ino), true);
             holds.closed(InodeId(ino), now + Duration::from_millis(ino), true);
         }
         assert_eq!(holds.begin_release(now), vec![InodeId(1)]);
@@ -280,7 +308,7 @@ mod tests {
     #[test]
     fn without_a_name_nothing_is_held_for_a_while() {
         let holds = Holds::new(2);
-        holds.opened(InodeId(1));
+        holds.opened(InodeId(1), true);
         holds.lost_last_name(InodeId(1));
         assert!(holds.has_nameless());
         holds.closed(InodeId(1), Instant::now(), true);
@@ -291,7 +319,7 @@ mod tests {
     #[test]
     fn what_is_open_stays_held_whatever_happens_to_its_name() {
         let holds = Holds::new(2);
-        holds.opened(InodeId(1));
+        holds.opened(InodeId(1), true);
         holds.drop_idle(InodeId(1));
         assert!(holds.begin_release(Instant::now()).is_empty());
         holds.closed(InodeId(1), Instant::now(), false);

@@ -9,12 +9,12 @@ use std::{
 use harvestfs_protocol::{
     error::DataError,
     identity::{Peer, Role},
-    ids::{BlockId, NodeId},
+    ids::{BlockId, InodeId, NodeId},
     limits::BLOCKS_PER_REQUEST_MAX,
     meta::{MetaOp, MetaReply},
     token::BlockToken,
     transport::{CloseCode, Connection, ConnectionPool, Endpoint, TransportError},
-    types::{Credentials, Located, NodeInfo},
+    types::{Credentials, FileBlock, Located, NodeInfo},
     unix_now_ms,
 };
 
@@ -131,27 +131,33 @@ impl Locations {
             .then_some(location)
     }
 
-    /// Where a block is. When it has to be asked for, `others` are asked for along with it.
+    /// Where a block of a file is. When it has to be asked for, `others` are asked for along with it.
+    ///
+    /// # Errors
+    /// [`ClientError::LeftFile`] when the extents that named it are out of date;
+    /// [`ClientError::NoReplica`]; whatever keeps the namenode from answering.
     pub(crate) async fn locate(
         &self,
         session: &Session,
         credentials: &Credentials,
-        block: BlockId,
-        others: impl FnOnce() -> Vec<BlockId>,
+        (ino, at): (InodeId, FileBlock),
+        others: impl FnOnce() -> Vec<FileBlock>,
     ) -> Result<Arc<Location>, ClientError> {
+        let block = at.block;
         if let Some(location) = self.known(block) {
             return Ok(location);
         }
         let mut blocks = others();
-        blocks.retain(|other| *other != block);
+        blocks.retain(|other| other.block != block);
         blocks.truncate(BLOCKS_PER_REQUEST_MAX - 1);
-        blocks.insert(0, block);
-        match session
-            .query(credentials, MetaOp::Locate { blocks })
-            .await?
-        {
-            MetaReply::Located(located) => self.learn(&located),
-            _ => return Err(ClientError::UnexpectedReply("Locate")),
+        blocks.insert(0, at);
+        let locate = MetaOp::Locate { ino, blocks };
+        let MetaReply::Located(located) = session.query(credentials, locate).await? else {
+            return Err(ClientError::UnexpectedReply("Locate"));
+        };
+        self.learn(&located);
+        if located.blocks.iter().all(|info| info.block != block) {
+            return Err(ClientError::LeftFile { block, ino });
         }
         let found = self.lock().get(block);
         match found {

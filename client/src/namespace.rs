@@ -198,7 +198,7 @@ impl Client {
         };
         if kind == FileKind::Regular {
             // The namenode opened it for us.
-            self.core().session.holds.opened(attr.ino);
+            self.core().session.holds.opened(attr.ino, true);
         }
         added(&ticket, parent, name, &attr, None);
         Ok((attr, rules))

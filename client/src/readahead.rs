@@ -9,9 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use harvestfs_protocol::{
-    ids::BlockId,
+    ids::{BlockId, InodeId},
     request_id::RequestId,
-    types::{Credentials, Extent},
+    types::{Credentials, Extent, FileBlock},
 };
 use tokio::sync::watch;
 
@@ -97,6 +97,7 @@ impl Unit {
 /// A reader of one file.
 pub(crate) struct Reader<'a> {
     pub(crate) core: &'a Arc<Core>,
+    pub(crate) ino: InodeId,
     pub(crate) credentials: &'a Credentials,
     pub(crate) extents: &'a Arc<ExtentMap>,
     pub(crate) size_bytes: u64,
@@ -181,8 +182,11 @@ impl Inner {
             }
             *allowed = allowed.saturating_sub(end - at);
             if !self.units.iter().any(|unit| unit.covers(extent.block, at)) {
-                let file_end = file_offset + (end - at);
-                let Some(unit) = start(reader, extent.block, at..end, file_end) else {
+                let place = FileBlock {
+                    block: extent.block,
+                    file_offset,
+                };
+                let Some(unit) = start(reader, place, at..end) else {
                     return;
                 };
                 self.units.push_back(unit);
@@ -193,14 +197,10 @@ impl Inner {
 }
 
 /// Starts fetching a unit, if all files together have not read too much ahead.
-fn start(
-    reader: &Reader<'_>,
-    block: BlockId,
-    range: Range<u64>,
-    file_end: u64,
-) -> Option<Arc<Unit>> {
+fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Unit>> {
     let core = reader.core.clone();
     let bytes = range.end - range.start;
+    let file_end = at.file_offset + bytes;
     let used = core.read_ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
     let reserved = Reserved {
         core: core.clone(),
@@ -212,10 +212,10 @@ fn start(
     let (sender, data) = watch::channel(None);
     let credentials = reader.credentials.clone();
     let extents = reader.extents.clone();
-    let wanted = range.clone();
+    let (ino, wanted) = (reader.ino, range.clone());
     let ahead = async move {
         let others = || blocks_after(&extents, file_end);
-        let fetch = read_block(&core, &credentials, block, wanted, others);
+        let fetch = read_block(&core, &credentials, (ino, at), wanted, others);
         tokio::select! {
             result = fetch => {
                 sender.send_replace(Some(result));
@@ -227,7 +227,7 @@ fn start(
     let runtime = &reader.core.session.runtime;
     runtime.spawn(RequestId::current().scope(ahead));
     Some(Arc::new(Unit {
-        block,
+        block: at.block,
         range,
         file_end,
         data,
@@ -236,15 +236,15 @@ fn start(
 }
 
 /// The next blocks of a file, to be located along with one.
-pub(crate) fn blocks_after(extents: &ExtentMap, offset: u64) -> Vec<BlockId> {
-    let mut blocks: Vec<BlockId> = Vec::new();
+pub(crate) fn blocks_after(extents: &ExtentMap, offset: u64) -> Vec<FileBlock> {
+    let mut blocks: Vec<FileBlock> = Vec::new();
     // A file of many extents in few blocks must not make this long.
     for extent in extents.from(offset).take(4 * LOCATE_AHEAD) {
         if blocks.len() == LOCATE_AHEAD {
             break;
         }
-        if !blocks.contains(&extent.block) {
-            blocks.push(extent.block);
+        if blocks.iter().all(|known| known.block != extent.block) {
+            blocks.push(extent.start());
         }
     }
     blocks

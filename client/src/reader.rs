@@ -14,12 +14,12 @@ use harvestfs_protocol::{
     codec::StreamKind,
     data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch},
     error::DataError,
-    ids::BlockId,
+    ids::{BlockId, InodeId},
     limits::CHUNK_BYTES,
     meta::MetaOp,
     request_id::RequestId,
     transport::{FrameReceiver, TransportError},
-    types::{Credentials, NodeInfo},
+    types::{Credentials, FileBlock, NodeInfo},
 };
 
 use crate::{core::Core, error::ClientError, locations::Location, pipeline::ended_early};
@@ -169,19 +169,21 @@ struct Target {
     chunks: Range<u64>,
 }
 
-/// Reads a range of a block, at most a few MiB. When the block has to be located, `others` are along
-/// with it.
+/// Reads a range of a block of a file, at most a few MiB; it starts at `at` in the file. When the block
+/// has to be located, `others` are along with it.
 ///
 /// # Errors
+/// [`ClientError::LeftFile`] when the extents that named the block are out of date;
 /// [`ClientError::AllReplicasBusy`] and [`ClientError::NoReplica`] after the patience of the options;
 /// whatever keeps the namenode from saying where the block is.
 pub(crate) async fn read_block(
     core: &Arc<Core>,
     credentials: &Credentials,
-    block: BlockId,
+    (ino, at): (InodeId, FileBlock),
     range: Range<u64>,
-    others: impl Fn() -> Vec<BlockId>,
+    others: impl Fn() -> Vec<FileBlock>,
 ) -> Result<Bytes, ClientError> {
+    let block = at.block;
     let chunk = CHUNK_BYTES as u64;
     let target = Target {
         block,
@@ -193,7 +195,7 @@ pub(crate) async fn read_block(
     loop {
         let located = core
             .locations
-            .locate(&core.session, credentials, block, &others);
+            .locate(&core.session, credentials, (ino, at), &others);
         let mut round = Round::default();
         match located.await {
             Ok(location) => {

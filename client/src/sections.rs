@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::FileBlock;
 
 use crate::extents::ExtentMap;
 
@@ -14,8 +14,8 @@ static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
 pub(crate) enum Section {
     /// Written data that is still in memory, or zeros of a hole.
     Memory(Bytes),
-    /// A range of a block.
-    Block { block: BlockId, range: Range<u64> },
+    /// A range of a block, and where in the file it starts.
+    Block { at: FileBlock, range: Range<u64> },
 }
 
 /// The parts of a range, in order and without gaps: what is in memory, else what the extents say,
@@ -46,7 +46,7 @@ fn below(parts: &mut Vec<Section>, range: Range<u64>, extents: &ExtentMap) {
     for extent in extents.overlapping(&range) {
         zeros(parts, extent.file_offset - at);
         parts.push(Section::Block {
-            block: extent.block,
+            at: extent.start(),
             range: extent.block_offset..extent.block_end(),
         });
         at = extent.file_end();
@@ -67,7 +67,7 @@ fn zeros(parts: &mut Vec<Section>, length_bytes: u64) {
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::types::Extent;
+    use harvestfs_protocol::{ids::BlockId, types::Extent};
 
     use super::*;
 
@@ -81,8 +81,11 @@ mod tests {
             block_offset: 100,
         }]);
         let data = Bytes::from_static(b"abc");
-        let block = |range| Section::Block {
-            block: BlockId(1),
+        let block = |file_offset, range| Section::Block {
+            at: FileBlock {
+                block: BlockId(1),
+                file_offset,
+            },
             range,
         };
         let zeros = |len| Section::Memory(Bytes::from(vec![0; len]));
@@ -94,9 +97,9 @@ mod tests {
             ),
             vec![
                 zeros(5),
-                block(100..102),
+                block(10, 100..102),
                 Section::Memory(data.clone()),
-                block(105..110),
+                block(15, 105..110),
                 zeros(4),
                 Section::Memory(data.slice(..1)),
             ]

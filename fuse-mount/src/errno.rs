@@ -10,7 +10,9 @@ pub fn of(error: &ClientError) -> Errno {
         ClientError::Fs(error) => of_fs(error),
         ClientError::NotOpenFor(_) => Errno::EBADF,
         // As for a read that the kernel must ask for again.
-        ClientError::ChangesTooFast { .. } | ClientError::Interrupted => Errno::EINTR,
+        ClientError::ChangesTooFast { .. }
+        | ClientError::LeftFile { .. }
+        | ClientError::Interrupted => Errno::EINTR,
         ClientError::Unreachable { .. } => {
             tracing::warn!(%error, "an operation failed");
             Errno::ETIMEDOUT

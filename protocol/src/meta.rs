@@ -30,7 +30,7 @@ use crate::{
     ids::{BlockId, ClusterId, InodeId, NodeId, SessionId},
     name::Name,
     timeline::Position,
-    types::{Attr, Credentials, Extent, FileKind, Located, PlacementRules},
+    types::{Attr, Credentials, Extent, FileBlock, FileKind, Located, PlacementRules},
 };
 
 /// Starts or resumes a session; the first request on a client's connection.
@@ -40,7 +40,8 @@ pub struct OpenSession {
     /// [`FsError::SessionExpired`] when it has ended or belongs to another certificate.
     pub resume: Option<SessionId>,
     /// Inodes that the client holds open (see [`MetaOp::Open`]); told again on resumption because
-    /// the namenode does not journal them.
+    /// the namenode does not journal them. As with credentials, it is believed that they were opened
+    /// with permission.
     pub holds: Vec<InodeId>,
     /// Files of which the client has the delegation (see [`MetaReply::Created`]); told again on
     /// resumption for the same reason. `None`: it takes none.
@@ -128,8 +129,8 @@ pub enum MetaOp {
         ino: InodeId,
     },
     /// Opens a regular file and *holds* it: until [`MetaOp::Release`] or the end of the session
-    /// its data stays readable, even when its last name is removed. Permission for `read` and
-    /// `write` is checked. Reply: [`MetaReply::Opened`].
+    /// its data stays readable, even when its last name is removed or its mode changes. Permission for
+    /// all that it is opened for is checked; one of them it must be. Reply: [`MetaReply::Opened`].
     Open {
         /// Inode.
         ino: InodeId,
@@ -137,19 +138,25 @@ pub enum MetaOp {
         read: bool,
         /// To write.
         write: bool,
+        /// To run it, and so to read it.
+        execute: bool,
     },
-    /// A file's extents at and after an offset. Reply: [`MetaReply::Extents`].
+    /// A file's extents at and after an offset. For who may read the file, and for a session that has it
+    /// open. Reply: [`MetaReply::Extents`].
     GetExtents {
         /// Inode.
         ino: InodeId,
         /// First byte of interest.
         from_offset: u64,
     },
-    /// Where blocks are. Unknown blocks are left out. Reply: [`MetaReply::Located`].
+    /// Where blocks of a file are. For who may read the file, and for a session that has it open to read.
+    /// What is not in the file any more as the caller says is left out: it has to ask for the extents
+    /// again. Reply: [`MetaReply::Located`].
     Locate {
-        /// Blocks of files that the caller may read, at most
-        /// [`crate::limits::BLOCKS_PER_REQUEST_MAX`].
-        blocks: Vec<BlockId>,
+        /// File.
+        ino: InodeId,
+        /// At most [`crate::limits::BLOCKS_PER_REQUEST_MAX`].
+        blocks: Vec<FileBlock>,
     },
     /// Reply: [`MetaReply::Bytes`].
     GetXattr {
@@ -426,7 +433,7 @@ pub enum MetaReply {
         extents: Vec<Extent>,
         /// No extent follows.
         end: bool,
-        /// The blocks of the first few of them.
+        /// The blocks of the first few of them; of none for who may not read them.
         located: Located,
     },
     /// A part of a file's extents.

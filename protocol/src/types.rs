@@ -120,11 +120,29 @@ impl Extent {
         self.file_offset + self.length_bytes
     }
 
+    /// Its block, and its first byte.
+    #[must_use]
+    pub fn start(&self) -> FileBlock {
+        FileBlock {
+            block: self.block,
+            file_offset: self.file_offset,
+        }
+    }
+
     /// The first block offset after it.
     #[must_use]
     pub fn block_end(&self) -> u64 {
         self.block_offset + self.length_bytes
     }
+}
+
+/// A block of a file, and a byte of the file that is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileBlock {
+    /// The block.
+    pub block: BlockId,
+    /// Where in the file, in bytes.
+    pub file_offset: u64,
 }
 
 /// How to reach a datanode.

@@ -64,6 +64,8 @@ struct State {
     calls: HashMap<String, u64>,
     /// So many mutations are executed and not answered: the connection breaks.
     lose_replies: u32,
+    /// Nobody is told what to forget.
+    holds_notices: bool,
     /// Bad replicas that were reported.
     bad: Vec<(BlockId, NodeId, bool)>,
 }
@@ -93,6 +95,7 @@ impl Namenode {
                 next_notice: 1,
                 calls: HashMap::new(),
                 lose_replies: 0,
+                holds_notices: false,
                 bad: Vec::new(),
             }),
         });
@@ -140,6 +143,16 @@ impl Namenode {
     /// The next mutations are executed, and then the connection breaks before they are answered.
     pub(crate) fn lose_replies(&self, count: u32) {
         lock(&self.shared.state).lose_replies = count;
+    }
+
+    /// Until it is called again, nobody is told what to forget.
+    pub(crate) fn hold_notices(&self, hold: bool) {
+        lock(&self.shared.state).holds_notices = hold;
+    }
+
+    /// Knows nothing of a block any more, whatever files say.
+    pub(crate) fn forget_block(&self, block: BlockId) {
+        lock(&self.shared.state).blocks.remove(&block);
     }
 
     /// Ends all sessions.
@@ -278,11 +291,9 @@ impl Shared {
         let mut state = lock(&self.state);
         state.count(&call.op);
         match &call.op {
-            MetaOp::Locate { blocks } => {
-                let known = blocks
-                    .iter()
-                    .filter(|block| state.blocks.contains_key(block));
-                let blocks: Vec<BlockId> = known.copied().collect();
+            MetaOp::Locate { ino, blocks } => {
+                let mut blocks = state.namespace.blocks_of(*ino, blocks)?;
+                blocks.retain(|block| state.blocks.contains_key(block));
                 Ok(MetaReply::Located(self.located(
                     &state,
                     &blocks,
@@ -421,7 +432,8 @@ impl State {
     /// Tells every other session what to forget.
     fn announce(&mut self, author: SessionId, effects: Effects) -> Vec<oneshot::Receiver<()>> {
         let mut waits = Vec::new();
-        if effects.inodes.is_empty() && effects.entries.is_empty() {
+        let nothing = effects.inodes.is_empty() && effects.entries.is_empty();
+        if nothing || self.holds_notices {
             return waits;
         }
         for (session, sender) in &self.sessions {

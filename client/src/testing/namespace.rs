@@ -10,7 +10,7 @@ use harvestfs_protocol::{
         RenameMode, SetTime, StatFs,
     },
     name::Name,
-    types::{Attr, Credentials, Extent, FileKind, Located, Timestamp},
+    types::{Attr, Credentials, Extent, FileBlock, FileKind, Located, Timestamp},
 };
 
 use crate::{extents::ExtentMap, permissions};
@@ -164,9 +164,14 @@ impl Namespace {
                 }
             }
             MetaOp::ReadLink { ino } => MetaReply::Bytes(self.get(*ino)?.target.clone()),
-            MetaOp::Open { ino, read, write } => {
+            MetaOp::Open {
+                ino,
+                read,
+                write,
+                execute,
+            } => {
                 let inode = self.get(*ino)?;
-                let mask = u8::from(*read) * 4 + u8::from(*write) * 2;
+                let mask = u8::from(*read) * 4 + u8::from(*write) * 2 + u8::from(*execute);
                 if !permissions::permits(&inode.attr, who, mask) {
                     return Err(FsError::PermissionDenied);
                 }
@@ -206,6 +211,21 @@ impl Namespace {
             }),
             other => return Err(FsError::NotSupported(format!("{other:?}"))),
         })
+    }
+
+    /// Those of the blocks that are in the file where the caller says.
+    pub(super) fn blocks_of(
+        &self,
+        ino: InodeId,
+        blocks: &[FileBlock],
+    ) -> Result<Vec<BlockId>, FsError> {
+        let extents = &self.get(ino)?.extents;
+        let is_there = |at: &&FileBlock| {
+            let byte = extents.overlapping(&(at.file_offset..at.file_offset + 1));
+            byte.iter().any(|extent| extent.block == at.block)
+        };
+        let there = blocks.iter().filter(is_there);
+        Ok(there.map(|at| at.block).collect())
     }
 
     pub(super) fn mutate(

@@ -3,6 +3,7 @@
 mod faults;
 mod files;
 mod models;
+mod overtaken;
 mod waiting;
 
 use harvestfs_protocol::{

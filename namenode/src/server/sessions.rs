@@ -7,6 +7,16 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 
 use super::leases::WaitId;
 
+/// What a session may do with the content of an inode that it holds: opened with permission, it stays
+/// open whatever becomes of the mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum OpenTo {
+    /// Not read it.
+    Write,
+    /// Read it, and perhaps write it.
+    Read,
+}
+
 /// Number of a connection, never reused.
 pub(crate) type ConnectionId = u64;
 
@@ -30,7 +40,7 @@ pub(crate) struct Session {
     /// The connection that speaks for it now.
     pub connection: Option<ConnectionId>,
     last_heard_ms: u64,
-    holds: HashSet<InodeId>,
+    holds: HashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
     pub unanswered: HashMap<u64, WaitId>,
 }
@@ -72,7 +82,7 @@ impl Sessions {
             client,
             connection,
             last_heard_ms: now_ms,
-            holds: HashSet::new(),
+            holds: HashMap::new(),
             unanswered: HashMap::new(),
         };
         self.by_id.insert(id, session);
@@ -111,19 +121,32 @@ impl Sessions {
     }
 
     /// The session holds an inode; false if it holds `holds_max` others.
-    pub(crate) fn hold(&mut self, id: SessionId, ino: InodeId, holds_max: usize) -> bool {
+    pub(crate) fn hold(
+        &mut self,
+        id: SessionId,
+        ino: InodeId,
+        to: OpenTo,
+        holds_max: usize,
+    ) -> bool {
         let Some(session) = self.by_id.get_mut(&id) else {
             return false;
         };
-        if session.holds.contains(&ino) {
+        if let Some(held) = session.holds.get_mut(&ino) {
+            *held = to.max(*held);
             return true;
         }
         if session.holds.len() >= holds_max {
             return false;
         }
-        session.holds.insert(ino);
+        session.holds.insert(ino, to);
         *self.holders.entry(ino).or_default() += 1;
         true
+    }
+
+    /// Whether the session has an inode open to do this, or more.
+    pub(crate) fn has_open(&self, id: SessionId, ino: InodeId, to: OpenTo) -> bool {
+        let session = self.by_id.get(&id);
+        session.and_then(|session| session.holds.get(&ino)) >= Some(&to)
     }
 
     /// The session no longer holds an inode. True if nobody does now.
@@ -131,7 +154,7 @@ impl Sessions {
         let held = self
             .by_id
             .get_mut(&id)
-            .is_some_and(|session| session.holds.remove(&ino));
+            .is_some_and(|session| session.holds.remove(&ino).is_some());
         held && self.unhold(ino)
     }
 
@@ -140,7 +163,7 @@ impl Sessions {
         let holds = self.by_id.get(&id).map(|session| &session.holds);
         let mut beside: Vec<InodeId> = holds
             .into_iter()
-            .flatten()
+            .flat_map(HashMap::keys)
             .filter(|ino| !told.contains(ino))
             .copied()
             .collect();
@@ -160,7 +183,7 @@ impl Sessions {
                 self.of_client.remove(&session.client);
             }
         }
-        let mut unheld: Vec<InodeId> = session.holds.into_iter().collect();
+        let mut unheld: Vec<InodeId> = session.holds.into_keys().collect();
         unheld.retain(|&ino| self.unhold(ino));
         // What follows from it enters the journal: in an order that does not depend on a hash.
         unheld.sort_unstable();
@@ -225,8 +248,10 @@ mod tests {
     #[test]
     fn an_inode_is_held_until_the_last_session_lets_go() {
         let mut sessions = two();
-        assert!(sessions.hold(A, FILE, 10) && sessions.hold(A, FILE, 10));
-        assert!(sessions.hold(B, FILE, 10));
+        assert!(
+            sessions.hold(A, FILE, OpenTo::Read, 10) && sessions.hold(A, FILE, OpenTo::Read, 10)
+        );
+        assert!(sessions.hold(B, FILE, OpenTo::Read, 10));
         assert!(!sessions.release(A, FILE));
         assert!(!sessions.release(A, FILE), "not twice");
         assert!(sessions.may_be_held(FILE));
@@ -237,9 +262,28 @@ mod tests {
     #[test]
     fn holds_are_bounded() {
         let mut sessions = two();
-        assert!(sessions.hold(A, InodeId(1), 2) && sessions.hold(A, InodeId(2), 2));
-        assert!(!sessions.hold(A, InodeId(3), 2));
-        assert!(sessions.hold(A, InodeId(2), 2));
+        assert!(
+            sessions.hold(A, InodeId(1), OpenTo::Read, 2)
+                && sessions.hold(A, InodeId(2), OpenTo::Read, 2)
+        );
+        assert!(!sessions.hold(A, InodeId(3), OpenTo::Read, 2));
+        assert!(sessions.hold(A, InodeId(2), OpenTo::Read, 2));
+    }
+
+    #[test]
+    fn what_was_opened_to_write_is_read_once_it_was_opened_to_read() {
+        let mut sessions = two();
+        assert!(!sessions.has_open(A, FILE, OpenTo::Write));
+        assert!(sessions.hold(A, FILE, OpenTo::Write, 1));
+        assert!(sessions.has_open(A, FILE, OpenTo::Write));
+        assert!(!sessions.has_open(A, FILE, OpenTo::Read));
+        for to in [OpenTo::Read, OpenTo::Write] {
+            assert!(sessions.hold(A, FILE, to, 1));
+            assert!(sessions.has_open(A, FILE, OpenTo::Read));
+        }
+        assert!(!sessions.has_open(B, FILE, OpenTo::Write));
+        assert!(sessions.release(A, FILE));
+        assert!(!sessions.has_open(A, FILE, OpenTo::Write));
     }
 
     #[test]

@@ -6,13 +6,13 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::GROUPS_MAX;
-use harvestfs_protocol::meta::{MetaCall, MetaOp, OpenSession};
+use harvestfs_protocol::meta::{AttrChanges, FileCommit, MetaCall, MetaOp, MetaReply, OpenSession};
 use harvestfs_protocol::node::{IncrementalReport, NodeRequest};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{CloseCode, Endpoint, TransportError, TransportOptions};
-use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::types::{Credentials, Extent, FileBlock, FileKind};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -119,8 +119,12 @@ async fn calls_out_of_bounds_are_refused() {
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
     );
-    let blocks = vec![harvestfs_protocol::ids::BlockId(1); 1_025];
-    let refused = alice.call(MetaOp::Locate { blocks }).await;
+    let at = FileBlock {
+        block: BlockId(1),
+        file_offset: 0,
+    };
+    let (ino, blocks) = (InodeId::ROOT, vec![at; 1_025]);
+    let refused = alice.call(MetaOp::Locate { ino, blocks }).await;
     assert!(
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
@@ -220,4 +224,180 @@ async fn check_healthy(cluster: Cluster) {
         let snapshot = cluster.admin(AdminRequest::Snapshot).await;
         assert_eq!(snapshot, Ok(AdminReply::Done));
     }
+}
+
+/// As a user of a session.
+async fn call_as(client: &mut Client, uid: u32, op: MetaOp) -> Result<MetaReply, FsError> {
+    let mut call = client.number(op);
+    call.credentials = Credentials {
+        uid,
+        gid: uid,
+        groups: vec![],
+    };
+    meta(&client.link, call).await
+}
+
+/// A file of user 1 with one block.
+async fn private_file(alice: &mut Client, mode: u16) -> (InodeId, FileBlock) {
+    let chmod = AttrChanges {
+        mode: Some(0o777),
+        ..AttrChanges::default()
+    };
+    let open_root = MetaOp::SetAttr {
+        ino: InodeId::ROOT,
+        changes: chmod,
+    };
+    alice.call(open_root).await.unwrap();
+    let block = alice.allocate(1).await.unwrap().blocks[0].block;
+    let create = MetaOp::Create {
+        parent: InodeId::ROOT,
+        name: name("private"),
+        kind: FileKind::Regular,
+        mode,
+        rdev: 0,
+    };
+    let created = call_as(alice, 1, create).await;
+    let Ok(MetaReply::Created { attr, .. } | MetaReply::Attr(attr)) = created else {
+        panic!("{created:?}");
+    };
+    let commit = FileCommit {
+        ino: attr.ino,
+        extents: vec![Extent {
+            file_offset: 0,
+            length_bytes: 5_000,
+            block,
+            block_offset: 0,
+        }],
+        append: false,
+        mtime: None,
+    };
+    let files = vec![commit];
+    let durable = true;
+    let committed = call_as(alice, 1, MetaOp::Commit { files, durable }).await;
+    let Ok(MetaReply::Committed(files)) = committed else {
+        panic!("{committed:?}");
+    };
+    files[0].as_ref().unwrap();
+    let file_offset = 0;
+    (attr.ino, FileBlock { block, file_offset })
+}
+
+fn located(reply: Result<MetaReply, FsError>) -> Result<Vec<BlockId>, FsError> {
+    match reply? {
+        MetaReply::Located(located) | MetaReply::Opened { located, .. } => {
+            Ok(located.blocks.iter().map(|info| info.block).collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_blocks_of_a_file_are_for_who_may_read_it() {
+    let cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let (ino, at) = private_file(&mut alice, 0o622).await;
+    let locate = |ino| MetaOp::Locate {
+        ino,
+        blocks: vec![at],
+    };
+    let extents = MetaOp::GetExtents {
+        ino,
+        from_offset: 0,
+    };
+    let open = |read, write| MetaOp::Open {
+        ino,
+        read,
+        write,
+        execute: false,
+    };
+    let denied = Err(FsError::PermissionDenied);
+
+    let mut mallory = cluster.client("mallory").await;
+    for op in [locate(ino), extents.clone(), open(true, false)] {
+        let refused = call_as(&mut mallory, 2, op.clone()).await;
+        assert_eq!(refused, denied, "{op:?}");
+    }
+    // By a file of their own they are told nothing of it, nor by one that is none.
+    let own = call_as(&mut mallory, 2, create(InodeId::ROOT, "own")).await;
+    let Ok(MetaReply::Created { attr: own, .. } | MetaReply::Attr(own)) = own else {
+        panic!("{own:?}");
+    };
+    let by_own = located(call_as(&mut mallory, 2, locate(own.ino)).await);
+    assert_eq!(by_own, Ok(vec![]));
+    let by_directory = call_as(&mut mallory, 2, locate(InodeId::ROOT)).await;
+    assert_eq!(by_directory, Err(FsError::IsADirectory));
+    let by_nothing = call_as(&mut mallory, 2, locate(InodeId(u64::MAX))).await;
+    assert_eq!(by_nothing, Err(FsError::Stale));
+    // Who may only write it is told where its data is in it, and nothing to read that with.
+    let for_nothing = call_as(&mut mallory, 2, open(false, false)).await;
+    assert!(matches!(for_nothing, Err(FsError::InvalidArgument(_))));
+    let opened = located(call_as(&mut mallory, 2, open(false, true)).await);
+    assert_eq!(opened, Ok(vec![]));
+    assert_eq!(call_as(&mut mallory, 2, locate(ino)).await, denied);
+    call_as(&mut mallory, 2, extents.clone()).await.unwrap();
+    // What others of the machine have open is the machine's to give.
+    let opened = located(call_as(&mut mallory, 1, open(true, false)).await);
+    assert_eq!(opened, Ok(vec![at.block]));
+    assert_eq!(
+        located(call_as(&mut mallory, 2, locate(ino)).await),
+        Ok(vec![at.block])
+    );
+}
+
+#[tokio::test]
+async fn what_is_open_stays_readable_whatever_becomes_of_the_file() {
+    let mut cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    alice.acknowledge_all();
+    let (ino, at) = private_file(&mut alice, 0o604).await;
+    let locate = || MetaOp::Locate {
+        ino,
+        blocks: vec![at],
+    };
+    let extents = || MetaOp::GetExtents {
+        ino,
+        from_offset: 0,
+    };
+    let mut bob = cluster.client("bob").await;
+    bob.acknowledge_all();
+    let opened = call_as(&mut bob, 2, open_to_read(ino)).await;
+    assert_eq!(located(opened), Ok(vec![at.block]));
+    let changes = AttrChanges {
+        mode: Some(0),
+        ..AttrChanges::default()
+    };
+    call_as(&mut alice, 1, MetaOp::SetAttr { ino, changes })
+        .await
+        .unwrap();
+    let mut carol = cluster.client("carol").await;
+    for op in [locate(), extents()] {
+        let refused = call_as(&mut carol, 2, op).await;
+        assert_eq!(refused, Err(FsError::PermissionDenied));
+    }
+    for unlinked in [false, true] {
+        if unlinked {
+            let unlink = unlink(InodeId::ROOT, "private");
+            call_as(&mut alice, 1, unlink).await.unwrap();
+        }
+        let found = located(call_as(&mut bob, 2, locate()).await);
+        assert_eq!(found, Ok(vec![at.block]));
+        call_as(&mut bob, 2, extents()).await.unwrap();
+    }
+    // After a restart, too, and in a new session: the client says what it has open.
+    cluster.restart().await;
+    let resumed = cluster.open("bob", Some(bob.session), vec![ino]).await;
+    let mut bob = resumed.unwrap();
+    bob.set_sequence(0);
+    let found = located(call_as(&mut bob, 2, locate()).await);
+    assert_eq!(found, Ok(vec![at.block]));
+    // Released, it is not open any more.
+    let inodes = vec![ino];
+    bob.call(MetaOp::Release { inodes }).await.unwrap();
+    let gone = call_as(&mut bob, 2, locate()).await;
+    assert!(matches!(
+        gone,
+        Err(FsError::PermissionDenied | FsError::Stale)
+    ));
 }

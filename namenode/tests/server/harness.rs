@@ -384,6 +384,7 @@ pub fn open_to_read(ino: InodeId) -> MetaOp {
         ino,
         read: true,
         write: false,
+        execute: false,
     }
 }
 

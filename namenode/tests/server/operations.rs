@@ -9,7 +9,7 @@ use harvestfs_protocol::meta::{
     SetXattrMode,
 };
 use harvestfs_protocol::token::{Right, TokenVerifier};
-use harvestfs_protocol::types::{Extent, FileKind};
+use harvestfs_protocol::types::{Extent, FileBlock, FileKind};
 
 use crate::harness::*;
 
@@ -201,11 +201,12 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
     };
     assert_eq!(extents[0].block, second);
     let unknown = harvestfs_protocol::ids::BlockId(u64::MAX);
-    let blocks = vec![second, unknown];
-    let MetaReply::Located(located) = s.ok(MetaOp::Locate { blocks }).await else {
+    let at = |block, file_offset| FileBlock { block, file_offset };
+    let blocks = vec![at(second, 9_999), at(second, 4_999), at(unknown, 9_999)];
+    let MetaReply::Located(located) = s.ok(MetaOp::Locate { ino: file, blocks }).await else {
         panic!("locations were expected");
     };
-    assert_eq!(located.blocks.len(), 1, "unknown blocks are left out");
+    assert_eq!(located.blocks.len(), 1, "what is not there is left out");
 
     let op = MetaOp::GetXattr {
         ino: file,

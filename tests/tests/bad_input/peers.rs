@@ -180,6 +180,7 @@ async fn open(rpc: &mut Rpc, name: &str) -> BlockInfo {
         ino: attr.ino,
         read: true,
         write: false,
+        execute: false,
     };
     match rpc.meta(false, open).await {
         Ok(Reply::Meta(MetaReply::Opened { mut located, .. })) => located.blocks.remove(0),

@@ -2,11 +2,12 @@
 
 use harvestfs_protocol::{
     error::FsError,
+    ids::BlockId,
     ids::InodeId,
     limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX},
     meta::{DirEntry, MetaOp, MetaReply, StatFs},
     name::Name,
-    types::{Credentials, Extent, Located},
+    types::{Credentials, Extent, FileBlock, Located},
 };
 
 use super::{
@@ -46,13 +47,29 @@ impl Namespace {
                 Body::Symlink(target) => Ok(MetaReply::Bytes(target.to_vec())),
                 _ => Err(FsError::InvalidArgument("not a symlink".into())),
             },
-            MetaOp::Open { ino, read, write } => self.open(credentials, *ino, *read, *write),
+            MetaOp::Open {
+                ino,
+                read,
+                write,
+                execute,
+            } => {
+                let bits = [(*read, READ), (*write, WRITE), (*execute, EXECUTE)];
+                let wanted = bits.iter().filter(|(wanted, _)| *wanted);
+                self.open(
+                    credentials,
+                    *ino,
+                    wanted.fold(0, |mask, (_, bit)| mask | bit),
+                )
+            }
             MetaOp::GetExtents { ino, from_offset } => {
-                let file = self.inodes.get(*ino)?.file()?;
+                let file = self.readable(credentials, *ino)?;
                 let (extents, end) = extents_from(file, *from_offset);
                 Ok(MetaReply::Extents { extents, end })
             }
-            MetaOp::Locate { .. } => Ok(MetaReply::Located(Located::default())),
+            MetaOp::Locate { ino, .. } => {
+                self.readable(credentials, *ino)?;
+                Ok(MetaReply::Located(Located::default()))
+            }
             MetaOp::GetXattr { ino, name } => self.get_xattr(credentials, *ino, name),
             MetaOp::ListXattr { ino } => self.list_xattr(credentials, *ino),
             MetaOp::FindSparse { from } => self.find_sparse(credentials, *from),
@@ -115,16 +132,46 @@ impl Namespace {
         })
     }
 
+    /// The content of a file that the caller may read.
+    fn readable(&self, credentials: &Credentials, ino: InodeId) -> Result<&FileData, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let file = inode.file()?;
+        permissions::check(credentials, inode, READ)?;
+        Ok(file)
+    }
+
+    /// Those of the blocks that are in the file where the caller says.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] when the caller may not read the file, [`FsError::Stale`] when
+    /// there is none.
+    pub fn readable_blocks(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        blocks: &[FileBlock],
+    ) -> Result<Vec<BlockId>, FsError> {
+        let file = self.readable(credentials, ino)?;
+        let is_there = |at: &&FileBlock| {
+            let mut rest = file.extents.from(at.file_offset);
+            rest.next()
+                .is_some_and(|piece| piece.block == at.block && piece.file_offset <= at.file_offset)
+        };
+        let there = blocks.iter().filter(is_there);
+        Ok(there.map(|at| at.block).collect())
+    }
+
     fn open(
         &self,
         credentials: &Credentials,
         ino: InodeId,
-        read: bool,
-        write: bool,
+        mask: u8,
     ) -> Result<MetaReply, FsError> {
         let inode = self.inodes.get(ino)?;
         let file = inode.file()?;
-        let mask = if read { READ } else { 0 } | if write { WRITE } else { 0 };
+        if mask == 0 {
+            return Err(FsError::InvalidArgument("opened for nothing".into()));
+        }
         permissions::check(credentials, inode, mask)?;
         let (extents, end) = extents_from(file, 0);
         Ok(MetaReply::Opened {

@@ -18,6 +18,9 @@ use crate::server::clock;
 /// The extended attribute that shows where a file's replicas are.
 pub(super) const LOCATIONS_XATTR: &[u8] = b"user.harvestfs.locations";
 
+/// Of `access(2)`: may it be read?
+pub(super) const R_OK: u8 = 4;
+
 /// Blocks that the reply to an `Open` locates: what a reader wants first. The rest is asked for.
 const BLOCKS_PER_OPEN: usize = 16;
 
@@ -90,7 +93,6 @@ impl Owner {
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<MetaReply, FsError> {
-        const R_OK: u8 = 4;
         self.namespace
             .query(credentials, &MetaOp::Access { ino, mask: R_OK })?;
         let mut text = String::new();

@@ -13,14 +13,14 @@ use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules, Timestamp
 
 use super::class::{Class, class_of, creates_file};
 use super::deferred::files_told;
-use super::locate::LOCATIONS_XATTR;
+use super::locate::{LOCATIONS_XATTR, R_OK};
 use super::session::{peer_limit, unexpected_outcome};
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::leases::Cached;
 use crate::server::metrics::Responder;
-use crate::server::sessions::ConnectionId;
+use crate::server::sessions::{ConnectionId, OpenTo};
 
 /// When a client may try again that has too much under way.
 const TOO_MUCH_RETRY_AFTER_MS: u32 = 100;
@@ -133,20 +133,35 @@ impl Owner {
         op: &MetaOp,
     ) -> Result<MetaReply, FsError> {
         match op {
-            MetaOp::Locate { blocks } => {
+            MetaOp::Locate { ino, blocks } => {
                 check_block_count(blocks.len())?;
-                let blocks = blocks.iter().copied();
+                let reader = self.opener(asker, *ino, OpenTo::Read);
+                let reader = reader.as_ref().unwrap_or(credentials);
+                let blocks = self.namespace.readable_blocks(reader, *ino, blocks)?;
                 Ok(MetaReply::Located(self.located(blocks, asker.ip)))
+            }
+            MetaOp::GetExtents { ino, .. } => {
+                let opener = self.opener(asker, *ino, OpenTo::Write);
+                self.namespace
+                    .query(opener.as_ref().unwrap_or(credentials), op)
             }
             MetaOp::GetXattr { ino, name } if name == LOCATIONS_XATTR => {
                 self.locations(credentials, *ino)
             }
-            MetaOp::Open { ino, .. } => {
+            MetaOp::Open {
+                ino, read, execute, ..
+            } => {
                 let mut reply = self.namespace.query(credentials, op)?;
-                self.hold(asker.session, *ino)?;
-                if let MetaReply::Opened {
-                    extents, located, ..
-                } = &mut reply
+                let to = if *read || *execute || self.may_read(credentials, *ino) {
+                    OpenTo::Read
+                } else {
+                    OpenTo::Write
+                };
+                self.hold(asker.session, *ino, to)?;
+                if to == OpenTo::Read
+                    && let MetaReply::Opened {
+                        extents, located, ..
+                    } = &mut reply
                 {
                     *located = self.located_first(extents, asker.ip);
                 }
@@ -180,9 +195,20 @@ impl Owner {
         }
     }
 
-    fn hold(&mut self, session: SessionId, ino: InodeId) -> Result<(), FsError> {
+    fn may_read(&self, credentials: &Credentials, ino: InodeId) -> bool {
+        let access = MetaOp::Access { ino, mask: R_OK };
+        self.namespace.query(credentials, &access).is_ok()
+    }
+
+    /// As whom a session uses the content of what it has open: its permission was checked then.
+    fn opener(&self, asker: Asker, ino: InodeId, to: OpenTo) -> Option<Credentials> {
+        let is_open = self.sessions.has_open(asker.session, ino, to);
+        is_open.then(Credentials::root)
+    }
+
+    fn hold(&mut self, session: SessionId, ino: InodeId, to: OpenTo) -> Result<(), FsError> {
         let holds_max = self.options.holds_per_session_max;
-        if self.sessions.hold(session, ino, holds_max) {
+        if self.sessions.hold(session, ino, to, holds_max) {
             return Ok(());
         }
         Err(FsError::Busy {
@@ -262,7 +288,7 @@ impl Owner {
         };
         if let Ok(MetaReply::Attr(attr)) = &reply
             && attr.kind == FileKind::Regular
-            && let Err(error) = self.hold(asker.session, attr.ino)
+            && let Err(error) = self.hold(asker.session, attr.ino, OpenTo::Read)
         {
             responder.send(&Err(error));
             return None;
@@ -387,7 +413,7 @@ impl Owner {
         match (op, &reply) {
             (op, MetaReply::Attr(attr)) if creates_file(&op) => {
                 // There is room: it was checked before.
-                if let Err(error) = self.hold(asker.session, attr.ino) {
+                if let Err(error) = self.hold(asker.session, attr.ino, OpenTo::Read) {
                     tracing::error!(ino = %attr.ino, %error, "a created file is not held");
                 }
                 if matches!(op, MetaOp::Create { .. })

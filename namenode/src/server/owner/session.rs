@@ -14,7 +14,7 @@ use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::metrics::Responder;
-use crate::server::sessions::ConnectionId;
+use crate::server::sessions::{ConnectionId, OpenTo};
 
 /// When a client may try again that found too many sessions.
 const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
@@ -231,7 +231,8 @@ impl Owner {
         Ok(lsn)
     }
 
-    /// What a session that came (back) says it holds is all that it holds.
+    /// What a session that came (back) says it holds is all that it holds. That it was permitted to open
+    /// it is believed, as credentials are.
     fn set_holds(&mut self, id: SessionId, holds: Vec<InodeId>) {
         let told: BTreeSet<InodeId> = holds.into_iter().collect();
         let dropped = self.sessions.held_beside(id, &told);
@@ -246,7 +247,7 @@ impl Owner {
             if known
                 && !self
                     .sessions
-                    .hold(id, ino, self.options.holds_per_session_max)
+                    .hold(id, ino, OpenTo::Read, self.options.holds_per_session_max)
             {
                 tracing::warn!(session = %id, "the session holds more files than it may");
                 break;

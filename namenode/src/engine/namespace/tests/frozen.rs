@@ -200,6 +200,7 @@ fn nothing_changes_a_snapshot() {
         ino: f,
         read: false,
         write: true,
+        execute: false,
     };
     assert_eq!(fixture.query(&write), Err(FsError::ReadOnly));
     assert_eq!(

@@ -391,7 +391,7 @@ impl Fixture {
             ino,
             from_offset: 0,
         };
-        match self.query(&op).unwrap() {
+        match self.namespace.query(&Credentials::root(), &op).unwrap() {
             MetaReply::Extents { extents, end: true } => extents,
             other => panic!("{other:?}"),
         }

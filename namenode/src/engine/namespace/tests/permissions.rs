@@ -1,7 +1,7 @@
 //! Modes, owners and times.
 
 use super::*;
-use harvestfs_protocol::meta::SetTime;
+use harvestfs_protocol::{meta::SetTime, types::FileBlock};
 
 const DENIED: FsError = FsError::PermissionDenied;
 const NOT_OWNER: FsError = FsError::NotPermitted;
@@ -63,28 +63,76 @@ fn root_runs_only_what_somebody_may_run() {
 #[test]
 fn opening_checks_what_is_asked_for() {
     let mut fixture = with_file(0o640);
-    let open = |fixture: &Fixture, read, write| {
+    let open_to = |fixture: &Fixture, read, write, execute| {
         let ino = fixture.ino("/d/f");
-        fixture
-            .query(&MetaOp::Open { ino, read, write })
-            .map(|_| ())
+        let open = MetaOp::Open {
+            ino,
+            read,
+            write,
+            execute,
+        };
+        fixture.query(&open).map(|_| ())
     };
+    let open = |fixture: &Fixture, read, write| open_to(fixture, read, write, false);
     assert_eq!(open(&fixture, true, true), Ok(()));
     fixture.caller = user(2, 1, &[]);
     assert_eq!(open(&fixture, true, false), Ok(()));
     assert_eq!(open(&fixture, true, true), Err(DENIED));
     fixture.become_user(3);
     assert_eq!(open(&fixture, true, false), Err(DENIED));
-    // Only held, not read: to run a file that cannot be read.
-    assert_eq!(open(&fixture, false, false), Ok(()));
+    let for_nothing = open(&fixture, false, false);
+    assert!(matches!(for_nothing, Err(FsError::InvalidArgument(_))));
+    assert_eq!(open_to(&fixture, false, false, true), Err(DENIED));
+    fixture.become_root();
+    fixture.chmod("/d/f", 0o641).unwrap();
+    fixture.become_user(3);
+    assert_eq!(open_to(&fixture, false, false, true), Ok(()));
+    assert_eq!(open_to(&fixture, true, false, true), Err(DENIED));
 
     let directory = fixture.ino("/d");
     let op = MetaOp::Open {
         ino: directory,
         read: true,
         write: false,
+        execute: false,
     };
     assert_eq!(fixture.query(&op), Err(FsError::IsADirectory));
+}
+
+#[test]
+fn only_who_may_read_a_file_is_told_its_blocks() {
+    let mut fixture = with_file(0o640);
+    let ino = fixture.ino("/d/f");
+    let block = fixture.allocate(1)[0];
+    fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
+    let at = FileBlock {
+        block,
+        file_offset: 9,
+    };
+    for (caller, may_read) in [
+        (user(1, 1, &[]), true),
+        (user(2, 9, &[1]), true),
+        (user(0, 0, &[]), true),
+        (user(2, 2, &[]), false),
+    ] {
+        fixture.caller = caller;
+        let extents = fixture.query(&MetaOp::GetExtents {
+            ino,
+            from_offset: 0,
+        });
+        let blocks = vec![at];
+        let located = fixture.query(&MetaOp::Locate { ino, blocks });
+        let blocks = fixture
+            .namespace
+            .readable_blocks(&fixture.caller, ino, &[at]);
+        if may_read {
+            assert!(extents.is_ok() && located.is_ok());
+            assert_eq!(blocks, Ok(vec![block]));
+        } else {
+            assert_eq!((extents, located), (Err(DENIED), Err(DENIED)));
+            assert_eq!(blocks, Err(DENIED));
+        }
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::engine::namespace::BlockView;
+use harvestfs_protocol::types::FileBlock;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
@@ -508,6 +509,7 @@ impl World {
                     }
                 }
                 assert_eq!(content, node.content);
+                self.compare_places(ino, &content);
             }
             FileKind::Directory => {
                 let after = None;
@@ -544,6 +546,27 @@ impl World {
                 assert_eq!(target, MetaReply::Bytes(node.target.clone()));
             }
             _ => {}
+        }
+    }
+}
+
+impl World {
+    /// A block is in a file where, and only where, the file has a byte in it.
+    fn compare_places(&self, ino: InodeId, content: &[Option<(BlockId, u64)>]) {
+        let blocks: BTreeSet<BlockId> = content.iter().flatten().map(|(block, _)| *block).collect();
+        let root = Credentials::root();
+        for block in blocks {
+            let places: Vec<FileBlock> = (0..content.len() as u64 + 1)
+                .map(|file_offset| FileBlock { block, file_offset })
+                .collect();
+            let found = self.namespace.readable_blocks(&root, ino, &places).unwrap();
+            let there = content.iter().flatten().filter(|(of, _)| *of == block);
+            assert_eq!(found, vec![block; there.count()]);
+            for at in places {
+                let byte = content.get(at.file_offset as usize).copied().flatten();
+                let found = self.namespace.readable_blocks(&root, ino, &[at]).unwrap();
+                assert_eq!(found.len() == 1, byte.is_some_and(|(of, _)| of == block));
+            }
         }
     }
 }
