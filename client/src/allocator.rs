@@ -48,7 +48,7 @@ impl Allocator {
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
-        let (lacking, blocks): (Vec<_>, Vec<_>) = blocks.partition(|new| new.lacks_replicas(rules));
+        let (lacking, blocks): (Vec<_>, Vec<_>) = blocks.partition(|new| new.lacks_replicas());
         for new in lacking {
             // By the time that it is needed, there may be more datanodes.
             give_back(core, new);
@@ -100,6 +100,7 @@ async fn allocate(
                 .iter()
                 .filter_map(|node| core.locations.node(*node))
                 .collect(),
+            due_replicas: block.due_replicas,
             class: rules.class,
             generation,
         })

@@ -17,7 +17,7 @@ use harvestfs_protocol::{
     request_id::RequestId,
     token::BlockToken,
     transport::{FrameReceiver, FrameSender, TransportError},
-    types::{NodeInfo, PlacementRules, StorageClass},
+    types::{NodeInfo, StorageClass},
 };
 use tokio::{sync::Notify, task::JoinSet};
 
@@ -54,6 +54,8 @@ pub(crate) struct NewBlock {
     pub(crate) block: BlockId,
     pub(crate) token: BlockToken,
     pub(crate) nodes: Vec<Arc<NodeInfo>>,
+    /// How many replicas it is to have in the end.
+    pub(crate) due_replicas: u8,
     pub(crate) class: Option<StorageClass>,
     /// The session that it belongs to.
     pub(crate) generation: u64,
@@ -61,8 +63,8 @@ pub(crate) struct NewBlock {
 
 impl NewBlock {
     /// Whether it has fewer replicas than it is to have in the end: datanodes are away.
-    pub(crate) fn lacks_replicas(&self, rules: PlacementRules) -> bool {
-        self.nodes.len() < usize::from(rules.replication)
+    pub(crate) fn lacks_replicas(&self) -> bool {
+        self.nodes.len() < usize::from(self.due_replicas)
     }
 }
 

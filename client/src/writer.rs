@@ -279,8 +279,7 @@ impl DataWriter {
         };
         let stream = &sender.stream;
         let holds_data = stream.acked_bytes() > 0 || stream.unacked().0 > 0;
-        let lacks_replicas =
-            stream.new.lacks_replicas(self.rules) && stream.age() > LACKING_AGE_MAX;
+        let lacks_replicas = stream.new.lacks_replicas() && stream.age() > LACKING_AGE_MAX;
         if holds_data && (lacks_replicas || core.session.is_of_earlier_epoch(stream.new.block)) {
             return Step::Finish;
         }

@@ -168,6 +168,9 @@ pub struct BlockInfo {
     /// Datanodes that hold it, best first for the asking client. Empty: every replica is lost or
     /// not known yet.
     pub replicas: Vec<NodeId>,
+    /// How many replicas it is to have in the end: as many as its file wants, or one on each server if
+    /// the cluster has fewer.
+    pub due_replicas: u8,
     /// The right to it.
     pub token: BlockToken,
 }

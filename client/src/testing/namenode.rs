@@ -413,6 +413,7 @@ impl Shared {
             block: *block,
             committed_bytes: 0,
             replicas: state.blocks.get(block).cloned().unwrap_or_default(),
+            due_replicas: self.replication.min(self.nodes.len() as u8),
             token: signer.sign(*block, right, expires),
         };
         Located {

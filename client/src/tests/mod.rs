@@ -4,6 +4,7 @@ mod faults;
 mod files;
 mod models;
 mod overtaken;
+mod small;
 mod waiting;
 
 use harvestfs_protocol::{

@@ -167,6 +167,12 @@ impl Cluster {
         }
     }
 
+    /// Replicas that a new block is to have in the end.
+    #[must_use]
+    pub fn due_of_new(&self, rules: &PlacementRules) -> u8 {
+        self.demand_of_writers(rules).replicas
+    }
+
     fn all_of(&self, replicas: u8) -> Demand {
         Demand {
             replicas,

@@ -9,7 +9,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId, NodeId, SessionId};
 use harvestfs_protocol::limits::XATTR_VALUE_BYTES_MAX;
 use harvestfs_protocol::meta::{MetaOp, MetaReply};
 use harvestfs_protocol::token::Right;
-use harvestfs_protocol::types::{BlockInfo, Credentials, Extent, Located};
+use harvestfs_protocol::types::{BlockInfo, Credentials, Extent, Located, PlacementRules};
 
 use super::Owner;
 use crate::engine::namespace::{BlockChange, BlockView};
@@ -41,6 +41,7 @@ impl Owner {
                 block,
                 committed_bytes: view.committed_bytes,
                 replicas: self.cluster.replicas(block, Some(reader)),
+                due_replicas: self.cluster.due_of_new(&view.rules),
                 token: self.tokens.sign(block, Right::Read, now_unix_ms),
             })
         });
@@ -62,14 +63,20 @@ impl Owner {
     }
 
     /// New blocks with the nodes that they are to be written to.
-    pub(super) fn located_for_writing(&self, pipelines: Vec<(BlockId, Vec<NodeId>)>) -> Located {
+    pub(super) fn located_for_writing(
+        &self,
+        pipelines: Vec<(BlockId, PlacementRules, Vec<NodeId>)>,
+    ) -> Located {
         let now_unix_ms = clock::unix_now_ms();
-        let infos = pipelines.into_iter().map(|(block, replicas)| BlockInfo {
-            block,
-            committed_bytes: 0,
-            replicas,
-            token: self.tokens.sign(block, Right::Write, now_unix_ms),
-        });
+        let infos = pipelines
+            .into_iter()
+            .map(|(block, rules, replicas)| BlockInfo {
+                block,
+                committed_bytes: 0,
+                replicas,
+                due_replicas: self.cluster.due_of_new(&rules),
+                token: self.tokens.sign(block, Right::Write, now_unix_ms),
+            });
         self.with_nodes(infos.collect())
     }
 

@@ -385,15 +385,18 @@ impl Owner {
             self.leases
                 .changed(now_ms, author, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
-        let reply = match applied.reply {
-            Outcome::Blocks(blocks) => {
-                let located: Vec<_> = blocks.into_iter().zip(pipelines).collect();
-                for (block, nodes) in &located {
+        let reply = match (applied.reply, &op) {
+            (Outcome::Blocks(blocks), MetaOp::AllocateBlocks { rules, .. }) => {
+                let located = blocks.into_iter().zip(pipelines);
+                let located: Vec<_> = located
+                    .map(|(block, nodes)| (block, *rules, nodes))
+                    .collect();
+                for (block, _, nodes) in &located {
                     self.cluster.set_pipeline(*block, nodes);
                 }
                 MetaReply::Located(self.located_for_writing(located))
             }
-            outcome => reply_of(outcome)?,
+            (outcome, _) => reply_of(outcome)?,
         };
         let reply = self.follow_mutation(asker, op, reply);
         Ok(Done {
@@ -459,7 +462,7 @@ impl Owner {
                 nodes = self.place(asker, 1, &view.rules, &[])?.concat();
                 self.cluster.set_pipeline(block, &nodes);
             }
-            located.push((block, nodes));
+            located.push((block, view.rules, nodes));
         }
         Ok(MetaReply::Located(self.located_for_writing(located)))
     }

@@ -72,6 +72,8 @@ fn check_outlook(world: &mut World, possible: usize) -> WriteVerdict {
     let outlook = outlook(world);
     let (verdict, trouble) = (outlook.verdict, outlook.trouble());
     let placed = place(world, &[]);
+    // What a writer of fewer waits for.
+    assert_eq!(world.cluster.due_of_new(&strict(3)) as usize, possible);
     let is_right = match &placed {
         Ok(count) if *count == possible => {
             let is_whole = possible == 3 && outlook.not_kept.is_empty();
