@@ -7,7 +7,7 @@ use std::time::Duration;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
 use harvestfs_protocol::node::ServerDescription;
-use harvestfs_protocol::transport::{ConnectionPool, Endpoint, TransportOptions};
+use harvestfs_protocol::transport::{ConnectionCounts, ConnectionPool, Endpoint, TransportOptions};
 use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
@@ -86,6 +86,7 @@ impl Datanode {
         let (alive, all_ended) = mpsc::channel(1);
         tokio::spawn(service::serve(
             endpoint.clone(),
+            ConnectionCounts::new(options.connections_per_address_max),
             node.clone(),
             alive.downgrade(),
         ));

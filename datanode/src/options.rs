@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use harvestfs_protocol::identity::{Identity, IdentityError};
+use harvestfs_protocol::limits::CONNECTIONS_PER_ADDRESS_MAX;
 use harvestfs_protocol::transport::TransportError;
 
 use std::path::PathBuf;
@@ -41,6 +42,8 @@ pub struct DatanodeOptions {
     pub short_circuit_socket: Option<PathBuf>,
     /// How the primary tenant is watched, and how much is its.
     pub primary: PrimaryOptions,
+    /// Connections that may come from one address.
+    pub connections_per_address_max: u32,
     /// Threads for each volume that wait for its disk. Four keep a flash disk busy.
     pub disk_threads: usize,
     /// Memory for packets on their way between network and disk, in bytes.
@@ -137,6 +140,7 @@ impl DatanodeOptions {
             volumes: Vec::new(),
             short_circuit_socket: None,
             primary: PrimaryOptions::default(),
+            connections_per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
             disk_threads: 4,
             buffer_bytes: 64 << 20,
             table_cache_bytes: 16 << 20,

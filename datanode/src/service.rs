@@ -14,7 +14,8 @@ use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::STREAMS_PER_PEER_MAX;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{
-    CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, Incoming, TransportError,
+    CloseCode, Connection, ConnectionCounts, Endpoint, FrameReceiver, FrameSender, Incoming,
+    TransportError,
 };
 use harvestfs_telemetry::metrics::WholeCounter;
 use tokio::sync::{Semaphore, mpsc};
@@ -88,7 +89,12 @@ pub type Alive = mpsc::Sender<()>;
 pub type WeakAlive = mpsc::WeakSender<()>;
 
 /// Accepts connections until the endpoint is closed.
-pub async fn serve(endpoint: Endpoint, node: Arc<Node>, alive: WeakAlive) {
+pub async fn serve(
+    endpoint: Endpoint,
+    counts: ConnectionCounts,
+    node: Arc<Node>,
+    alive: WeakAlive,
+) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let streams = Streams {
         left: Arc::new(Semaphore::new(STREAMS_MAX)),
@@ -101,14 +107,21 @@ pub async fn serve(endpoint: Endpoint, node: Arc<Node>, alive: WeakAlive) {
             continue;
         };
         let (node, streams, alive) = (node.clone(), streams.clone(), alive.clone());
+        let counts = counts.clone();
         tokio::spawn(async move {
-            serve_connection(incoming, node, streams, alive).await;
+            serve_connection(incoming, &counts, node, streams, alive).await;
             drop(permit);
         });
     }
 }
 
-async fn serve_connection(incoming: Incoming, node: Arc<Node>, streams: Streams, alive: WeakAlive) {
+async fn serve_connection(
+    incoming: Incoming,
+    counts: &ConnectionCounts,
+    node: Arc<Node>,
+    streams: Streams,
+    alive: WeakAlive,
+) {
     let from = incoming.remote_addr();
     let connection = match incoming.establish().await {
         Ok(connection) => connection,
@@ -116,6 +129,9 @@ async fn serve_connection(incoming: Incoming, node: Arc<Node>, streams: Streams,
             tracing::info!(%from, %error, "a connection was not established");
             return;
         }
+    };
+    let Some(_counted) = counts.count(&connection) else {
+        return;
     };
     let peer = connection.peer().role;
     match peer {

@@ -221,6 +221,39 @@ async fn a_peer_that_opens_streams_and_asks_nothing_keeps_nobody_else_out() {
 }
 
 #[tokio::test]
+async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
+    const MAX: u32 = 2;
+    let mut cluster = TestCluster::start(1).await;
+    let mut options = cluster.options(0);
+    options.connections_per_address_max = MAX;
+    cluster.kill(0).await;
+    cluster.restart(options, 0).await;
+    let identity = (cluster.authority)
+        .issue(Role::Client, "greedy", VALIDITY)
+        .unwrap();
+    let node = &cluster.nodes[0];
+    let target = Peer::new(Role::Datanode, node.name.clone()).unwrap();
+    let elsewhere = "127.0.0.2:0".parse().unwrap();
+    let endpoint = Endpoint::bind(elsewhere, &identity, TransportOptions::default()).unwrap();
+    let deadline = Duration::from_secs(10);
+    let mut ends = Vec::new();
+    for _ in 0..=MAX {
+        let connected = endpoint.connect(node.data_addr, &target, deadline).await;
+        ends.push(connected.unwrap());
+    }
+    let refused = tokio::time::timeout(deadline, ends[MAX as usize].closed()).await;
+    let is_typed = matches!(
+        &refused,
+        Ok(TransportError::ClosedByPeer { code, .. })
+            if *code == CloseCode::TOO_MANY_CONNECTIONS
+    );
+    assert!(is_typed, "{refused:?}");
+    assert!(ends[..MAX as usize].iter().all(|it| !it.is_closed()));
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    assert_eq!(cluster.read(0, 1, (0, 5000)).await.unwrap(), data(1, 5000));
+}
+
+#[tokio::test]
 async fn random_bytes_harm_nobody() {
     let cluster = TestCluster::start(1).await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;

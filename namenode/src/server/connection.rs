@@ -9,7 +9,7 @@ use harvestfs_protocol::identity::Peer;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport::{
-    CloseCode, Connection, Incoming, NoticeSender, RpcServer, TransportError,
+    CloseCode, Connection, ConnectionCounts, Incoming, NoticeSender, RpcServer, TransportError,
 };
 use tokio::sync::mpsc;
 
@@ -55,6 +55,7 @@ pub(crate) enum Event {
 pub(crate) async fn serve(
     id: ConnectionId,
     incoming: Incoming,
+    counts: &ConnectionCounts,
     events: mpsc::Sender<Event>,
     metrics: &Arc<RequestMetrics>,
 ) {
@@ -65,6 +66,9 @@ pub(crate) async fn serve(
             tracing::info!(%remote, %error, "a connection was not established");
             return;
         }
+    };
+    let Some(_counted) = counts.count(&connection) else {
+        return;
     };
     let peer = connection.peer().clone();
     let mut server = match request_stream(connection).await {

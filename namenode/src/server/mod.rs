@@ -40,7 +40,7 @@ use std::thread;
 use std::time::Duration;
 
 use harvestfs_protocol::limits::SESSIONS_MAX;
-use harvestfs_protocol::transport::Endpoint;
+use harvestfs_protocol::transport::{ConnectionCounts, Endpoint};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot};
@@ -249,6 +249,7 @@ async fn serve(
     let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let accepting = tokio::spawn(accept(
         endpoint.clone(),
+        ConnectionCounts::new(options.connections_per_address_max),
         events_sender.clone(),
         Arc::clone(&metrics.requests),
     ));
@@ -270,6 +271,7 @@ async fn serve(
 
 async fn accept(
     endpoint: Endpoint,
+    counts: ConnectionCounts,
     events: mpsc::Sender<connection::Event>,
     metrics: Arc<RequestMetrics>,
 ) {
@@ -284,9 +286,9 @@ async fn accept(
         next_id += 1;
         open.fetch_add(1, Ordering::Relaxed);
         let (events, open) = (events.clone(), Arc::clone(&open));
-        let metrics = Arc::clone(&metrics);
+        let (metrics, counts) = (Arc::clone(&metrics), counts.clone());
         tokio::spawn(async move {
-            connection::serve(next_id, incoming, events, &metrics).await;
+            connection::serve(next_id, incoming, &counts, events, &metrics).await;
             open.fetch_sub(1, Ordering::Relaxed);
         });
     }

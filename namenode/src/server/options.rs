@@ -7,7 +7,8 @@ use std::time::Duration;
 use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_protocol::identity::Identity;
 use harvestfs_protocol::limits::{
-    BLOCKS_PER_SESSION_MAX, LEASE, SESSION_TIMEOUT, SESSIONS_PER_CLIENT_MAX, TOKEN_LIFETIME,
+    BLOCKS_PER_SESSION_MAX, CONNECTIONS_PER_ADDRESS_MAX, LEASE, SESSION_TIMEOUT,
+    SESSIONS_PER_CLIENT_MAX, TOKEN_LIFETIME,
 };
 use harvestfs_protocol::transport::TransportOptions;
 
@@ -54,6 +55,8 @@ pub struct NamenodeOptions {
     /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
     /// and sessions are told more than they need to know.
     pub grants_max: usize,
+    /// Connections that may come from one address.
+    pub connections_per_address_max: u32,
     /// Sessions that one client may have.
     pub sessions_per_client_max: usize,
     /// Blocks that one session may write at a time.
@@ -111,6 +114,7 @@ impl NamenodeOptions {
             token_lifetime: TOKEN_LIFETIME,
             tick: Duration::from_millis(100),
             grants_max: 1 << 18,
+            connections_per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
             sessions_per_client_max: SESSIONS_PER_CLIENT_MAX,
             blocks_per_session_max: BLOCKS_PER_SESSION_MAX,
             holds_per_session_max: 1 << 18,

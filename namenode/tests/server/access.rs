@@ -1,6 +1,7 @@
 //! Who may do what, and what happens to those who send nonsense.
 
 use std::net::UdpSocket;
+use std::time::Duration;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::codec::StreamKind;
@@ -186,6 +187,49 @@ async fn a_stranger_is_not_let_in() {
     let namenode = Peer::new(Role::Namenode, "nn").unwrap();
     let refused = endpoint.connect(cluster.addr(), &namenode, DEADLINE).await;
     assert!(refused.is_err());
+}
+
+#[tokio::test]
+async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
+    const MAX: u32 = 3;
+    let cluster = Cluster::with(|options| options.connections_per_address_max = MAX).await;
+    let identity = cluster.identity(Role::Client, "mallory");
+    let namenode = Peer::new(Role::Namenode, "nn").unwrap();
+    let bind = |address: &str| {
+        let local = format!("{address}:0").parse().unwrap();
+        Endpoint::bind(local, &identity, TransportOptions::default()).unwrap()
+    };
+    let greedy = bind("127.0.0.2");
+    let connect = async || greedy.connect(cluster.addr(), &namenode, DEADLINE).await;
+    let mut open = Vec::new();
+    for _ in 0..MAX {
+        open.push(connect().await.unwrap());
+    }
+    // Established, and then told why not.
+    let ended = async || match connect().await {
+        Ok(connection) => connection.closed().await,
+        Err(error) => error,
+    };
+    let refused = ended().await;
+    let is_typed = matches!(
+        &refused,
+        TransportError::ClosedByPeer { code, reason }
+            if *code == CloseCode::TOO_MANY_CONNECTIONS && reason.contains("127.0.0.2")
+    );
+    assert!(is_typed, "{refused}");
+    let mut alice = cluster.client("alice").await;
+    alice
+        .call(MetaOp::StatFs { ino: InodeId::ROOT })
+        .await
+        .unwrap();
+    let first = open.remove(0);
+    first.close(CloseCode::DONE, "it makes room");
+    until("there is room again", async || {
+        let connection = connect().await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_millis(200), connection.closed()).await;
+        ended.is_err()
+    })
+    .await;
 }
 
 #[tokio::test]

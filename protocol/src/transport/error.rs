@@ -23,6 +23,8 @@ impl CloseCode {
     pub const TOO_SLOW: CloseCode = CloseCode(4);
     /// The certificate does not allow what was asked for.
     pub const NOT_ALLOWED: CloseCode = CloseCode(5);
+    /// As many connections come from the address as may; try again later.
+    pub const TOO_MANY_CONNECTIONS: CloseCode = CloseCode(6);
 }
 
 /// Why one direction of a stream is given up.

@@ -12,6 +12,7 @@
 
 mod config;
 mod connection;
+mod counts;
 mod endpoint;
 mod error;
 mod local;
@@ -26,6 +27,7 @@ mod tests;
 
 pub use config::TransportOptions;
 pub use connection::Connection;
+pub use counts::{ConnectionCounts, CountedConnection};
 pub use endpoint::{Endpoint, Incoming};
 pub use error::{CloseCode, RpcError, StreamCode, TransportError};
 pub use pool::ConnectionPool;
