@@ -18,7 +18,7 @@ pub use browser::Browser;
 pub use cluster::{Cluster, ClusterOptions, free_tcp_address};
 pub use data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
 pub use prometheus::{Prometheus, Server, Target, TargetAccess};
-pub use requirements::{can_mount, criu, free_bytes, have_program, have_space, skip};
+pub use requirements::{can_mount, criu, free_bytes, have_program, have_space, postgresql, skip};
 
 use std::{
     thread::sleep,

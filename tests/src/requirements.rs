@@ -100,3 +100,19 @@ pub fn criu() -> Option<&'static Path> {
     })
     .as_deref()
 }
+
+/// Where the programs of PostgreSQL are, of its newest release; skips if it is not installed.
+#[must_use]
+pub fn postgresql() -> Option<PathBuf> {
+    let releases = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten();
+    let programs = releases
+        .filter_map(|release| Some(release.ok()?.path().join("bin")))
+        .filter(|programs| programs.join("pg_amcheck").is_file());
+    let newest = programs.max();
+    if newest.is_none() {
+        skip("PostgreSQL is not installed: apt install postgresql");
+    }
+    newest
+}
