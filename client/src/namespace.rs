@@ -20,6 +20,8 @@ use crate::{
 
 /// `S_ISUID` and `S_ISGID`.
 const SPECIAL_BITS: u16 = 0o6000;
+/// What running a file gives to whoever runs it. Writing takes it away.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether a commit that follows a change would undo some of it: the length, the time, bits that
 /// writing clears.
@@ -483,6 +485,16 @@ impl Client {
             value: value.to_vec(),
             mode,
         };
+        let file = self.core().file(ino);
+        let mut _serial = None;
+        if let Some(file) = &file
+            && name == CAPABILITY
+            && file.has_data()
+        {
+            // The commit of what was written before would take it away.
+            _serial = Some(file.serial.lock().await);
+            file.flush(false).await?;
+        }
         self.change_xattr(credentials, ino, op).await
     }
 

@@ -1,10 +1,17 @@
 //! One file is one inode on a mount, whatever happens elsewhere, and shows there what others changed.
 
 use std::{
+    ffi::CString,
     fs::{self, File, OpenOptions, Permissions},
     io::{ErrorKind, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
-    path::Path,
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileExt, MetadataExt, PermissionsExt},
+        },
+    },
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -12,10 +19,16 @@ use std::{
 };
 
 use harvestfs_tests::{Cluster, wait_until};
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
+use rustix::{
+    fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags},
+    io::Errno,
+};
 
 /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Longer than what has no name stays after its last `close` (SEMANTICS, "Quotas").
+const STAYS_AFTER_CLOSE: Duration = Duration::from_secs(1);
 
 fn open_both_ways(path: &Path) -> File {
     OpenOptions::new()
@@ -325,34 +338,46 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
+/// Runs a script as somebody else than root, in a directory.
+fn as_other(directory: &Path, script: &str) {
+    use std::os::unix::process::CommandExt;
+    let status = Command::new("sh")
+        .args(["-ec", script])
+        .current_dir(directory)
+        .uid(65_534)
+        .gid(65_534)
+        .status();
+    assert!(status.expect("sh runs").success(), "{script}");
+}
+
+/// A file with a mode that does not depend on the umask.
+fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> PathBuf {
+    let path = directory.join(name);
+    fs::write(&path, content).expect("write");
+    fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
+    path
+}
+
+/// Two mounts that somebody else than root can use.
+fn with_others() -> Option<(Cluster, PathBuf, PathBuf)> {
+    if !rustix::process::geteuid().is_root() {
+        harvestfs_tests::skip("only root can be several users");
+        return None;
+    }
+    let (cluster, one, other) = Cluster::with_two_mounts()?;
+    // The temporary directory that all is in may be root's only.
+    fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
+    Some((cluster, one, other))
+}
+
 /// Permissions other than to read are enough for what they are for.
 #[test]
 fn others_may_do_what_the_mode_says() {
-    if !rustix::process::geteuid().is_root() {
-        harvestfs_tests::skip("only root can be several users");
-        return;
-    }
-    let Some((cluster, one, _other)) = Cluster::with_two_mounts() else {
+    let Some((_cluster, one, _other)) = with_others() else {
         return;
     };
-    // The temporary directory that all is in may be root's only.
-    fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
-    let as_other = |script: &str| {
-        use std::os::unix::process::CommandExt;
-        let status = Command::new("sh")
-            .args(["-ec", script])
-            .current_dir(&one)
-            .uid(65_534)
-            .gid(65_534)
-            .status();
-        assert!(status.expect("sh runs").success(), "{script}");
-    };
-    let put = |name: &str, content: &[u8], mode: u32| {
-        let path = one.join(name);
-        fs::write(&path, content).expect("write");
-        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
-        path
-    };
+    let put = |name: &str, content: &[u8], mode: u32| put(&one, name, content, mode);
+    let as_other = |script: &str| as_other(&one, script);
     let written = put("write-only", b"before", 0o622);
     as_other("printf after > write-only");
     assert_eq!(fs::read(&written).expect("read"), b"after");
@@ -368,4 +393,153 @@ fn others_may_do_what_the_mode_says() {
     let set_id = put("set-id", b"x", 0o6777);
     as_other("printf y > set-id");
     assert_eq!(fs::metadata(&set_id).expect("stat").mode() & 0o7777, 0o777);
+}
+
+/// What a file may do beyond its user goes when somebody writes to it, and keeps nobody from writing.
+#[test]
+fn capabilities_of_a_file_are_dropped_by_whoever_changes_it() {
+    const NAME: &str = "security.capability";
+    // `cap_net_raw=ep`, as `setcap` writes it (version 2 of the format).
+    let capability: Vec<u8> = [0x0200_0001_u32, 1 << 13, 0, 0, 0]
+        .into_iter()
+        .flat_map(u32::to_le_bytes)
+        .collect();
+    let Some((_cluster, one, other)) = with_others() else {
+        return;
+    };
+    for (number, change) in [
+        "printf more >> FILE",
+        "printf x | dd of=FILE conv=notrunc status=none",
+        "fallocate -l 100 FILE",
+        "fallocate -p -o 0 -l 4 FILE",
+        "truncate -s 3 FILE",
+        ": > FILE",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("file-{number}");
+        let path = put(&one, &name, b"before", 0o777);
+        rustix::fs::setxattr(&path, NAME, &capability, XattrFlags::empty()).expect("setxattr");
+        let mut value = [0; 64];
+        let found = rustix::fs::getxattr(other.join(&name), NAME, &mut value);
+        assert_eq!(found, Ok(capability.len()), "before {change}");
+        as_other(&one, &change.replace("FILE", &name));
+        for mount in [&one, &other] {
+            let found = rustix::fs::getxattr(mount.join(&name), NAME, &mut value);
+            assert_eq!(found, Err(Errno::NODATA), "{change}, on {mount:?}");
+        }
+    }
+}
+
+/// As the kernel writes and reads it (`struct file_handle`).
+#[repr(C)]
+#[derive(Clone)]
+struct Handle {
+    bytes: libc::c_uint,
+    kind: libc::c_int,
+    identity: [u8; Self::BYTES_MAX],
+}
+
+impl Handle {
+    const BYTES_MAX: usize = 128;
+
+    fn of(path: &Path) -> Self {
+        let path = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        let mut handle = Self {
+            bytes: Self::BYTES_MAX as libc::c_uint,
+            kind: 0,
+            identity: [0; Self::BYTES_MAX],
+        };
+        let mut mount: libc::c_int = 0;
+        // SAFETY: the handle has the room that it says, and both outlive the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                &raw mut handle,
+                &raw mut mount,
+                0,
+            )
+        };
+        assert_eq!(result, 0, "{:?}", std::io::Error::last_os_error());
+        handle
+    }
+
+    /// Opens it, for reading, on the file system of a directory.
+    fn open(&self, directory: &Path) -> std::io::Result<File> {
+        let directory = File::open(directory)?;
+        let mut handle = self.clone();
+        // SAFETY: the handle has the length that it says, and outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                directory.as_raw_fd(),
+                &raw mut handle,
+                libc::O_RDONLY | libc::O_CLOEXEC,
+            )
+        };
+        if result < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let descriptor = result.try_into().expect("a descriptor");
+        // SAFETY: it was just opened, and nobody else knows it.
+        Ok(unsafe { File::from_raw_fd(descriptor) })
+    }
+}
+
+/// A handle leads to its file on each mount, under whatever name, until the file is gone.
+#[test]
+fn a_file_is_opened_by_its_handle_until_it_is_gone() {
+    if !rustix::process::geteuid().is_root() {
+        harvestfs_tests::skip("only root opens files by handle");
+        return;
+    }
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    fs::create_dir(one.join("d")).expect("mkdir");
+    fs::write(one.join("d/file"), "content").expect("write");
+    let (file, directory) = (Handle::of(&one.join("d/file")), Handle::of(&one.join("d")));
+    let read = |mount: &Path| {
+        let mut content = String::new();
+        let mut opened = file.open(mount).expect("it is there");
+        opened.read_to_string(&mut content).expect("read");
+        assert_eq!(content, "content", "{mount:?}");
+    };
+    let is_gone = |handle: &Handle, mount: &Path| {
+        let error = handle.open(mount).expect_err("it is gone");
+        assert_eq!(error.kind(), ErrorKind::StaleNetworkFileHandle, "{mount:?}");
+    };
+    // The kernel of the other mount has never seen it.
+    read(&other);
+    fs::hard_link(one.join("d/file"), one.join("d/second")).expect("link");
+    fs::remove_file(other.join("d/file")).expect("unlink");
+    fs::rename(other.join("d/second"), other.join("moved")).expect("rename");
+    for mount in [&one, &other] {
+        read(mount);
+        let opened = directory.open(mount).expect("it is there");
+        assert!(opened.metadata().expect("fstat").is_dir());
+    }
+    cluster.kill("namenode");
+    cluster.start_namenode();
+    cluster.stop("one");
+    cluster.mount("one");
+    read(&one);
+
+    // Without a name it is there for as long as somebody has it open.
+    let open = File::open(one.join("moved")).expect("open");
+    fs::remove_file(one.join("moved")).expect("unlink");
+    read(&one);
+    drop(open);
+    // To look again and again would keep it: that is opening it.
+    thread::sleep(STAYS_AFTER_CLOSE);
+    for mount in [&one, &other] {
+        is_gone(&file, mount);
+    }
+    fs::remove_dir(other.join("d")).expect("rmdir");
+    for mount in [&one, &other] {
+        is_gone(&directory, mount);
+    }
 }
