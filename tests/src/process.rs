@@ -104,9 +104,11 @@ impl Process {
         let is_stopped = |task: fs::DirEntry| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             // Behind the name, which can hold anything.
+            // One that waits in the kernel stops before it goes on, and a mount's may wait there for
+            // another one that has stopped.
             let state = stat
                 .rsplit_once(") ")
-                .map(|(_, rest)| rest.starts_with('T'));
+                .map(|(_, rest)| rest.starts_with(['T', 'D']));
             state.unwrap_or(true)
         };
         wait_until(&format!("{} hangs", self.name), STOP_DEADLINE, || {

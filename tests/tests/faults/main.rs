@@ -98,9 +98,9 @@ const FAULTS: [Fault; 8] = [
 
 /// A cluster with programs on it.
 struct Disturbed {
-    // Ends before the cluster.
-    running: Vec<Running>,
+    // If the test fails, programs may not end before the cluster that they wait for.
     cluster: Cluster,
+    running: Vec<Running>,
     random: StdRng,
     /// When faults were going on.
     disturbed: Vec<(Instant, Instant)>,
@@ -181,7 +181,7 @@ impl Disturbed {
         let seen = self.end("follows");
         logs::check_followed(&appended, &seen, &self.disturbed);
         let mounts = ["one", "other"].map(|mount| self.cluster.path(mount));
-        for running in &mut self.running {
+        for mut running in std::mem::take(&mut self.running) {
             running.end(Worker::finish);
             let name = running.workload.name();
             let count: usize = running.said.values().map(Vec::len).sum();
@@ -252,8 +252,8 @@ fn databases_and_logs_keep_what_they_acknowledged_whatever_is_killed_or_hangs() 
     }));
     workloads.push(Box::new(Meddler { mount: other }));
     let mut disturbed = Disturbed {
-        running: Vec::new(),
         cluster,
+        running: Vec::new(),
         random: StdRng::seed_from_u64(setting("HARVESTFS_FAULTS_SEED", 1)),
         disturbed: Vec::new(),
     };
