@@ -1,6 +1,7 @@
 //! Databases and logs on a mount while its cluster is disturbed: what was acknowledged is there, and no program
 //! was told of an error.
 
+mod churn;
 mod databases;
 mod logs;
 mod meddler;
@@ -288,6 +289,9 @@ fn works_as_told() {
     let step = match role.as_str() {
         "append" => logs::append(&place, done),
         "follow" => logs::follow(&place, done),
+        "churn" => Ok(churn::churn(&place, done)),
+        "sync" => churn::sync(&place),
+        "listen" => churn::listen(&place),
         "meddle" => Ok(meddler::meddle(&place, done)),
         lock => logs::append_to_shared_log(lock, &place, done > 0),
     };

@@ -1,0 +1,229 @@
+//! Many small changes on both mounts, beside programs that sync or watch everything.
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind, Read, Write},
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use harvestfs_tests::Cluster;
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::fanotify::{
+        EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
+    },
+};
+use rustix::{
+    fd::AsFd,
+    io::Errno,
+    mm::{MapFlags, ProtFlags},
+};
+
+use crate::{
+    logs::Step,
+    worker::{Said, Worker},
+};
+
+const LASTS: Duration = Duration::from_secs(3);
+/// The longest that a step may take.
+const STEP_MAX: Duration = Duration::from_secs(5);
+/// The same while the namenode is started again.
+const STEP_WITH_RESTART_MAX: Duration = Duration::from_secs(30);
+/// Leaves the processor to those who make something to be synced.
+const SYNC_PAUSE: Duration = Duration::from_millis(1);
+/// How long a listener waits for events in a step.
+const POLL_MS: u8 = 20;
+/// What all workers of a mount have in common: a directory whose names they take from each other.
+const NAMES: u64 = 8;
+
+/// A step makes, replaces, renames, links and removes files that others do the same with.
+pub fn churn(place: &str, seed: u64) -> Step {
+    let place = Path::new(place).to_owned();
+    let mut done = seed;
+    Box::new(move || {
+        done += 1;
+        let path = |number: u64| place.join(format!("file-{}", number % NAMES));
+        let own = place.join(format!("own-{}", std::process::id()));
+        fs::write(&own, vec![b'x'; (done * 701 % 9000) as usize])?;
+        fs::rename(&own, path(done))?;
+        // Pages of a mapping are stored later: when the file is synced, with its name or without.
+        match File::options().read(true).write(true).open(path(done)) {
+            Ok(file) if file.metadata()?.len() > 0 => write_through_mapping(&file)?,
+            Ok(_) => {}
+            Err(error) if is_expected(error.kind()) => {}
+            Err(error) => return Err(error),
+        }
+        for result in [
+            fs::hard_link(path(done), path(done * 3 + 1)),
+            fs::read(path(done * 5 + 2)).map(drop),
+            fs::remove_file(path(done * 7 + 3)),
+        ] {
+            match result {
+                Err(error) if !is_expected(error.kind()) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(done)
+    })
+}
+
+/// What another one did to the name; see also the exceptions in SEMANTICS.
+fn is_expected(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NotFound
+            | ErrorKind::AlreadyExists
+            | ErrorKind::StaleNetworkFileHandle
+            | ErrorKind::Interrupted
+    )
+}
+
+fn write_through_mapping(file: &File) -> io::Result<()> {
+    let (mut reader, mut writer) = io::pipe()?;
+    writer.write_all(b"x")?;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let address = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            1,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )?
+    };
+    // The kernel writes to it: should the file be empty by now, that is an error, and no signal.
+    // SAFETY: it was just mapped for writing, with this length, and is used by nobody else.
+    let result = reader.read(unsafe { std::slice::from_raw_parts_mut(address.cast::<u8>(), 1) });
+    // SAFETY: nothing refers to it any more.
+    unsafe { rustix::mm::munmap(address, 1)? };
+    match result {
+        Err(error) if error.raw_os_error() != Some(Errno::FAULT.raw_os_error()) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A step is a `syncfs` of the mount.
+pub fn sync(place: &str) -> io::Result<Step> {
+    let root = File::open(place)?;
+    let mut done = 0;
+    Ok(Box::new(move || {
+        rustix::fs::syncfs(&root)?;
+        sleep(SYNC_PAUSE);
+        done += 1;
+        Ok(done)
+    }))
+}
+
+/// A step looks at what is done with the files of a file system, and permits what wants to be permitted.
+pub fn listen(place: &str) -> io::Result<Step> {
+    let listener = Fanotify::init(
+        InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC,
+        EventFFlags::O_RDONLY | EventFFlags::O_LARGEFILE | EventFFlags::O_CLOEXEC,
+    )?;
+    listener.mark(
+        MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_FILESYSTEM,
+        MaskFlags::FAN_OPEN_PERM
+            | MaskFlags::FAN_ACCESS_PERM
+            | MaskFlags::FAN_MODIFY
+            | MaskFlags::FAN_CLOSE_WRITE,
+        rustix::fs::CWD,
+        Some(Path::new(place)),
+    )?;
+    let mut seen = 0;
+    Ok(Box::new(move || {
+        let mut asked = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut asked, PollTimeout::from(POLL_MS))? == 0 {
+            return Ok(seen);
+        }
+        for event in &listener.read_events()? {
+            seen += 1;
+            let Some(file) = event.fd() else { continue };
+            let wants_permission = MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ACCESS_PERM;
+            if event.mask().intersects(wants_permission) {
+                // Whoever asked may have been killed meanwhile.
+                let _ = listener.write_response(FanotifyResponse::new(file, Response::FAN_ALLOW));
+            } else {
+                rustix::fs::fstat(file)?;
+            }
+        }
+        Ok(seen)
+    }))
+}
+
+/// Workers that churn in the same directory, through each mount.
+fn churning(mounts: [&Path; 2]) -> Vec<Worker> {
+    let directory = |mount: &Path| mount.join("churn");
+    fs::create_dir(directory(mounts[0])).expect("mkdir");
+    let mut workers = Vec::new();
+    for number in 0..4 {
+        let place = directory(mounts[number % 2]);
+        let name = format!("churns {number}");
+        workers.push(Worker::of_this_test(
+            &name,
+            "churn",
+            &place,
+            number as u64 * 11,
+        ));
+    }
+    workers
+}
+
+/// No worker failed, and none had to wait for long.
+fn finish(workers: Vec<Worker>, began: Instant, step_max: Duration) {
+    for worker in workers {
+        let name = worker.name.clone();
+        let said: Vec<Said> = worker.finish();
+        let longest = said
+            .iter()
+            .scan(began, |before, &(_, at)| {
+                let took = at.saturating_duration_since(*before);
+                *before = at;
+                Some(took)
+            })
+            .max();
+        let longest = longest.unwrap_or_else(|| panic!("{name} did nothing"));
+        eprintln!("{name}: {} steps, the longest took {longest:?}", said.len());
+        assert!(longest <= step_max, "{name}: {longest:?}");
+    }
+}
+
+#[test]
+fn a_file_system_is_synced_while_names_come_and_go_and_the_namenode_restarts() {
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let began = Instant::now();
+    let mut workers = churning([&one, &other]);
+    for mount in [&one, &other] {
+        let name = format!("syncs {mount:?}");
+        workers.push(Worker::of_this_test(&name, "sync", mount, 0));
+    }
+    for _ in 0..2 {
+        sleep(LASTS / 2);
+        cluster.kill("namenode");
+        cluster.start_namenode();
+    }
+    sleep(LASTS / 2);
+    finish(workers, began, STEP_WITH_RESTART_MAX);
+}
+
+#[test]
+fn whoever_watches_a_file_system_holds_up_nobody() {
+    if !rustix::process::geteuid().is_root() {
+        harvestfs_tests::skip("only root is asked for permission (fanotify)");
+        return;
+    }
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let listener = Worker::of_this_test("listens", "listen", &one, 0);
+    let began = Instant::now();
+    let workers = churning([&one, &other]);
+    sleep(LASTS);
+    finish(workers, began, STEP_MAX);
+    let seen = listener.finish().last().map_or(0, |&(seen, _)| seen);
+    assert!(seen > 100, "{seen} events");
+}
