@@ -30,6 +30,7 @@ use crate::{
     locations::Locations,
     pipeline::{BlockStream, Topology},
     reader::ReadTimes,
+    recent::Recent,
     session::{LinkState, Session},
     short_circuit::ShortCircuit,
     writer::DataWriter,
@@ -60,6 +61,7 @@ pub(crate) struct Core {
     pub(crate) short_circuit: ShortCircuit,
     /// Bytes read ahead, of all files.
     pub(crate) read_ahead_bytes: AtomicU64,
+    pub(crate) recent: Recent,
     block_bytes: AtomicU64,
     default_rules: Mutex<PlacementRules>,
     packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
@@ -125,6 +127,7 @@ impl Core {
             fetched: Fetched::default(),
             short_circuit: ShortCircuit::new(),
             read_ahead_bytes: AtomicU64::new(0),
+            recent: Recent::default(),
             block_bytes: AtomicU64::new(link.opened.block_bytes),
             default_rules: Mutex::new(link.opened.default_rules),
             packs: Mutex::default(),

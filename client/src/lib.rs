@@ -52,7 +52,7 @@
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
 //! | `compaction` | moves what is left of mostly unused blocks |
 //! | `requests` | what travels together for several requests |
-//! | `sections`, `reader`, `readahead`, `locations` | reading from whichever replica answers |
+//! | `sections`, `reader`, `readahead`, `recent`, `locations` | reading from whichever replica answers |
 //!
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
 //! do no I/O and are tested against obvious models.
@@ -84,6 +84,7 @@ mod permissions;
 mod pipeline;
 mod readahead;
 mod reader;
+mod recent;
 mod requests;
 mod seal;
 mod sections;

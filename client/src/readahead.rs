@@ -137,14 +137,25 @@ impl ReadAhead {
         }
     }
 
-    /// The data at the start of a range of a block, if it was fetched.
-    pub(crate) fn ready(&self, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
+    /// The data at the start of a range of a block, if it was fetched, or written lately.
+    pub(crate) fn ready(&self, core: &Core, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
+        if let Some(data) = core.recent.ready(block, range) {
+            return Some(data);
+        }
         let unit = self.unit(block, range.start)?;
         Some(unit.slice(&unit.ready()?, range))
     }
 
     /// As [`ReadAhead::ready`], waiting for what is on its way.
-    pub(crate) async fn arrived(&self, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
+    pub(crate) async fn arrived(
+        &self,
+        core: &Core,
+        block: BlockId,
+        range: &Range<u64>,
+    ) -> Option<Bytes> {
+        if let Some(data) = core.recent.ready(block, range) {
+            return Some(data);
+        }
         let unit = self.unit(block, range.start)?;
         let data = unit.wait().await?;
         Some(unit.slice(&data, range))

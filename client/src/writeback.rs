@@ -329,8 +329,9 @@ impl Writeback {
         Some(extents)
     }
 
-    /// The commit is part of the file.
-    pub(crate) fn commit_done(&mut self) {
+    /// The commit is part of the file. Returns what of it left, and where it is.
+    pub(crate) fn commit_done(&mut self) -> Vec<(Place, Bytes)> {
+        let mut left = Vec::new();
         for id in std::mem::take(&mut self.committing) {
             let Some(piece) = self
                 .position(id)
@@ -346,8 +347,10 @@ impl Writeback {
             } else {
                 self.sent.remove_tagged(piece.range(), id);
                 self.release(piece.epoch, piece.data.len());
+                left.extend(piece.place.map(|place| (place, piece.data)));
             }
         }
+        left
     }
 
     /// The commit did not happen; its pieces can be committed again.

@@ -115,7 +115,7 @@ impl File {
                 } => {
                     let mut at = range.start;
                     while at < range.end {
-                        let piece = handle.read_ahead.ready(block, &(at..range.end))?;
+                        let piece = handle.read_ahead.ready(core, block, &(at..range.end))?;
                         at += piece.len() as u64;
                         pieces.push(piece);
                     }
@@ -141,6 +141,7 @@ impl File {
         reader: &Reader<'_>,
         sections: Vec<Section>,
     ) -> Result<Vec<Bytes>, ClientError> {
+        let core = reader.core;
         let mut pieces: Vec<Bytes> = Vec::with_capacity(sections.len());
         // Where in `pieces` something is missing.
         let mut missing = Vec::new();
@@ -155,7 +156,12 @@ impl File {
             let mut at = range.start;
             while at < range.end {
                 let rest = at..range.end;
-                if let Some(piece) = self.inner.read_ahead.arrived(start.block, &rest).await {
+                if let Some(piece) = self
+                    .inner
+                    .read_ahead
+                    .arrived(core, start.block, &rest)
+                    .await
+                {
                     at += piece.len() as u64;
                     pieces.push(piece);
                     continue;
@@ -174,13 +180,7 @@ impl File {
         let others = |extents: &ExtentMap| blocks_after(extents, 0);
         if let [(index, place, range)] = &missing[..] {
             let others = || others(reader.extents);
-            let data = read_block(
-                reader.core,
-                reader.credentials,
-                *place,
-                range.clone(),
-                others,
-            );
+            let data = read_block(core, reader.credentials, *place, range.clone(), others);
             pieces[*index] = data.await?;
             return Ok(pieces);
         }

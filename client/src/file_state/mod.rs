@@ -418,8 +418,9 @@ impl FileState {
 
     /// A commit is part of the file; `relaxed` is its number if it may not be durable.
     pub(crate) fn commit_done(self: &Arc<Self>, order: Order, relaxed: u64) {
+        let mut committed = Vec::new();
         self.update(|inner| {
-            inner.lane(order).data.commit_done();
+            committed = inner.lane(order).data.commit_done();
             inner.relaxed = inner.relaxed.max(relaxed);
             inner.rewrites = 0;
             if inner.held_bytes() == 0 {
@@ -427,6 +428,9 @@ impl FileState {
                 inner.dirty_since = None;
             }
         });
+        for (place, data) in committed {
+            self.core.recent.keep(place, &data);
+        }
         self.progress.notify_waiters();
     }
 

@@ -54,6 +54,34 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
     assert_eq!(file.flush().await, Err(ClientError::Closed));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_committed_lately_is_read_back_from_memory() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "small").await;
+    file.write(0, Bytes::from_static(b"hello, world"))
+        .await
+        .unwrap();
+    file.close().await.unwrap();
+    let (me, path) = (root(), b"/small");
+    let again = client.open_path(&me, path, OpenFlags::READ, None);
+    let again = again.await.unwrap();
+    let pieces = again.try_read_pieces(7, 100).expect("without waiting");
+    assert_eq!(pieces.concat(), b"world");
+    assert_eq!(&again.read(0, 5).await.unwrap()[..], b"hello");
+    assert_eq!(client.counters().network_bytes, 0);
+    // Somebody else has to fetch it.
+    let other = cluster.client("b").await;
+    assert_eq!(other.read_file(&me, path).await.unwrap(), b"hello, world");
+    assert_ne!(other.counters().network_bytes, 0);
+    // What another one writes over it is in another block.
+    let theirs = other.open_path(&me, path, OpenFlags::WRITE, None);
+    let theirs = theirs.await.unwrap();
+    theirs.write(0, Bytes::from_static(b"HELLO")).await.unwrap();
+    theirs.close().await.unwrap();
+    assert_eq!(client.read_file(&me, path).await.unwrap(), b"HELLO, world");
+}
+
 /// More of them than a session may have unconfirmed: they have to be confirmed on the way.
 #[tokio::test(flavor = "multi_thread")]
 async fn relaxed_commits_do_not_use_up_the_session() {

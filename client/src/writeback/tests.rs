@@ -64,7 +64,10 @@ impl World {
             let len = extent.length_bytes as usize;
             self.file[extent.file_offset as usize..][..len].copy_from_slice(&from[..len]);
         }
-        self.writeback.commit_done();
+        for (place, data) in self.writeback.commit_done() {
+            let from = &self.blocks[place.block.0 as usize][place.block_offset as usize..];
+            assert_eq!(from[..data.len()], data);
+        }
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {
