@@ -576,8 +576,9 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _observed = self.begin(Operation::FsyncDir);
-        // Operations on names are durable when they are answered.
-        reply.ok();
+        // Operations on names are durable when they are answered. The kernel takes this for success, and
+        // asks no more, for which it would lock the directory.
+        reply.error(Errno::ENOSYS);
     }
 
     fn statfs(&self, request: &Request, node_id: INodeNo, reply: ReplyStatfs) {

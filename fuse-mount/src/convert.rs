@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fuser::{FileAttr, FileType, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
+use fuser::{FileAttr, FileType, FopenFlags, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
 use harvestfs_client::OpenFlags;
 use harvestfs_protocol::{
     error::FsError,
@@ -15,7 +15,7 @@ use harvestfs_protocol::{
     name::Name,
     types::{Attr, FileKind, Timestamp},
 };
-use rustix::fs::{FallocateFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 /// What `stat` recommends for reads and writes: one packet.
 const IO_BYTES: u32 = 1 << 20;
@@ -151,15 +151,34 @@ fn system_time(timestamp: Timestamp) -> SystemTime {
 
 /// What a file is opened for.
 pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
-    let bits = rustix::fs::OFlags::from_bits_retain(flags.0 as u32);
+    let bits = OFlags::from_bits_retain(flags.0 as u32);
     let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
     let execute = flags.0 & FMODE_EXEC != 0;
     OpenFlags {
         read: !execute && flags.acc_mode() != OpenAccMode::O_WRONLY,
         write,
         execute,
-        append: write && bits.contains(rustix::fs::OFlags::APPEND),
-        truncate: bits.contains(rustix::fs::OFlags::TRUNC),
+        append: write && bits.contains(OFlags::APPEND),
+        truncate: bits.contains(OFlags::TRUNC),
+    }
+}
+
+/// How the kernel is to treat what was opened; it keeps the pages that it has if it may.
+pub fn fopen_flags(opened_for: OpenFlags, may_keep_pages: bool) -> FopenFlags {
+    let cache = if opened_for.append {
+        // Not cached: where appends land, the namenode decides.
+        FopenFlags::FOPEN_DIRECT_IO
+    } else if may_keep_pages {
+        FopenFlags::FOPEN_KEEP_CACHE
+    } else {
+        // The kernel drops its pages on behalf of the program that opens the file.
+        FopenFlags::empty()
+    };
+    if opened_for.write {
+        cache
+    } else {
+        // Closing it has nothing to wait for.
+        cache | FopenFlags::FOPEN_NOFLUSH
     }
 }
 
@@ -209,6 +228,25 @@ mod tests {
     fn the_umask_takes_away() {
         assert_eq!(permissions(0o100_666, 0o022), 0o644);
         assert_eq!(permissions(0o104_777, 0), 0o4777);
+    }
+
+    #[test]
+    fn only_what_may_be_written_is_flushed_when_it_is_closed() {
+        let opened = |flags: i32, may_keep_pages| {
+            fopen_flags(open_flags(fuser::OpenFlags(flags)), may_keep_pages)
+        };
+        let flags = |flags: OFlags| flags.bits() as i32;
+        let keep = FopenFlags::FOPEN_KEEP_CACHE;
+        let noflush = FopenFlags::FOPEN_NOFLUSH;
+        assert_eq!(opened(flags(OFlags::RDONLY), true), keep | noflush);
+        assert_eq!(opened(flags(OFlags::RDONLY), false), noflush);
+        assert_eq!(opened(FMODE_EXEC, true), keep | noflush);
+        assert_eq!(opened(flags(OFlags::RDWR), true), keep);
+        assert_eq!(opened(flags(OFlags::WRONLY), false), FopenFlags::empty());
+        assert_eq!(
+            opened(flags(OFlags::WRONLY | OFlags::APPEND), true),
+            FopenFlags::FOPEN_DIRECT_IO
+        );
     }
 
     #[test]

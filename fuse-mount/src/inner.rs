@@ -314,23 +314,16 @@ impl Inner {
         {
             pages.resize(0, Instant::now());
         }
-        Ok(self.opened(file, flags.append))
+        Ok(self.opened(file, flags))
     }
 
-    fn opened(&self, file: File, append: bool) -> (FileHandle, FopenFlags) {
+    fn opened(&self, file: File, flags: harvestfs_client::OpenFlags) -> (FileHandle, FopenFlags) {
         let pages = self.shared.nodes.pages(file.ino());
         let are_old = pages.is_none_or(|pages| pages.are_old());
-        let flags = if append {
-            // Not cached: where appends land, the namenode decides.
-            FopenFlags::FOPEN_DIRECT_IO
-        } else if are_old || self.client.lease_remaining().is_zero() {
-            // The kernel drops its pages on behalf of the program that opens the file.
-            FopenFlags::empty()
-        } else {
-            FopenFlags::FOPEN_KEEP_CACHE
-        };
+        let may_keep_pages = !are_old && !self.client.lease_remaining().is_zero();
+        let append = flags.append;
         let handle = FileHandle(self.files.insert(OpenFile { file, append }));
-        (handle, flags)
+        (handle, convert::fopen_flags(flags, may_keep_pages))
     }
 
     /// Creates a file and opens it, or opens what has the name already.
@@ -354,7 +347,7 @@ impl Inner {
                 Err(ClientError::Fs(FsError::Exists)) if !exclusive => {}
                 created => {
                     let (attr, file) = created?;
-                    let (handle, flags) = self.opened(file, open_flags.append);
+                    let (handle, flags) = self.opened(file, open_flags);
                     return Ok((attr, handle, flags));
                 }
             }
@@ -367,7 +360,7 @@ impl Inner {
                     if open_flags.truncate {
                         attr = file.attr().await?;
                     }
-                    let (handle, flags) = self.opened(file, open_flags.append);
+                    let (handle, flags) = self.opened(file, open_flags);
                     return Ok((attr, handle, flags));
                 }
             }
