@@ -1,12 +1,17 @@
-//! Other people's suites on a mount: pjdfstest and fsx.
+//! Other people's suites on a mount: pjdfstest and fsx. And what others, which are not run here, expect.
 
 use std::{
-    fs,
+    fs::{self, File},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use harvestfs_tests::{Cluster, ClusterOptions, have_program, skip};
+use rustix::{
+    fs::{IFlags, Mode, OFlags, SeekFrom},
+    io::Errno,
+};
 
 /// Cases of pjdfstest that cannot pass on this file system; `docs/SEMANTICS.md` gives the reasons.
 const PJDFSTEST_EXCEPTIONS: [&str; 0] = [];
@@ -133,4 +138,32 @@ fn fsx_finds_nothing_with_seed_2() {
 #[test]
 fn fsx_finds_nothing_with_seed_3() {
     fsx(3, 100_000);
+}
+
+#[test]
+fn what_differs_from_local_file_systems_says_so() {
+    let Some((_cluster, mount)) = Cluster::mounted(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    }) else {
+        return;
+    };
+    let nameless = rustix::fs::open(&mount, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR);
+    assert_eq!(nameless.err(), Some(Errno::OPNOTSUPP));
+    let file = File::create_new(mount.join("file")).expect("create");
+    assert_eq!(rustix::fs::ioctl_getflags(&file), Err(Errno::NOTTY));
+    let set = rustix::fs::ioctl_setflags(&file, IFlags::NODUMP);
+    assert_eq!(set, Err(Errno::NOTTY));
+    // A hole ends at any byte, before the data is committed and afterwards.
+    file.write_all_at(b"x", 1_025).expect("write");
+    for _ in 0..2 {
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)), Ok(1_025));
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1_025)), Ok(1_026));
+        file.sync_all().expect("fsync");
+    }
+    // The kernel asks for this once, and is told that there is nothing to do.
+    let directory = File::open(&mount).expect("a directory");
+    for _ in 0..2 {
+        directory.sync_all().expect("fsync");
+    }
 }
