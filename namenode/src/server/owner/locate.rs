@@ -14,12 +14,13 @@ use harvestfs_protocol::types::{BlockInfo, Credentials, Extent, Located, Placeme
 use super::Owner;
 use crate::engine::namespace::{BlockChange, BlockView};
 use crate::server::clock;
+use crate::server::sessions::OpenTo;
 
 /// The extended attribute that shows where a file's replicas are.
 pub(super) const LOCATIONS_XATTR: &[u8] = b"user.harvestfs.locations";
 
 /// Of `access(2)`: may it be read?
-pub(super) const R_OK: u8 = 4;
+const R_OK: u8 = 4;
 
 /// Blocks that the reply to an `Open` locates: what a reader wants first. The rest is asked for.
 const BLOCKS_PER_OPEN: usize = 16;
@@ -28,6 +29,23 @@ const BLOCKS_PER_OPEN: usize = 16;
 const CUT_OFF: &str = "...\n";
 
 impl Owner {
+    /// Whether a caller may read a file, whatever is open.
+    pub(super) fn may_read(&self, credentials: &Credentials, ino: InodeId) -> bool {
+        let access = MetaOp::Access { ino, mask: R_OK };
+        self.namespace.query(credentials, &access).is_ok()
+    }
+
+    /// As whom a session uses the content of what it has open: its permission was checked then.
+    pub(super) fn opener(
+        &self,
+        session: SessionId,
+        ino: InodeId,
+        to: OpenTo,
+    ) -> Option<Credentials> {
+        let is_open = self.sessions.has_open(session, ino, to);
+        is_open.then(Credentials::root)
+    }
+
     /// Locates blocks for reading.
     pub(super) fn located(
         &self,

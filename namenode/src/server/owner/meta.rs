@@ -13,7 +13,7 @@ use harvestfs_protocol::types::{Credentials, FileKind, PlacementRules, Timestamp
 
 use super::class::{Class, class_of, creates_file};
 use super::deferred::files_told;
-use super::locate::{LOCATIONS_XATTR, R_OK};
+use super::locate::LOCATIONS_XATTR;
 use super::session::{peer_limit, unexpected_outcome};
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
@@ -135,13 +135,13 @@ impl Owner {
         match op {
             MetaOp::Locate { ino, blocks } => {
                 check_block_count(blocks.len())?;
-                let reader = self.opener(asker, *ino, OpenTo::Read);
+                let reader = self.opener(asker.session, *ino, OpenTo::Read);
                 let reader = reader.as_ref().unwrap_or(credentials);
                 let blocks = self.namespace.readable_blocks(reader, *ino, blocks)?;
                 Ok(MetaReply::Located(self.located(blocks, asker.ip)))
             }
             MetaOp::GetExtents { ino, .. } => {
-                let opener = self.opener(asker, *ino, OpenTo::Write);
+                let opener = self.opener(asker.session, *ino, OpenTo::Write);
                 self.namespace
                     .query(opener.as_ref().unwrap_or(credentials), op)
             }
@@ -193,17 +193,6 @@ impl Owner {
                 Ok(())
             }
         }
-    }
-
-    fn may_read(&self, credentials: &Credentials, ino: InodeId) -> bool {
-        let access = MetaOp::Access { ino, mask: R_OK };
-        self.namespace.query(credentials, &access).is_ok()
-    }
-
-    /// As whom a session uses the content of what it has open: its permission was checked then.
-    fn opener(&self, asker: Asker, ino: InodeId, to: OpenTo) -> Option<Credentials> {
-        let is_open = self.sessions.has_open(asker.session, ino, to);
-        is_open.then(Credentials::root)
     }
 
     fn hold(&mut self, session: SessionId, ino: InodeId, to: OpenTo) -> Result<(), FsError> {
