@@ -28,7 +28,7 @@ fn text_of(output: &std::process::Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// An SQL expression for what a row is filled with.
+/// How much a row is filled with, so that rows are of many sizes.
 fn filler_bytes(number: u64) -> u64 {
     number * 97 % 2000
 }
@@ -52,7 +52,6 @@ fn writers(
                 first: last.map_or(0, |&(number, _)| number + 2),
                 step,
             };
-            // Answers are read one by one.
             Worker::start(&name, &mut command(), script)
         })
         .collect()
@@ -117,6 +116,7 @@ impl Workload for Sqlite {
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker> {
         let command = || {
             let mut command = Command::new("stdbuf");
+            // Each answer is waited for, so it must not stay in a buffer.
             command.args(["-oL", "sqlite3", "-batch", "-bail"]);
             command.arg(self.path(&self.mount));
             command
