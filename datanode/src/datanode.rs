@@ -111,6 +111,7 @@ impl Datanode {
             },
             commands: Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive),
             removals,
+            alive: alive.clone(),
         };
         tokio::spawn(link.run());
         tokio::spawn(shrinker::run(node.clone()));

@@ -8,7 +8,7 @@ mod removals;
 mod reports;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -32,11 +32,14 @@ pub use self::commands::Commands;
 pub use self::removals::Removals;
 use crate::node::Node;
 use crate::obedience::Refusal;
+use crate::service::Alive;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a registration may take: the namenode journals it.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
+/// How long the namenode has to take note that this datanode stops.
+const STOP_DEADLINE: Duration = Duration::from_secs(1);
 /// Pauses between attempts to reach a namenode.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
@@ -69,24 +72,40 @@ pub struct NamenodeLink {
     pub server: ServerDescription,
     pub removals: Arc<Removals>,
     pub commands: Commands,
+    /// Dropped when the namenode knows that the datanode stops.
+    pub alive: Alive,
 }
 
 impl NamenodeLink {
-    /// Keeps the datanode registered until it stops.
+    /// Keeps the datanode registered until it stops, and says so then.
     pub async fn run(self) {
+        let registered = Mutex::new(None);
         tokio::select! {
             () = self.node.stopping() => {}
-            () = self.keep_registered() => {}
+            () = self.keep_registered(&registered) => {}
         }
+        let client = registered.into_inner();
+        if let Some(client) = client.unwrap_or_else(PoisonError::into_inner)
+            && let Err(error) = call(&client, NodeRequest::Stopping, STOP_DEADLINE).await
+        {
+            tracing::debug!(%error, "the namenode does not know that this datanode stops");
+        }
+        drop(self.alive);
     }
 
-    async fn keep_registered(&self) {
+    /// Notes the client of the registered connection as long as there is one.
+    async fn keep_registered(&self, registered: &Mutex<Option<Client>>) {
+        let note = |client: Option<&Client>| {
+            *registered.lock().unwrap_or_else(PoisonError::into_inner) = client.cloned();
+        };
         let mut backoff = BACKOFF_MIN;
         for addr in self.addrs.iter().cycle() {
             match self.connect(*addr).await {
                 Ok(client) => {
                     backoff = BACKOFF_MIN;
+                    note(Some(&client));
                     let error = self.serve(&client).await;
+                    note(None);
                     tracing::warn!(%addr, %error, "lost the namenode");
                 }
                 Err(error) => tracing::warn!(%addr, %error, "cannot register with the namenode"),

@@ -328,6 +328,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             denials: 2,
             removable_bytes: 1 << 30,
         })),
+        Request::Node(NodeRequest::Stopping),
         Request::Node(NodeRequest::BlockReport(BlockReport {
             storage: StorageId(9),
             part: 0,

@@ -214,6 +214,9 @@ pub enum NodeRequest {
     BlockReport(BlockReport),
     /// Reply: [`NodeReply::Accepted`].
     IncrementalReport(IncrementalReport),
+    /// The last one: the datanode was told to stop, and keeps what it has. Reply:
+    /// [`NodeReply::Accepted`].
+    Stopping,
 }
 
 /// Replies to [`NodeRequest`].

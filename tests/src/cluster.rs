@@ -34,6 +34,9 @@ pub struct ClusterOptions {
     pub policy: &'static str,
     /// Whether namenode and datanodes serve HTTP; see [`Cluster::http`].
     pub http: bool,
+    /// Seconds for which a datanode that stops in good order is waited for. As usual none: what stops in a
+    /// test is to be missed.
+    pub restart_wait_s: u32,
     /// Variables that its parts are started with.
     pub environment: &'static [(&'static str, &'static str)],
 }
@@ -50,6 +53,7 @@ impl Default for ClusterOptions {
             // replicas as far apart as `harvest` does.
             policy: "stock",
             http: false,
+            restart_wait_s: 0,
             environment: &[],
         }
     }
@@ -150,11 +154,21 @@ impl Cluster {
                 &http(&cluster, &name),
             );
         }
+        cluster.set_restart_wait(options.restart_wait_s);
         cluster.start_namenode();
         for number in 1..=options.datanodes {
             cluster.start_datanode(number);
         }
         cluster
+    }
+
+    fn set_restart_wait(&self, seconds: u32) {
+        let path = self.path("namenode/namenode.toml");
+        let text = fs::read_to_string(&path).expect("its configuration");
+        let repair = "[repair]\n";
+        assert!(text.contains(repair), "{text}");
+        let text = text.replace(repair, &format!("{repair}restart_wait_s = {seconds}\n"));
+        fs::write(&path, text).expect("it can be written");
     }
 
     /// A cluster with one mount, and where that is. Skips, without any, where FUSE cannot be used.

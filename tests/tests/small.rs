@@ -162,3 +162,27 @@ fn writes_go_on_while_the_owner_needs_one_of_four() {
     assert!(writes["at_once"].as_u64() >= Some(2), "{writes:#}");
     assert!(!datanodes_of(&cluster, "/f2").contains(&Cluster::datanode(2)));
 }
+
+#[test]
+fn a_datanode_that_is_restarted_is_waited_for() {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        restart_wait_s: 60,
+        ..ClusterOptions::default()
+    });
+    cluster.wait_alive(4, DEADLINE);
+    let source = cluster.path("source");
+    fs::write(&source, Pattern { seed: 1 }.bytes(FILE_BYTES as usize)).expect("a file");
+    cluster.output_of(&["fs", "put", &source.to_string_lossy(), "/file"]);
+    let name = datanodes_of(&cluster, "/file").remove(0);
+    let number = name.rsplit('-').next().and_then(|it| it.parse().ok());
+    let number: usize = number.expect("a datanode of the cluster");
+    cluster.stop(&name);
+    let left_ms = cluster.node_status(number)["maintenance_left_ms"].as_u64();
+    assert!(left_ms > Some(50_000), "{left_ms:?}");
+    cluster.start_datanode(number);
+    wait_until("it is as any other", DEADLINE, || {
+        let status = cluster.node_status(number);
+        status["maintenance_left_ms"].is_null() && status["alive"] == true
+    });
+    cluster.wait_healthy();
+}

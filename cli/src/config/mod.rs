@@ -67,6 +67,9 @@ pub struct RepairConfig {
     pub per_volume_per_hour: Option<u32>,
     /// Repairs at a time per server, as source and as target each.
     pub at_once: Option<u32>,
+    /// Seconds for which a datanode that stopped in good order is waited for before its blocks are
+    /// repaired; 0 for no longer than any that is silent.
+    pub restart_wait_s: Option<u32>,
     /// Replicas move to emptier servers when a volume is fuller than a server by more than this share of
     /// their quotas; 0 for never.
     pub balance_spread_percent: Option<u32>,
@@ -86,6 +89,9 @@ impl RepairConfig {
             (&mut options.repairs_in_flight_per_node, self.at_once),
         ] {
             *limit = given.unwrap_or(*limit);
+        }
+        if let Some(seconds) = self.restart_wait_s {
+            options.restart_wait_ms = u64::from(seconds) * 1_000;
         }
         if let Some(percent) = self.balance_spread_percent {
             options.balance_spread_permille = percent.saturating_mul(10);

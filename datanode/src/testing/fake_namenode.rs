@@ -237,6 +237,7 @@ impl State {
                 }
                 NodeReply::Accepted
             }
+            NodeRequest::Stopping => NodeReply::Accepted,
         })
     }
 }

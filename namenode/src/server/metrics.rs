@@ -93,7 +93,11 @@ operations! {
     Register "register" = Request::Node(NodeRequest::Register(_)),
     Heartbeat "heartbeat" = Request::Node(NodeRequest::Heartbeat(_)),
     BlockReport "block_report" =
-        Request::Node(NodeRequest::BlockReport(_) | NodeRequest::IncrementalReport(_)),
+        Request::Node(
+            NodeRequest::BlockReport(_)
+                | NodeRequest::IncrementalReport(_)
+                | NodeRequest::Stopping
+        ),
     Admin "admin" = Request::Admin(_),
 }
 

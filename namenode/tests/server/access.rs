@@ -44,6 +44,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             "node",
             Request::Node(NodeRequest::IncrementalReport(report)),
         ),
+        ("node", Request::Node(NodeRequest::Stopping)),
         ("operator", Request::Admin(AdminRequest::Status)),
         ("operator", Request::Admin(AdminRequest::Fsck)),
     ]

@@ -1,5 +1,6 @@
-//! Servers that their operators take away for a while: for that time their blocks are not repaired,
-//! and they are given nothing new.
+//! Servers that are away for a while: for that time their blocks are not repaired, and they are given
+//! nothing new. Operators take them away, and a datanode that stops in good order is away until it is
+//! back, or for so long that it was no restart.
 //!
 //! A node in maintenance that falls silent is not given up; its replicas go on counting, and readers try
 //! it last. After a restart of the namenode, what such a node holds is not known until it comes back:
@@ -14,7 +15,49 @@ use super::{
     table::{NodeIx, Slot},
 };
 
+/// How long a node may be away.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Maintenance {
+    until_ms: u64,
+    /// It stopped by itself: no operator has to end it.
+    ends_on_return: bool,
+}
+
 impl Cluster {
+    /// A datanode says that it stops. Restarts take moments: it is waited for before its blocks are
+    /// repaired, unless a block would be left with one replica, or none, meanwhile. O(blocks on it).
+    pub fn stopping(&mut self, now_ms: u64, node: NodeId) {
+        self.advance(now_ms);
+        let Ok(index) = self.live_node(node) else {
+            return;
+        };
+        self.nodes[index as usize].stale = true;
+        let until_ms = self.now_ms + self.options.restart_wait_ms;
+        let waits = self.options.restart_wait_ms > 0
+            && !self.is_in_maintenance(index)
+            && !self.draining.contains(&index)
+            && self.maintenance_impact(&[node]).is_safe();
+        if waits {
+            let maintenance = Maintenance {
+                until_ms,
+                ends_on_return: true,
+            };
+            self.maintenance.insert(index, maintenance);
+        }
+        self.refresh_node(index);
+    }
+
+    /// A node that stopped by itself registers again.
+    pub(super) fn end_restart(&mut self, node: NodeIx) {
+        if self
+            .maintenance
+            .get(&node)
+            .is_some_and(|it| it.ends_on_return)
+        {
+            self.end_maintenance(node);
+        }
+    }
+
     /// Lets a node be away until `until_ms`, or, with `None`, no longer.
     pub fn set_maintenance(&mut self, now_ms: u64, node: NodeId, until_ms: Option<u64>) {
         self.advance(now_ms);
@@ -23,7 +66,11 @@ impl Cluster {
         };
         match until_ms.filter(|&until_ms| until_ms > self.now_ms) {
             Some(until_ms) => {
-                self.maintenance.insert(index, until_ms);
+                let maintenance = Maintenance {
+                    until_ms,
+                    ends_on_return: false,
+                };
+                self.maintenance.insert(index, maintenance);
                 self.refresh_node(index);
             }
             None => self.end_maintenance(index),
@@ -33,8 +80,8 @@ impl Cluster {
     /// How much longer a node may be away, in milliseconds; `None` when it is not in maintenance.
     #[must_use]
     pub fn maintenance_left_ms(&self, now_ms: u64, node: NodeId) -> Option<u64> {
-        let until_ms = self.maintenance.get(&self.node_index(node)?)?;
-        Some(until_ms.saturating_sub(now_ms))
+        let maintenance = self.maintenance.get(&self.node_index(node)?)?;
+        Some(maintenance.until_ms.saturating_sub(now_ms))
     }
 
     /// What could not be read if these nodes were away, beside those that may be already: the lost
@@ -52,8 +99,9 @@ impl Cluster {
 
     /// Ends what is over.
     pub(super) fn expire_maintenance(&mut self) {
-        let over = |(&node, &until_ms): (&NodeIx, &u64)| (until_ms <= self.now_ms).then_some(node);
-        let mut over: Vec<NodeIx> = self.maintenance.iter().filter_map(over).collect();
+        let is_over = |it: &(&NodeIx, &Maintenance)| it.1.until_ms <= self.now_ms;
+        let over = self.maintenance.iter().filter(is_over);
+        let mut over: Vec<NodeIx> = over.map(|(&node, _)| node).collect();
         over.sort_unstable();
         for node in over {
             self.end_maintenance(node);

@@ -84,6 +84,7 @@ impl Cluster {
         self.cancel_repairs_to(index);
         let now_ms = self.now_ms;
         self.forget_unknown_on(index);
+        self.end_restart(index);
         let it = &mut self.nodes[index as usize];
         it.deletes.clear();
         it.seal.clear();

@@ -83,6 +83,7 @@ use balance::Balance;
 use blocks::Writing;
 use grid::GridState;
 use happenings::Happenings;
+use maintenance::Maintenance;
 use membership::Storm;
 use node::Node;
 use outlook::Demands;
@@ -148,7 +149,7 @@ pub struct Cluster {
     /// Nodes whose replicas are to be copied elsewhere, and that get no new ones.
     draining: FxHashSet<NodeIx>,
     /// Nodes that may be away, and until when.
-    maintenance: FxHashMap<NodeIx, u64>,
+    maintenance: FxHashMap<NodeIx, Maintenance>,
     balance: Balance,
     /// Replicas that were chosen to leave their volume because its owner wants the space back.
     victims: FxHashSet<(Slot, NodeIx)>,

@@ -20,6 +20,9 @@ pub struct ClusterOptions {
     /// A node is dead when it was silent for this long: its replicas count as lost. Reimages need
     /// no such wait, they show when the server registers.
     pub dead_after_ms: u64,
+    /// A node that said that it stops is waited for as long as this before its blocks are repaired; 0 for
+    /// no longer than any that is silent.
+    pub restart_wait_ms: u64,
     /// Safe mode (no repair, no deletion) ends when this share of the blocks has a replica.
     pub safe_mode_reported_share: f64,
     /// Safe mode ends at the latest this long after the start.
@@ -105,6 +108,7 @@ impl Default for ClusterOptions {
             min_write_replicas: MIN_WRITE_REPLICAS,
             stale_after_ms: 10_000,
             dead_after_ms: 30_000,
+            restart_wait_ms: 120_000,
             safe_mode_reported_share: 0.999,
             safe_mode_max_ms: 30_000,
             storm_share: 0.3,

@@ -75,6 +75,11 @@ impl Owner {
                 let reported = self.cluster.incremental_report(now_ms, node, &report);
                 reported.map(|()| NodeReply::Accepted).map_err(refused)
             }
+            NodeRequest::Stopping => {
+                tracing::info!(%node, "a datanode stops");
+                self.cluster.stopping(now_ms, node);
+                Ok(NodeReply::Accepted)
+            }
         }
     }
 

@@ -448,6 +448,62 @@ fn a_node_in_maintenance_is_away_without_repair() {
 }
 
 #[test]
+fn a_node_that_stops_in_good_order_is_waited_for() {
+    let mut world = world_of_nine(ClusterOptions {
+        restart_wait_ms: 60_000,
+        ..options()
+    });
+    for _ in 0..60 {
+        write(&mut world, rules(3));
+    }
+    world.pass(600);
+    let stop = |world: &mut World, node: u32| {
+        world.cluster.stopping(world.now_ms, NodeId(node));
+        world.disconnect(node as usize, true);
+    };
+    // It is back in time, and again like any other.
+    stop(&mut world, 0);
+    world.pass(50_000);
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!((summary.nodes_alive, summary.nodes_in_maintenance), (8, 1));
+    assert!(world.told.is_empty(), "nothing was repaired");
+    world.connect(0);
+    world.pass(600);
+    let summary = world.cluster.summary(world.now_ms);
+    assert_eq!((summary.nodes_alive, summary.nodes_in_maintenance), (9, 0));
+    assert_eq!(summary.under_replicated_blocks, 0);
+
+    // It does not come back: its blocks are repaired when the time is over.
+    stop(&mut world, 0);
+    world.pass(59_000);
+    assert!(world.told.is_empty(), "nothing was repaired");
+    world.pass(60_000);
+    assert!(!world.told.is_empty());
+    assert_eq!(
+        world.cluster.summary(world.now_ms).under_replicated_blocks,
+        0
+    );
+}
+
+#[test]
+fn a_node_that_stops_is_not_waited_for_where_that_leaves_one_replica() {
+    let mut world = world_of_nine(options());
+    let block = write(&mut world, rules(2));
+    world.pass(600);
+    let holders = world.holders(block);
+    let node = *holders.first().expect("it has replicas");
+    world.cluster.stopping(world.now_ms, node);
+    world.disconnect(node.0 as usize, true);
+    assert_eq!(world.cluster.maintenance_left_ms(world.now_ms, node), None);
+    world.pass(60_000);
+    assert!(!world.told.is_empty());
+    assert_eq!(
+        world.cluster.summary(world.now_ms).under_replicated_blocks,
+        0
+    );
+}
+
+#[test]
 fn after_a_restart_blocks_wait_for_nodes_in_maintenance() {
     let mut world = world_of_nine(options());
     for _ in 0..60 {
