@@ -87,15 +87,15 @@ impl Cluster {
         if entry.unplaced_since_ms.is_some() {
             return FaultReason::NoPlace.to_string();
         }
-        if self.view.open_servers(Lane::Write, None) == 0 {
-            return FaultReason::NoTarget.to_string();
-        }
         let sources = self.sources(entry.slot);
         if sources
             .iter()
             .all(|&(node, _)| !self.nodes[node as usize].is_available())
         {
             return "the owners of all servers that hold it need them, or they are silent".into();
+        }
+        if self.view.open_servers(Lane::Write, None) == 0 {
+            return FaultReason::NoTarget.to_string();
         }
         if entry.attempts > 0 && entry.due_ms() > self.now_ms {
             return "the last attempt failed; the next one comes soon".into();
