@@ -182,7 +182,7 @@ impl Files {
 
     async fn wait_for_replicas(&self, attr: &Attr, replication: u8) -> Result<(), ClientError> {
         loop {
-            let locations = self.locations_of(attr.ino).await?;
+            let (locations, _) = self.locations_of(attr.ino).await?;
             let are_there =
                 |location: &list::Location| location.datanodes.len() == usize::from(replication);
             if locations.iter().all(are_there) {

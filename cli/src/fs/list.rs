@@ -174,7 +174,7 @@ impl Files {
 
     pub(super) async fn locations(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
         let attr = self.find(path).await?;
-        let locations = self
+        let (locations, complete) = self
             .locations_of(attr.ino)
             .await
             .with_context(|| path.to_string_lossy().into_owned())?;
@@ -199,20 +199,31 @@ impl Files {
                 );
             }
         }
+        if !complete {
+            eprintln!(
+                "harvestfs: the rest is not shown: it is more than the namenode tells at once"
+            );
+        }
         Ok(())
     }
 
-    /// Where the replicas of a file are: pieces of the file that follow each other in a block as one.
-    pub(super) async fn locations_of(&self, ino: InodeId) -> Result<Vec<Location>, ClientError> {
+    /// Where the replicas of a file are: pieces of the file that follow each other in a block as one. And
+    /// whether that is all, since the namenode tells a bounded number of pieces.
+    pub(super) async fn locations_of(
+        &self,
+        ino: InodeId,
+    ) -> Result<(Vec<Location>, bool), ClientError> {
         let text = self
             .client
             .getxattr(&self.credentials, ino, b"user.harvestfs.locations")
             .await?;
+        let text = String::from_utf8_lossy(&text);
+        let (text, complete) = match text.strip_suffix("...\n") {
+            Some(text) => (text, false),
+            None => (&*text, true),
+        };
         let mut locations: Vec<Location> = Vec::new();
-        for location in String::from_utf8_lossy(&text)
-            .lines()
-            .filter_map(Location::parse)
-        {
+        for location in text.lines().filter_map(Location::parse) {
             match locations.last_mut() {
                 Some(last) if last.goes_on_with(&location) => {
                     last.length_bytes += location.length_bytes;
@@ -220,7 +231,7 @@ impl Files {
                 _ => locations.push(location),
             }
         }
-        Ok(locations)
+        Ok((locations, complete))
     }
 }
 
