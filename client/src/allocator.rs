@@ -7,11 +7,11 @@ use std::{
 };
 
 use harvestfs_protocol::{
-    meta::{MetaOp, MetaReply},
+    meta::{MetaReply, mutation},
     types::{Credentials, Located, PlacementRules},
 };
 
-use crate::{calls::Touched, core::Core, error::ClientError, pipeline::NewBlock, seal::discard};
+use crate::{core::Core, error::ClientError, pipeline::NewBlock, seal::discard};
 
 /// Blocks per request: one to use, one in advance. The namenode reserves room for each.
 const BLOCKS_PER_ALLOCATION: u32 = 2;
@@ -77,14 +77,14 @@ async fn allocate(
     rules: PlacementRules,
     exclude: Vec<harvestfs_protocol::ids::NodeId>,
 ) -> Result<Vec<NewBlock>, ClientError> {
-    let op = MetaOp::AllocateBlocks {
+    let op = mutation::AllocateBlocks {
         count: BLOCKS_PER_ALLOCATION,
         rules,
         exclude,
     };
     let generation = core.session.generation();
     let root = Credentials::root();
-    let (_, reply) = core.session.mutate(&root, op, Touched::default()).await?;
+    let (_, reply) = core.session.mutate(&root, op).await?;
     let MetaReply::Located(located) = reply else {
         return Err(ClientError::UnexpectedReply("AllocateBlocks"));
     };

@@ -17,12 +17,15 @@ use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
     limits::MUTATIONS_IN_FLIGHT_MAX,
-    meta::{MetaCall, MetaOp, MetaReply},
+    meta::{
+        Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
+        mutation::{self, Answered, Creates, Repeated},
+    },
     name::Name,
     request_id::RequestId,
     rpc::{Reply, Request},
     transport::RpcError,
-    types::{Credentials, FileKind},
+    types::{Attr, Credentials},
 };
 use tokio::sync::Notify;
 
@@ -187,20 +190,16 @@ impl Unconfirmed {
     }
 }
 
-/// What a mutation may change, to be forgotten when its outcome is not known.
-#[derive(Default)]
-pub(crate) struct Touched<'a> {
-    pub(crate) inodes: &'a [InodeId],
-    pub(crate) entries: &'a [(InodeId, &'a Name)],
-}
-
 /// A mutation whose caller waits for it. If the caller goes away, a task sees it through, so that
 /// the cache does not go on believing what it changed.
 struct Pending<'a> {
+    /// None while it goes on in another session.
     number: Option<Numbered>,
+    /// Taken when it has ended.
     ticket: Option<Ticket>,
     request: Arc<Request>,
-    touched: Touched<'a>,
+    /// Inodes that it changes, and that the request does not name.
+    others: &'a [InodeId],
 }
 
 /// A request that failed.
@@ -211,13 +210,25 @@ struct Unanswered {
 }
 
 impl Pending<'_> {
-    /// Goes on in another session.
+    /// Goes on in another session, or again.
     fn renumber(&mut self, number: Numbered) {
-        if let Request::Meta(call) = Arc::make_mut(&mut self.request) {
+        if let Request::Meta(MetaCall {
+            op: MetaOp::Mutation(call),
+            ..
+        }) = Arc::make_mut(&mut self.request)
+        {
             call.sequence = number.sequence;
             call.answered_below = number.session.sequences.answered_below(number.sequence);
         }
         self.number = Some(number);
+    }
+
+    /// It has ended: the number, if there is one, and what the cache is to learn by.
+    fn finish(mut self) -> (Option<Numbered>, Ticket) {
+        let Some(ticket) = self.ticket.take() else {
+            unreachable!("a mutation ends once");
+        };
+        (self.number.take(), ticket)
     }
 }
 
@@ -227,43 +238,28 @@ impl Drop for Pending<'_> {
             return;
         };
         let request = self.request.clone();
-        let inodes = self.touched.inodes.to_vec();
-        let entries: Vec<(InodeId, Name)> = self
-            .touched
-            .entries
-            .iter()
-            .map(|(parent, name)| (*parent, (*name).clone()))
-            .collect();
+        let others = self.others.to_vec();
         let session = number.session.clone();
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            // Whatever the answer is, nobody waits for it.
+            // Whatever the answer is, nothing waits for it.
             let answer = session.ask(&request, Some(number.generation)).await;
             drop(number);
-            if let Ok(reply) = answer
-                && let Some(ino) = opened_by_creation(&request, &reply)
-            {
-                session.holds.opened(ino, true);
-                session.holds.closed(ino, Instant::now(), true);
+            let changed = Changed::by(&request, &others);
+            if let (Creates::HeldFile, Ok(reply)) = (changed.creates, &answer) {
+                for ino in created(reply) {
+                    session.holds.opened(ino, true);
+                    session.holds.closed(ino, Instant::now(), true);
+                }
             }
-            let names: Vec<_> = entries
-                .iter()
-                .map(|(parent, name)| (*parent, name))
-                .collect();
-            forget(
-                &ticket,
-                &Touched {
-                    inodes: &inodes,
-                    entries: &names,
-                },
-            );
-            // Whoever else caches it was told that it failed.
+            changed.forget(&ticket);
+            // The kernel was told that it failed.
             session
                 .tell_listener(move |listener| {
-                    for (parent, name) in &entries {
+                    for (parent, name) in &changed.entries {
                         listener.invalidate_entry(*parent, name);
                     }
-                    for ino in inodes {
+                    for ino in changed.inodes {
                         listener.invalidate_inode(ino);
                     }
                 })
@@ -272,64 +268,107 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// The file that the namenode created, and counts as open since.
-fn opened_by_creation(request: &Request, reply: &Reply) -> Option<InodeId> {
-    let Request::Meta(call) = request else {
-        return None;
-    };
-    match (&call.op, reply) {
-        (
-            MetaOp::Create {
-                kind: FileKind::Regular,
-                ..
-            },
-            Reply::Meta(MetaReply::Created { attr, .. } | MetaReply::Attr(attr)),
-        ) => Some(attr.ino),
+/// The inode that the reply to a mutation tells as created.
+fn created(reply: &Reply) -> impl Iterator<Item = InodeId> {
+    let reply = match reply {
+        Reply::Mutated(Mutated { reply, .. }) => Some(reply),
         _ => None,
-    }
+    };
+    let attrs = reply.into_iter().flat_map(MetaReply::attrs);
+    attrs.map(|attr| attr.ino)
 }
 
-fn forget(ticket: &Ticket, touched: &Touched<'_>) {
-    for ino in touched.inodes {
-        ticket.changed_inode(*ino);
+/// What a mutation may change, to be forgotten when its outcome is not known.
+struct Changed {
+    entries: Vec<(InodeId, Name)>,
+    inodes: Vec<InodeId>,
+    creates: Creates,
+}
+
+impl Changed {
+    fn by(request: &Request, others: &[InodeId]) -> Self {
+        let Request::Meta(MetaCall {
+            op: MetaOp::Mutation(call),
+            ..
+        }) = request
+        else {
+            unreachable!("only mutations are pending, not {request:?}");
+        };
+        let facts = call.mutation.facts();
+        let entries = facts.entries.into_iter().flatten();
+        Self {
+            entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
+            inodes: facts.inodes.iter().chain(others.iter().copied()).collect(),
+            creates: facts.creates,
+        }
     }
-    for (parent, name) in touched.entries {
-        ticket.unknown_entry(*parent, name);
+
+    fn forget(&self, ticket: &Ticket) {
+        for ino in &self.inodes {
+            ticket.changed_inode(*ino);
+        }
+        for (parent, name) in &self.entries {
+            ticket.unknown_entry(*parent, name);
+        }
     }
 }
 
 impl Session {
-    /// Executes a read-only operation.
+    /// Executes a query.
     pub(crate) async fn query(
         &self,
         credentials: &Credentials,
-        op: MetaOp,
+        query: impl Into<Query>,
     ) -> Result<MetaReply, ClientError> {
-        let call = MetaCall {
-            credentials: credentials.clone(),
-            sequence: 0,
-            answered_below: 0,
-            relaxed: false,
-            op,
-        };
-        let answer = self.ask(&Request::Meta(call), None).await;
-        meta(answer.map_err(|unanswered| unanswered.error)?)
+        let op = MetaOp::Query(query.into());
+        self.ask_unnumbered(credentials.clone(), op).await
     }
 
-    /// Executes a mutation once. What it touches is forgotten if it fails; if it succeeds, the
-    /// caller tells the ticket what it has changed, before it awaits anything else.
+    /// Tells the namenode something of the session or of a replica.
+    pub(crate) async fn keep_house(
+        &self,
+        operation: impl Into<Housekeeping>,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::Housekeeping(operation.into());
+        self.ask_unnumbered(Credentials::root(), op)
+            .await
+            .map(|_| ())
+    }
+
+    async fn ask_unnumbered(
+        &self,
+        credentials: Credentials,
+        op: MetaOp,
+    ) -> Result<MetaReply, ClientError> {
+        let name = op.name();
+        let request = Request::Meta(MetaCall { credentials, op });
+        match self.ask(&request, None).await {
+            Ok(Reply::Meta(reply)) => Ok(reply),
+            Ok(_) => Err(ClientError::UnexpectedReply(name)),
+            Err(unanswered) => Err(unanswered.error),
+        }
+    }
+
+    /// Executes a mutation once. What it changes is forgotten if it fails. If it succeeds, the cache knows
+    /// the directories of its names, and the caller tells the ticket what else it has changed, before it
+    /// awaits anything else.
     pub(crate) async fn mutate(
         self: &Arc<Self>,
         credentials: &Credentials,
-        op: MetaOp,
-        touched: Touched<'_>,
+        mutation: impl Into<Mutation>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        let relaxed = match op {
-            MetaOp::Commit { durable, .. } => !durable,
-            MetaOp::SealBlocks { .. } => true,
-            _ => false,
-        };
-        self.execute(credentials, op, touched, relaxed).await
+        self.execute(credentials, mutation.into(), false, &[]).await
+    }
+
+    /// As [`Session::mutate`], of an operation that changes inodes that it does not name.
+    pub(crate) async fn mutate_others(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: impl Into<Mutation>,
+        others: &[InodeId],
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.execute(credentials, mutation.into(), false, others)
+            .await
     }
 
     /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
@@ -337,40 +376,42 @@ impl Session {
     pub(crate) async fn mutate_relaxed(
         self: &Arc<Self>,
         credentials: &Credentials,
-        op: MetaOp,
-        touched: Touched<'_>,
+        mutation: mutation::SetAttr,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.execute(credentials, op, touched, true).await
+        self.execute(credentials, mutation.into(), true, &[]).await
     }
 
     async fn execute(
         self: &Arc<Self>,
         credentials: &Credentials,
-        op: MetaOp,
-        touched: Touched<'_>,
+        mutation: Mutation,
         relaxed: bool,
+        others: &[InodeId],
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        // What names blocks of an ended session can never succeed.
-        let belongs_to_session = matches!(op, MetaOp::Commit { .. } | MetaOp::SealBlocks { .. });
-        let window = match &op {
-            MetaOp::Commit { files, .. } if files.is_empty() => CONFIRMING_WINDOW,
+        let facts = mutation.facts();
+        let (name, repeated) = (mutation.name(), facts.repeated);
+        let early = relaxed || facts.answered == Answered::AtOnce;
+        let window = match &mutation {
+            Mutation::Commit(commit) if commit.files.is_empty() => CONFIRMING_WINDOW,
             _ => WINDOW,
         };
         let number = Sequences::begin(self, window).await;
         let answered_before = self.unconfirmed.last();
         let ticket = self.cache.ticket();
-        let call = MetaCall {
-            credentials: credentials.clone(),
+        let call = MutationCall {
             sequence: number.sequence,
             answered_below: self.sequences.answered_below(number.sequence),
             relaxed,
-            op,
+            mutation,
         };
         let mut pending = Pending {
-            request: Arc::new(Request::Meta(call)),
+            request: Arc::new(Request::Meta(MetaCall {
+                credentials: credentials.clone(),
+                op: MetaOp::Mutation(call),
+            })),
             number: Some(number),
             ticket: Some(ticket),
-            touched,
+            others,
         };
         let mut released = false;
         let result = loop {
@@ -380,7 +421,7 @@ impl Session {
                 Err(Unanswered {
                     error: ClientError::Fs(FsError::SessionExpired),
                     maybe_executed: false,
-                }) if !belongs_to_session && !self.is_closed() => {
+                }) if repeated == Repeated::InNextSession && !self.is_closed() => {
                     // Refused for sure: the next session may do it.
                     drop(pending.number.take());
                     self.link_of_next_session(generation).await?;
@@ -396,35 +437,30 @@ impl Session {
                     let number = Sequences::begin(self, window).await;
                     pending.renumber(number);
                 }
-                Ok(reply) => break meta(reply),
+                Ok(Reply::Mutated(mutated)) => break Ok(mutated),
+                Ok(_) => break Err(ClientError::UnexpectedReply(name)),
                 Err(unanswered) => break Err(unanswered.error),
             }
         };
-        let (number, ticket) = (pending.number.take(), pending.ticket.take());
-        let unconfirmed = match (&result, number) {
-            (Ok(_), Some(number)) if relaxed => {
-                self.unconfirmed.add(number, pending.request.clone())
+        let request = pending.request.clone();
+        let (number, ticket) = pending.finish();
+        let mutated = match result {
+            Ok(mutated) => mutated,
+            Err(error) => {
+                Changed::by(&request, others).forget(&ticket);
+                return Err(error);
             }
-            (Ok(_), _) => {
-                self.unconfirmed.confirm(answered_before);
-                0
-            }
-            (Err(_), _) => 0,
         };
-        if unconfirmed >= UNCONFIRMED_MAX {
-            self.start_confirming();
-        }
-        match (ticket, result) {
-            (Some(ticket), Ok(reply)) => Ok((ticket, reply)),
-            (ticket, Err(error)) => {
-                if let Some(ticket) = ticket {
-                    forget(&ticket, &pending.touched);
+        match number {
+            Some(number) if early => {
+                if self.unconfirmed.add(number, request.clone()) >= UNCONFIRMED_MAX {
+                    self.start_confirming();
                 }
-                Err(error)
             }
-            // The ticket was put there above and only this takes it.
-            (None, Ok(_)) => Err(ClientError::Closed),
+            _ => self.unconfirmed.confirm(answered_before),
         }
+        learn_directories(&ticket, &request, &mutated.directories);
+        Ok((ticket, mutated.reply))
     }
 
     /// Waits until the session with a generation was replaced.
@@ -460,13 +496,11 @@ impl Session {
             return Ok(());
         }
         // Empty, but it is durable only after everything before it.
-        let op = MetaOp::Commit {
+        let nothing = mutation::Commit {
             files: Vec::new(),
             durable: true,
         };
-        let done = self
-            .mutate(&Credentials::root(), op, Touched::default())
-            .await;
+        let done = self.mutate(&Credentials::root(), nothing).await;
         done.map(|_| ())
     }
 
@@ -561,9 +595,22 @@ pub(crate) async fn confirm(session: Arc<Session>) {
     }
 }
 
-fn meta(reply: Reply) -> Result<MetaReply, ClientError> {
-    match reply {
-        Reply::Meta(reply) => Ok(reply),
-        _ => Err(ClientError::UnexpectedReply("a metadata operation")),
+/// Keeps what the reply says of the directories in which names were changed. What it does not say of one
+/// of them is not known any more.
+fn learn_directories(ticket: &Ticket, request: &Request, directories: &[Attr]) {
+    for attr in directories {
+        ticket.changed_attr(attr);
+    }
+    let Request::Meta(MetaCall {
+        op: MetaOp::Mutation(call),
+        ..
+    }) = request
+    else {
+        return;
+    };
+    for (dir, _) in call.mutation.facts().entries.into_iter().flatten() {
+        if !directories.iter().any(|attr| attr.ino == dir) {
+            ticket.changed_times(dir);
+        }
     }
 }

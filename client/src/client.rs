@@ -9,7 +9,7 @@ use std::{
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::{AttrChanges, DirEntry, MetaOp, MetaReply, StatFs},
+    meta::{AttrChanges, DirEntry, MetaReply, StatFs, query},
     name::Name,
     types::{Attr, Credentials, FileKind},
 };
@@ -184,7 +184,7 @@ impl Client {
         }
         let session = &self.core().session;
         let ticket = session.cache.ticket();
-        let op = MetaOp::Lookup {
+        let op = query::Lookup {
             parent,
             name: name.clone(),
         };
@@ -246,7 +246,7 @@ impl Client {
         {
             return Ok(());
         }
-        let op = MetaOp::Access { ino, mask };
+        let op = query::Access { ino, mask };
         session.query(credentials, op).await.map(|_| ())
     }
 
@@ -288,7 +288,7 @@ impl Client {
             return Ok(target);
         }
         let ticket = session.cache.ticket();
-        match session.query(credentials, MetaOp::ReadLink { ino }).await? {
+        match session.query(credentials, query::ReadLink { ino }).await? {
             MetaReply::Bytes(target) => {
                 ticket.learn_link_target(ino, &target);
                 Ok(target)
@@ -331,7 +331,7 @@ impl Client {
         }
         let session = &self.core().session;
         let ticket = session.cache.ticket();
-        let op = MetaOp::GetXattr {
+        let op = query::GetXattr {
             ino,
             name: name.to_vec(),
         };
@@ -359,7 +359,7 @@ impl Client {
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Vec<Vec<u8>>, ClientError> {
-        let op = MetaOp::ListXattr { ino };
+        let op = query::ListXattr { ino };
         match self.core().session.query(credentials, op).await? {
             MetaReply::Names(names) => Ok(names),
             _ => Err(ClientError::UnexpectedReply("ListXattr")),
@@ -378,7 +378,7 @@ impl Client {
         match self
             .core()
             .session
-            .query(credentials, MetaOp::StatFs { ino })
+            .query(credentials, query::StatFs { ino })
             .await?
         {
             MetaReply::StatFs(statfs) => Ok(statfs),
@@ -427,7 +427,7 @@ impl Client {
         session.holds.settled(ino).await;
         let hold = Hold::new(&session.holds, ino);
         let ticket = session.cache.ticket();
-        let op = MetaOp::Open {
+        let op = query::Open {
             ino,
             read: flags.read,
             write: flags.write,

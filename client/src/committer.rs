@@ -9,14 +9,13 @@ use std::{
 use harvestfs_protocol::{
     error::FsError,
     limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX},
-    meta::{FileCommit, FileCommitted, MetaOp, MetaReply},
+    meta::{FileCommit, FileCommitted, MetaReply, mutation},
     request_id::RequestId,
     types::{Credentials, Extent},
 };
 
 use crate::{
-    calls::Touched, core::Core, error::ClientError, file_state::FileState, requests::carrier,
-    writeback::Order,
+    core::Core, error::ClientError, file_state::FileState, requests::carrier, writeback::Order,
 };
 
 /// Requests of one kind on their way. Two keep the namenode busy; with more, fewer files share one.
@@ -115,17 +114,12 @@ async fn commit_once(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) -> Vec<
     let Some(credentials) = batch.first().map(|first| first.credentials.clone()) else {
         return Vec::new();
     };
-    let inodes: Vec<_> = batch.iter().map(|entry| entry.commit.ino).collect();
-    let op = MetaOp::Commit {
+    let op = mutation::Commit {
         files: batch.iter().map(|entry| entry.commit.clone()).collect(),
         durable,
     };
-    let touched = Touched {
-        inodes: &inodes,
-        entries: &[],
-    };
     let generation = core.session.generation();
-    let mut result = core.session.mutate(&credentials, op, touched).await;
+    let mut result = core.session.mutate(&credentials, op).await;
     if matches!(result, Err(ClientError::Fs(FsError::SessionExpired)))
         && let Err(error) = core.session.link_of_next_session(Some(generation)).await
     {

@@ -10,13 +10,12 @@ use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, InodeId},
     limits::RELOCATIONS_PER_REQUEST_MAX,
-    meta::{MetaOp, MetaReply, Relocation, SparsePiece},
+    meta::{MetaReply, Relocation, SparsePiece, mutation, query},
     types::{Credentials, FileBlock, PlacementRules},
 };
 use tokio::time::Instant;
 
 use crate::{
-    calls::Touched,
     client::Client,
     error::ClientError,
     file::{File, OpenFlags},
@@ -64,7 +63,7 @@ impl Client {
         };
         let mut from = None;
         loop {
-            let op = MetaOp::FindSparse { from };
+            let op = query::FindSparse { from };
             let session = &self.core().session;
             let MetaReply::SparsePieces { pieces, next } =
                 session.query(&Credentials::root(), op).await?
@@ -130,8 +129,8 @@ impl Pass<'_> {
     async fn scratch(&self, rules: PlacementRules) -> Result<File, ClientError> {
         let session = &self.client.core().session;
         let root = Credentials::root();
-        let op = MetaOp::CreateScratch { rules };
-        let (ticket, reply) = session.mutate(&root, op, Touched::default()).await?;
+        let op = mutation::CreateScratch { rules };
+        let (ticket, reply) = session.mutate(&root, op).await?;
         let MetaReply::Attr(attr) = reply else {
             return Err(ClientError::UnexpectedReply("CreateScratch"));
         };
@@ -193,12 +192,8 @@ impl Pass<'_> {
         let session = &self.client.core().session;
         let mut inodes: Vec<_> = pieces.iter().map(|piece| piece.ino).collect();
         inodes.dedup();
-        let op = MetaOp::Relocate { scratch, pieces };
-        let touched = Touched {
-            inodes: &inodes,
-            entries: &[],
-        };
-        let (ticket, reply) = session.mutate(&Credentials::root(), op, touched).await?;
+        let op = mutation::Relocate { scratch, pieces };
+        let (ticket, reply) = session.mutate(&Credentials::root(), op).await?;
         let MetaReply::Relocated(moved) = reply else {
             return Err(ClientError::UnexpectedReply("Relocate"));
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::{MetaOp, MetaReply},
+    meta::{MetaReply, query},
     types::{Attr, Credentials, Durability, Extent, PlacementRules, StorageClass},
 };
 
@@ -39,7 +39,7 @@ impl Core {
         let mut attempt = 1;
         loop {
             let ticket = self.session.cache.ticket();
-            let op = MetaOp::GetAttr { ino };
+            let op = query::GetAttr { ino };
             let MetaReply::Attr(attr) = self.session.query(credentials, op).await? else {
                 return Err(ClientError::UnexpectedReply("GetAttr"));
             };
@@ -91,7 +91,7 @@ impl Core {
         map.apply(&known);
         let mut complete = complete;
         while !complete {
-            let op = MetaOp::GetExtents { ino, from_offset };
+            let op = query::GetExtents { ino, from_offset };
             let MetaReply::Extents { extents, end } = self.session.query(credentials, op).await?
             else {
                 return Err(ClientError::UnexpectedReply("GetExtents"));
@@ -161,7 +161,7 @@ impl Core {
     }
 
     async fn setting(&self, ino: InodeId, name: &str) -> Result<Option<String>, ClientError> {
-        let op = MetaOp::GetXattr {
+        let op = query::GetXattr {
             ino,
             name: format!("user.harvestfs.{name}").into_bytes(),
         };

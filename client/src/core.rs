@@ -13,7 +13,7 @@ use std::{
 use harvestfs_protocol::{
     ids::{BlockId, InodeId},
     limits::BLOCKS_PER_REQUEST_MAX,
-    meta::MetaOp,
+    meta::housekeeping,
     request_id::RequestId,
     types::{Credentials, PlacementRules},
 };
@@ -302,10 +302,10 @@ impl Core {
             tracing::warn!("what another session asks for is not committed in time");
         }
         for chunk in inodes.chunks(BLOCKS_PER_REQUEST_MAX) {
-            let op = MetaOp::ReturnDelegations {
+            let op = housekeeping::ReturnDelegations {
                 inodes: chunk.to_vec(),
             };
-            if let Err(error) = self.session.query(&Credentials::root(), op).await {
+            if let Err(error) = self.session.keep_house(op).await {
                 // They end with the connection, or the namenode's patience.
                 tracing::debug!(%error, "cannot return delegations");
             }

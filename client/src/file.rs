@@ -12,12 +12,11 @@ use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
     limits::FILE_BYTES_MAX,
-    meta::{AttrChanges, FallocateMode, MetaOp, MetaReply},
+    meta::{AttrChanges, FallocateMode, MetaReply, mutation},
     types::{Attr, Credentials},
 };
 
 use crate::{
-    calls::Touched,
     client::Client,
     error::ClientError,
     extents::ExtentMap,
@@ -316,17 +315,13 @@ impl File {
         let _serial = handle.state.serial.lock().await;
         handle.state.flush(false).await?;
         let (ino, session) = (self.ino(), &handle.client.core().session);
-        let op = MetaOp::Fallocate {
+        let op = mutation::Fallocate {
             ino,
             offset,
             length_bytes,
             mode,
         };
-        let touched = Touched {
-            inodes: &[ino],
-            entries: &[],
-        };
-        let (ticket, reply) = session.mutate(&handle.credentials, op, touched).await?;
+        let (ticket, reply) = session.mutate(&handle.credentials, op).await?;
         let MetaReply::Attr(attr) = reply else {
             return Err(ClientError::UnexpectedReply("Fallocate"));
         };
@@ -394,7 +389,7 @@ impl File {
         let _serial = destination.state().serial.lock().await;
         destination.state().flush(false).await?;
         let ino = destination.ino();
-        let op = MetaOp::CloneRange {
+        let op = mutation::CloneRange {
             source: self.ino(),
             source_offset,
             destination: ino,
@@ -402,12 +397,8 @@ impl File {
             length_bytes,
         };
         let session = &handle.client.core().session;
-        let touched = Touched {
-            inodes: &[ino],
-            entries: &[],
-        };
         let credentials = &destination.inner.credentials;
-        let (ticket, reply) = session.mutate(credentials, op, touched).await?;
+        let (ticket, reply) = session.mutate(credentials, op).await?;
         let MetaReply::Attr(attr) = reply else {
             return Err(ClientError::UnexpectedReply("CloneRange"));
         };

@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvestfs_protocol::{
-    ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX, meta::MetaOp, types::Credentials,
-};
+use harvestfs_protocol::{ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX, meta::housekeeping};
 use tokio::sync::Notify;
 
 use crate::session::Session;
@@ -240,10 +238,10 @@ impl Session {
         for ino in &inodes {
             self.delegations.returned(*ino);
         }
-        let op = MetaOp::Release {
+        let op = housekeeping::Release {
             inodes: inodes.clone(),
         };
-        if let Err(error) = self.query(&Credentials::root(), op).await {
+        if let Err(error) = self.keep_house(op).await {
             // The end of the session releases them.
             tracing::debug!(%error, "cannot release closed files");
         }

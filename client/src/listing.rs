@@ -9,7 +9,7 @@ use std::{
 use harvestfs_protocol::{
     ids::InodeId,
     limits::ENTRIES_PER_REPLY_MAX,
-    meta::{DirEntry, MetaOp, MetaReply},
+    meta::{DirEntry, MetaReply, query},
     name::Name,
     types::Credentials,
 };
@@ -100,7 +100,7 @@ impl Core {
         }
         let listing = self.listings.take(self, ino, after);
         let ticket = self.session.cache.ticket();
-        let op = MetaOp::ReadDir {
+        let op = query::ReadDir {
             ino,
             after: after.cloned(),
             // It fits: at most ENTRIES_PER_REPLY_MAX.

@@ -11,7 +11,7 @@ use harvestfs_protocol::{
     identity::{Peer, Role},
     ids::{BlockId, InodeId, NodeId},
     limits::BLOCKS_PER_REQUEST_MAX,
-    meta::{MetaOp, MetaReply},
+    meta::{MetaReply, query},
     token::BlockToken,
     transport::{CloseCode, Connection, ConnectionPool, Endpoint, TransportError},
     types::{Credentials, FileBlock, Located, NodeInfo},
@@ -151,7 +151,7 @@ impl Locations {
         blocks.retain(|other| other.block != block);
         blocks.truncate(BLOCKS_PER_REQUEST_MAX - 1);
         blocks.insert(0, at);
-        let locate = MetaOp::Locate { ino, blocks };
+        let locate = query::Locate { ino, blocks };
         let MetaReply::Located(located) = session.query(credentials, locate).await? else {
             return Err(ClientError::UnexpectedReply("Locate"));
         };

@@ -4,14 +4,13 @@ use std::time::Instant;
 
 use harvestfs_protocol::{
     ids::InodeId,
-    meta::{AttrChanges, MetaOp, MetaReply, RenameMode, SetTime, SetXattrMode},
+    meta::{AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation},
     name::Name,
     types::{Attr, Credentials, FileKind, PlacementRules},
 };
 
 use crate::{
     cache::Ticket,
-    calls::Touched,
     client::Client,
     error::ClientError,
     file::{File, OpenFlags},
@@ -62,19 +61,15 @@ impl Client {
             }
         }
         let size_bytes = changes.size_bytes;
-        let op = MetaOp::SetAttr { ino, changes };
-        let touched = Touched {
-            inodes: &[ino],
-            entries: &[],
-        };
+        let op = mutation::SetAttr { ino, changes };
         let session = &self.core().session;
         let (ticket, reply) = match &file {
             Some(file) if relaxed => {
-                let answer = session.mutate_relaxed(credentials, op, touched).await?;
+                let answer = session.mutate_relaxed(credentials, op).await?;
                 file.note_relaxed(session.last_relaxed());
                 answer
             }
-            _ => session.mutate(credentials, op, touched).await?,
+            _ => session.mutate(credentials, op).await?,
         };
         let attr = attr_of(reply, "SetAttr")?;
         let told = self.with_memory(&ticket, attr.clone());
@@ -175,7 +170,7 @@ impl Client {
         mode: u16,
         rdev: u32,
     ) -> Result<(Attr, Option<PlacementRules>), ClientError> {
-        let op = MetaOp::Create {
+        let op = mutation::Create {
             parent,
             name: name.clone(),
             kind,
@@ -184,7 +179,7 @@ impl Client {
         };
         let delegations = &self.core().session.delegations;
         let takings = delegations.takings();
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let (attr, rules) = match reply {
             MetaReply::Created {
                 attr,
@@ -217,12 +212,12 @@ impl Client {
         name: &Name,
         mode: u16,
     ) -> Result<Attr, ClientError> {
-        let op = MetaOp::MakeDir {
+        let op = mutation::MakeDir {
             parent,
             name: name.clone(),
             mode,
         };
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let attr = attr_of(reply, "MakeDir")?;
         added(&ticket, parent, name, &attr, None);
         Ok(attr)
@@ -239,12 +234,12 @@ impl Client {
         name: &Name,
         target: &[u8],
     ) -> Result<Attr, ClientError> {
-        let op = MetaOp::Symlink {
+        let op = mutation::Symlink {
             parent,
             name: name.clone(),
             target: target.to_vec(),
         };
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let attr = attr_of(reply, "Symlink")?;
         added(&ticket, parent, name, &attr, Some(target));
         Ok(attr)
@@ -261,21 +256,16 @@ impl Client {
         parent: InodeId,
         name: &Name,
     ) -> Result<Attr, ClientError> {
-        let op = MetaOp::Link {
+        let op = mutation::Link {
             ino,
             parent,
             name: name.clone(),
         };
-        let touched = Touched {
-            inodes: &[ino],
-            entries: &[(parent, name)],
-        };
-        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let attr = attr_of(reply, "Link")?;
         let told = self.with_memory(&ticket, attr.clone());
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
-        ticket.changed_directory(parent, &attr, 1, 0);
         self.told_or_asked(credentials, ino, told).await
     }
 
@@ -289,21 +279,17 @@ impl Client {
         parent: InodeId,
         name: &Name,
     ) -> Result<Option<Attr>, ClientError> {
-        let op = MetaOp::Unlink {
+        let op = mutation::Unlink {
             parent,
             name: name.clone(),
         };
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(removed) = reply else {
             return Err(ClientError::UnexpectedReply("Unlink"));
         };
         ticket.changed_entry(parent, name, None);
-        match &removed {
-            Some(attr) => {
-                ticket.changed_directory(parent, attr, -1, 0);
-                self.lost_name(&ticket, attr);
-            }
-            None => ticket.changed_times(parent),
+        if let Some(attr) = &removed {
+            self.lost_name(&ticket, attr);
         }
         Ok(removed)
     }
@@ -318,21 +304,17 @@ impl Client {
         parent: InodeId,
         name: &Name,
     ) -> Result<(), ClientError> {
-        let op = MetaOp::RemoveDir {
+        let op = mutation::RemoveDir {
             parent,
             name: name.clone(),
         };
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(removed) = reply else {
             return Err(ClientError::UnexpectedReply("RemoveDir"));
         };
         ticket.changed_entry(parent, name, None);
-        match &removed {
-            Some(attr) => {
-                ticket.changed_directory(parent, attr, -1, -1);
-                ticket.removed(attr.ino);
-            }
-            None => ticket.changed_times(parent),
+        if let Some(attr) = &removed {
+            ticket.removed(attr.ino);
         }
         Ok(())
     }
@@ -349,18 +331,16 @@ impl Client {
         name: &Name,
         retention_s: u32,
     ) -> Result<(), ClientError> {
-        let op = MetaOp::RemoveToTrash {
+        let op = mutation::RemoveToTrash {
             parent,
             name: name.clone(),
             retention_s,
         };
-        let (ticket, reply) = self.mutate(credentials, op, entry(&(parent, name))).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(Some(attr)) = reply else {
             return Err(ClientError::UnexpectedReply("RemoveToTrash"));
         };
         ticket.changed_entry(parent, name, None);
-        let subdirectories = -i32::from(attr.kind == FileKind::Directory);
-        ticket.changed_directory(parent, &attr, -1, subdirectories);
         ticket.changed_inode(attr.ino);
         Ok(())
     }
@@ -379,11 +359,11 @@ impl Client {
     ) -> Result<Attr, ClientError> {
         // Others are asked by the namenode.
         self.core().commit_closed().await?;
-        let op = MetaOp::CreateSnapshot {
+        let op = mutation::CreateSnapshot {
             ino: directory,
             name: name.clone(),
         };
-        let (_, reply) = self.mutate(credentials, op, Touched::default()).await?;
+        let (_, reply) = self.mutate(credentials, op).await?;
         attr_of(reply, "CreateSnapshot")
     }
 
@@ -397,11 +377,11 @@ impl Client {
         directory: InodeId,
         name: &Name,
     ) -> Result<(), ClientError> {
-        let op = MetaOp::RemoveSnapshot {
+        let op = mutation::RemoveSnapshot {
             ino: directory,
             name: name.clone(),
         };
-        self.mutate(credentials, op, Touched::default()).await?;
+        self.mutate(credentials, op).await?;
         Ok(())
     }
 
@@ -420,18 +400,16 @@ impl Client {
     ) -> Result<Option<Attr>, ClientError> {
         // Should the outcome remain unknown, what may have been moved must be forgotten.
         let found = self.lookup(credentials, parent, name).await?;
-        let op = MetaOp::Rename {
+        let op = mutation::Rename {
             parent,
             name: name.clone(),
             new_parent,
             new_name: new_name.clone(),
             mode,
         };
-        let touched = Touched {
-            inodes: &[found.ino],
-            entries: &[(parent, name), (new_parent, new_name)],
-        };
-        let (ticket, reply) = self.mutate(credentials, op, touched).await?;
+        let session = &self.core().session;
+        let others = [found.ino];
+        let (ticket, reply) = session.mutate_others(credentials, op, &others).await?;
         let MetaReply::Renamed { moved, other } = reply else {
             return Err(ClientError::UnexpectedReply("Rename"));
         };
@@ -448,16 +426,6 @@ impl Client {
             ticket.changed_entry(parent, name, exchanged.map(|attr| attr.ino));
             ticket.changed_entry(new_parent, new_name, Some(moved.ino));
         }
-        let directories =
-            |attr: Option<&Attr>| i32::from(attr.is_some_and(|a| a.kind == FileKind::Directory));
-        let mut arrived = (-i32::from(replaced.is_some()), -directories(replaced));
-        if parent != new_parent {
-            let entries = i32::from(exchanged.is_none());
-            let subdirectories = directories(Some(&moved)) - directories(exchanged);
-            ticket.changed_directory(parent, &moved, -entries, -subdirectories);
-            arrived = (arrived.0 + entries, arrived.1 + subdirectories);
-        }
-        ticket.changed_directory(new_parent, &moved, arrived.0, arrived.1);
         if let Some(attr) = exchanged {
             ticket.moved(attr, parent);
         }
@@ -479,7 +447,7 @@ impl Client {
         value: &[u8],
         mode: SetXattrMode,
     ) -> Result<(), ClientError> {
-        let op = MetaOp::SetXattr {
+        let op = mutation::SetXattr {
             ino,
             name: name.to_vec(),
             value: value.to_vec(),
@@ -508,7 +476,7 @@ impl Client {
         ino: InodeId,
         name: &[u8],
     ) -> Result<(), ClientError> {
-        let op = MetaOp::RemoveXattr {
+        let op = mutation::RemoveXattr {
             ino,
             name: name.to_vec(),
         };
@@ -519,13 +487,9 @@ impl Client {
         &self,
         credentials: &Credentials,
         ino: InodeId,
-        op: MetaOp,
+        op: impl Into<Mutation>,
     ) -> Result<(), ClientError> {
-        let touched = Touched {
-            inodes: &[ino],
-            entries: &[],
-        };
-        let (ticket, _) = self.mutate(credentials, op, touched).await?;
+        let (ticket, _) = self.mutate(credentials, op).await?;
         ticket.changed_xattrs(ino);
         if let Some(file) = self.core().file(ino) {
             file.forget_rules();
@@ -536,10 +500,9 @@ impl Client {
     async fn mutate(
         &self,
         credentials: &Credentials,
-        op: MetaOp,
-        touched: Touched<'_>,
+        op: impl Into<Mutation>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.core().session.mutate(credentials, op, touched).await
+        self.core().session.mutate(credentials, op).await
     }
 
     /// A name of an inode is gone, perhaps its last one.
@@ -563,19 +526,10 @@ impl Client {
     }
 }
 
-fn entry<'a>(entry: &'a (InodeId, &'a Name)) -> Touched<'a> {
-    Touched {
-        inodes: &[],
-        entries: std::slice::from_ref(entry),
-    }
-}
-
 /// A new inode has a name.
 fn added(ticket: &Ticket, parent: InodeId, name: &Name, attr: &Attr, target: Option<&[u8]>) {
     ticket.created(attr, target, parent);
     ticket.changed_entry(parent, name, Some(attr.ino));
-    let subdirectories = i32::from(attr.kind == FileKind::Directory);
-    ticket.changed_directory(parent, attr, 1, subdirectories);
 }
 
 fn attr_of(reply: MetaReply, what: &'static str) -> Result<Attr, ClientError> {

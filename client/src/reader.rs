@@ -16,7 +16,7 @@ use harvestfs_protocol::{
     error::DataError,
     ids::{BlockId, InodeId},
     limits::CHUNK_BYTES,
-    meta::MetaOp,
+    meta::housekeeping,
     request_id::RequestId,
     transport::{FrameReceiver, TransportError},
     types::{Credentials, FileBlock, NodeInfo},
@@ -360,7 +360,7 @@ fn failed(
         }
     };
     round.other_failure = true;
-    let op = MetaOp::ReportBadReplica {
+    let op = housekeeping::ReportBadReplica {
         block: target.block,
         node: node.node,
         corrupt,
@@ -368,7 +368,7 @@ fn failed(
     let core = core.clone();
     tokio::spawn(RequestId::current().scope(async move {
         // The namenode may find out by itself as well.
-        let _ = core.session.query(&Credentials::root(), op).await;
+        let _ = core.session.keep_house(op).await;
     }));
 }
 

@@ -8,14 +8,13 @@ use harvestfs_protocol::{
     data::{DataRequest, Opening, SealReply, SealRequest},
     error::DataError,
     ids::{BlockId, NodeId},
-    meta::{MetaOp, SealedBlock},
+    meta::{SealedBlock, mutation},
     transport::TransportError,
     types::{Credentials, NodeInfo},
 };
 use tokio::task::JoinSet;
 
 use crate::{
-    calls::Touched,
     core::Core,
     error::ClientError,
     locations::Locations,
@@ -83,13 +82,10 @@ async fn seal(
         length_bytes,
         replicas,
     };
-    let op = MetaOp::SealBlocks {
+    let op = mutation::SealBlocks {
         blocks: vec![sealed],
     };
-    let result = core
-        .session
-        .mutate(&Credentials::root(), op, Touched::default())
-        .await;
+    let result = core.session.mutate(&Credentials::root(), op).await;
     result.map(|_| ())
 }
 

@@ -2,7 +2,7 @@
 
 use harvestfs_namenode::engine::namespace::{Command, Namespace};
 use harvestfs_protocol::ids::{ClusterId, InodeId, SessionId};
-use harvestfs_protocol::meta::MetaOp;
+use harvestfs_protocol::meta::{Mutation, mutation};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Credentials, Durability, FileKind, PlacementRules, Timestamp};
 
@@ -128,7 +128,7 @@ pub(crate) fn open_session() -> Command {
     }
 }
 
-pub(crate) fn mutate(sequence: u64, op: MetaOp) -> Command {
+pub(crate) fn mutate(sequence: u64, op: Mutation) -> Command {
     Command::Mutate {
         session: SessionId(1),
         sequence,
@@ -146,17 +146,17 @@ fn further_commands() -> [Command; 4] {
         open_session(),
         mutate(
             u64::MAX / 2,
-            MetaOp::Create {
+            Mutation::Create(mutation::Create {
                 parent: InodeId::ROOT,
                 name: Name::new(b"after").expect("a name"),
                 kind: FileKind::Regular,
                 mode: 0o644,
                 rdev: 0,
-            },
+            }),
         ),
         mutate(
             u64::MAX / 2 + 1,
-            MetaOp::AllocateBlocks {
+            Mutation::AllocateBlocks(mutation::AllocateBlocks {
                 count: 2,
                 rules: PlacementRules {
                     replication: 1,
@@ -164,7 +164,7 @@ fn further_commands() -> [Command; 4] {
                     class: None,
                 },
                 exclude: Vec::new(),
-            },
+            }),
         ),
         Command::CloseSession {
             session: SessionId(1),

@@ -15,8 +15,8 @@ use harvestfs_protocol::history::{HistoryRecord, HistoryReply, HistoryRequest, T
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId};
 use harvestfs_protocol::meta::{
-    FileCommit, MetaCall, MetaOp, MetaReply, Notice, OpenSession, RenameMode, SealedBlock,
-    SetXattrMode,
+    FileCommit, MetaCall, MetaOp, MetaReply, Mutation, MutationCall, Notice, OpenSession,
+    RenameMode, SealedBlock, SetXattrMode, mutation,
 };
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::node::{
@@ -181,25 +181,25 @@ fn volume() -> VolumeStatus {
 }
 
 /// A file's life, from its creation to its removal.
-fn operations() -> Vec<MetaOp> {
+fn operations() -> Vec<Mutation> {
     let root = InodeId::ROOT;
     // The first inode after the root, and the first block.
     let file = InodeId(2);
     let block = BlockId(1);
     vec![
-        MetaOp::Create {
+        Mutation::Create(mutation::Create {
             parent: root,
             name: name("file"),
             kind: FileKind::Regular,
             mode: 0o644,
             rdev: 0,
-        },
-        MetaOp::AllocateBlocks {
+        }),
+        Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count: 1,
             rules: rules(),
             exclude: vec![NodeId(3)],
-        },
-        MetaOp::Commit {
+        }),
+        Mutation::Commit(mutation::Commit {
             files: vec![FileCommit {
                 ino: file,
                 extents: vec![Extent {
@@ -212,53 +212,53 @@ fn operations() -> Vec<MetaOp> {
                 mtime: Some(Timestamp(5)),
             }],
             durable: true,
-        },
-        MetaOp::SealBlocks {
+        }),
+        Mutation::SealBlocks(mutation::SealBlocks {
             blocks: vec![SealedBlock {
                 block,
                 length_bytes: 10_000,
                 replicas: vec![NodeId(1)],
             }],
-        },
-        MetaOp::SetXattr {
+        }),
+        Mutation::SetXattr(mutation::SetXattr {
             ino: file,
             name: b"user.harvestfs.replication".to_vec(),
             value: b"2".to_vec(),
             mode: SetXattrMode::Any,
-        },
-        MetaOp::CloneRange {
+        }),
+        Mutation::CloneRange(mutation::CloneRange {
             source: file,
             source_offset: 0,
             destination: file,
             destination_offset: 20_000,
             length_bytes: 5_000,
-        },
-        MetaOp::MakeDir {
+        }),
+        Mutation::MakeDir(mutation::MakeDir {
             parent: root,
             name: name("directory"),
             mode: 0o755,
-        },
-        MetaOp::Link {
+        }),
+        Mutation::Link(mutation::Link {
             ino: file,
             parent: root,
             name: name("other"),
-        },
-        MetaOp::Rename {
+        }),
+        Mutation::Rename(mutation::Rename {
             parent: root,
             name: name("other"),
             new_parent: InodeId(3),
             new_name: name("moved"),
             mode: RenameMode::NoReplace,
-        },
-        MetaOp::Symlink {
+        }),
+        Mutation::Symlink(mutation::Symlink {
             parent: root,
             name: name("link"),
             target: b"file".to_vec(),
-        },
-        MetaOp::Unlink {
+        }),
+        Mutation::Unlink(mutation::Unlink {
             parent: root,
             name: name("file"),
-        },
+        }),
     ]
 }
 
@@ -341,13 +341,15 @@ fn requests() -> Vec<RequestFrame<Request>> {
         })),
         Request::CloseSession,
     ];
-    requests.extend((1..).zip(operations()).map(|(sequence, op)| {
+    requests.extend((1..).zip(operations()).map(|(sequence, mutation)| {
         Request::Meta(MetaCall {
             credentials: Credentials::root(),
-            sequence,
-            answered_below: 1,
-            relaxed: false,
-            op,
+            op: MetaOp::Mutation(MutationCall {
+                sequence,
+                answered_below: 1,
+                relaxed: false,
+                mutation,
+            }),
         })
     }));
     let numbered = (1..).zip(requests);

@@ -11,7 +11,10 @@ use std::{
 mod engine_common;
 
 use engine_common::{Driver, commit, create, name};
-use harvestfs_protocol::{ids::InodeId, meta::MetaOp};
+use harvestfs_protocol::{
+    ids::InodeId,
+    meta::{Mutation, mutation},
+};
 
 /// Counts the bytes that are allocated now.
 struct Counting;
@@ -51,11 +54,11 @@ fn make_small_files(driver: &mut Driver, files: u64) {
     let mut parent = InodeId::ROOT;
     for number in 0..files {
         if number % FILES_PER_DIRECTORY == 0 {
-            parent = driver.make(MetaOp::MakeDir {
+            parent = driver.make(Mutation::MakeDir(mutation::MakeDir {
                 parent: InodeId::ROOT,
                 name: name("directory", number / FILES_PER_DIRECTORY),
                 mode: 0o755,
-            });
+            }));
         }
         let ino = driver.make(create(parent, number));
         let extent = driver.next_extent();

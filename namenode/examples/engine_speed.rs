@@ -16,7 +16,7 @@ use harvestfs_namenode::engine::namespace::{Command, Namespace};
 use harvestfs_protocol::{
     ids::InodeId,
     limits::SNAPSHOT_ITEMS_MAX,
-    meta::{MetaOp, RenameMode},
+    meta::{Mutation, Query, RenameMode, mutation, query},
     types::Credentials,
 };
 
@@ -79,11 +79,11 @@ fn run(files: u64, files_per_directory: u64) {
     let mut driver = Driver::new();
     let directories: Vec<InodeId> = (0..files.div_ceil(files_per_directory))
         .map(|number| {
-            driver.make(MetaOp::MakeDir {
+            driver.make(Mutation::MakeDir(mutation::MakeDir {
                 parent: InodeId::ROOT,
                 name: name("directory", number),
                 mode: 0o755,
-            })
+            }))
         })
         .collect();
     let parent_of = |number: u64| directories[(number / files_per_directory) as usize];
@@ -97,10 +97,10 @@ fn run(files: u64, files_per_directory: u64) {
     let watch = Stopwatch::start();
     let mut inodes = vec![InodeId::ROOT; files as usize];
     for number in scattered(files) {
-        let op = MetaOp::Lookup {
+        let op = Query::Lookup(query::Lookup {
             parent: parent_of(number),
             name: name("file", number),
-        };
+        });
         match driver.namespace.query(&root, &op) {
             Ok(harvestfs_protocol::meta::MetaReply::Attr(attr)) => {
                 inodes[number as usize] = attr.ino;
@@ -134,13 +134,13 @@ fn run(files: u64, files_per_directory: u64) {
 
     commands.clear();
     for number in scattered(files) {
-        commands.push(driver.command(MetaOp::Rename {
+        commands.push(driver.command(Mutation::Rename(mutation::Rename {
             parent: parent_of(number),
             name: name("file", number),
             new_parent: parent_of(number),
             new_name: name("renamed", number),
             mode: RenameMode::Replace,
-        }));
+        })));
     }
     measure("rename, at random", &mut driver, &commands);
 
@@ -171,10 +171,10 @@ fn run(files: u64, files_per_directory: u64) {
     // A name and an inode each.
     let kept = files_per_directory.min(files);
     if 2 * kept < SNAPSHOT_ITEMS_MAX {
-        let command = driver.command(MetaOp::CreateSnapshot {
+        let command = driver.command(Mutation::CreateSnapshot(mutation::CreateSnapshot {
             ino: directories[0],
             name: name("snapshot", 0),
-        });
+        }));
         let watch = Stopwatch::start();
         driver.apply(&command);
         watch.report("snapshot of a directory, per file", kept);
@@ -182,10 +182,10 @@ fn run(files: u64, files_per_directory: u64) {
 
     commands.clear();
     for number in scattered(files) {
-        commands.push(driver.command(MetaOp::Unlink {
+        commands.push(driver.command(Mutation::Unlink(mutation::Unlink {
             parent: parent_of(number),
             name: name("renamed", number),
-        }));
+        })));
     }
     measure("unlink, at random", &mut driver, &commands);
     assert_eq!(driver.namespace.check(), []);

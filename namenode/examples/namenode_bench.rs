@@ -20,7 +20,10 @@ use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, forma
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::{ClusterId, InodeId};
-use harvestfs_protocol::meta::{FileCommit, MetaCall, MetaOp, Notice, OpenSession};
+use harvestfs_protocol::meta::{
+    FileCommit, MetaCall, MetaOp, Mutation, MutationCall, Notice, OpenSession, Query, mutation,
+    query,
+};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportOptions};
@@ -182,38 +185,42 @@ async fn run_row(
 fn request(load: Load, number: u64) -> Request {
     // A name of decimal digits is always valid.
     let name = |number: u64| Name::new(number.to_string().as_bytes());
+    let numbered = |mutation| {
+        MetaOp::Mutation(MutationCall {
+            sequence: number,
+            // What is in flight is at most 256 requests behind.
+            answered_below: number.saturating_sub(512),
+            relaxed: false,
+            mutation,
+        })
+    };
     let op = match load {
         Load::KeepAlive => return Request::KeepAlive,
-        Load::GetAttr => MetaOp::GetAttr { ino: InodeId::ROOT },
+        Load::GetAttr => MetaOp::Query(Query::GetAttr(query::GetAttr { ino: InodeId::ROOT })),
         Load::Lookup => match name(number) {
-            Ok(name) => MetaOp::Lookup {
+            Ok(name) => MetaOp::Query(Query::Lookup(query::Lookup {
                 parent: InodeId::ROOT,
                 name,
-            },
+            })),
             Err(_) => return Request::KeepAlive,
         },
         Load::Create => match name(number) {
-            Ok(name) => MetaOp::Create {
+            Ok(name) => numbered(Mutation::Create(mutation::Create {
                 parent: InodeId::ROOT,
                 name,
                 kind: FileKind::Fifo,
                 mode: 0o644,
                 rdev: 0,
-            },
+            })),
             Err(_) => return Request::KeepAlive,
         },
-        Load::RelaxedCommit => MetaOp::Commit {
+        Load::RelaxedCommit => numbered(Mutation::Commit(mutation::Commit {
             files: Vec::<FileCommit>::new(),
             durable: false,
-        },
+        })),
     };
-    let mutation = matches!(load, Load::Create | Load::RelaxedCommit);
     Request::Meta(MetaCall {
         credentials: Credentials::root(),
-        sequence: if mutation { number } else { 0 },
-        // What is in flight is at most 256 requests behind.
-        answered_below: number.saturating_sub(512),
-        relaxed: false,
         op,
     })
 }

@@ -44,7 +44,7 @@ pub use boot_time::since_boot;
 pub use timestamp::unix_now_ms;
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// The first word of the line that a part prints on standard output once it serves: whoever started
 /// it waits for that.

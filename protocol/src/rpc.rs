@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     admin::{AdminReply, AdminRequest},
     error::FsError,
-    meta::{MetaCall, MetaReply, OpenSession, SessionOpened},
+    meta::{MetaCall, MetaReply, Mutated, OpenSession, SessionOpened},
     node::{NodeReply, NodeRequest},
 };
 
@@ -38,8 +38,10 @@ pub enum Reply {
     SessionOpened(SessionOpened),
     /// To `KeepAlive`, `AckInvalidation` and `CloseSession`.
     Done,
-    /// To `Meta`.
+    /// To `Meta` with a query or housekeeping.
     Meta(MetaReply),
+    /// To `Meta` with a mutation.
+    Mutated(Mutated),
     /// To `Node`.
     Node(NodeReply),
     /// To `Admin`.

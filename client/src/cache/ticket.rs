@@ -198,32 +198,6 @@ impl Ticket {
         inner.forget_inode(parent);
     }
 
-    /// Names were added to or removed from a directory at the time that `child.ctime` tells;
-    /// `entries` and `subdirectories` are the changes of their numbers.
-    pub(crate) fn changed_directory(
-        &self,
-        dir: InodeId,
-        child: &Attr,
-        entries: i32,
-        subdirectories: i32,
-    ) {
-        let mut inner = self.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Inode(dir));
-        inner.happened(Subject::Inode(dir));
-        let Some(inode) = inner.inodes.get_mut(&dir) else {
-            return;
-        };
-        match &mut inode.attr {
-            Some(attr) if fresh => {
-                attr.mtime = attr.mtime.max(child.ctime);
-                attr.ctime = attr.ctime.max(child.ctime);
-                attr.nlink = attr.nlink.saturating_add_signed(subdirectories);
-                attr.size_bytes = attr.size_bytes.saturating_add_signed(entries.into());
-            }
-            attr => *attr = None,
-        }
-    }
-
     /// A new inode was made: nothing but its attributes needs to be asked for.
     pub(crate) fn created(&self, attr: &Attr, link_target: Option<&[u8]>, parent: InodeId) {
         let mut inner = self.lock();

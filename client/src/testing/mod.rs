@@ -1,9 +1,8 @@
-//! A small cluster in this process: a namenode and datanodes that keep everything in memory, speak
-//! the real protocol over the real transport, and fail on demand.
+//! A small cluster in this process: a namenode with the real engine and datanodes, which keep everything
+//! in memory, speak the real protocol over the real transport, and fail on demand.
 
 mod datanode;
 mod namenode;
-mod namespace;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

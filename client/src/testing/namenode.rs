@@ -1,37 +1,38 @@
-//! A namenode in memory.
+//! A namenode with the real engine, a journal in memory, and replicas wherever a test wants them.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use harvestfs_namenode::engine::namespace::{Command, EDITION, Effects, Namespace, Outcome};
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId};
+use harvestfs_protocol::meta::housekeeping::{Release, ReportBadReplica};
+use harvestfs_protocol::meta::mutation::{AllocateBlocks, Answered, Creates, SetAttr};
+use harvestfs_protocol::meta::{
+    AttrChanges, Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
+    Notice, Query, SessionOpened,
 };
-
-use harvestfs_protocol::{
-    codec::StreamKind,
-    error::FsError,
-    identity::Identity,
-    ids::{BlockId, ClusterId, NodeId, SessionId},
-    meta::{MetaCall, MetaOp, MetaReply, Notice, SessionOpened},
-    outlook::Shortage,
-    rpc::{Reply, Request, Response},
-    timeline::Position,
-    token::{Right, TokenSigner},
-    transport::{Connection, Endpoint, NoticeSender, RpcServer},
-    types::{BlockInfo, Durability, Located, NodeInfo, PlacementRules},
+use harvestfs_protocol::outlook::Shortage;
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::timeline::Position;
+use harvestfs_protocol::token::{Right, TokenSigner};
+use harvestfs_protocol::transport::{Connection, Endpoint, NoticeSender, RpcServer};
+use harvestfs_protocol::types::{
+    BlockInfo, Credentials, Durability, Located, NodeInfo, PlacementRules, Timestamp,
 };
 use tokio::sync::oneshot;
 
-use super::{
-    any_port, bind, lock,
-    namespace::{Effects, Namespace},
-    token_key, unix_ms_now,
-};
+use super::{any_port, bind, lock, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
 const ACK_DEADLINE: Duration = Duration::from_secs(5);
-
-type Replies = HashMap<SessionId, BTreeMap<u64, Result<MetaReply, FsError>>>;
+/// Extents in the reply to an `Open` and to a `GetExtents`: few, so that clients have to ask for the rest.
+const EXTENTS_PER_OPEN: usize = 2;
+const EXTENTS_PER_REPLY: usize = 3;
 
 /// See the module.
 pub(crate) struct Namenode {
@@ -51,20 +52,25 @@ struct Shared {
 
 struct State {
     namespace: Namespace,
-    replies: Replies,
-    /// What survives a crash.
-    durable: (Namespace, Replies),
+    journal: Vec<Command>,
+    /// So many commands survive a crash.
+    durable: usize,
+    /// Nanoseconds since 1970 of the last command.
+    now_ns: i64,
+    /// Inodes that some session holds open.
+    held: HashSet<InodeId>,
     sessions: HashMap<SessionId, Option<NoticeSender<Notice>>>,
-    next_session: u64,
-    next_block: u64,
+    /// Where replicas are.
     blocks: HashMap<BlockId, Vec<NodeId>>,
+    /// Blocks and how long they are at most.
+    sealed: HashMap<BlockId, u64>,
     acks: HashMap<u64, oneshot::Sender<()>>,
     next_notice: u64,
     /// Calls by the name of their operation.
-    calls: HashMap<String, u64>,
+    calls: BTreeMap<&'static str, u64>,
     /// So many mutations are executed and not answered: the connection breaks.
     lose_replies: u32,
-    /// Nobody is told what to forget.
+    /// Nothing is invalidated.
     holds_notices: bool,
     /// Bad replicas that were reported.
     bad: Vec<(BlockId, NodeId, bool)>,
@@ -78,26 +84,11 @@ impl Namenode {
         block_bytes: u64,
     ) -> Self {
         let endpoint = bind(any_port(), &identity);
-        let namespace = Namespace::new();
         let shared = Arc::new(Shared {
             nodes,
             replication,
             block_bytes,
-            state: Mutex::new(State {
-                durable: (namespace.clone(), Replies::new()),
-                namespace,
-                replies: Replies::new(),
-                sessions: HashMap::new(),
-                next_session: 1,
-                next_block: 1,
-                blocks: HashMap::new(),
-                acks: HashMap::new(),
-                next_notice: 1,
-                calls: HashMap::new(),
-                lose_replies: 0,
-                holds_notices: false,
-                bad: Vec::new(),
-            }),
+            state: Mutex::new(State::formatted(replication, block_bytes)),
         });
         tokio::spawn(accept(shared.clone(), endpoint.clone()));
         Self {
@@ -119,7 +110,7 @@ impl Namenode {
         endpoint.wait_idle(Duration::from_secs(5)).await.unwrap();
         drop(endpoint);
         let mut state = lock(&self.shared.state);
-        (state.namespace, state.replies) = state.durable.clone();
+        state.forget_what_is_not_durable();
         state.acks.clear();
         for sender in state.sessions.values_mut() {
             *sender = None;
@@ -145,7 +136,7 @@ impl Namenode {
         lock(&self.shared.state).lose_replies = count;
     }
 
-    /// Until it is called again, nobody is told what to forget.
+    /// Until it is called again, nothing is invalidated.
     pub(crate) fn hold_notices(&self, hold: bool) {
         lock(&self.shared.state).holds_notices = hold;
     }
@@ -157,11 +148,13 @@ impl Namenode {
 
     /// Ends all sessions.
     pub(crate) fn expire_sessions(&self) {
-        lock(&self.shared.state).sessions.clear();
+        lock(&self.shared.state).end_sessions();
     }
 
-    /// How often an operation was called, by the name of its variant.
+    /// How often an operation was called, by its name in metrics.
     pub(crate) fn calls(&self, op: &str) -> u64 {
+        let names = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
+        assert!(names.concat().contains(&op), "no operation is called {op}");
         lock(&self.shared.state).calls.get(op).copied().unwrap_or(0)
     }
 
@@ -171,26 +164,19 @@ impl Namenode {
 
     /// Blocks that were sealed with their lengths.
     pub(crate) fn sealed(&self) -> HashMap<BlockId, u64> {
-        lock(&self.shared.state).namespace.sealed.clone()
+        lock(&self.shared.state).sealed.clone()
     }
 
     /// The blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
         let state = lock(&self.shared.state);
-        let inodes = state.namespace.inodes.values();
-        inodes
-            .flat_map(|inode| {
-                inode
-                    .extents
-                    .from(0)
-                    .map(|extent| extent.block)
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        let blocks: BTreeSet<_> = state.namespace.blocks().map(|view| view.block).collect();
+        let users = state.namespace.files_using(&blocks);
+        users.into_iter().map(|(block, _)| block).collect()
     }
 
-    pub(crate) fn inode_exists(&self, ino: harvestfs_protocol::ids::InodeId) -> bool {
-        lock(&self.shared.state).namespace.inodes.contains_key(&ino)
+    pub(crate) fn inode_exists(&self, ino: InodeId) -> bool {
+        lock(&self.shared.state).namespace.exists(ino)
     }
 }
 
@@ -245,21 +231,14 @@ impl Shared {
         let session = match resume {
             Some(session) if state.sessions.contains_key(&session) => session,
             Some(_) => return Err(FsError::SessionExpired),
-            None => {
-                state.next_session += 1;
-                SessionId(state.next_session)
-            }
+            None => state.open_session()?,
         };
         state.sessions.insert(session, Some(notices));
         Ok(SessionOpened {
             session,
             cluster: ClusterId(1),
             block_bytes: self.block_bytes,
-            default_rules: PlacementRules {
-                replication: self.replication,
-                durability: Durability::Strict,
-                class: None,
-            },
+            default_rules: rules(self.replication),
             position: Position::default(),
         })
     }
@@ -281,80 +260,64 @@ impl Shared {
                 lock(&self.state).sessions.remove(&session);
                 Some(Ok(Reply::Done))
             }
-            Request::Meta(call) if call.sequence == 0 => Some(self.query(&call).map(Reply::Meta)),
-            Request::Meta(call) => self.mutate(session, &call).await,
+            Request::Meta(MetaCall { credentials, op }) => {
+                let name = op.name();
+                *lock(&self.state).calls.entry(name).or_default() += 1;
+                match op {
+                    MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
+                    MetaOp::Housekeeping(operation) => {
+                        lock(&self.state).keep_house(operation);
+                        Some(Ok(Reply::Meta(MetaReply::Done)))
+                    }
+                    MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
+                }
+            }
             _ => Some(Ok(Reply::Done)),
         }
     }
 
-    fn query(&self, call: &MetaCall) -> Result<MetaReply, FsError> {
+    fn query(&self, credentials: &Credentials, query: &Query) -> Result<MetaReply, FsError> {
         let mut state = lock(&self.state);
-        state.count(&call.op);
-        match &call.op {
-            MetaOp::Locate { ino, blocks } => {
-                let mut blocks = state.namespace.blocks_of(*ino, blocks)?;
+        let mut reply = state.namespace.query(credentials, query)?;
+        let (extents, end, max) = match (query, &mut reply) {
+            (Query::Locate(locate), _) => {
+                let (ino, blocks) = (locate.ino, &locate.blocks);
+                let mut blocks = state.namespace.readable_blocks(credentials, ino, blocks)?;
                 blocks.retain(|block| state.blocks.contains_key(block));
-                Ok(MetaReply::Located(self.located(
-                    &state,
-                    &blocks,
-                    Right::Read,
-                )))
+                let located = self.located(&state, &blocks, Right::Read);
+                return Ok(MetaReply::Located(located));
             }
-            MetaOp::Release { inodes } => {
-                state.namespace.release(inodes);
-                Ok(MetaReply::Done)
+            (Query::Open(open), MetaReply::Opened { extents, end, .. }) => {
+                state.held.insert(open.ino);
+                (extents, end, EXTENTS_PER_OPEN)
             }
-            MetaOp::ReturnDelegations { .. } => Ok(MetaReply::Done),
-            MetaOp::ReportBadReplica {
-                block,
-                node,
-                corrupt,
-            } => {
-                state.bad.push((*block, *node, *corrupt));
-                Ok(MetaReply::Done)
-            }
-            op => {
-                let reply = state.namespace.query(&call.credentials, op)?;
-                if let MetaOp::Open { ino, .. } = op {
-                    state.namespace.held.insert(*ino);
-                }
-                Ok(reply)
-            }
+            (_, MetaReply::Extents { extents, end }) => (extents, end, EXTENTS_PER_REPLY),
+            _ => return Ok(reply),
+        };
+        if extents.len() > max {
+            extents.truncate(max);
+            *end = false;
         }
+        Ok(reply)
     }
 
-    async fn mutate(&self, session: SessionId, call: &MetaCall) -> Option<Response> {
+    async fn mutate(
+        &self,
+        session: SessionId,
+        credentials: Credentials,
+        call: MutationCall,
+    ) -> Option<Response> {
         let (result, waits, lost) = {
             let mut state = lock(&self.state);
-            state.count(&call.op);
-            let remembered = state.replies.entry(session).or_default();
-            if let Some(reply) = remembered.get(&call.sequence) {
-                return Some(reply.clone().map(Reply::Meta));
+            if let Some(outcome) = state.namespace.remembered_reply(session, call.sequence) {
+                let mutated = Mutated {
+                    reply: self.reply_of(&state, outcome.clone()),
+                    directories: Vec::new(),
+                };
+                return Some(Ok(Reply::Mutated(mutated)));
             }
-            remembered.retain(|sequence, _| *sequence >= call.answered_below);
             let mut effects = Effects::default();
-            let result = match &call.op {
-                MetaOp::AllocateBlocks { count, exclude, .. } => {
-                    self.allocate(&mut state, *count, exclude)
-                }
-                op => state.namespace.mutate(&call.credentials, op, &mut effects),
-            };
-            if let MetaOp::SealBlocks { blocks } = &call.op {
-                for sealed in blocks {
-                    state.blocks.insert(sealed.block, sealed.replicas.clone());
-                }
-            }
-            if result.is_ok() {
-                let remembered = state.replies.entry(session).or_default();
-                remembered.insert(call.sequence, result.clone());
-            }
-            let relaxed = MetaOp::SealBlocks { blocks: Vec::new() };
-            let relaxed = call.relaxed
-                || std::mem::discriminant(&call.op) == std::mem::discriminant(&relaxed)
-                || matches!(call.op, MetaOp::Commit { durable: false, .. });
-            if !relaxed {
-                state.durable = (state.namespace.clone(), state.replies.clone());
-            }
+            let result = self.execute(&mut state, session, credentials, call, &mut effects);
             let lost = state.lose_replies > 0;
             state.lose_replies = state.lose_replies.saturating_sub(1);
             (result, state.announce(session, effects), lost)
@@ -362,21 +325,84 @@ impl Shared {
         for wait in waits {
             let _ = tokio::time::timeout(ACK_DEADLINE, wait).await;
         }
-        (!lost).then(|| result.map(Reply::Meta))
+        (!lost).then(|| result.map(Reply::Mutated))
     }
 
-    fn allocate(
+    fn execute(
         &self,
         state: &mut State,
-        count: u32,
-        exclude: &[NodeId],
-    ) -> Result<MetaReply, FsError> {
-        let usable: Vec<NodeId> = self
-            .nodes
-            .iter()
-            .map(|info| info.node)
-            .filter(|node| !exclude.contains(node))
-            .collect();
+        session: SessionId,
+        credentials: Credentials,
+        call: MutationCall,
+        effects: &mut Effects,
+    ) -> Result<Mutated, FsError> {
+        let mutation = call.mutation.clone();
+        let facts = mutation.facts();
+        let usable = self.usable(&mutation)?;
+        let target = state.namespace.removal_target(&mutation);
+        let command = Command::Mutate {
+            session,
+            sequence: call.sequence,
+            answered_below: call.answered_below,
+            credentials,
+            now: state.now(),
+            held_elsewhere: target.is_some_and(|ino| state.held.contains(&ino)),
+            op: call.mutation,
+        };
+        let (outcome, changed) = state.apply(command)?;
+        *effects = changed;
+        let early = match facts.answered {
+            Answered::Durable => false,
+            Answered::DurableUnlessRelaxed => call.relaxed,
+            Answered::AtOnce => true,
+        };
+        if !early {
+            state.durable = state.journal.len();
+        }
+        if let Mutation::SealBlocks(seal) = &mutation {
+            for sealed in &seal.blocks {
+                state.sealed.insert(sealed.block, sealed.length_bytes);
+                state.blocks.insert(sealed.block, sealed.replicas.clone());
+            }
+        }
+        if let Outcome::Blocks(blocks) = &outcome {
+            for &block in blocks {
+                // Round and round, so that tests know which ones come first.
+                let start = block.0 as usize % usable.len();
+                let nodes = usable.iter().cycle().skip(start);
+                let nodes = nodes.take(usable.len().min(self.replication.into()));
+                state.blocks.insert(block, nodes.copied().collect());
+            }
+        }
+        let reply = self.reply_of(state, outcome);
+        if let (Creates::HeldFile, MetaReply::Attr(attr)) = (facts.creates, &reply) {
+            state.held.insert(attr.ino);
+        }
+        let dirs = facts.entries.into_iter().flatten();
+        let directories = dirs.filter_map(|(dir, _)| state.namespace.attr(dir).ok());
+        Ok(Mutated {
+            reply,
+            directories: directories.collect(),
+        })
+    }
+
+    fn reply_of(&self, state: &State, outcome: Outcome) -> MetaReply {
+        match outcome {
+            Outcome::Blocks(blocks) => {
+                MetaReply::Located(self.located(state, &blocks, Right::Write))
+            }
+            Outcome::Meta(reply) => reply,
+            other => panic!("a mutation has the outcome {other:?}"),
+        }
+    }
+
+    /// The datanodes that new blocks can go to.
+    fn usable(&self, mutation: &Mutation) -> Result<Vec<NodeId>, FsError> {
+        let Mutation::AllocateBlocks(AllocateBlocks { exclude, .. }) = mutation else {
+            return Ok(Vec::new());
+        };
+        let nodes = self.nodes.iter().map(|info| info.node);
+        let usable: Vec<NodeId> = nodes.filter(|node| !exclude.contains(node)).collect();
         let needed = self.replication.min(2);
         if usable.len() < usize::from(needed) {
             return Err(FsError::TooFewDatanodes(Shortage {
@@ -385,25 +411,7 @@ impl Shared {
                 ..Shortage::default()
             }));
         }
-        let mut blocks = Vec::new();
-        for _ in 0..count {
-            let block = BlockId(state.next_block);
-            state.next_block += 1;
-            // Round and round, so that tests know which ones come first.
-            let start = block.0 as usize % usable.len();
-            let chosen = usable
-                .iter()
-                .cycle()
-                .skip(start)
-                .take(usable.len().min(self.replication.into()));
-            state.blocks.insert(block, chosen.copied().collect());
-            blocks.push(block);
-        }
-        Ok(MetaReply::Located(self.located(
-            state,
-            &blocks,
-            Right::Write,
-        )))
+        Ok(usable)
     }
 
     fn located(&self, state: &State, blocks: &[BlockId], right: Right) -> Located {
@@ -423,14 +431,128 @@ impl Shared {
     }
 }
 
+fn rules(replication: u8) -> PlacementRules {
+    PlacementRules {
+        replication,
+        durability: Durability::Strict,
+        class: None,
+    }
+}
+
 impl State {
-    fn count(&mut self, op: &MetaOp) {
-        let text = format!("{op:?}");
-        let name = text.split([' ', '{', '(']).next().unwrap_or_default();
-        *self.calls.entry(name.to_owned()).or_default() += 1;
+    /// An empty root directory that everybody may write to.
+    fn formatted(replication: u8, block_bytes: u64) -> Self {
+        let mut state = Self {
+            namespace: Namespace::new(),
+            journal: Vec::new(),
+            durable: 0,
+            now_ns: 1_000,
+            held: HashSet::new(),
+            sessions: HashMap::new(),
+            blocks: HashMap::new(),
+            sealed: HashMap::new(),
+            acks: HashMap::new(),
+            next_notice: 1,
+            calls: BTreeMap::new(),
+            lose_replies: 0,
+            holds_notices: false,
+            bad: Vec::new(),
+        };
+        let format = Command::Format {
+            cluster: ClusterId(1),
+            now: state.now(),
+            root_uid: 0,
+            root_gid: 0,
+            block_bytes,
+            default_rules: rules(replication),
+        };
+        state.apply(format).unwrap();
+        let begin = Command::BeginEdition {
+            edition: EDITION,
+            now: state.now(),
+        };
+        state.apply(begin).unwrap();
+        let session = state.open_session().unwrap();
+        let changes = AttrChanges {
+            mode: Some(0o777),
+            ..AttrChanges::default()
+        };
+        let open_root = Command::Mutate {
+            session,
+            sequence: 1,
+            answered_below: 1,
+            credentials: Credentials::root(),
+            now: state.now(),
+            held_elsewhere: false,
+            op: Mutation::SetAttr(SetAttr {
+                ino: InodeId::ROOT,
+                changes,
+            }),
+        };
+        state.apply(open_root).unwrap();
+        state.end_sessions();
+        state
     }
 
-    /// Tells every other session what to forget.
+    fn now(&mut self) -> Timestamp {
+        self.now_ns += 1;
+        Timestamp(self.now_ns)
+    }
+
+    fn apply(&mut self, command: Command) -> Result<(Outcome, Effects), FsError> {
+        let applied = self.namespace.apply(&command)?;
+        self.journal.push(command);
+        Ok((applied.reply, applied.effects))
+    }
+
+    fn open_session(&mut self) -> Result<SessionId, FsError> {
+        let open = Command::OpenSession {
+            client: "client".into(),
+            now: self.now(),
+        };
+        let (Outcome::Session(session), _) = self.apply(open)? else {
+            panic!("a session was opened");
+        };
+        self.durable = self.journal.len();
+        self.sessions.insert(session, None);
+        Ok(session)
+    }
+
+    fn end_sessions(&mut self) {
+        for session in std::mem::take(&mut self.sessions).into_keys() {
+            let now = self.now();
+            self.apply(Command::CloseSession { session, now }).unwrap();
+        }
+        self.durable = self.journal.len();
+    }
+
+    fn forget_what_is_not_durable(&mut self) {
+        self.journal.truncate(self.durable);
+        self.namespace = Namespace::new();
+        for command in &self.journal {
+            self.namespace.apply(command).unwrap();
+        }
+    }
+
+    fn keep_house(&mut self, operation: Housekeeping) {
+        match operation {
+            Housekeeping::Release(Release { inodes }) => {
+                for ino in &inodes {
+                    self.held.remove(ino);
+                }
+                let now = self.now();
+                self.apply(Command::ReleaseOrphans { inodes, now }).unwrap();
+            }
+            Housekeeping::ReturnDelegations(_) => {}
+            Housekeeping::ReportBadReplica(ReportBadReplica {
+                block,
+                node,
+                corrupt,
+            }) => self.bad.push((block, node, corrupt)),
+        }
+    }
+
+    /// Invalidates what every other session has cached.
     fn announce(&mut self, author: SessionId, effects: Effects) -> Vec<oneshot::Receiver<()>> {
         let mut waits = Vec::new();
         let nothing = effects.inodes.is_empty() && effects.entries.is_empty();

@@ -368,7 +368,7 @@ async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
         write_all(&file, &content).await;
         let refused = tokio::time::timeout(DEADLINE, file.sync()).await;
         assert_eq!(refused, Ok(Err(FsError::NoSpace.into())));
-        let asked = cluster.namenode.calls("AllocateBlocks");
+        let asked = cluster.namenode.calls("allocate_blocks");
         assert!(
             asked < 20,
             "the namenode was asked {asked} times for blocks"

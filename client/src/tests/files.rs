@@ -26,9 +26,9 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
         .unwrap();
     assert_eq!(&file.read(7, 100).await.unwrap()[..], b"world");
     assert_eq!(file.attr().await.unwrap().size_bytes, 12);
-    assert_eq!(cluster.namenode.calls("Commit"), 0);
+    assert_eq!(cluster.namenode.calls("commit"), 0);
     file.flush().await.unwrap();
-    assert_eq!(cluster.namenode.calls("Commit"), 1);
+    assert_eq!(cluster.namenode.calls("commit"), 1);
     assert_eq!(&file.read(7, 100).await.unwrap()[..], b"world");
     assert_eq!(file.attr().await.unwrap().size_bytes, 12);
     for datanode in &cluster.datanodes {
@@ -37,7 +37,7 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
     }
     file.sync().await.unwrap();
     // The commit was answered before it was durable; another one, empty, says when it is.
-    assert_eq!(cluster.namenode.calls("Commit"), 2);
+    assert_eq!(cluster.namenode.calls("commit"), 2);
     for datanode in &cluster.datanodes {
         assert_eq!(datanode.syncs.load(Ordering::Relaxed), 1);
     }
@@ -95,7 +95,7 @@ async fn relaxed_commits_do_not_use_up_the_session() {
         let flushed = tokio::time::timeout(Duration::from_secs(30), file.flush()).await;
         flushed.expect("a flush comes to its end").unwrap();
     }
-    assert!(cluster.namenode.calls("Commit") > 2_000);
+    assert!(cluster.namenode.calls("commit") > 2_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +180,7 @@ async fn flushes_of_many_files_share_packets_and_commits() {
         flushed.unwrap().unwrap();
     }
     let packets = cluster.datanode(1).packets.load(Ordering::Relaxed);
-    let commits = cluster.namenode.calls("Commit");
+    let commits = cluster.namenode.calls("commit");
     assert!(
         packets < 150 && commits < 150,
         "{packets} packets, {commits} commits"
@@ -237,16 +237,17 @@ async fn the_cache_saves_trips() {
         .unwrap();
     assert_eq!(&file.read(0, 10).await.unwrap()[..], b"data");
     for op in [
-        "Lookup",
-        "GetAttr",
-        "ReadDir",
-        "Open",
-        "GetExtents",
-        "Locate",
+        "lookup",
+        "getattr",
+        "readdir",
+        "open",
+        "get_extents",
+        "locate",
     ] {
         assert_eq!(calls(op), 0, "{op}");
     }
-    // A rename tells what became of everything that it touched.
+    // The reply to a rename says what became of everything that it touched, and that to `mkdir` what the
+    // directory is.
     client.getattr(&root(), InodeId::ROOT).await.unwrap();
     client
         .rename(
@@ -263,7 +264,7 @@ async fn the_cache_saves_trips() {
     let moved = moved.unwrap().unwrap();
     let emptied = client.try_getattr(directory.ino).unwrap();
     assert_eq!((emptied.size_bytes, emptied.mtime), (0, moved.ctime));
-    for (op, expected) in [("Lookup", 0), ("GetAttr", 1), ("SetAttr", 0)] {
+    for (op, expected) in [("lookup", 0), ("getattr", 0), ("setattr", 0)] {
         assert_eq!(calls(op), expected, "{op}");
     }
     client
@@ -321,7 +322,7 @@ async fn a_listed_directory_answers_for_what_it_does_not_have() {
         }
     }
     assert_eq!(found.len(), 25);
-    let lookups = cluster.namenode.calls("Lookup");
+    let lookups = cluster.namenode.calls("lookup");
     let missing = client
         .lookup(&root(), InodeId::ROOT, &name("nothing"))
         .await;
@@ -330,14 +331,14 @@ async fn a_listed_directory_answers_for_what_it_does_not_have() {
         .lookup(&root(), InodeId::ROOT, &name("07"))
         .await
         .unwrap();
-    assert_eq!(cluster.namenode.calls("Lookup"), lookups);
+    assert_eq!(cluster.namenode.calls("lookup"), lookups);
     // Until somebody else adds something.
     create(&writer, "nothing").await;
     client
         .lookup(&root(), InodeId::ROOT, &name("nothing"))
         .await
         .unwrap();
-    assert_eq!(cluster.namenode.calls("Lookup"), lookups + 1);
+    assert_eq!(cluster.namenode.calls("lookup"), lookups + 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -445,14 +446,14 @@ async fn a_time_that_is_set_survives_the_commit() {
         .unwrap();
     assert_eq!(shown.mtime, mtime);
     // It went with the commit.
-    assert_eq!(cluster.namenode.calls("SetAttr"), 0);
+    assert_eq!(cluster.namenode.calls("setattr"), 0);
     file.close().await.unwrap();
     assert_eq!(
         client.getattr(&root(), attr.ino).await.unwrap().mtime,
         mtime
     );
     client.setattr(&root(), attr.ino, changes).await.unwrap();
-    assert_eq!(cluster.namenode.calls("SetAttr"), 1);
+    assert_eq!(cluster.namenode.calls("setattr"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -484,7 +485,7 @@ async fn owner_and_mode_are_set_without_waiting_for_the_content() {
         .await
         .unwrap();
     assert_eq!((shown.permission_bits(), shown.size_bytes), (0o640, 7));
-    let calls = ["SetAttr", "Commit"].map(|op| cluster.namenode.calls(op));
+    let calls = ["setattr", "commit"].map(|op| cluster.namenode.calls(op));
     assert_eq!(calls, [1, 0]);
     file.close().await.unwrap();
     let told = client.getattr(&root(), attr.ino).await.unwrap();
@@ -494,19 +495,19 @@ async fn owner_and_mode_are_set_without_waiting_for_the_content() {
 
     // Nothing is committed any more: the namenode has to count the change.
     client.setattr(&root(), attr.ino, as_it_is).await.unwrap();
-    assert_eq!(cluster.namenode.calls("SetAttr"), 2);
+    assert_eq!(cluster.namenode.calls("setattr"), 2);
     // Writing clears this bit: what was written before is committed before.
     let file = client
         .open(&root(), attr.ino, OpenFlags::WRITE)
         .await
         .unwrap();
     file.write(0, Bytes::from_static(b"changed")).await.unwrap();
-    let commits = cluster.namenode.calls("Commit");
+    let commits = cluster.namenode.calls("commit");
     client
         .setattr(&root(), attr.ino, mode(0o4755))
         .await
         .unwrap();
-    assert_eq!(cluster.namenode.calls("Commit"), commits + 1);
+    assert_eq!(cluster.namenode.calls("commit"), commits + 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

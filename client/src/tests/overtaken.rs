@@ -34,9 +34,9 @@ async fn a_read_whose_blocks_left_the_file_asks_for_its_extents_again() {
     expected.truncate(3 * MIB);
     assert!(read.read(0, 8 * MIB).await.unwrap() == expected);
     // What was asked for again is known now.
-    let asked = cluster.namenode.calls("GetExtents");
+    let asked = cluster.namenode.calls("get_extents");
     assert!(read.read(MIB as u64, MIB).await.unwrap() == expected[MIB..2 * MIB]);
-    assert_eq!(cluster.namenode.calls("GetExtents"), asked);
+    assert_eq!(cluster.namenode.calls("get_extents"), asked);
 }
 
 #[tokio::test(flavor = "multi_thread")]

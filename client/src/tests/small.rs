@@ -15,7 +15,7 @@ async fn blocks_with_a_replica_on_every_datanode_are_kept_in_stock() {
     assert!(file.read(0, 13 << 20).await.unwrap() == content);
     let used = cluster.namenode.used_blocks().len() as u64;
     assert_eq!(used, 12);
-    assert_eq!(cluster.namenode.calls("AllocateBlocks"), used / 2);
+    assert_eq!(cluster.namenode.calls("allocate_blocks"), used / 2);
     let given_back = |length: &u64| *length == 0;
     assert!(!cluster.namenode.sealed().values().any(given_back));
 }

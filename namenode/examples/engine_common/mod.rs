@@ -4,7 +4,7 @@ use harvestfs_namenode::engine::namespace::{Applied, Command, Namespace, Outcome
 use harvestfs_protocol::{
     ids::{BlockId, ClusterId, InodeId, SessionId},
     limits::BLOCK_BYTES_MAX,
-    meta::{FileCommit, MetaOp, MetaReply},
+    meta::{FileCommit, MetaReply, Mutation, mutation},
     name::Name,
     types::{Credentials, Durability, Extent, FileKind, PlacementRules, Timestamp},
 };
@@ -66,7 +66,7 @@ impl Driver {
     }
 
     /// The command for the next mutation.
-    pub fn command(&mut self, op: MetaOp) -> Command {
+    pub fn command(&mut self, op: Mutation) -> Command {
         self.sequence += 1;
         Command::Mutate {
             session: self.session,
@@ -80,13 +80,13 @@ impl Driver {
     }
 
     /// Runs a mutation.
-    pub fn run(&mut self, op: MetaOp) -> Outcome {
+    pub fn run(&mut self, op: Mutation) -> Outcome {
         let command = self.command(op);
         self.apply(&command).reply
     }
 
     /// Runs a mutation that makes an inode.
-    pub fn make(&mut self, op: MetaOp) -> InodeId {
+    pub fn make(&mut self, op: Mutation) -> InodeId {
         match self.run(op) {
             Outcome::Meta(MetaReply::Attr(attr)) => attr.ino,
             other => panic!("{other:?}"),
@@ -96,11 +96,11 @@ impl Driver {
     /// Where the next small file's data is: the open block, or a new one when that is full.
     pub fn next_extent(&mut self) -> Extent {
         if self.block_used_bytes + FILE_BYTES > BLOCK_BYTES_MAX {
-            let op = MetaOp::AllocateBlocks {
+            let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
                 count: 1,
                 rules: RULES,
                 exclude: Vec::new(),
-            };
+            });
             match self.run(op) {
                 Outcome::Blocks(blocks) => self.block = blocks[0],
                 other => panic!("{other:?}"),
@@ -128,26 +128,26 @@ pub fn name(kind: &str, number: u64) -> Name {
 }
 
 /// Makes a regular file.
-pub fn create(parent: InodeId, number: u64) -> MetaOp {
-    MetaOp::Create {
+pub fn create(parent: InodeId, number: u64) -> Mutation {
+    Mutation::Create(mutation::Create {
         parent,
         name: name("file", number),
         kind: FileKind::Regular,
         mode: 0o644,
         rdev: 0,
-    }
+    })
 }
 
 /// Commits one extent to each of several files.
-pub fn commit(files: Vec<(InodeId, Extent)>) -> MetaOp {
+pub fn commit(files: Vec<(InodeId, Extent)>) -> Mutation {
     let file = |(ino, extent)| FileCommit {
         ino,
         extents: vec![extent],
         append: false,
         mtime: None,
     };
-    MetaOp::Commit {
+    Mutation::Commit(mutation::Commit {
         files: files.into_iter().map(file).collect(),
         durable: true,
-    }
+    })
 }

@@ -21,22 +21,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
-use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::meta::{Cached, Notice};
 use harvestfs_protocol::name::Name;
 
 /// Announcements to a session that counts as holding everything, before it is told to forget
 /// everything instead. A short-lived session that changes a few files must not cost a mount its
 /// cache; one that goes on changing must not cost a message for each change.
 const ANNOUNCED_MAX: u32 = 64;
-
-/// Something that a session can have cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Cached {
-    /// Attributes, extents, extended attributes and symlink target of an inode.
-    Inode(InodeId),
-    /// Names in a directory, those that do not exist included.
-    Entries(InodeId),
-}
 
 /// A reply that waits for acknowledgements; the number is the caller's.
 pub(crate) type WaitId = u64;

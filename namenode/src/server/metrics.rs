@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use harvestfs_protocol::meta::{MetaCall, MetaOp};
+use harvestfs_protocol::meta::{Housekeeping, MetaOp, Mutation, Query};
 use harvestfs_protocol::node::NodeRequest;
 use harvestfs_protocol::placement::BalanceOutcome;
 use harvestfs_protocol::request_id::RequestId;
@@ -26,79 +26,47 @@ use harvestfs_telemetry::metrics::{
 
 use super::overview::Overview;
 
-/// Names the kinds of requests, each with the pattern of its requests.
-macro_rules! operations {
-    ($($operation:ident $name:literal = $request:pat),* $(,)?) => {
-        /// A kind of request.
-        #[derive(Clone, Copy)]
-        enum Operation { $($operation),* }
+/// The names of requests that are no metadata operations.
+const OTHERS: [&str; 8] = [
+    "open_session",
+    "close_session",
+    "keep_alive",
+    "ack_invalidation",
+    "register",
+    "heartbeat",
+    "block_report",
+    "admin",
+];
 
-        const OPERATIONS: &[(Operation, &str)] = &[$((Operation::$operation, $name)),*];
-
-        fn operation_of(request: &Request) -> Operation {
-            match request {
-                $($request => Operation::$operation,)*
-            }
-        }
-    };
+/// The names of all kinds of requests, in the order of [`index_of`].
+fn names() -> impl Iterator<Item = &'static str> {
+    let meta = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
+    OTHERS
+        .into_iter()
+        .chain(meta.into_iter().flatten().copied())
 }
 
-/// The request for a metadata operation.
-macro_rules! meta {
-    ($operation:pat) => {
-        Request::Meta(MetaCall { op: $operation, .. })
-    };
-}
-
-operations! {
-    OpenSession "open_session" = Request::OpenSession(_),
-    CloseSession "close_session" = Request::CloseSession,
-    KeepAlive "keep_alive" = Request::KeepAlive,
-    AckInvalidation "ack_invalidation" = Request::AckInvalidation { .. },
-    Lookup "lookup" = meta!(MetaOp::Lookup { .. }),
-    GetAttr "getattr" = meta!(MetaOp::GetAttr { .. }),
-    Access "access" = meta!(MetaOp::Access { .. }),
-    ReadDir "readdir" = meta!(MetaOp::ReadDir { .. }),
-    ReadLink "readlink" = meta!(MetaOp::ReadLink { .. }),
-    Open "open" = meta!(MetaOp::Open { .. }),
-    GetExtents "get_extents" = meta!(MetaOp::GetExtents { .. }),
-    Locate "locate" = meta!(MetaOp::Locate { .. }),
-    GetXattr "getxattr" = meta!(MetaOp::GetXattr { .. }),
-    ListXattr "listxattr" = meta!(MetaOp::ListXattr { .. }),
-    StatFs "statfs" = meta!(MetaOp::StatFs { .. }),
-    FindSparse "find_sparse" = meta!(MetaOp::FindSparse { .. }),
-    CreateScratch "create_scratch" = meta!(MetaOp::CreateScratch { .. }),
-    Relocate "relocate" = meta!(MetaOp::Relocate { .. }),
-    SetAttr "setattr" = meta!(MetaOp::SetAttr { .. }),
-    Create "create" = meta!(MetaOp::Create { .. }),
-    MakeDir "mkdir" = meta!(MetaOp::MakeDir { .. }),
-    Symlink "symlink" = meta!(MetaOp::Symlink { .. }),
-    Link "link" = meta!(MetaOp::Link { .. }),
-    Unlink "unlink" = meta!(MetaOp::Unlink { .. }),
-    RemoveDir "rmdir" = meta!(MetaOp::RemoveDir { .. }),
-    RemoveToTrash "remove_to_trash" = meta!(MetaOp::RemoveToTrash { .. }),
-    CreateSnapshot "create_snapshot" = meta!(MetaOp::CreateSnapshot { .. }),
-    RemoveSnapshot "remove_snapshot" = meta!(MetaOp::RemoveSnapshot { .. }),
-    Rename "rename" = meta!(MetaOp::Rename { .. }),
-    SetXattr "setxattr" = meta!(MetaOp::SetXattr { .. }),
-    RemoveXattr "removexattr" = meta!(MetaOp::RemoveXattr { .. }),
-    Fallocate "fallocate" = meta!(MetaOp::Fallocate { .. }),
-    CloneRange "clone_range" = meta!(MetaOp::CloneRange { .. }),
-    AllocateBlocks "allocate_blocks" = meta!(MetaOp::AllocateBlocks { .. }),
-    Commit "commit" = meta!(MetaOp::Commit { .. }),
-    SealBlocks "seal_blocks" = meta!(MetaOp::SealBlocks { .. }),
-    Release "release" = meta!(MetaOp::Release { .. }),
-    ReturnDelegations "return_delegations" = meta!(MetaOp::ReturnDelegations { .. }),
-    ReportBadReplica "report_bad_replica" = meta!(MetaOp::ReportBadReplica { .. }),
-    Register "register" = Request::Node(NodeRequest::Register(_)),
-    Heartbeat "heartbeat" = Request::Node(NodeRequest::Heartbeat(_)),
-    BlockReport "block_report" =
+fn index_of(request: &Request) -> usize {
+    const QUERIES: usize = OTHERS.len();
+    const MUTATIONS: usize = QUERIES + Query::NAMES.len();
+    const HOUSEKEEPING: usize = MUTATIONS + Mutation::NAMES.len();
+    match request {
+        Request::OpenSession(_) => 0,
+        Request::CloseSession => 1,
+        Request::KeepAlive => 2,
+        Request::AckInvalidation { .. } => 3,
+        Request::Node(NodeRequest::Register(_)) => 4,
+        Request::Node(NodeRequest::Heartbeat(_)) => 5,
         Request::Node(
-            NodeRequest::BlockReport(_)
-                | NodeRequest::IncrementalReport(_)
-                | NodeRequest::Stopping
-        ),
-    Admin "admin" = Request::Admin(_),
+            NodeRequest::BlockReport(_) | NodeRequest::IncrementalReport(_) | NodeRequest::Stopping,
+        ) => 6,
+        Request::Admin(_) => 7,
+        Request::Meta(call) => match &call.op {
+            MetaOp::Query(query) => QUERIES + query.index(),
+            MetaOp::Mutation(call) => MUTATIONS + call.mutation.index(),
+            MetaOp::Housekeeping(operation) => HOUSEKEEPING + operation.index(),
+        },
+    }
 }
 
 /// What requests are measured with, resolved once; by kind.
@@ -113,7 +81,7 @@ struct Measured {
 
 impl RequestMetrics {
     fn new(registry: &Registry) -> Self {
-        let handles = OPERATIONS.iter().map(|(_, name)| {
+        let handles = names().map(|name| {
             Arc::new(Measured {
                 operation: name,
                 seconds: registry.latency(&NAMENODE_OPERATION_SECONDS, &[name]),
@@ -141,7 +109,7 @@ impl Responder {
     ) -> Self {
         Self {
             inner,
-            measured: Arc::clone(&metrics.0[operation_of(request) as usize]),
+            measured: Arc::clone(&metrics.0[index_of(request)]),
             came: Instant::now(),
         }
     }

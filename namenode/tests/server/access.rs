@@ -9,7 +9,10 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::GROUPS_MAX;
-use harvestfs_protocol::meta::{AttrChanges, FileCommit, MetaCall, MetaOp, MetaReply, OpenSession};
+use harvestfs_protocol::meta::{
+    AttrChanges, FileCommit, Housekeeping, MetaCall, MetaOp, MetaReply, Mutation, OpenSession,
+    Query, housekeeping, mutation, query,
+};
 use harvestfs_protocol::node::{IncrementalReport, NodeRequest};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{CloseCode, Endpoint, TransportError, TransportOptions};
@@ -28,10 +31,7 @@ fn requests() -> Vec<(&'static str, Request)> {
     };
     let call = MetaCall {
         credentials: Credentials::root(),
-        sequence: 0,
-        answered_below: 0,
-        relaxed: false,
-        op: MetaOp::StatFs { ino: InodeId::ROOT },
+        op: MetaOp::Query(Query::StatFs(query::StatFs { ino: InodeId::ROOT })),
     };
     let report = IncrementalReport { changes: vec![] };
     vec![
@@ -111,10 +111,10 @@ async fn calls_out_of_bounds_are_refused() {
     let cluster = Cluster::new().await;
     let mut alice = cluster.client("alice").await;
     let mut call = alice.number(create(InodeId::ROOT, "file"));
-    call.sequence = 0;
+    numbered(&mut call).sequence = 0;
     let refused = meta(&alice.link, call).await;
     assert!(matches!(refused, Err(FsError::Protocol(_))), "{refused:?}");
-    let mut call = alice.number(MetaOp::StatFs { ino: InodeId::ROOT });
+    let mut call = alice.number(Query::StatFs(query::StatFs { ino: InodeId::ROOT }));
     call.credentials.groups = vec![0; GROUPS_MAX + 1];
     let refused = meta(&alice.link, call).await;
     assert!(
@@ -126,7 +126,9 @@ async fn calls_out_of_bounds_are_refused() {
         file_offset: 0,
     };
     let (ino, blocks) = (InodeId::ROOT, vec![at; 1_025]);
-    let refused = alice.call(MetaOp::Locate { ino, blocks }).await;
+    let refused = alice
+        .call(Query::Locate(query::Locate { ino, blocks }))
+        .await;
     assert!(
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
@@ -171,7 +173,7 @@ async fn nonsense_ends_the_connection_it_came_on_and_nothing_else() {
     }
     assert!(
         alice
-            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .call(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
             .await
             .is_ok()
     );
@@ -220,7 +222,7 @@ async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
     assert!(is_typed, "{refused}");
     let mut alice = cluster.client("alice").await;
     alice
-        .call(MetaOp::StatFs { ino: InodeId::ROOT })
+        .call(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
         .await
         .unwrap();
     let first = open.remove(0);
@@ -272,7 +274,7 @@ async fn check_healthy(cluster: Cluster) {
 }
 
 /// As a user of a session.
-async fn call_as(client: &mut Client, uid: u32, op: MetaOp) -> Result<MetaReply, FsError> {
+async fn call_as(client: &mut Client, uid: u32, op: impl Into<Op>) -> Result<MetaReply, FsError> {
     let mut call = client.number(op);
     call.credentials = Credentials {
         uid,
@@ -288,19 +290,19 @@ async fn private_file(alice: &mut Client, mode: u16) -> (InodeId, FileBlock) {
         mode: Some(0o777),
         ..AttrChanges::default()
     };
-    let open_root = MetaOp::SetAttr {
+    let open_root = Mutation::SetAttr(mutation::SetAttr {
         ino: InodeId::ROOT,
         changes: chmod,
-    };
+    });
     alice.call(open_root).await.unwrap();
     let block = alice.allocate(1).await.unwrap().blocks[0].block;
-    let create = MetaOp::Create {
+    let create = Mutation::Create(mutation::Create {
         parent: InodeId::ROOT,
         name: name("private"),
         kind: FileKind::Regular,
         mode,
         rdev: 0,
-    };
+    });
     let created = call_as(alice, 1, create).await;
     let Ok(MetaReply::Created { attr, .. } | MetaReply::Attr(attr)) = created else {
         panic!("{created:?}");
@@ -318,7 +320,12 @@ async fn private_file(alice: &mut Client, mode: u16) -> (InodeId, FileBlock) {
     };
     let files = vec![commit];
     let durable = true;
-    let committed = call_as(alice, 1, MetaOp::Commit { files, durable }).await;
+    let committed = call_as(
+        alice,
+        1,
+        Mutation::Commit(mutation::Commit { files, durable }),
+    )
+    .await;
     let Ok(MetaReply::Committed(files)) = committed else {
         panic!("{committed:?}");
     };
@@ -342,19 +349,23 @@ async fn the_blocks_of_a_file_are_for_who_may_read_it() {
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
     let (ino, at) = private_file(&mut alice, 0o622).await;
-    let locate = |ino| MetaOp::Locate {
-        ino,
-        blocks: vec![at],
+    let locate = |ino| {
+        Query::Locate(query::Locate {
+            ino,
+            blocks: vec![at],
+        })
     };
-    let extents = MetaOp::GetExtents {
+    let extents = Query::GetExtents(query::GetExtents {
         ino,
         from_offset: 0,
-    };
-    let open = |read, write| MetaOp::Open {
-        ino,
-        read,
-        write,
-        execute: false,
+    });
+    let open = |read, write| {
+        Query::Open(query::Open {
+            ino,
+            read,
+            write,
+            execute: false,
+        })
     };
     let denied = Err(FsError::PermissionDenied);
 
@@ -397,13 +408,17 @@ async fn what_is_open_stays_readable_whatever_becomes_of_the_file() {
     let mut alice = cluster.client("alice").await;
     alice.acknowledge_all();
     let (ino, at) = private_file(&mut alice, 0o604).await;
-    let locate = || MetaOp::Locate {
-        ino,
-        blocks: vec![at],
+    let locate = || {
+        Query::Locate(query::Locate {
+            ino,
+            blocks: vec![at],
+        })
     };
-    let extents = || MetaOp::GetExtents {
-        ino,
-        from_offset: 0,
+    let extents = || {
+        Query::GetExtents(query::GetExtents {
+            ino,
+            from_offset: 0,
+        })
     };
     let mut bob = cluster.client("bob").await;
     bob.acknowledge_all();
@@ -413,9 +428,13 @@ async fn what_is_open_stays_readable_whatever_becomes_of_the_file() {
         mode: Some(0),
         ..AttrChanges::default()
     };
-    call_as(&mut alice, 1, MetaOp::SetAttr { ino, changes })
-        .await
-        .unwrap();
+    call_as(
+        &mut alice,
+        1,
+        Mutation::SetAttr(mutation::SetAttr { ino, changes }),
+    )
+    .await
+    .unwrap();
     let mut carol = cluster.client("carol").await;
     for op in [locate(), extents()] {
         let refused = call_as(&mut carol, 2, op).await;
@@ -439,7 +458,9 @@ async fn what_is_open_stays_readable_whatever_becomes_of_the_file() {
     assert_eq!(found, Ok(vec![at.block]));
     // Released, it is not open any more.
     let inodes = vec![ino];
-    bob.call(MetaOp::Release { inodes }).await.unwrap();
+    bob.call(Housekeeping::Release(housekeeping::Release { inodes }))
+        .await
+        .unwrap();
     let gone = call_as(&mut bob, 2, locate()).await;
     assert!(matches!(
         gone,

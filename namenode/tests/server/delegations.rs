@@ -2,7 +2,8 @@
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
-    AttrChanges, FileCommit, MetaCall, MetaOp, MetaReply, Notice, RenameMode,
+    AttrChanges, FileCommit, Housekeeping, MetaReply, Mutation, Notice, Query, RenameMode,
+    housekeeping, mutation, query,
 };
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::Extent;
@@ -42,51 +43,51 @@ async fn commit(client: &mut Client, ino: InodeId) {
         append: false,
         mtime: None,
     };
-    let op = MetaOp::Commit {
+    let op = Mutation::Commit(mutation::Commit {
         files: vec![file],
         durable: false,
-    };
+    });
     client.call(op).await.unwrap();
 }
 
 /// Asks in a task, so that the answer may wait.
-fn ask(client: &mut Client, op: MetaOp) -> JoinHandle<MetaReply> {
+fn ask(client: &mut Client, op: impl Into<Op>) -> JoinHandle<MetaReply> {
     let call = client.number(op);
     let link = client.link.clone();
     tokio::spawn(async move { meta(&link, call).await.unwrap() })
 }
 
-fn lookup(text: &str) -> MetaOp {
-    MetaOp::Lookup {
+fn lookup(text: &str) -> Query {
+    Query::Lookup(query::Lookup {
         parent: ROOT,
         name: name(text),
-    }
+    })
 }
 
 async fn make_dir(client: &mut Client, text: &str) -> InodeId {
-    let op = MetaOp::MakeDir {
+    let op = Mutation::MakeDir(mutation::MakeDir {
         parent: ROOT,
         name: name(text),
         mode: 0o755,
-    };
+    });
     client.attr(op).await.ino
 }
 
-fn snapshot(ino: InodeId) -> MetaOp {
-    MetaOp::CreateSnapshot {
+fn snapshot(ino: InodeId) -> Mutation {
+    Mutation::CreateSnapshot(mutation::CreateSnapshot {
         ino,
         name: name("snapshot"),
-    }
+    })
 }
 
 /// The size of a file in the snapshot of a directory.
 async fn size_in_snapshot(client: &mut Client, directory: InodeId, text: &str) -> u64 {
     let mut at = directory;
     for part in [SNAPSHOTS_NAME, b"snapshot"] {
-        let op = MetaOp::Lookup {
+        let op = Query::Lookup(query::Lookup {
             parent: at,
             name: Name::new(part).unwrap(),
-        };
+        });
         at = client.attr(op).await.ino;
     }
     client.lookup(at, text).await.unwrap().size_bytes
@@ -140,20 +141,23 @@ async fn cluster_with_two() -> (Cluster, Datanode, Client, Client) {
 async fn whoever_asks_waits_for_the_commit() {
     let (cluster, _node, mut alice, mut bob) = cluster_with_two().await;
     bob.acknowledge_all();
-    let list = MetaOp::ReadDir {
+    let list = Query::ReadDir(query::ReadDir {
         ino: ROOT,
         after: None,
         max_entries: 10,
         with_attributes: true,
-    };
-    let rename = MetaOp::Rename {
+    });
+    let rename = Mutation::Rename(mutation::Rename {
         parent: ROOT,
         name: name("file-2"),
         new_parent: ROOT,
         new_name: name("moved"),
         mode: RenameMode::Replace,
-    };
-    for (i, question) in [lookup("file-0"), list, rename].into_iter().enumerate() {
+    });
+    for (i, question) in [Op::from(lookup("file-0")), list.into(), rename.into()]
+        .into_iter()
+        .enumerate()
+    {
         let file = create_delegated(&mut alice, &format!("file-{i}")).await;
         let answer = ask(&mut bob, question);
         let reply = answered_by_commit(&mut alice, file, answer).await;
@@ -178,14 +182,19 @@ async fn a_file_that_is_given_back_empty_is_told_as_it_is() {
     let file = create_delegated(&mut alice, "file").await;
     // Its creator itself waits for nobody.
     assert_eq!(
-        alice.attr(MetaOp::GetAttr { ino: file }).await.size_bytes,
+        alice
+            .attr(Query::GetAttr(query::GetAttr { ino: file }))
+            .await
+            .size_bytes,
         0
     );
     let answer = ask(&mut bob, lookup("file"));
     assert!(matches!(alice.notice().await, Notice::Recall { .. }));
     let inodes = vec![file];
     alice
-        .call(MetaOp::ReturnDelegations { inodes })
+        .call(Housekeeping::ReturnDelegations(
+            housekeeping::ReturnDelegations { inodes },
+        ))
         .await
         .unwrap();
     assert_eq!(size_bytes(&answer.await.unwrap()), 0);
@@ -213,10 +222,8 @@ async fn a_relaxed_change_comes_before_what_is_durable_after_it() {
             mode: Some(0o640),
             ..AttrChanges::default()
         };
-        let call = MetaCall {
-            relaxed: true,
-            ..client.number(MetaOp::SetAttr { ino, changes })
-        };
+        let mut call = client.number(Mutation::SetAttr(mutation::SetAttr { ino, changes }));
+        numbered(&mut call).relaxed = true;
         let Ok(MetaReply::Attr(attr)) = meta(&client.link, call).await else {
             panic!("attributes were expected");
         };
@@ -296,11 +303,11 @@ async fn what_is_removed_before_its_commit_is_whole_in_the_trash() {
     let file = create_delegated_in(&mut alice, directory, "file").await;
     let removed = ask(
         &mut bob,
-        MetaOp::RemoveToTrash {
+        Mutation::RemoveToTrash(mutation::RemoveToTrash {
             parent: ROOT,
             name: name("directory"),
             retention_s: 3_600,
-        },
+        }),
     );
     while !removed.is_finished() {
         tokio::select! {
@@ -311,10 +318,10 @@ async fn what_is_removed_before_its_commit_is_whole_in_the_trash() {
     removed.await.unwrap();
     let answer = ask(
         &mut bob,
-        MetaOp::Lookup {
+        Query::Lookup(query::Lookup {
             parent: directory,
             name: name("file"),
-        },
+        }),
     );
     let reply = answered_by_commit(&mut alice, file, answer).await;
     assert_eq!(size_bytes(&reply), 5_000);

@@ -9,7 +9,10 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Peer, Role};
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, SessionId, StorageId};
-use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, Notice, OpenSession};
+use harvestfs_protocol::meta::{
+    Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Notice,
+    OpenSession, Query, mutation, query,
+};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::node::{
     Heartbeat, HeartbeatReply, IncrementalReport, NodeRegistered, NodeReply, NodeRequest,
@@ -235,18 +238,22 @@ pub struct Client {
 
 impl Client {
     /// The call with the next sequence number, if it is a mutation.
-    pub fn number(&mut self, op: MetaOp) -> MetaCall {
-        let sequence = if is_mutation(&op) {
-            self.sequence += 1;
-            self.sequence
-        } else {
-            0
+    pub fn number(&mut self, op: impl Into<Op>) -> MetaCall {
+        let op = match op.into() {
+            Op::Query(query) => MetaOp::Query(query),
+            Op::Housekeeping(operation) => MetaOp::Housekeeping(operation),
+            Op::Mutation(mutation) => {
+                self.sequence += 1;
+                MetaOp::Mutation(MutationCall {
+                    sequence: self.sequence,
+                    answered_below: self.sequence,
+                    relaxed: false,
+                    mutation,
+                })
+            }
         };
         MetaCall {
             credentials: Credentials::root(),
-            sequence,
-            answered_below: sequence,
-            relaxed: false,
             op,
         }
     }
@@ -259,12 +266,12 @@ impl Client {
         self.sequence = sequence;
     }
 
-    pub async fn call(&mut self, op: MetaOp) -> Result<MetaReply, FsError> {
+    pub async fn call(&mut self, op: impl Into<Op>) -> Result<MetaReply, FsError> {
         let call = self.number(op);
         meta(&self.link, call).await
     }
 
-    pub async fn attr(&mut self, op: MetaOp) -> Attr {
+    pub async fn attr(&mut self, op: impl Into<Op>) -> Attr {
         match self.call(op).await {
             Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => attr,
             other => panic!("unexpected {other:?}"),
@@ -276,11 +283,11 @@ impl Client {
     }
 
     pub async fn allocate(&mut self, count: u32) -> Result<Located, FsError> {
-        let op = MetaOp::AllocateBlocks {
+        let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count,
             rules: RULES,
             exclude: vec![],
-        };
+        });
         match self.call(op).await? {
             MetaReply::Located(located) => Ok(located),
             other => panic!("unexpected {other:?}"),
@@ -289,7 +296,10 @@ impl Client {
 
     pub async fn lookup(&mut self, parent: InodeId, name: &str) -> Result<Attr, FsError> {
         let name = self::name(name);
-        match self.call(MetaOp::Lookup { parent, name }).await? {
+        match self
+            .call(Query::Lookup(query::Lookup { parent, name }))
+            .await?
+        {
             MetaReply::Attr(attr) => Ok(attr),
             other => panic!("unexpected {other:?}"),
         }
@@ -333,59 +343,83 @@ impl Client {
 /// Makes a call as numbered.
 pub async fn meta(link: &Link, call: MetaCall) -> Result<MetaReply, FsError> {
     match link.ask(Request::Meta(call)).await? {
-        Reply::Meta(reply) => Ok(reply),
+        Reply::Meta(reply) | Reply::Mutated(Mutated { reply, .. }) => Ok(reply),
         other => panic!("unexpected {other:?}"),
     }
 }
 
-fn is_mutation(op: &MetaOp) -> bool {
-    !matches!(
-        op,
-        MetaOp::Lookup { .. }
-            | MetaOp::GetAttr { .. }
-            | MetaOp::Access { .. }
-            | MetaOp::ReadDir { .. }
-            | MetaOp::ReadLink { .. }
-            | MetaOp::Open { .. }
-            | MetaOp::GetExtents { .. }
-            | MetaOp::Locate { .. }
-            | MetaOp::GetXattr { .. }
-            | MetaOp::ListXattr { .. }
-            | MetaOp::StatFs { .. }
-            | MetaOp::Release { .. }
-            | MetaOp::ReturnDelegations { .. }
-            | MetaOp::ReportBadReplica { .. }
-    )
+/// The mutation of a call, to change how it is numbered.
+pub fn numbered(call: &mut MetaCall) -> &mut MutationCall {
+    match &mut call.op {
+        MetaOp::Mutation(numbered) => numbered,
+        other => panic!("{other:?} has no number"),
+    }
+}
+
+/// An operation without a number.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Query(Query),
+    Mutation(Mutation),
+    Housekeeping(Housekeeping),
+}
+
+impl Op {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Query(query) => query.name(),
+            Self::Mutation(mutation) => mutation.name(),
+            Self::Housekeeping(operation) => operation.name(),
+        }
+    }
+}
+
+impl From<Query> for Op {
+    fn from(query: Query) -> Self {
+        Self::Query(query)
+    }
+}
+
+impl From<Mutation> for Op {
+    fn from(mutation: Mutation) -> Self {
+        Self::Mutation(mutation)
+    }
+}
+
+impl From<Housekeeping> for Op {
+    fn from(operation: Housekeeping) -> Self {
+        Self::Housekeeping(operation)
+    }
 }
 
 pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub fn create(parent: InodeId, text: &str) -> MetaOp {
-    MetaOp::Create {
+pub fn create(parent: InodeId, text: &str) -> Mutation {
+    Mutation::Create(mutation::Create {
         parent,
         name: name(text),
         kind: FileKind::Regular,
         mode: 0o644,
         rdev: 0,
-    }
+    })
 }
 
-pub fn unlink(parent: InodeId, text: &str) -> MetaOp {
-    MetaOp::Unlink {
+pub fn unlink(parent: InodeId, text: &str) -> Mutation {
+    Mutation::Unlink(mutation::Unlink {
         parent,
         name: name(text),
-    }
+    })
 }
 
-pub fn open_to_read(ino: InodeId) -> MetaOp {
-    MetaOp::Open {
+pub fn open_to_read(ino: InodeId) -> Query {
+    Query::Open(query::Open {
         ino,
         read: true,
         write: false,
         execute: false,
-    }
+    })
 }
 
 /// A datanode without disks.

@@ -4,23 +4,23 @@ use std::time::{Duration, Instant};
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{AttrChanges, MetaOp, Notice};
+use harvestfs_protocol::meta::{AttrChanges, Mutation, Notice, mutation};
 use harvestfs_protocol::rpc::{Reply, Request};
 
 use crate::harness::*;
 
 const ROOT: InodeId = InodeId::ROOT;
 
-fn chmod(ino: InodeId, mode: u16) -> MetaOp {
+fn chmod(ino: InodeId, mode: u16) -> Mutation {
     let changes = AttrChanges {
         mode: Some(mode),
         ..AttrChanges::default()
     };
-    MetaOp::SetAttr { ino, changes }
+    Mutation::SetAttr(mutation::SetAttr { ino, changes })
 }
 
 /// Starts a mutation whose reply is expected to wait.
-fn start(client: &mut Client, op: MetaOp) -> tokio::task::JoinHandle<bool> {
+fn start(client: &mut Client, op: impl Into<Op>) -> tokio::task::JoinHandle<bool> {
     let call = client.number(op);
     let link = client.link.clone();
     tokio::spawn(async move { meta(&link, call).await.is_ok() })

@@ -5,7 +5,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, StorageId};
 use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
-use harvestfs_protocol::meta::MetaOp;
+use harvestfs_protocol::meta::{Mutation, mutation};
 use harvestfs_protocol::node::{
     BlockReport, NodeCommand, NodeReply, NodeRequest, RegisterNode, ReplicaReport,
 };
@@ -203,10 +203,12 @@ async fn without_datanodes_a_write_waits_for_them() {
         cluster.status().await.ready
     })
     .await;
-    let op = |count| MetaOp::AllocateBlocks {
-        count,
-        rules: RULES,
-        exclude: vec![],
+    let op = |count| {
+        Mutation::AllocateBlocks(mutation::AllocateBlocks {
+            count,
+            rules: RULES,
+            exclude: vec![],
+        })
     };
     let refused = alice.call(op(1)).await;
     assert!(

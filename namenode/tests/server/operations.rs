@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
-    AttrChanges, FallocateMode, FileCommit, MetaOp, MetaReply, Relocation, RenameMode, SealedBlock,
-    SetXattrMode,
+    AttrChanges, FallocateMode, FileCommit, Housekeeping, MetaReply, Mutation, Query, Relocation,
+    RenameMode, SealedBlock, SetXattrMode, housekeeping, mutation, query,
 };
 use harvestfs_protocol::token::{Right, TokenVerifier};
 use harvestfs_protocol::types::{Extent, FileBlock, FileKind};
@@ -15,57 +15,15 @@ use crate::harness::*;
 
 const ROOT: InodeId = InodeId::ROOT;
 
-/// Makes sure that a new operation gets a line in the test below.
-fn variant(op: &MetaOp) -> &'static str {
-    match op {
-        MetaOp::Lookup { .. } => "Lookup",
-        MetaOp::GetAttr { .. } => "GetAttr",
-        MetaOp::Access { .. } => "Access",
-        MetaOp::ReadDir { .. } => "ReadDir",
-        MetaOp::ReadLink { .. } => "ReadLink",
-        MetaOp::Open { .. } => "Open",
-        MetaOp::GetExtents { .. } => "GetExtents",
-        MetaOp::Locate { .. } => "Locate",
-        MetaOp::GetXattr { .. } => "GetXattr",
-        MetaOp::ListXattr { .. } => "ListXattr",
-        MetaOp::StatFs { .. } => "StatFs",
-        MetaOp::SetAttr { .. } => "SetAttr",
-        MetaOp::Create { .. } => "Create",
-        MetaOp::MakeDir { .. } => "MakeDir",
-        MetaOp::Symlink { .. } => "Symlink",
-        MetaOp::Link { .. } => "Link",
-        MetaOp::Unlink { .. } => "Unlink",
-        MetaOp::RemoveDir { .. } => "RemoveDir",
-        MetaOp::RemoveToTrash { .. } => "RemoveToTrash",
-        MetaOp::CreateSnapshot { .. } => "CreateSnapshot",
-        MetaOp::RemoveSnapshot { .. } => "RemoveSnapshot",
-        MetaOp::Rename { .. } => "Rename",
-        MetaOp::SetXattr { .. } => "SetXattr",
-        MetaOp::RemoveXattr { .. } => "RemoveXattr",
-        MetaOp::Fallocate { .. } => "Fallocate",
-        MetaOp::CloneRange { .. } => "CloneRange",
-        MetaOp::AllocateBlocks { .. } => "AllocateBlocks",
-        MetaOp::Commit { .. } => "Commit",
-        MetaOp::SealBlocks { .. } => "SealBlocks",
-        MetaOp::Release { .. } => "Release",
-        MetaOp::ReturnDelegations { .. } => "ReturnDelegations",
-        MetaOp::ReportBadReplica { .. } => "ReportBadReplica",
-        MetaOp::FindSparse { .. } => "FindSparse",
-        MetaOp::CreateScratch { .. } => "CreateScratch",
-        MetaOp::Relocate { .. } => "Relocate",
-    }
-}
-
-const VARIANTS: usize = 35;
-
 struct Session {
     client: Client,
     seen: BTreeSet<&'static str>,
 }
 
 impl Session {
-    async fn ok(&mut self, op: MetaOp) -> MetaReply {
-        self.seen.insert(variant(&op));
+    async fn ok(&mut self, op: impl Into<Op>) -> MetaReply {
+        let op = op.into();
+        self.seen.insert(op.name());
         let what = format!("{op:?}");
         match self.client.call(op).await {
             Ok(reply) => reply,
@@ -73,7 +31,7 @@ impl Session {
         }
     }
 
-    async fn ino(&mut self, op: MetaOp) -> InodeId {
+    async fn ino(&mut self, op: impl Into<Op>) -> InodeId {
         match self.ok(op).await {
             MetaReply::Attr(attr) | MetaReply::Created { attr, .. } => attr.ino,
             other => panic!("unexpected {other:?}"),
@@ -94,20 +52,32 @@ async fn every_operation_works_over_the_wire() {
     name_things(&mut s, file).await;
     set_attributes(&mut s, file).await;
     compact(&mut s, &cluster, file).await;
-    s.ok(MetaOp::ReturnDelegations { inodes: vec![file] }).await;
-    s.ok(MetaOp::Release { inodes: vec![file] }).await;
-    assert_eq!(s.seen.len(), VARIANTS, "seen only {:?}", s.seen);
+    s.ok(Housekeeping::ReturnDelegations(
+        housekeeping::ReturnDelegations { inodes: vec![file] },
+    ))
+    .await;
+    s.ok(Housekeeping::Release(housekeeping::Release {
+        inodes: vec![file],
+    }))
+    .await;
+    let all = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
+    let all: BTreeSet<_> = all.into_iter().flatten().copied().collect();
+    assert_eq!(s.seen, all);
 }
 
 async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
-    let find = MetaOp::FindSparse { from: None };
+    let find = Query::FindSparse(query::FindSparse { from: None });
     s.ok(find.clone()).await;
     // One at a time; the others are told to wait.
     let mut other = cluster.client("bob").await;
     let refused = other.call(find.clone()).await;
     assert!(matches!(refused, Err(FsError::Busy { .. })), "{refused:?}");
     s.ok(find).await;
-    let scratch = s.ino(MetaOp::CreateScratch { rules: RULES }).await;
+    let scratch = s
+        .ino(Mutation::CreateScratch(mutation::CreateScratch {
+            rules: RULES,
+        }))
+        .await;
     let pieces = vec![Relocation {
         ino: file,
         extent: Extent {
@@ -119,22 +89,28 @@ async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
         scratch_offset: 0,
     }];
     // Nothing was copied.
-    let relocated = s.ok(MetaOp::Relocate { scratch, pieces }).await;
+    let relocated = s
+        .ok(Mutation::Relocate(mutation::Relocate { scratch, pieces }))
+        .await;
     assert_eq!(relocated, MetaReply::Relocated(0));
     // It is held until it is released, and gone then.
-    s.ok(MetaOp::GetAttr { ino: scratch }).await;
+    s.ok(Query::GetAttr(query::GetAttr { ino: scratch })).await;
     let inodes = vec![scratch];
-    s.ok(MetaOp::Release { inodes }).await;
-    let gone = s.client.call(MetaOp::GetAttr { ino: scratch }).await;
+    s.ok(Housekeeping::Release(housekeeping::Release { inodes }))
+        .await;
+    let gone = s
+        .client
+        .call(Query::GetAttr(query::GetAttr { ino: scratch }))
+        .await;
     assert_eq!(gone, Err(FsError::Stale));
 }
 
 async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
-    let op = MetaOp::AllocateBlocks {
+    let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
         count: 2,
         rules: RULES,
         exclude: vec![],
-    };
+    });
     let MetaReply::Located(allocated) = s.ok(op).await else {
         panic!("blocks were expected");
     };
@@ -162,7 +138,10 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
             mtime: None,
         };
         let files = vec![commit];
-        let MetaReply::Committed(committed) = s.ok(MetaOp::Commit { files, durable }).await else {
+        let MetaReply::Committed(committed) = s
+            .ok(Mutation::Commit(mutation::Commit { files, durable }))
+            .await
+        else {
             panic!("a commit was expected");
         };
         assert!(committed[0].is_ok());
@@ -174,7 +153,8 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
             replicas: vec![node.registered.node],
         })
         .to_vec();
-    s.ok(MetaOp::SealBlocks { blocks }).await;
+    s.ok(Mutation::SealBlocks(mutation::SealBlocks { blocks }))
+        .await;
 
     let MetaReply::Opened {
         attr,
@@ -192,10 +172,10 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
     verifier.verify(token, first, Right::Read, 0).unwrap();
     assert!(verifier.verify(token, first, Right::Write, 0).is_err());
 
-    let op = MetaOp::GetExtents {
+    let op = Query::GetExtents(query::GetExtents {
         ino: file,
         from_offset: 5_000,
-    };
+    });
     let MetaReply::Extents { extents, .. } = s.ok(op).await else {
         panic!("extents were expected");
     };
@@ -203,71 +183,76 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
     let unknown = harvestfs_protocol::ids::BlockId(u64::MAX);
     let at = |block, file_offset| FileBlock { block, file_offset };
     let blocks = vec![at(second, 9_999), at(second, 4_999), at(unknown, 9_999)];
-    let MetaReply::Located(located) = s.ok(MetaOp::Locate { ino: file, blocks }).await else {
+    let MetaReply::Located(located) = s
+        .ok(Query::Locate(query::Locate { ino: file, blocks }))
+        .await
+    else {
         panic!("locations were expected");
     };
     assert_eq!(located.blocks.len(), 1, "what is not there is left out");
 
-    let op = MetaOp::GetXattr {
+    let op = Query::GetXattr(query::GetXattr {
         ino: file,
         name: b"user.harvestfs.locations".to_vec(),
-    };
+    });
     let text = format!("0 5000 {first} dn-1\n5000 5000 {second} dn-1\n");
     assert_eq!(s.ok(op).await, MetaReply::Bytes(text.into_bytes()));
-    s.ok(MetaOp::ReportBadReplica {
-        block: first,
-        node: node.registered.node,
-        corrupt: false,
-    })
+    s.ok(Housekeeping::ReportBadReplica(
+        housekeeping::ReportBadReplica {
+            block: first,
+            node: node.registered.node,
+            corrupt: false,
+        },
+    ))
     .await;
 }
 
 async fn name_things(s: &mut Session, file: InodeId) {
     let dir = s
-        .ino(MetaOp::MakeDir {
+        .ino(Mutation::MakeDir(mutation::MakeDir {
             parent: ROOT,
             name: name("dir"),
             mode: 0o755,
-        })
+        }))
         .await;
     let link = s
-        .ino(MetaOp::Symlink {
+        .ino(Mutation::Symlink(mutation::Symlink {
             parent: dir,
             name: name("symlink"),
             target: b"../file".to_vec(),
-        })
+        }))
         .await;
-    let target = s.ok(MetaOp::ReadLink { ino: link }).await;
+    let target = s.ok(Query::ReadLink(query::ReadLink { ino: link })).await;
     assert_eq!(target, MetaReply::Bytes(b"../file".to_vec()));
     let linked = s
-        .ino(MetaOp::Link {
+        .ino(Mutation::Link(mutation::Link {
             ino: file,
             parent: dir,
             name: name("hard"),
-        })
+        }))
         .await;
     assert_eq!(linked, file);
-    s.ok(MetaOp::Rename {
+    s.ok(Mutation::Rename(mutation::Rename {
         parent: dir,
         name: name("hard"),
         new_parent: ROOT,
         new_name: name("renamed"),
         mode: RenameMode::NoReplace,
-    })
+    }))
     .await;
     let found = s
-        .ino(MetaOp::Lookup {
+        .ino(Query::Lookup(query::Lookup {
             parent: ROOT,
             name: name("renamed"),
-        })
+        }))
         .await;
     assert_eq!(found, file);
-    let op = MetaOp::ReadDir {
+    let op = Query::ReadDir(query::ReadDir {
         ino: ROOT,
         after: None,
         max_entries: 10,
         with_attributes: true,
-    };
+    });
     let MetaReply::Entries { entries, end, .. } = s.ok(op).await else {
         panic!("entries were expected");
     };
@@ -278,67 +263,72 @@ async fn name_things(s: &mut Session, file: InodeId) {
     );
     assert_eq!(entries[1].attr.as_ref().unwrap().nlink, 2);
     s.ok(unlink(dir, "symlink")).await;
-    s.ok(MetaOp::RemoveDir {
+    s.ok(Mutation::RemoveDir(mutation::RemoveDir {
         parent: ROOT,
         name: name("dir"),
-    })
+    }))
     .await;
     let fifo = s
-        .ino(MetaOp::Create {
+        .ino(Mutation::Create(mutation::Create {
             parent: ROOT,
             name: name("fifo"),
             kind: FileKind::Fifo,
             mode: 0o600,
             rdev: 0,
-        })
+        }))
         .await;
-    let MetaReply::Attr(attr) = s.ok(MetaOp::GetAttr { ino: fifo }).await else {
+    let MetaReply::Attr(attr) = s.ok(Query::GetAttr(query::GetAttr { ino: fifo })).await else {
         panic!("attributes were expected");
     };
     assert_eq!((attr.kind, attr.mode), (FileKind::Fifo, 0o600));
 }
 
 async fn set_attributes(s: &mut Session, file: InodeId) {
-    s.ok(MetaOp::Access { ino: file, mask: 4 }).await;
+    s.ok(Query::Access(query::Access { ino: file, mask: 4 }))
+        .await;
     let changes = AttrChanges {
         mode: Some(0o600),
         uid: Some(7),
         ..AttrChanges::default()
     };
-    let MetaReply::Attr(attr) = s.ok(MetaOp::SetAttr { ino: file, changes }).await else {
+    let MetaReply::Attr(attr) = s
+        .ok(Mutation::SetAttr(mutation::SetAttr { ino: file, changes }))
+        .await
+    else {
         panic!("attributes were expected");
     };
     assert_eq!((attr.mode, attr.uid), (0o600, 7));
     let xattr = b"user.colour".to_vec();
-    s.ok(MetaOp::SetXattr {
+    s.ok(Mutation::SetXattr(mutation::SetXattr {
         ino: file,
         name: xattr.clone(),
         value: b"green".to_vec(),
         mode: SetXattrMode::Create,
-    })
+    }))
     .await;
-    let op = MetaOp::GetXattr {
+    let op = Query::GetXattr(query::GetXattr {
         ino: file,
         name: xattr.clone(),
-    };
+    });
     assert_eq!(s.ok(op.clone()).await, MetaReply::Bytes(b"green".to_vec()));
-    let MetaReply::Names(names) = s.ok(MetaOp::ListXattr { ino: file }).await else {
+    let MetaReply::Names(names) = s.ok(Query::ListXattr(query::ListXattr { ino: file })).await
+    else {
         panic!("names were expected");
     };
     assert!(names.contains(&xattr));
-    s.ok(MetaOp::RemoveXattr {
+    s.ok(Mutation::RemoveXattr(mutation::RemoveXattr {
         ino: file,
         name: xattr,
-    })
+    }))
     .await;
     assert_eq!(s.client.call(op).await, Err(FsError::NoAttribute));
     let MetaReply::Attr(attr) = s
-        .ok(MetaOp::Fallocate {
+        .ok(Mutation::Fallocate(mutation::Fallocate {
             ino: file,
             offset: 0,
             length_bytes: 20_000,
             mode: FallocateMode::Allocate,
-        })
+        }))
         .await
     else {
         panic!("attributes were expected");
@@ -346,36 +336,43 @@ async fn set_attributes(s: &mut Session, file: InodeId) {
     assert_eq!(attr.size_bytes, 20_000);
     let copy = s.ino(create(ROOT, "copy")).await;
     let MetaReply::Attr(attr) = s
-        .ok(MetaOp::CloneRange {
+        .ok(Mutation::CloneRange(mutation::CloneRange {
             source: file,
             source_offset: 0,
             destination: copy,
             destination_offset: 0,
             length_bytes: u64::MAX,
-        })
+        }))
         .await
     else {
         panic!("attributes were expected");
     };
     assert_eq!(attr.size_bytes, 20_000);
-    let MetaReply::StatFs(totals) = s.ok(MetaOp::StatFs { ino: InodeId::ROOT }).await else {
+    let MetaReply::StatFs(totals) = s
+        .ok(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
+        .await
+    else {
         panic!("totals were expected");
     };
     assert_eq!(totals.total_bytes, 1 << 30);
     let inodes = totals.total_inodes - totals.free_inodes;
     assert_eq!(inodes, 4, "the root, two files and a FIFO");
-    s.ok(MetaOp::RemoveToTrash {
+    s.ok(Mutation::RemoveToTrash(mutation::RemoveToTrash {
         parent: ROOT,
         name: name("fifo"),
         retention_s: 60,
-    })
+    }))
     .await;
     let ino = ROOT;
     let name = name("snapshot");
-    s.ok(MetaOp::CreateSnapshot {
+    s.ok(Mutation::CreateSnapshot(mutation::CreateSnapshot {
         ino,
         name: name.clone(),
-    })
+    }))
     .await;
-    s.ok(MetaOp::RemoveSnapshot { ino, name }).await;
+    s.ok(Mutation::RemoveSnapshot(mutation::RemoveSnapshot {
+        ino,
+        name,
+    }))
+    .await;
 }

@@ -11,7 +11,9 @@ use harvestfs_namenode::server::{Namenode, NamenodeError, format};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{FileCommit, MetaOp, MetaReply, SetXattrMode};
+use harvestfs_protocol::meta::{
+    FileCommit, MetaReply, Mutation, Query, SetXattrMode, mutation, query,
+};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::types::Extent;
 
@@ -39,12 +41,12 @@ async fn names(cluster: &Cluster) -> Vec<String> {
     let mut client = cluster.client("reader").await;
     let mut names = Vec::new();
     loop {
-        let op = MetaOp::ReadDir {
+        let op = Query::ReadDir(query::ReadDir {
             ino: ROOT,
             after: names.last().map(|last: &String| name(last)),
             max_entries: 1_000,
             with_attributes: false,
-        };
+        });
         let Ok(MetaReply::Entries { entries, end, .. }) = client.call(op).await else {
             panic!("entries were expected");
         };
@@ -127,7 +129,7 @@ async fn a_graceful_stop_answers_what_is_in_flight() {
     let mut calls = tokio::task::JoinSet::new();
     for i in 0..100 {
         let mut call = alice.number(create(ROOT, &format!("file-{i:03}")));
-        call.answered_below = 0;
+        numbered(&mut call).answered_below = 0;
         let link = alice.link.clone();
         calls.spawn(async move { link.try_ask(Request::Meta(call)).await });
     }
@@ -177,10 +179,10 @@ async fn a_relaxed_commit_becomes_durable_by_itself() {
     };
     let files = vec![commit];
     let committed = alice
-        .call(MetaOp::Commit {
+        .call(Mutation::Commit(mutation::Commit {
             files,
             durable: false,
-        })
+        }))
         .await;
     assert!(matches!(committed, Ok(MetaReply::Committed(_))));
     assert_eq!(alice.lookup(ROOT, "file").await.unwrap().size_bytes, 9);
@@ -315,12 +317,12 @@ async fn a_failed_journal_ends_the_namenode_and_acknowledges_nothing() {
     fs::rename(&dir, &hidden).unwrap();
     let mut acknowledged = 0;
     for i in 0.. {
-        let call = alice.number(MetaOp::SetXattr {
+        let call = alice.number(Mutation::SetXattr(mutation::SetXattr {
             ino: ROOT,
             name: b"user.x".to_vec(),
             value: format!("{i:0>60000}").into_bytes(),
             mode: SetXattrMode::Any,
-        });
+        }));
         match alice.link.try_ask(Request::Meta(call)).await {
             Ok(Ok(_)) => acknowledged = i,
             Ok(Err(FsError::Internal(_))) | Err(_) => break,
@@ -330,10 +332,10 @@ async fn a_failed_journal_ends_the_namenode_and_acknowledges_nothing() {
     assert!(cluster.ended().await.is_err());
     fs::rename(&hidden, &dir).unwrap();
     cluster.start().await;
-    let op = MetaOp::GetXattr {
+    let op = Query::GetXattr(query::GetXattr {
         ino: ROOT,
         name: b"user.x".to_vec(),
-    };
+    });
     let mut bob = cluster.client("bob").await;
     let Ok(MetaReply::Bytes(value)) = bob.call(op).await else {
         panic!("a value was expected");

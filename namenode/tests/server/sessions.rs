@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
-use harvestfs_protocol::meta::{MetaOp, MetaReply, SealedBlock};
+use harvestfs_protocol::meta::{
+    Housekeeping, MetaReply, Mutated, Mutation, Query, SealedBlock, housekeeping, mutation, query,
+};
 use harvestfs_protocol::node::NodeCommand;
 use harvestfs_protocol::rpc::{Reply, Request};
 
@@ -18,7 +20,7 @@ async fn a_repeated_mutation_is_answered_as_before() {
     let mut cluster = Cluster::new().await;
     let mut alice = cluster.client("alice").await;
     let mut call = alice.number(create(ROOT, "file"));
-    call.answered_below = 0;
+    numbered(&mut call).answered_below = 0;
     let Ok(MetaReply::Created { attr, .. }) = meta(&alice.link, call.clone()).await else {
         panic!("it was not created");
     };
@@ -73,7 +75,10 @@ async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
     assert!(first.await.unwrap().is_err(), "its connection was cut");
     assert!(matches!(
         second.await.unwrap(),
-        Ok(Ok(Reply::Meta(MetaReply::Created { .. })))
+        Ok(Ok(Reply::Mutated(Mutated {
+            reply: MetaReply::Created { .. },
+            ..
+        })))
     ));
 }
 
@@ -82,11 +87,11 @@ async fn allocated_blocks_are_told_again_even_after_a_restart() {
     let mut cluster = Cluster::new().await;
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
-    let call = alice.number(MetaOp::AllocateBlocks {
+    let call = alice.number(Mutation::AllocateBlocks(mutation::AllocateBlocks {
         count: 3,
         rules: RULES,
         exclude: vec![],
-    });
+    }));
     let Ok(MetaReply::Located(first)) = meta(&alice.link, call.clone()).await else {
         panic!("blocks were expected");
     };
@@ -117,12 +122,20 @@ async fn a_removed_file_stays_readable_while_it_is_held() {
     let mut alice = cluster.client("alice").await;
     let file = alice.create(ROOT, "file").await.ino;
     alice
-        .call(MetaOp::Release { inodes: vec![file] })
+        .call(Housekeeping::Release(housekeeping::Release {
+            inodes: vec![file],
+        }))
         .await
         .unwrap();
     alice.call(open_to_read(file)).await.unwrap();
     alice.call(unlink(ROOT, "file")).await.unwrap();
-    assert_eq!(alice.attr(MetaOp::GetAttr { ino: file }).await.nlink, 0);
+    assert_eq!(
+        alice
+            .attr(Query::GetAttr(query::GetAttr { ino: file }))
+            .await
+            .nlink,
+        0
+    );
 
     // Over a lost connection and over a crash, as long as the client comes back.
     alice.link.cut();
@@ -136,14 +149,24 @@ async fn a_removed_file_stays_readable_while_it_is_held() {
         .open("alice", Some(session), vec![file])
         .await
         .unwrap();
-    assert_eq!(alice.attr(MetaOp::GetAttr { ino: file }).await.nlink, 0);
+    assert_eq!(
+        alice
+            .attr(Query::GetAttr(query::GetAttr { ino: file }))
+            .await
+            .nlink,
+        0
+    );
 
     alice
-        .call(MetaOp::Release { inodes: vec![file] })
+        .call(Housekeeping::Release(housekeeping::Release {
+            inodes: vec![file],
+        }))
         .await
         .unwrap();
     assert_eq!(
-        alice.call(MetaOp::GetAttr { ino: file }).await,
+        alice
+            .call(Query::GetAttr(query::GetAttr { ino: file }))
+            .await,
         Err(FsError::Stale)
     );
 }
@@ -228,7 +251,7 @@ async fn only_its_owner_resumes_a_session() {
     assert_eq!(forged.err(), Some(FsError::SessionExpired));
     assert!(
         alice
-            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .call(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
             .await
             .is_ok(),
         "undisturbed"
@@ -240,12 +263,14 @@ async fn only_its_owner_resumes_a_session() {
         .await
         .unwrap();
     assert_eq!(
-        alice.call(MetaOp::StatFs { ino: InodeId::ROOT }).await,
+        alice
+            .call(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
+            .await,
         Err(FsError::SessionExpired)
     );
     assert!(
         elsewhere
-            .call(MetaOp::StatFs { ino: InodeId::ROOT })
+            .call(Query::StatFs(query::StatFs { ino: InodeId::ROOT }))
             .await
             .is_ok()
     );
@@ -292,7 +317,11 @@ async fn one_peer_takes_neither_all_sessions_nor_all_blocks() {
         length_bytes: 0,
         replicas: located.blocks[0].replicas.clone(),
     };
-    let sealed = greedy.call(MetaOp::SealBlocks { blocks: vec![seal] }).await;
+    let sealed = greedy
+        .call(Mutation::SealBlocks(mutation::SealBlocks {
+            blocks: vec![seal],
+        }))
+        .await;
     sealed.unwrap();
     greedy.allocate(1).await.unwrap();
 }

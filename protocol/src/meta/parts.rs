@@ -30,7 +30,7 @@ pub struct SparsePiece {
     pub rules: PlacementRules,
 }
 
-/// What [`super::MetaOp::SetAttr`] changes.
+/// What [`super::mutation::SetAttr`] changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttrChanges {
     /// Permission bits.

@@ -15,7 +15,7 @@ use harvestfs_protocol::{
     },
     error::{DataError, FsError},
     ids::{BlockId, InodeId, SessionId},
-    meta::{MetaOp, MetaReply, OpenSession},
+    meta::{MetaReply, Mutated, Mutation, OpenSession, Query, mutation, query},
     node::{Heartbeat, NodeRequest, RegisterNode, ServerDescription},
     rpc::{Reply, Request, Response},
     token::{BlockToken, Right, TokenKey, TokenSigner},
@@ -129,8 +129,8 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
         assert_eq!(client.call(&resume(SessionId(u64::MAX))).await, expired);
         assert_eq!(client.call(&Request::KeepAlive).await, expired);
         assert_eq!(client.call(&Request::CloseSession).await, expired);
-        let op = MetaOp::GetAttr { ino: InodeId::ROOT };
-        assert_eq!(client.meta(false, op).await, expired);
+        let op = Query::GetAttr(query::GetAttr { ino: InodeId::ROOT });
+        assert_eq!(client.query(op).await, expired);
 
         let open = OpenSession {
             resume: None,
@@ -151,7 +151,7 @@ fn a_session_that_is_unknown_or_of_another_is_refused() {
 
 /// A new block with the right to write it.
 async fn allocate(rpc: &mut Rpc) -> BlockInfo {
-    let op = MetaOp::AllocateBlocks {
+    let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
         count: 1,
         rules: PlacementRules {
             replication: 2,
@@ -159,30 +159,33 @@ async fn allocate(rpc: &mut Rpc) -> BlockInfo {
             class: None,
         },
         exclude: Vec::new(),
-    };
-    match rpc.meta(true, op).await {
-        Ok(Reply::Meta(MetaReply::Located(mut located))) => located.blocks.remove(0),
+    });
+    match rpc.mutate(op).await {
+        Ok(Reply::Mutated(Mutated {
+            reply: MetaReply::Located(mut located),
+            ..
+        })) => located.blocks.remove(0),
         other => panic!("{other:?}"),
     }
 }
 
 /// A block of a file that exists, with the right to read it.
 async fn open(rpc: &mut Rpc, name: &str) -> BlockInfo {
-    let lookup = MetaOp::Lookup {
+    let lookup = Query::Lookup(query::Lookup {
         parent: InodeId::ROOT,
         name: harvestfs_protocol::name::Name::new(name.as_bytes()).expect("a name"),
-    };
-    let attr = match rpc.meta(false, lookup).await {
+    });
+    let attr = match rpc.query(lookup).await {
         Ok(Reply::Meta(MetaReply::Attr(attr))) => attr,
         other => panic!("{other:?}"),
     };
-    let open = MetaOp::Open {
+    let open = Query::Open(query::Open {
         ino: attr.ino,
         read: true,
         write: false,
         execute: false,
-    };
-    match rpc.meta(false, open).await {
+    });
+    match rpc.query(open).await {
         Ok(Reply::Meta(MetaReply::Opened { mut located, .. })) => located.blocks.remove(0),
         other => panic!("{other:?}"),
     }

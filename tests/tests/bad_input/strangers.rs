@@ -7,7 +7,7 @@ use harvestfs_protocol::{
     codec::{Hello, MAX_DATA_BYTES, MAX_HEADER_BYTES, WireError},
     identity::{CertificateAuthority, Role},
     ids::InodeId,
-    meta::{MetaCall, MetaOp},
+    meta::{MetaCall, MetaOp, Query, query},
     name::Name,
     request_id::RequestId,
     rpc::Request,
@@ -146,13 +146,10 @@ fn request_with_too_long_a_name() -> Vec<u8> {
         id: 1,
         body: Request::Meta(MetaCall {
             credentials: Credentials::root(),
-            sequence: 0,
-            answered_below: 0,
-            relaxed: false,
-            op: MetaOp::Lookup {
+            op: MetaOp::Query(Query::Lookup(query::Lookup {
                 parent: InodeId::ROOT,
                 name: Name::new(&[b'n'; 255]).expect("not too long"),
-            },
+            })),
         }),
         request: RequestId::NONE,
     };

@@ -7,9 +7,10 @@ use harvestfs_protocol::{
     codec::Hello,
     error::FsError,
     identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role},
-    meta::{MetaOp, Notice, OpenSession},
+    meta::{MetaCall, MetaOp, Mutation, MutationCall, Notice, OpenSession, Query},
     rpc::{Reply, Request, Response},
     transport::{CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions},
+    types::Credentials,
 };
 use harvestfs_tests::Cluster;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
@@ -124,16 +125,26 @@ impl Rpc {
         answer.expect("an answer, if only an error")
     }
 
-    /// Executes an operation as root.
-    pub async fn meta(&mut self, mutation: bool, op: MetaOp) -> Response {
-        self.sequence += u64::from(mutation);
-        let call = harvestfs_protocol::meta::MetaCall {
-            credentials: harvestfs_protocol::types::Credentials::root(),
-            sequence: if mutation { self.sequence } else { 0 },
+    /// Executes a query as root.
+    pub async fn query(&mut self, query: impl Into<Query>) -> Response {
+        self.meta(MetaOp::Query(query.into())).await
+    }
+
+    /// Executes a mutation as root.
+    pub async fn mutate(&mut self, mutation: impl Into<Mutation>) -> Response {
+        self.sequence += 1;
+        let call = MutationCall {
+            sequence: self.sequence,
             answered_below: self.sequence,
             relaxed: false,
-            op,
+            mutation: mutation.into(),
         };
+        self.meta(MetaOp::Mutation(call)).await
+    }
+
+    async fn meta(&mut self, op: MetaOp) -> Response {
+        let credentials = Credentials::root();
+        let call = MetaCall { credentials, op };
         self.call(&Request::Meta(call)).await
     }
 

@@ -3,7 +3,7 @@
 use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId},
-    meta::{MetaOp, MetaReply},
+    meta::{MetaReply, Mutation},
     name::Name,
     node::ServerDescription,
     timeline::Epoch,
@@ -62,7 +62,7 @@ pub enum Command {
         now: Timestamp,
     },
     /// A metadata operation of a client. Outcome: [`Outcome::Meta`], or [`Outcome::Blocks`] for
-    /// [`MetaOp::AllocateBlocks`].
+    /// [`Mutation::AllocateBlocks`].
     Mutate {
         /// The client's session.
         session: SessionId,
@@ -78,7 +78,7 @@ pub enum Command {
         /// [`super::Namespace::removal_target`]): keep it as an orphan.
         held_elsewhere: bool,
         /// What to do.
-        op: MetaOp,
+        op: Mutation,
     },
     /// Nobody holds these orphans any more: remove them. Those that are no orphans are skipped.
     ReleaseOrphans {
@@ -186,7 +186,7 @@ pub enum Outcome {
     Done,
     /// The reply to a metadata operation.
     Meta(MetaReply),
-    /// The new blocks of [`MetaOp::AllocateBlocks`]. The server makes the
+    /// The new blocks of [`Mutation::AllocateBlocks`]. The server makes the
     /// [`MetaReply::Located`] of it, since replicas and tokens are not the namespace's.
     Blocks(Vec<BlockId>),
     /// The number of a datanode.

@@ -12,7 +12,10 @@ use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
     limits::SNAPSHOT_ITEMS_MAX,
-    meta::{MetaOp, MetaReply},
+    meta::{
+        MetaReply,
+        mutation::{Entry, Unfrozen},
+    },
     name::{Name, SNAPSHOTS_NAME},
     types::MODE_FROZEN,
 };
@@ -65,44 +68,29 @@ impl Namespace {
         name == SNAPSHOTS_NAME && !directory.is_frozen() && self.is_frozen(child)
     }
 
-    /// Refuses what would change a snapshot. (Commits answer for each file.)
-    pub(super) fn check_not_frozen(&self, op: &MetaOp) -> Result<(), FsError> {
-        let is_place_frozen = |parent: InodeId, name: &Name| {
-            let inode = self.inodes.get(parent);
-            let directory = inode.and_then(Inode::directory);
-            let child = directory.ok().and_then(|directory| directory.get(name));
-            self.is_frozen(parent) || child.is_some_and(|child| self.is_frozen(child))
-        };
-        let is_refused = match op {
-            MetaOp::SetAttr { ino, .. }
-            | MetaOp::SetXattr { ino, .. }
-            | MetaOp::RemoveXattr { ino, .. }
-            | MetaOp::Fallocate { ino, .. }
-            | MetaOp::CloneRange {
-                destination: ino, ..
-            }
-            | MetaOp::CreateSnapshot { ino, .. }
-            | MetaOp::RemoveSnapshot { ino, .. } => self.is_frozen(*ino),
-            MetaOp::Create { parent, .. }
-            | MetaOp::MakeDir { parent, .. }
-            | MetaOp::Symlink { parent, .. } => self.is_frozen(*parent),
-            MetaOp::Link { ino, parent, .. } => self.is_frozen(*ino) || self.is_frozen(*parent),
-            MetaOp::Unlink { parent, name }
-            | MetaOp::RemoveDir { parent, name }
-            | MetaOp::RemoveToTrash { parent, name, .. } => is_place_frozen(*parent, name),
-            MetaOp::Rename {
-                parent,
-                name,
-                new_parent,
-                new_name,
-                ..
-            } => is_place_frozen(*parent, name) || is_place_frozen(*new_parent, new_name),
-            _ => false,
+    /// Refuses what would change a snapshot.
+    pub(super) fn check_not_frozen(&self, unfrozen: Unfrozen<'_>) -> Result<(), FsError> {
+        let is_refused = match unfrozen {
+            Unfrozen::Anything => false,
+            Unfrozen::Inodes(inodes) => inodes.into_iter().flatten().any(|ino| self.is_frozen(ino)),
+            Unfrozen::Entries(entries) => entries
+                .into_iter()
+                .flatten()
+                .any(|entry| self.is_entry_frozen(entry)),
         };
         if is_refused {
             return Err(FsError::ReadOnly);
         }
         Ok(())
+    }
+
+    fn is_entry_frozen(&self, (parent, name): Entry<'_>) -> bool {
+        let Ok(inode) = self.inodes.get(parent) else {
+            return false;
+        };
+        let directory = inode.directory().ok();
+        let child = directory.and_then(|directory| directory.get(name));
+        inode.is_frozen() || child.is_some_and(|child| self.is_frozen(child))
     }
 
     pub(super) fn create_snapshot(

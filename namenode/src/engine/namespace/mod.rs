@@ -56,7 +56,7 @@ use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, InodeId, SessionId},
     limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, GROUPS_MAX},
-    meta::{MetaOp, RenameMode},
+    meta::Mutation,
     types::{Credentials, Durability, PlacementRules, Timestamp},
 };
 
@@ -283,7 +283,7 @@ impl Namespace {
     fn mutate(
         &mut self,
         call: &Call,
-        op: &MetaOp,
+        op: &Mutation,
         effects: &mut Effects,
     ) -> Result<Outcome, FsError> {
         if call.credentials.groups.len() > GROUPS_MAX {
@@ -291,85 +291,54 @@ impl Namespace {
                 "more than {GROUPS_MAX} supplementary groups"
             )));
         }
-        self.check_not_frozen(op)?;
+        self.check_not_frozen(op.facts().unfrozen)?;
         let reply = match op {
-            MetaOp::SetAttr { ino, changes } => self.set_attr(call, *ino, changes, effects),
-            MetaOp::Create {
-                parent,
-                name,
-                kind,
-                mode,
-                rdev,
-            } => self.create(call, *parent, name, (*kind, *mode, *rdev), effects),
-            MetaOp::MakeDir { parent, name, mode } => {
-                self.make_dir(call, *parent, name, *mode, effects)
+            Mutation::SetAttr(op) => self.set_attr(call, op.ino, &op.changes, effects),
+            Mutation::Create(op) => {
+                let kind = (op.kind, op.mode, op.rdev);
+                self.create(call, op.parent, &op.name, kind, effects)
             }
-            MetaOp::Symlink {
-                parent,
-                name,
-                target,
-            } => self.symlink(call, *parent, name, target, effects),
-            MetaOp::Link { ino, parent, name } => self.link(call, *ino, *parent, name, effects),
-            MetaOp::Unlink { parent, name } => self.unlink(call, *parent, name, effects),
-            MetaOp::RemoveDir { parent, name } => self.remove_dir(call, *parent, name, effects),
-            MetaOp::RemoveToTrash {
-                parent,
-                name,
-                retention_s,
-            } => self.remove_to_trash(call, *parent, name, *retention_s, effects),
-            MetaOp::CreateSnapshot { ino, name } => self.create_snapshot(call, *ino, name, effects),
-            MetaOp::RemoveSnapshot { ino, name } => self.remove_snapshot(call, *ino, name, effects),
-            MetaOp::Rename {
-                parent,
-                name,
-                new_parent,
-                new_name,
-                mode,
-            } => {
+            Mutation::MakeDir(op) => self.make_dir(call, op.parent, &op.name, op.mode, effects),
+            Mutation::Symlink(op) => self.symlink(call, op.parent, &op.name, &op.target, effects),
+            Mutation::Link(op) => self.link(call, op.ino, op.parent, &op.name, effects),
+            Mutation::Unlink(op) => self.unlink(call, op.parent, &op.name, effects),
+            Mutation::RemoveDir(op) => self.remove_dir(call, op.parent, &op.name, effects),
+            Mutation::RemoveToTrash(op) => {
+                self.remove_to_trash(call, op.parent, &op.name, op.retention_s, effects)
+            }
+            Mutation::CreateSnapshot(op) => self.create_snapshot(call, op.ino, &op.name, effects),
+            Mutation::RemoveSnapshot(op) => self.remove_snapshot(call, op.ino, &op.name, effects),
+            Mutation::Rename(op) => {
                 let old = Place {
-                    parent: *parent,
-                    name,
+                    parent: op.parent,
+                    name: &op.name,
                 };
                 let new = Place {
-                    parent: *new_parent,
-                    name: new_name,
+                    parent: op.new_parent,
+                    name: &op.new_name,
                 };
-                self.rename(call, old, new, *mode, effects)
+                self.rename(call, old, new, op.mode, effects)
             }
-            MetaOp::SetXattr {
-                ino,
-                name,
-                value,
-                mode,
-            } => self.set_xattr(call, *ino, name, value, *mode, effects),
-            MetaOp::RemoveXattr { ino, name } => self.remove_xattr(call, *ino, name, effects),
-            MetaOp::Fallocate {
-                ino,
-                offset,
-                length_bytes,
-                mode,
-            } => self.fallocate(call, *ino, (*offset, *length_bytes), *mode, effects),
-            MetaOp::CloneRange {
-                source,
-                source_offset,
-                destination,
-                destination_offset,
-                length_bytes,
-            } => self.clone_range(
-                call,
-                (*source, *source_offset),
-                (*destination, *destination_offset),
-                *length_bytes,
-                effects,
-            ),
-            MetaOp::AllocateBlocks { count, rules, .. } => {
-                return self.allocate_blocks(call, *count, *rules, effects);
+            Mutation::SetXattr(op) => {
+                self.set_xattr(call, op.ino, &op.name, &op.value, op.mode, effects)
             }
-            MetaOp::Commit { files, .. } => self.commit(call, files, effects),
-            MetaOp::SealBlocks { blocks } => self.seal_blocks(call, blocks, effects),
-            MetaOp::CreateScratch { rules } => self.create_scratch(call, rules, effects),
-            MetaOp::Relocate { scratch, pieces } => self.relocate(call, *scratch, pieces, effects),
-            _ => Err(FsError::Internal("not a mutation".into())),
+            Mutation::RemoveXattr(op) => self.remove_xattr(call, op.ino, &op.name, effects),
+            Mutation::Fallocate(op) => {
+                let range = (op.offset, op.length_bytes);
+                self.fallocate(call, op.ino, range, op.mode, effects)
+            }
+            Mutation::CloneRange(op) => {
+                let source = (op.source, op.source_offset);
+                let destination = (op.destination, op.destination_offset);
+                self.clone_range(call, source, destination, op.length_bytes, effects)
+            }
+            Mutation::AllocateBlocks(op) => {
+                return self.allocate_blocks(call, op.count, op.rules, effects);
+            }
+            Mutation::Commit(op) => self.commit(call, &op.files, effects),
+            Mutation::SealBlocks(op) => self.seal_blocks(call, &op.blocks, effects),
+            Mutation::CreateScratch(op) => self.create_scratch(call, &op.rules, effects),
+            Mutation::Relocate(op) => self.relocate(call, op.scratch, &op.pieces, effects),
         };
         reply.map(Outcome::Meta)
     }
@@ -397,21 +366,11 @@ impl Namespace {
         self.sessions.get(session).ok()?.remembered(sequence)
     }
 
-    /// The inode that an Unlink, RemoveDir or Rename would take the last name from, if it were
-    /// allowed.
+    /// The inode that a mutation would take the last name from, if it were allowed.
     #[must_use]
-    pub fn removal_target(&self, op: &MetaOp) -> Option<InodeId> {
-        let (parent, name) = match op {
-            MetaOp::Unlink { parent, name } | MetaOp::RemoveDir { parent, name } => (parent, name),
-            MetaOp::Rename {
-                new_parent,
-                new_name,
-                mode: RenameMode::Replace,
-                ..
-            } => (new_parent, new_name),
-            _ => return None,
-        };
-        let ino = self.inodes.get(*parent).ok()?.directory().ok()?.get(name)?;
+    pub fn removal_target(&self, op: &Mutation) -> Option<InodeId> {
+        let (parent, name) = op.facts().removes?;
+        let ino = self.inodes.get(parent).ok()?.directory().ok()?.get(name)?;
         let inode = self.inodes.get(ino).ok()?;
         (inode.is_directory() || inode.nlink == 1).then_some(ino)
     }

@@ -5,9 +5,9 @@ use harvestfs_protocol::{
     ids::BlockId,
     ids::InodeId,
     limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX},
-    meta::{DirEntry, MetaOp, MetaReply, StatFs},
+    meta::{DirEntry, MetaReply, Query, StatFs, query::ReadDir},
     name::Name,
-    types::{Credentials, Extent, FileBlock, Located},
+    types::{Attr, Credentials, Extent, FileBlock, Located},
 };
 
 use super::{
@@ -21,60 +21,50 @@ impl Namespace {
     /// in `StatFs` are what quotas leave: the rest is not the namespace's.
     ///
     /// # Errors
-    /// Why the operation was refused; [`FsError::Internal`] for a mutation.
-    pub fn query(&self, credentials: &Credentials, op: &MetaOp) -> Result<MetaReply, FsError> {
+    /// Why the operation was refused.
+    pub fn query(&self, credentials: &Credentials, op: &Query) -> Result<MetaReply, FsError> {
         match op {
-            MetaOp::Lookup { parent, name } => {
-                let ino = self.find(credentials, *parent, name)?;
-                self.get_attr(ino)
+            Query::Lookup(op) => {
+                let attr = self.lookup(credentials, op.parent, &op.name)?;
+                Ok(MetaReply::Attr(attr))
             }
-            MetaOp::GetAttr { ino } => self.get_attr(*ino),
-            MetaOp::Access { ino, mask } => {
-                let inode = self.inodes.get(*ino)?;
-                permissions::check(credentials, inode, mask & (READ | WRITE | EXECUTE))?;
+            Query::GetAttr(op) => Ok(MetaReply::Attr(self.attr(op.ino)?)),
+            Query::Access(op) => {
+                let inode = self.inodes.get(op.ino)?;
+                permissions::check(credentials, inode, op.mask & (READ | WRITE | EXECUTE))?;
                 Ok(MetaReply::Done)
             }
-            MetaOp::ReadDir {
-                ino,
-                after,
-                max_entries,
-                with_attributes,
-            } => {
-                let limit = (*max_entries as usize).clamp(1, ENTRIES_PER_REPLY_MAX);
-                self.read_dir(credentials, *ino, after.as_ref(), limit, *with_attributes)
+            Query::ReadDir(op) => {
+                let (entries, end) = self.read_dir(credentials, op)?;
+                let parent = self.inodes.get(op.ino)?.parent;
+                Ok(MetaReply::Entries {
+                    parent,
+                    entries,
+                    end,
+                })
             }
-            MetaOp::ReadLink { ino } => match &self.inodes.get(*ino)?.body {
+            Query::ReadLink(op) => match &self.inodes.get(op.ino)?.body {
                 Body::Symlink(target) => Ok(MetaReply::Bytes(target.to_vec())),
                 _ => Err(FsError::InvalidArgument("not a symlink".into())),
             },
-            MetaOp::Open {
-                ino,
-                read,
-                write,
-                execute,
-            } => {
-                let bits = [(*read, READ), (*write, WRITE), (*execute, EXECUTE)];
+            Query::Open(op) => {
+                let bits = [(op.read, READ), (op.write, WRITE), (op.execute, EXECUTE)];
                 let wanted = bits.iter().filter(|(wanted, _)| *wanted);
-                self.open(
-                    credentials,
-                    *ino,
-                    wanted.fold(0, |mask, (_, bit)| mask | bit),
-                )
+                let mask = wanted.fold(0, |mask, (_, bit)| mask | bit);
+                self.open(credentials, op.ino, mask)
             }
-            MetaOp::GetExtents { ino, from_offset } => {
-                let file = self.readable(credentials, *ino)?;
-                let (extents, end) = extents_from(file, *from_offset);
+            Query::GetExtents(op) => {
+                let (extents, end) = self.extents(credentials, op.ino, op.from_offset)?;
                 Ok(MetaReply::Extents { extents, end })
             }
-            MetaOp::Locate { ino, .. } => {
-                self.readable(credentials, *ino)?;
+            Query::Locate(op) => {
+                self.readable(credentials, op.ino)?;
                 Ok(MetaReply::Located(Located::default()))
             }
-            MetaOp::GetXattr { ino, name } => self.get_xattr(credentials, *ino, name),
-            MetaOp::ListXattr { ino } => self.list_xattr(credentials, *ino),
-            MetaOp::FindSparse { from } => self.find_sparse(credentials, *from),
-            MetaOp::StatFs { ino } => Ok(MetaReply::StatFs(self.stat_fs(*ino)?)),
-            _ => Err(FsError::Internal("not a read-only operation".into())),
+            Query::GetXattr(op) => self.get_xattr(credentials, op.ino, &op.name),
+            Query::ListXattr(op) => self.list_xattr(credentials, op.ino),
+            Query::FindSparse(op) => self.find_sparse(credentials, op.from),
+            Query::StatFs(op) => Ok(MetaReply::StatFs(self.stat_fs(op.ino)?)),
         }
     }
 
@@ -94,26 +84,69 @@ impl Namespace {
         })
     }
 
-    fn get_attr(&self, ino: InodeId) -> Result<MetaReply, FsError> {
-        Ok(MetaReply::Attr(self.inodes.get(ino)?.attr(ino)))
+    /// The attributes of an inode.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when there is none.
+    pub fn attr(&self, ino: InodeId) -> Result<Attr, FsError> {
+        Ok(self.inodes.get(ino)?.attr(ino))
     }
 
-    fn read_dir(
+    /// The attributes of what a name leads to.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::PermissionDenied`] and others.
+    pub fn lookup(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Attr, FsError> {
+        self.attr(self.find(credentials, parent, name)?)
+    }
+
+    /// A part of a file's extents from an offset on, and whether no extent follows.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] when the caller may not read the file, [`FsError::Stale`] when
+    /// there is none.
+    pub fn extents(
         &self,
         credentials: &Credentials,
         ino: InodeId,
-        after: Option<&Name>,
-        limit: usize,
-        with_attributes: bool,
-    ) -> Result<MetaReply, FsError> {
-        let inode = self.inodes.get(ino)?;
+        from_offset: u64,
+    ) -> Result<(Vec<Extent>, bool), FsError> {
+        Ok(extents_from(self.readable(credentials, ino)?, from_offset))
+    }
+
+    /// Checks that a file may be read.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] when the caller may not read the file, [`FsError::Stale`] when
+    /// there is none.
+    pub fn check_readable(&self, credentials: &Credentials, ino: InodeId) -> Result<(), FsError> {
+        permissions::check(credentials, self.inodes.get(ino)?, READ)
+    }
+
+    /// A part of the entries of a directory, and whether no entry follows.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] when the caller may not list it, [`FsError::NotADirectory`],
+    /// [`FsError::Stale`] when there is none.
+    pub fn read_dir(
+        &self,
+        credentials: &Credentials,
+        op: &ReadDir,
+    ) -> Result<(Vec<DirEntry>, bool), FsError> {
+        let limit = (op.max_entries as usize).clamp(1, ENTRIES_PER_REPLY_MAX);
+        let inode = self.inodes.get(op.ino)?;
         let directory = inode.directory()?;
         permissions::check(credentials, inode, READ)?;
         // Who may list a directory but not search it sees names only.
         let with_attributes =
-            with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
+            op.with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
         let mut rest = directory
-            .after(after)
+            .after(op.after.as_ref())
             .filter(|(name, child)| !self.is_hidden(inode, name, *child));
         let mut entries = Vec::new();
         for (name, ino) in rest.by_ref().take(limit) {
@@ -125,11 +158,7 @@ impl Namespace {
                 attr: with_attributes.then(|| inode.attr(ino)),
             });
         }
-        Ok(MetaReply::Entries {
-            parent: inode.parent,
-            entries,
-            end: rest.next().is_none(),
-        })
+        Ok((entries, rest.next().is_none()))
     }
 
     /// The content of a file that the caller may read.

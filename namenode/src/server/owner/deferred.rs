@@ -2,7 +2,8 @@
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
-use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, Notice};
+use harvestfs_protocol::meta::mutation::Awaits;
+use harvestfs_protocol::meta::{MetaCall, MetaReply, Notice};
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use super::Owner;
@@ -22,12 +23,12 @@ pub(super) struct Deferred {
 }
 
 impl Owner {
-    /// Whether any of the files that are told of is not what was closed yet; then those who have to
-    /// commit it are told to. Nobody looks at the files while nothing is delegated.
+    /// Whether any of the files is not what was closed yet; then it is recalled from the session that
+    /// has to commit it. The files are not looked at while nothing is delegated.
     pub(super) fn is_ahead_of_commits(
         &mut self,
         asker: SessionId,
-        told: impl FnOnce() -> Vec<Told>,
+        shown: impl FnOnce() -> Vec<Shown>,
     ) -> bool {
         if self.is_nothing_delegated() {
             return false;
@@ -41,7 +42,7 @@ impl Owner {
             .sessions
             .missing()
             .any(|other| other != asker && is_alive(other));
-        for file in told() {
+        for file in shown() {
             match self.delegations.standing(now_ms, asker, file.ino) {
                 Standing::Free => waits |= missing && file.without_content,
                 Standing::Recalled(holder) => waits |= is_alive(holder),
@@ -65,33 +66,36 @@ impl Owner {
         waits
     }
 
-    /// Whether a mutation would tell of, or keep, files that are not what was closed yet.
-    pub(super) fn mutates_ahead_of_commits(&mut self, asker: SessionId, op: &MetaOp) -> bool {
+    /// Whether a mutation has to wait for files that it would show or keep.
+    pub(super) fn is_mutation_ahead_of_commits(
+        &mut self,
+        asker: SessionId,
+        awaits: Awaits<'_>,
+    ) -> bool {
         if self.is_nothing_delegated() {
             return false;
         }
-        let files = match op {
-            MetaOp::Rename { parent, name, .. } => {
-                let lookup = MetaOp::Lookup {
-                    parent: *parent,
-                    name: name.clone(),
-                };
-                match self.namespace.query(&Credentials::root(), &lookup) {
-                    Ok(reply) => files_told(&lookup, &reply),
-                    Err(_) => return false,
-                }
+        let files = match awaits {
+            Awaits::Nothing => return false,
+            Awaits::Entry((parent, name)) => {
+                let found = self.namespace.lookup(&Credentials::root(), parent, name);
+                found
+                    .ok()
+                    .as_ref()
+                    .and_then(Shown::of)
+                    .into_iter()
+                    .collect()
             }
             // Which of them are below the directory is not worth finding out; and there may be others, of
             // sessions from before a restart: the directory stands for them.
-            MetaOp::CreateSnapshot { ino, .. } => {
+            Awaits::Below(dir) => {
                 let delegated = self.delegations.inodes();
-                let file = |ino| Told {
+                let file = |ino| Shown {
                     ino,
                     without_content: true,
                 };
-                delegated.chain([*ino]).map(file).collect()
+                delegated.chain([dir]).map(file).collect()
             }
-            _ => return false,
         };
         self.is_ahead_of_commits(asker, || files)
     }
@@ -129,13 +133,13 @@ impl Owner {
     }
 }
 
-/// A file that a reply tells of.
-pub(super) struct Told {
+/// A file of which a reply shows the size or the content.
+pub(super) struct Shown {
     ino: InodeId,
     without_content: bool,
 }
 
-impl Told {
+impl Shown {
     fn of(attr: &Attr) -> Option<Self> {
         (attr.kind == FileKind::Regular).then_some(Self {
             ino: attr.ino,
@@ -144,23 +148,14 @@ impl Told {
     }
 }
 
-/// The files whose size or content a reply tells.
-pub(super) fn files_told(op: &MetaOp, reply: &MetaReply) -> Vec<Told> {
-    match reply {
-        MetaReply::Attr(attr) | MetaReply::Opened { attr, .. } => {
-            Told::of(attr).into_iter().collect()
-        }
-        MetaReply::Entries { entries, .. } => {
-            let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
-            attrs.filter_map(Told::of).collect()
-        }
-        MetaReply::Extents { extents, .. } => match op {
-            MetaOp::GetExtents { ino, .. } => vec![Told {
-                ino: *ino,
-                without_content: extents.is_empty(),
-            }],
-            _ => Vec::new(),
-        },
-        _ => Vec::new(),
-    }
+/// The files of which a reply to a query shows the size or the content. `content` is the file of the
+/// extents in it.
+pub(super) fn files_shown(content: Option<InodeId>, reply: &MetaReply) -> Vec<Shown> {
+    let without_content = matches!(reply, MetaReply::Extents { extents, .. } if extents.is_empty());
+    let content = content.map(|ino| Shown {
+        ino,
+        without_content,
+    });
+    let attrs = reply.attrs().filter_map(Shown::of);
+    attrs.chain(content).collect()
 }

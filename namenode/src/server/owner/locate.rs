@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, NodeId, SessionId};
 use harvestfs_protocol::limits::XATTR_VALUE_BYTES_MAX;
-use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::meta::MetaReply;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::types::{BlockInfo, Credentials, Extent, Located, PlacementRules};
 
@@ -19,9 +19,6 @@ use crate::server::sessions::OpenTo;
 /// The extended attribute that shows where a file's replicas are.
 pub(super) const LOCATIONS_XATTR: &[u8] = b"user.harvestfs.locations";
 
-/// Of `access(2)`: may it be read?
-const R_OK: u8 = 4;
-
 /// Blocks that the reply to an `Open` locates: what a reader wants first. The rest is asked for.
 const BLOCKS_PER_OPEN: usize = 16;
 
@@ -31,8 +28,7 @@ const CUT_OFF: &str = "...\n";
 impl Owner {
     /// Whether a caller may read a file, whatever is open.
     pub(super) fn may_read(&self, credentials: &Credentials, ino: InodeId) -> bool {
-        let access = MetaOp::Access { ino, mask: R_OK };
-        self.namespace.query(credentials, &access).is_ok()
+        self.namespace.check_readable(credentials, ino).is_ok()
     }
 
     /// As whom a session uses the content of what it has open: its permission was checked then.
@@ -118,16 +114,11 @@ impl Owner {
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<MetaReply, FsError> {
-        self.namespace
-            .query(credentials, &MetaOp::Access { ino, mask: R_OK })?;
+        self.namespace.check_readable(credentials, ino)?;
         let mut text = String::new();
         let mut from_offset = 0;
         loop {
-            let op = MetaOp::GetExtents { ino, from_offset };
-            let MetaReply::Extents { extents, end } = self.namespace.query(credentials, &op)?
-            else {
-                return Err(FsError::Internal("extents were expected".into()));
-            };
+            let (extents, end) = self.namespace.extents(credentials, ino, from_offset)?;
             for extent in &extents {
                 let line = self.location_line(extent);
                 if text.len() + line.len() + CUT_OFF.len() > XATTR_VALUE_BYTES_MAX {

@@ -8,12 +8,12 @@
 
 mod admin;
 mod announce;
-mod class;
 mod deferred;
 mod epochs;
 mod history;
 mod locate;
 mod meta;
+mod mutate;
 mod node;
 mod placement;
 mod session;
@@ -563,11 +563,6 @@ impl Owner {
 
     /// Whether the inode has no name left and is kept only because somebody held it.
     fn is_orphan(&self, ino: InodeId) -> bool {
-        use harvestfs_protocol::meta::{MetaOp, MetaReply};
-        use harvestfs_protocol::types::Credentials;
-        let reply = self
-            .namespace
-            .query(&Credentials::root(), &MetaOp::GetAttr { ino });
-        matches!(reply, Ok(MetaReply::Attr(attr)) if attr.nlink == 0)
+        self.namespace.attr(ino).is_ok_and(|attr| attr.nlink == 0)
     }
 }

@@ -172,7 +172,7 @@ impl Owner {
         let (applied, lsn) = self.execute(&command, true)?;
         match applied.reply {
             Outcome::Node(node) => Ok((node, Some(lsn))),
-            other => Err(unexpected_outcome(&other)),
+            other => unexpected_outcome(&other),
         }
     }
 

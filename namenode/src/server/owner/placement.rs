@@ -6,7 +6,6 @@ use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
 use harvestfs_protocol::limits::{BLOCKS_PER_REPORT_MAX, MAINTENANCE_MAX};
-use harvestfs_protocol::meta::{MetaOp, MetaReply};
 use harvestfs_protocol::placement::{
     BalanceChange, PlacementReply, PlacementRequest, RepairChange,
 };
@@ -239,14 +238,7 @@ impl Owner {
 
     /// The blocks of a file's first extents, in the order of its content.
     pub(super) fn blocks_of_file(&self, ino: InodeId) -> Result<Vec<BlockId>, FsError> {
-        let extents = MetaOp::GetExtents {
-            ino,
-            from_offset: 0,
-        };
-        let reply = self.namespace.query(&Credentials::root(), &extents)?;
-        let MetaReply::Extents { extents, .. } = reply else {
-            return Err(FsError::Internal("a file told no extents".into()));
-        };
+        let (extents, _) = self.namespace.extents(&Credentials::root(), ino, 0)?;
         let mut blocks: Vec<BlockId> = Vec::new();
         for extent in extents {
             if !blocks.contains(&extent.block) && blocks.len() < BLOCKS_PER_REPORT_MAX {

@@ -94,7 +94,7 @@ impl Owner {
         };
         let (applied, lsn) = self.execute(&command, true)?;
         let Outcome::Session(id) = applied.reply else {
-            return Err(unexpected_outcome(&applied.reply));
+            unexpected_outcome(&applied.reply);
         };
         let now_ms = self.clock.now_ms();
         self.sessions.opened(now_ms, id, client, connection);
@@ -314,8 +314,8 @@ impl Owner {
     }
 }
 
-/// The engine answered a command with what belongs to another.
-pub(super) fn unexpected_outcome(outcome: &Outcome) -> FsError {
-    tracing::error!(?outcome, "an outcome of another command");
-    FsError::Internal("an outcome of another command".into())
+/// The engine answered a command with what belongs to another. The command is in the journal, so that no
+/// error could be true: the process stops.
+pub(super) fn unexpected_outcome(outcome: &Outcome) -> ! {
+    panic!("the engine answered {outcome:?} to another command");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
-use harvestfs_protocol::meta::{MetaOp, MetaReply};
+use harvestfs_protocol::meta::query::ReadDir;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
@@ -86,17 +86,13 @@ impl Owner {
 
     /// Entries of a directory in the order of their names, after a name.
     pub(crate) fn listing(&self, path: &[u8], after: Option<&[u8]>) -> Result<Listing, FsError> {
-        let read = MetaOp::ReadDir {
+        let read = ReadDir {
             ino: self.find(path)?.ino,
             after: after.map(Name::new).transpose()?,
             max_entries: ENTRIES_MAX,
             with_attributes: true,
         };
-        let MetaReply::Entries { entries, end, .. } =
-            self.namespace.query(&Credentials::root(), &read)?
-        else {
-            return Err(FsError::Internal("a directory told no entries".into()));
-        };
+        let (entries, end) = self.namespace.read_dir(&Credentials::root(), &read)?;
         let entries = entries.into_iter().map(|entry| {
             let name = entry.name.as_bytes();
             ListedEntry {
@@ -146,19 +142,12 @@ impl Owner {
     /// The inode with an absolute path. Symlinks are not followed.
     pub(super) fn find(&self, path: &[u8]) -> Result<Attr, FsError> {
         let root = Credentials::root();
-        let attributes = |op: &MetaOp| match self.namespace.query(&root, op)? {
-            MetaReply::Attr(attr) => Ok(attr),
-            _ => Err(FsError::Internal("a name told no attributes".into())),
-        };
-        let mut attr = attributes(&MetaOp::GetAttr { ino: InodeId::ROOT })?;
+        let mut attr = self.namespace.attr(InodeId::ROOT)?;
         for part in path
             .split(|&byte| byte == b'/')
             .filter(|part| !part.is_empty())
         {
-            attr = attributes(&MetaOp::Lookup {
-                parent: attr.ino,
-                name: Name::new(part)?,
-            })?;
+            attr = self.namespace.lookup(&root, attr.ino, &Name::new(part)?)?;
         }
         Ok(attr)
     }

@@ -16,34 +16,34 @@ fn samples() -> Vec<Command> {
     let ino = InodeId(9);
     let block = BlockId(4);
     let ops = vec![
-        MetaOp::SetAttr {
+        Mutation::SetAttr(mutation::SetAttr {
             ino,
             changes: AttrChanges {
                 mode: Some(0o644),
                 mtime: Some(SetTime::To(Timestamp(-1))),
                 ..AttrChanges::default()
             },
-        },
-        MetaOp::Rename {
+        }),
+        Mutation::Rename(mutation::Rename {
             parent: ino,
             name: name("a"),
             new_parent: ino,
             new_name: name("b"),
             mode: RenameMode::Exchange,
-        },
-        MetaOp::SetXattr {
+        }),
+        Mutation::SetXattr(mutation::SetXattr {
             ino,
             name: b"user.a".to_vec(),
             value: vec![0xff; 300],
             mode: SetXattrMode::Create,
-        },
-        MetaOp::Fallocate {
+        }),
+        Mutation::Fallocate(mutation::Fallocate {
             ino,
             offset: u64::MAX,
             length_bytes: 1,
             mode: FallocateMode::PunchHole,
-        },
-        MetaOp::Commit {
+        }),
+        Mutation::Commit(mutation::Commit {
             files: vec![FileCommit {
                 ino,
                 extents: vec![extent(1, 2, block, 3); 5],
@@ -51,7 +51,7 @@ fn samples() -> Vec<Command> {
                 mtime: None,
             }],
             durable: false,
-        },
+        }),
     ];
     let mut commands: Vec<_> = ops.into_iter().map(|op| fixture.command(op)).collect();
     commands.push(format_command());
@@ -105,10 +105,10 @@ fn the_encoding_stays_as_it_is() {
         credentials: user(1, 2, &[3]),
         now: Timestamp(-1),
         held_elsewhere: true,
-        op: MetaOp::Unlink {
+        op: Mutation::Unlink(mutation::Unlink {
             parent: InodeId::ROOT,
             name: name("x"),
-        },
+        }),
     };
     let golden = [3, 4, 3, 172, 2, 171, 2, 1, 2, 1, 3, 1, 1, 16, 1, 1, b'x'];
     assert_eq!(command.encode().unwrap(), golden);

@@ -9,7 +9,10 @@ use harvestfs_protocol::{
 const MIB: u64 = 1 << 20;
 
 fn sparse(fixture: &Fixture, from: Option<InodeId>) -> (Vec<SparsePiece>, Option<InodeId>) {
-    match fixture.query(&MetaOp::FindSparse { from }).unwrap() {
+    match fixture
+        .query(&Query::FindSparse(query::FindSparse { from }))
+        .unwrap()
+    {
         MetaReply::SparsePieces { pieces, next } => (pieces, next),
         other => panic!("{other:?}"),
     }
@@ -36,13 +39,18 @@ fn with_sparse_block() -> (Fixture, InodeId, InodeId, BlockId) {
 
 fn scratch(fixture: &mut Fixture) -> InodeId {
     fixture
-        .change(MetaOp::CreateScratch { rules: RULES })
+        .change(Mutation::CreateScratch(mutation::CreateScratch {
+            rules: RULES,
+        }))
         .unwrap()
         .ino
 }
 
 fn relocate(fixture: &mut Fixture, scratch: InodeId, pieces: Vec<Relocation>) -> u32 {
-    match fixture.run(MetaOp::Relocate { scratch, pieces }).unwrap() {
+    match fixture
+        .run(Mutation::Relocate(mutation::Relocate { scratch, pieces }))
+        .unwrap()
+    {
         Outcome::Meta(MetaReply::Relocated(moved)) => moved,
         other => panic!("{other:?}"),
     }
@@ -133,13 +141,13 @@ fn what_changed_meanwhile_stays_as_it_is() {
     fixture.commit(a, &[extent(10, 10, new, 0)]).unwrap();
     let elsewhere = fixture.file("/c");
     fixture
-        .change(MetaOp::CloneRange {
+        .change(Mutation::CloneRange(mutation::CloneRange {
             source: b,
             source_offset: 5 * MIB,
             destination: elsewhere,
             destination_offset: 0,
             length_bytes: MIB,
-        })
+        }))
         .unwrap();
     fixture.truncate("/b", 0).unwrap();
     let files = [a, b, elsewhere].map(|ino| fixture.extents(ino));
@@ -183,27 +191,27 @@ fn only_root_and_only_within_limits() {
         scratch_offset: 0,
     };
     let pieces = vec![one; RELOCATIONS_PER_REQUEST_MAX + 1];
-    let too_many = fixture.run(MetaOp::Relocate {
+    let too_many = fixture.run(Mutation::Relocate(mutation::Relocate {
         scratch: file,
         pieces,
-    });
+    }));
     assert!(matches!(too_many, Err(FsError::InvalidArgument(_))));
-    let not_scratch = fixture.run(MetaOp::Relocate {
+    let not_scratch = fixture.run(Mutation::Relocate(mutation::Relocate {
         scratch: a,
         pieces: vec![one],
-    });
+    }));
     assert!(matches!(not_scratch, Err(FsError::InvalidArgument(_))));
     fixture.become_user(1000);
     for op in [
-        MetaOp::CreateScratch { rules: RULES },
-        MetaOp::Relocate {
+        Mutation::CreateScratch(mutation::CreateScratch { rules: RULES }),
+        Mutation::Relocate(mutation::Relocate {
             scratch: file,
             pieces: vec![one],
-        },
+        }),
     ] {
         assert_eq!(fixture.run(op), Err(FsError::NotPermitted));
     }
-    let op = MetaOp::FindSparse { from: None };
+    let op = Query::FindSparse(query::FindSparse { from: None });
     assert_eq!(fixture.query(&op), Err(FsError::NotPermitted));
 }
 
@@ -211,13 +219,13 @@ fn only_root_and_only_within_limits() {
 fn a_search_goes_on_where_it_stopped() {
     let (mut fixture, a, b, _) = with_sparse_block();
     for number in 0..INODES_PER_SEARCH_MAX {
-        let command = fixture.command(MetaOp::Create {
+        let command = fixture.command(Mutation::Create(mutation::Create {
             parent: InodeId::ROOT,
             name: name(&format!("f{number}")),
             kind: FileKind::Regular,
             mode: FILE,
             rdev: 0,
-        });
+        }));
         // Without the check of everything after each.
         fixture.namespace.apply(&command).unwrap();
         fixture.sequence += 1;

@@ -28,12 +28,12 @@ fn fallocate(
     mode: FallocateMode,
 ) -> Attr {
     fixture
-        .change(MetaOp::Fallocate {
+        .change(Mutation::Fallocate(mutation::Fallocate {
             ino,
             offset,
             length_bytes,
             mode,
-        })
+        }))
         .unwrap()
 }
 
@@ -43,13 +43,13 @@ fn clone(
     (destination, destination_offset): (InodeId, u64),
     length_bytes: u64,
 ) -> Result<Attr, FsError> {
-    fixture.change(MetaOp::CloneRange {
+    fixture.change(Mutation::CloneRange(mutation::CloneRange {
         source,
         source_offset,
         destination,
         destination_offset,
         length_bytes,
-    })
+    }))
 }
 
 #[test]
@@ -119,10 +119,10 @@ fn appends_land_at_the_end() {
         append: true,
         mtime: Some(Timestamp(-3)),
     };
-    let op = MetaOp::Commit {
+    let op = Mutation::Commit(mutation::Commit {
         files: vec![append(10, 0), append(5, CHUNK), append(7, 2 * CHUNK)],
         durable: true,
-    };
+    });
     let Ok(Outcome::Meta(MetaReply::Committed(files))) = fixture.run(op) else {
         panic!();
     };
@@ -147,7 +147,7 @@ fn one_bad_file_of_a_commit_does_not_spoil_the_others() {
         append: false,
         mtime: None,
     };
-    let op = MetaOp::Commit {
+    let op = Mutation::Commit(mutation::Commit {
         files: vec![
             file(directory, &[good]),
             file(InodeId(77), &[good]),
@@ -156,7 +156,7 @@ fn one_bad_file_of_a_commit_does_not_spoil_the_others() {
             file(ino, &[extent(5, 1, block, 0)]),
         ],
         durable: true,
-    };
+    });
     let Ok(Outcome::Meta(MetaReply::Committed(files))) = fixture.run(op) else {
         panic!();
     };
@@ -260,12 +260,12 @@ fn ranges_are_punched_and_zeroed() {
     let attr = fallocate(&mut fixture, ino, 0, 1000, FallocateMode::Allocate);
     assert_eq!((attr.size_bytes, attr.allocated_bytes), (1000, 50));
     assert!(attr.content_version > before);
-    let empty = MetaOp::Fallocate {
+    let empty = Mutation::Fallocate(mutation::Fallocate {
         ino,
         offset: 0,
         length_bytes: 0,
         mode,
-    };
+    });
     assert!(matches!(
         fixture.change(empty),
         Err(FsError::InvalidArgument(_))
@@ -413,9 +413,9 @@ fn sealing_minds_what_was_committed() {
         length_bytes: 1,
         replicas: Vec::new(),
     };
-    let op = MetaOp::SealBlocks {
+    let op = Mutation::SealBlocks(mutation::SealBlocks {
         blocks: vec![twice.clone(), twice],
-    };
+    });
     assert!(fixture.run(op).is_err());
 }
 
@@ -475,7 +475,7 @@ fn extents_are_answered_from_an_offset() {
     for count in 1..=3 {
         fixture.commit(ino, &pieces[..count]).unwrap();
         for (from_offset, first) in [(0, 0), (9, 0), (10, 1), (29, 1), (30, 2), (49, 2), (50, 3)] {
-            let reply = fixture.query(&MetaOp::GetExtents { ino, from_offset });
+            let reply = fixture.query(&Query::GetExtents(query::GetExtents { ino, from_offset }));
             let extents = pieces[..count].get(first..).unwrap_or_default().to_vec();
             assert_eq!(reply, Ok(MetaReply::Extents { extents, end: true }));
         }

@@ -30,11 +30,11 @@ fn of_before() -> (Fixture, [InodeId; 4]) {
     }
     for (name, parent) in [("root", "/d"), ("user", "/d")] {
         let parent = fixture.ino(parent);
-        let removal = MetaOp::RemoveToTrash {
+        let removal = Mutation::RemoveToTrash(mutation::RemoveToTrash {
             parent,
             name: super::name(name),
             retention_s: 60,
-        };
+        });
         fixture.remove(removal).unwrap();
     }
     fixture.held_elsewhere = true;
@@ -153,12 +153,12 @@ fn allocating_is_writing_only_since_an_edition() {
         fixture.chmod("/f", 0o6777).unwrap();
         fixture.become_user(1);
         fixture
-            .change(MetaOp::Fallocate {
+            .change(Mutation::Fallocate(mutation::Fallocate {
                 ino: file,
                 offset: 0,
                 length_bytes: 10,
                 mode: FallocateMode::AllocateKeepSize,
-            })
+            }))
             .unwrap();
         assert_eq!(fixture.attr("/f").mode, left);
     }

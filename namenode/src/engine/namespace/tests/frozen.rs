@@ -8,13 +8,19 @@ impl Fixture {
     fn create_snapshot(&mut self, path: &str, called: &str) -> Result<Attr, FsError> {
         let ino = self.ino(path);
         let name = name(called);
-        self.change(MetaOp::CreateSnapshot { ino, name })
+        self.change(Mutation::CreateSnapshot(mutation::CreateSnapshot {
+            ino,
+            name,
+        }))
     }
 
     fn remove_snapshot(&mut self, path: &str, called: &str) -> Result<(), FsError> {
         let ino = self.ino(path);
         let name = name(called);
-        self.done(MetaOp::RemoveSnapshot { ino, name })
+        self.done(Mutation::RemoveSnapshot(mutation::RemoveSnapshot {
+            ino,
+            name,
+        }))
     }
 
     /// Removes for good what is in the trash for long enough.
@@ -81,10 +87,10 @@ fn a_snapshot_stays_as_the_directory_was() {
     let linked = fixture.attr("/d/.snapshot/one/g");
     assert_eq!(linked.ino, fixture.ino("/d/.snapshot/one/sub/g"));
     assert_eq!(linked.nlink, 2);
-    let note = fixture.query(&MetaOp::GetXattr {
+    let note = fixture.query(&Query::GetXattr(query::GetXattr {
         ino: fixture.ino("/d/.snapshot/one/sub"),
         name: b"user.note".to_vec(),
-    });
+    }));
     assert_eq!(note, Ok(MetaReply::Bytes(b"then".to_vec())));
 }
 
@@ -99,112 +105,112 @@ fn nothing_changes_a_snapshot() {
     let place = |parent| (parent, name("x"));
     let (root, snapshots) = (fixture.ino("/d"), fixture.ino("/d/.snapshot"));
     let ops = [
-        MetaOp::SetAttr {
+        Mutation::SetAttr(mutation::SetAttr {
             ino: f,
             changes: AttrChanges {
                 mode: Some(0o777),
                 ..AttrChanges::default()
             },
-        },
-        MetaOp::Create {
+        }),
+        Mutation::Create(mutation::Create {
             parent,
             name: name("x"),
             kind: FileKind::Regular,
             mode: FILE,
             rdev: 0,
-        },
-        MetaOp::MakeDir {
+        }),
+        Mutation::MakeDir(mutation::MakeDir {
             parent: snapshots,
             name: name("x"),
             mode: 0o755,
-        },
-        MetaOp::Symlink {
+        }),
+        Mutation::Symlink(mutation::Symlink {
             parent,
             name: name("x"),
             target: b"y".to_vec(),
-        },
-        MetaOp::Link {
+        }),
+        Mutation::Link(mutation::Link {
             ino: f,
             parent: outside,
             name: name("x"),
-        },
-        MetaOp::Link {
+        }),
+        Mutation::Link(mutation::Link {
             ino: live,
             parent,
             name: name("x"),
-        },
-        MetaOp::Unlink {
+        }),
+        Mutation::Unlink(mutation::Unlink {
             parent,
             name: name("f"),
-        },
-        MetaOp::RemoveDir {
+        }),
+        Mutation::RemoveDir(mutation::RemoveDir {
             parent: root,
             name: name(".snapshot"),
-        },
-        MetaOp::RemoveToTrash {
+        }),
+        Mutation::RemoveToTrash(mutation::RemoveToTrash {
             parent: snapshots,
             name: name("one"),
             retention_s: 60,
-        },
-        MetaOp::Rename {
+        }),
+        Mutation::Rename(mutation::Rename {
             parent: root,
             name: name(".snapshot"),
             new_parent: place(outside).0,
             new_name: place(outside).1,
             mode: RenameMode::Replace,
-        },
-        MetaOp::Rename {
+        }),
+        Mutation::Rename(mutation::Rename {
             parent: root,
             name: name("f"),
             new_parent: parent,
             new_name: name("f"),
             mode: RenameMode::Exchange,
-        },
-        MetaOp::SetXattr {
+        }),
+        Mutation::SetXattr(mutation::SetXattr {
             ino: f,
             name: b"user.harvestfs.replication".to_vec(),
             value: b"1".to_vec(),
             mode: ANY,
-        },
-        MetaOp::RemoveXattr {
+        }),
+        Mutation::RemoveXattr(mutation::RemoveXattr {
             ino: f,
             name: b"user.a".to_vec(),
-        },
-        MetaOp::Fallocate {
+        }),
+        Mutation::Fallocate(mutation::Fallocate {
             ino: f,
             offset: 0,
             length_bytes: 10,
             mode: FallocateMode::PunchHole,
-        },
-        MetaOp::CloneRange {
+        }),
+        Mutation::CloneRange(mutation::CloneRange {
             source: live,
             source_offset: 0,
             destination: f,
             destination_offset: 0,
             length_bytes: 10,
-        },
-        MetaOp::CreateSnapshot {
+        }),
+        Mutation::CreateSnapshot(mutation::CreateSnapshot {
             ino: parent,
             name: name("x"),
-        },
-        MetaOp::RemoveSnapshot {
+        }),
+        Mutation::RemoveSnapshot(mutation::RemoveSnapshot {
             ino: snapshots,
             name: name("one"),
-        },
+        }),
     ];
     let before = fixture.snapshot();
     for op in ops {
         assert_eq!(fixture.run(op.clone()), Err(FsError::ReadOnly), "{op:?}");
     }
-    let write = MetaOp::Open {
+    let write = Query::Open(query::Open {
         ino: f,
         read: false,
         write: true,
         execute: false,
-    };
+    });
     assert_eq!(fixture.query(&write), Err(FsError::ReadOnly));
     assert_eq!(
-        fixture.query(&MetaOp::Access { ino: f, mask: 2 }),
+        fixture.query(&Query::Access(query::Access { ino: f, mask: 2 })),
         Err(FsError::ReadOnly)
     );
     assert!(fixture.snapshot() == before, "nothing was changed");
@@ -293,7 +299,9 @@ fn a_snapshot_counts_as_a_copy_does() {
     let used = |fixture: &Fixture, attribute: &str| {
         let name = format!("user.harvestfs.used_{attribute}").into_bytes();
         let ino = fixture.ino("/d");
-        let Ok(MetaReply::Bytes(value)) = fixture.query(&MetaOp::GetXattr { ino, name }) else {
+        let Ok(MetaReply::Bytes(value)) =
+            fixture.query(&Query::GetXattr(query::GetXattr { ino, name }))
+        else {
             panic!("it has one");
         };
         String::from_utf8(value).unwrap()
@@ -365,13 +373,13 @@ fn a_large_tree_is_refused() {
     let copies = SNAPSHOT_ITEMS_MAX / 8192;
     for number in 1..copies {
         let destination = fixture.file(&format!("/{number}"));
-        let op = MetaOp::CloneRange {
+        let op = Mutation::CloneRange(mutation::CloneRange {
             source,
             source_offset: 0,
             destination,
             destination_offset: 0,
             length_bytes: u64::MAX,
-        };
+        });
         fixture.change(op).unwrap();
     }
     let before = fixture.namespace.counts();

@@ -10,7 +10,7 @@ use harvestfs_protocol::{
 };
 
 /// Without the check of all invariants after each step, for the long way to a limit.
-fn run_unchecked(fixture: &mut Fixture, op: MetaOp) -> Result<Attr, FsError> {
+fn run_unchecked(fixture: &mut Fixture, op: Mutation) -> Result<Attr, FsError> {
     fixture.now += 1;
     fixture.sequence += 1;
     match fixture.namespace.apply(&fixture.command(op))?.reply {
@@ -25,38 +25,40 @@ fn directories_have_a_greatest_depth() {
     let mut parent = InodeId::ROOT;
     let mut middle = parent;
     for depth in 0..DIRECTORY_DEPTH_MAX {
-        let op = MetaOp::MakeDir {
+        let op = Mutation::MakeDir(mutation::MakeDir {
             parent,
             name: name("d"),
             mode: 0o755,
-        };
+        });
         parent = run_unchecked(&mut fixture, op).unwrap().ino;
         if depth == DIRECTORY_DEPTH_MAX / 2 {
             middle = parent;
         }
     }
-    let op = MetaOp::MakeDir {
+    let op = Mutation::MakeDir(mutation::MakeDir {
         parent,
         name: name("d"),
         mode: 0o755,
-    };
+    });
     assert_eq!(fixture.run(op), Err(FsError::TooDeep));
     // A file may be there, a directory may not be moved there.
-    let op = MetaOp::Create {
+    let op = Mutation::Create(mutation::Create {
         parent,
         name: name("f"),
         kind: FileKind::Regular,
         mode: 0o644,
         rdev: 0,
-    };
+    });
     fixture.run(op).unwrap();
     fixture.dir("/other");
-    let into = |new_parent| MetaOp::Rename {
-        parent: InodeId::ROOT,
-        name: name("other"),
-        new_parent,
-        new_name: name("other"),
-        mode: RenameMode::Replace,
+    let into = |new_parent| {
+        Mutation::Rename(mutation::Rename {
+            parent: InodeId::ROOT,
+            name: name("other"),
+            new_parent,
+            new_name: name("other"),
+            mode: RenameMode::Replace,
+        })
     };
     assert_eq!(fixture.run(into(parent)), Err(FsError::TooDeep));
     fixture.run(into(middle)).unwrap();
@@ -67,11 +69,11 @@ fn files_have_a_greatest_number_of_links() {
     let mut fixture = Fixture::new();
     let ino = fixture.file("/f");
     for link in 1..LINKS_MAX {
-        let op = MetaOp::Link {
+        let op = Mutation::Link(mutation::Link {
             ino,
             parent: InodeId::ROOT,
             name: name(&link.to_string()),
-        };
+        });
         run_unchecked(&mut fixture, op).unwrap();
     }
     assert_eq!(fixture.link("/f", "/more"), Err(FsError::TooManyLinks));
@@ -87,12 +89,12 @@ fn files_have_a_greatest_size() {
     assert!(fixture.truncate("/f", FILE_BYTES_MAX).is_ok());
     assert_eq!(fixture.truncate("/f", FILE_BYTES_MAX + 1), too_large);
     for (offset, length_bytes) in [(FILE_BYTES_MAX, 1), (1, FILE_BYTES_MAX), (u64::MAX, 1)] {
-        let op = MetaOp::Fallocate {
+        let op = Mutation::Fallocate(mutation::Fallocate {
             ino,
             offset,
             length_bytes,
             mode: FallocateMode::Allocate,
-        };
+        });
         assert_eq!(fixture.change(op), too_large);
     }
     let block = fixture.allocate(1)[0];
@@ -102,7 +104,7 @@ fn files_have_a_greatest_size() {
     }
     let end = fixture.commit(ino, &[extent(FILE_BYTES_MAX - 5, 5, block, 0)]);
     assert_eq!(end.unwrap().size_bytes, FILE_BYTES_MAX);
-    let append = MetaOp::Commit {
+    let append = Mutation::Commit(mutation::Commit {
         files: vec![FileCommit {
             ino,
             extents: vec![extent(0, 5, block, 0)],
@@ -110,16 +112,16 @@ fn files_have_a_greatest_size() {
             mtime: None,
         }],
         durable: true,
-    };
+    });
     let reply = MetaReply::Committed(vec![Err(FsError::FileTooLarge)]);
     assert_eq!(fixture.run(append), Ok(Outcome::Meta(reply)));
-    let clone = MetaOp::CloneRange {
+    let clone = Mutation::CloneRange(mutation::CloneRange {
         source: ino,
         source_offset: 0,
         destination: ino,
         destination_offset: FILE_BYTES_MAX,
         length_bytes: 1,
-    };
+    });
     assert_eq!(fixture.change(clone), too_large);
 }
 
@@ -150,29 +152,29 @@ fn requests_have_a_greatest_size() {
         vec![file(1); FILES_PER_COMMIT_MAX + 1],
     ];
     for files in too_many {
-        let op = MetaOp::Commit {
+        let op = Mutation::Commit(mutation::Commit {
             files,
             durable: false,
-        };
+        });
         assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
     }
     for count in [0, BLOCKS_PER_REQUEST_MAX as u32 + 1, u32::MAX] {
-        let op = MetaOp::AllocateBlocks {
+        let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count,
             rules: RULES,
             exclude: Vec::new(),
-        };
+        });
         assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
     }
     for replication in [0, 11] {
-        let op = MetaOp::AllocateBlocks {
+        let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count: 1,
             rules: PlacementRules {
                 replication,
                 ..RULES
             },
             exclude: Vec::new(),
-        };
+        });
         assert!(matches!(fixture.run(op), Err(FsError::InvalidArgument(_))));
     }
     fixture.caller.groups = vec![1; GROUPS_MAX + 1];

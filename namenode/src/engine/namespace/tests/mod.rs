@@ -5,6 +5,7 @@ mod compaction;
 mod content;
 mod editions;
 mod epochs;
+mod facts;
 mod frozen;
 mod limits;
 mod model;
@@ -30,7 +31,10 @@ use harvestfs_protocol::{
     error::FsError,
     ids::{BlockId, ClusterId, InodeId, SessionId},
     limits::BLOCK_BYTES_MAX,
-    meta::{AttrChanges, FileCommit, MetaOp, MetaReply, RenameMode, SealedBlock},
+    meta::{
+        AttrChanges, FileCommit, MetaReply, Mutation, Query, RenameMode, SealedBlock, mutation,
+        query,
+    },
     name::Name,
     types::{
         Attr, Credentials, Durability, Extent, FileKind, MODE_FROZEN, PlacementRules, Timestamp,
@@ -144,7 +148,7 @@ impl Fixture {
         assert_eq!(self.apply(&command), Ok(Outcome::Done));
     }
 
-    pub fn command(&self, op: MetaOp) -> Command {
+    pub fn command(&self, op: Mutation) -> Command {
         Command::Mutate {
             session: self.session,
             sequence: self.sequence,
@@ -156,7 +160,7 @@ impl Fixture {
         }
     }
 
-    pub fn run(&mut self, op: MetaOp) -> Result<Outcome, FsError> {
+    pub fn run(&mut self, op: Mutation) -> Result<Outcome, FsError> {
         self.now += 1;
         self.sequence += 1;
         let command = self.command(op);
@@ -164,7 +168,7 @@ impl Fixture {
     }
 
     /// Runs a mutation that answers with attributes.
-    pub fn change(&mut self, op: MetaOp) -> Result<Attr, FsError> {
+    pub fn change(&mut self, op: Mutation) -> Result<Attr, FsError> {
         match self.run(op)? {
             Outcome::Meta(MetaReply::Attr(attr)) => Ok(attr),
             other => panic!("{other:?}"),
@@ -172,7 +176,7 @@ impl Fixture {
     }
 
     /// Runs a removal or a rename.
-    pub fn remove(&mut self, op: MetaOp) -> Result<Option<Attr>, FsError> {
+    pub fn remove(&mut self, op: Mutation) -> Result<Option<Attr>, FsError> {
         match self.run(op)? {
             Outcome::Meta(MetaReply::Removed(attr) | MetaReply::Renamed { other: attr, .. }) => {
                 Ok(attr)
@@ -182,12 +186,12 @@ impl Fixture {
     }
 
     /// Runs a mutation that has nothing to say.
-    pub fn done(&mut self, op: MetaOp) -> Result<(), FsError> {
+    pub fn done(&mut self, op: Mutation) -> Result<(), FsError> {
         assert_eq!(self.run(op)?, Outcome::Meta(MetaReply::Done));
         Ok(())
     }
 
-    pub fn query(&self, op: &MetaOp) -> Result<MetaReply, FsError> {
+    pub fn query(&self, op: &Query) -> Result<MetaReply, FsError> {
         self.namespace.query(&self.caller, op)
     }
 
@@ -208,10 +212,10 @@ impl Fixture {
     pub fn try_ino(&self, path: &str) -> Result<InodeId, FsError> {
         let mut ino = InodeId::ROOT;
         for component in path.split('/').filter(|component| !component.is_empty()) {
-            let op = MetaOp::Lookup {
+            let op = Query::Lookup(query::Lookup {
                 parent: ino,
                 name: name(component),
-            };
+            });
             match self.namespace.query(&Credentials::root(), &op)? {
                 MetaReply::Attr(attr) => ino = attr.ino,
                 other => panic!("{other:?}"),
@@ -225,7 +229,7 @@ impl Fixture {
     }
 
     pub fn attr_of(&self, ino: InodeId) -> Attr {
-        match self.query(&MetaOp::GetAttr { ino }).unwrap() {
+        match self.query(&Query::GetAttr(query::GetAttr { ino })).unwrap() {
             MetaReply::Attr(attr) => attr,
             other => panic!("{other:?}"),
         }
@@ -239,13 +243,13 @@ impl Fixture {
 
     pub fn create(&mut self, path: &str, kind: FileKind, mode: u16) -> Result<Attr, FsError> {
         let (parent, name) = self.place(path);
-        self.change(MetaOp::Create {
+        self.change(Mutation::Create(mutation::Create {
             parent,
             name,
             kind,
             mode,
             rdev: 0x0102,
-        })
+        }))
     }
 
     pub fn file(&mut self, path: &str) -> InodeId {
@@ -254,7 +258,7 @@ impl Fixture {
 
     pub fn make_dir(&mut self, path: &str, mode: u16) -> Result<Attr, FsError> {
         let (parent, name) = self.place(path);
-        self.change(MetaOp::MakeDir { parent, name, mode })
+        self.change(Mutation::MakeDir(mutation::MakeDir { parent, name, mode }))
     }
 
     pub fn dir(&mut self, path: &str) -> InodeId {
@@ -263,27 +267,27 @@ impl Fixture {
 
     pub fn symlink(&mut self, path: &str, target: &[u8]) -> Result<Attr, FsError> {
         let (parent, name) = self.place(path);
-        self.change(MetaOp::Symlink {
+        self.change(Mutation::Symlink(mutation::Symlink {
             parent,
             name,
             target: target.to_vec(),
-        })
+        }))
     }
 
     pub fn link(&mut self, old: &str, new: &str) -> Result<Attr, FsError> {
         let ino = self.ino(old);
         let (parent, name) = self.place(new);
-        self.change(MetaOp::Link { ino, parent, name })
+        self.change(Mutation::Link(mutation::Link { ino, parent, name }))
     }
 
     pub fn unlink(&mut self, path: &str) -> Result<Option<Attr>, FsError> {
         let (parent, name) = self.place(path);
-        self.remove(MetaOp::Unlink { parent, name })
+        self.remove(Mutation::Unlink(mutation::Unlink { parent, name }))
     }
 
     pub fn remove_dir(&mut self, path: &str) -> Result<Option<Attr>, FsError> {
         let (parent, name) = self.place(path);
-        self.remove(MetaOp::RemoveDir { parent, name })
+        self.remove(Mutation::RemoveDir(mutation::RemoveDir { parent, name }))
     }
 
     pub fn rename(
@@ -294,18 +298,18 @@ impl Fixture {
     ) -> Result<Option<Attr>, FsError> {
         let (parent, name) = self.place(old);
         let (new_parent, new_name) = self.place(new);
-        self.remove(MetaOp::Rename {
+        self.remove(Mutation::Rename(mutation::Rename {
             parent,
             name,
             new_parent,
             new_name,
             mode,
-        })
+        }))
     }
 
     pub fn set(&mut self, path: &str, changes: AttrChanges) -> Result<Attr, FsError> {
         let ino = self.ino(path);
-        self.change(MetaOp::SetAttr { ino, changes })
+        self.change(Mutation::SetAttr(mutation::SetAttr { ino, changes }))
     }
 
     pub fn chmod(&mut self, path: &str, mode: u16) -> Result<Attr, FsError> {
@@ -345,11 +349,11 @@ impl Fixture {
     }
 
     pub fn allocate(&mut self, count: u32) -> Vec<BlockId> {
-        let op = MetaOp::AllocateBlocks {
+        let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count,
             rules: RULES,
             exclude: Vec::new(),
-        };
+        });
         match self.run(op).unwrap() {
             Outcome::Blocks(blocks) => blocks,
             other => panic!("{other:?}"),
@@ -364,10 +368,10 @@ impl Fixture {
             append: false,
             mtime: None,
         }];
-        let op = MetaOp::Commit {
+        let op = Mutation::Commit(mutation::Commit {
             files,
             durable: true,
-        };
+        });
         match self.run(op)? {
             Outcome::Meta(MetaReply::Committed(mut files)) => {
                 files.remove(0).map(|committed| committed.attr)
@@ -377,20 +381,20 @@ impl Fixture {
     }
 
     pub fn seal(&mut self, block: BlockId, length_bytes: u64) -> Result<(), FsError> {
-        self.done(MetaOp::SealBlocks {
+        self.done(Mutation::SealBlocks(mutation::SealBlocks {
             blocks: vec![SealedBlock {
                 block,
                 length_bytes,
                 replicas: Vec::new(),
             }],
-        })
+        }))
     }
 
     pub fn extents(&self, ino: InodeId) -> Vec<Extent> {
-        let op = MetaOp::GetExtents {
+        let op = Query::GetExtents(query::GetExtents {
             ino,
             from_offset: 0,
-        };
+        });
         match self.namespace.query(&Credentials::root(), &op).unwrap() {
             MetaReply::Extents { extents, end: true } => extents,
             other => panic!("{other:?}"),
@@ -399,12 +403,12 @@ impl Fixture {
 
     /// Names in a directory.
     pub fn list(&self, path: &str) -> Vec<String> {
-        let op = MetaOp::ReadDir {
+        let op = Query::ReadDir(query::ReadDir {
             ino: self.ino(path),
             after: None,
             max_entries: u32::MAX,
             with_attributes: false,
-        };
+        });
         match self.namespace.query(&Credentials::root(), &op).unwrap() {
             MetaReply::Entries { entries, .. } => {
                 entries.iter().map(|entry| entry.name.to_string()).collect()

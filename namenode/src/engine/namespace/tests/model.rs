@@ -382,13 +382,13 @@ impl Model {
         }
     }
 
-    pub fn apply(&mut self, context: &Context, op: &MetaOp) -> Answer {
+    pub fn apply(&mut self, context: &Context, op: &Mutation) -> Answer {
         if self.is_refused_as_frozen(op) {
             return Err(FsError::ReadOnly);
         }
         let removes = matches!(
             op,
-            MetaOp::Unlink { .. } | MetaOp::RemoveDir { .. } | MetaOp::RemoveSnapshot { .. }
+            Mutation::Unlink(_) | Mutation::RemoveDir(_) | Mutation::RemoveSnapshot(_)
         );
         let answer = if removes {
             self.perform(context, op)
@@ -400,16 +400,16 @@ impl Model {
         answer
     }
 
-    fn perform(&mut self, context: &Context, op: &MetaOp) -> Answer {
+    fn perform(&mut self, context: &Context, op: &Mutation) -> Answer {
         let who = context.who;
         match op {
-            MetaOp::Create {
+            Mutation::Create(mutation::Create {
                 parent,
                 name,
                 kind,
                 mode,
                 rdev,
-            } => {
+            }) => {
                 self.free_name(who, *parent, name)?;
                 let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
                 if device && who.uid != 0 {
@@ -419,24 +419,24 @@ impl Model {
                 node.rdev = if device { *rdev } else { 0 };
                 self.add(context, *parent, name, node)
             }
-            MetaOp::MakeDir { parent, name, mode } => {
+            Mutation::MakeDir(mutation::MakeDir { parent, name, mode }) => {
                 self.free_name(who, *parent, name)?;
                 let mode = mode & 0o1777;
                 let node = Node::new(FileKind::Directory, mode, who.uid, who.gid, context.now);
                 self.add(context, *parent, name, node)
             }
-            MetaOp::Symlink {
+            Mutation::Symlink(mutation::Symlink {
                 parent,
                 name,
                 target,
-            } => {
+            }) => {
                 self.free_name(who, *parent, name)?;
                 let kind = FileKind::Symlink;
                 let mut node = Node::new(kind, 0o777, who.uid, who.gid, context.now);
                 node.target = target.clone();
                 self.add(context, *parent, name, node)
             }
-            MetaOp::Link { ino, parent, name } => {
+            Mutation::Link(mutation::Link { ino, parent, name }) => {
                 let is_dir = self.node(*ino)?.is_dir();
                 self.free_name(who, *parent, name)?;
                 if is_dir {
@@ -451,13 +451,14 @@ impl Model {
                 self.node_mut(*ino).ctime = context.now;
                 self.reply(*ino)
             }
-            MetaOp::Unlink { parent, name } | MetaOp::RemoveDir { parent, name } => {
+            Mutation::Unlink(mutation::Unlink { parent, name })
+            | Mutation::RemoveDir(mutation::RemoveDir { parent, name }) => {
                 let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
                 self.may_take(who, *parent, ino)?;
                 let victim = &self.inodes[&ino];
                 match (op, victim.is_dir()) {
-                    (MetaOp::Unlink { .. }, true) => return Err(FsError::IsADirectory),
-                    (MetaOp::RemoveDir { .. }, false) => return Err(FsError::NotADirectory),
+                    (Mutation::Unlink(_), true) => return Err(FsError::IsADirectory),
+                    (Mutation::RemoveDir(_), false) => return Err(FsError::NotADirectory),
                     (_, true) if !victim.entries.is_empty() => return Err(FsError::NotEmpty),
                     _ => {}
                 }
@@ -477,11 +478,11 @@ impl Model {
                     self.dropped(context, ino, *parent),
                 )))
             }
-            MetaOp::RemoveToTrash {
+            Mutation::RemoveToTrash(mutation::RemoveToTrash {
                 parent,
                 name,
                 retention_s,
-            } => {
+            }) => {
                 let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
                 self.may_take(who, *parent, ino)?;
                 if self.inodes[&ino].is_dir() {
@@ -494,22 +495,28 @@ impl Model {
                 let seconds = self.kept_s(*parent).unwrap_or(*retention_s);
                 self.put_into_trash(context, (*parent, name), seconds)
             }
-            MetaOp::CreateSnapshot { ino, name } => self.create_snapshot(context, *ino, name),
-            MetaOp::RemoveSnapshot { ino, name } => self.remove_snapshot(context, *ino, name),
-            MetaOp::Rename {
+            Mutation::CreateSnapshot(mutation::CreateSnapshot { ino, name }) => {
+                self.create_snapshot(context, *ino, name)
+            }
+            Mutation::RemoveSnapshot(mutation::RemoveSnapshot { ino, name }) => {
+                self.remove_snapshot(context, *ino, name)
+            }
+            Mutation::Rename(mutation::Rename {
                 parent,
                 name,
                 new_parent,
                 new_name,
                 mode,
-            } => self.rename(context, (*parent, name), (*new_parent, new_name), *mode),
-            MetaOp::SetAttr { ino, changes } => self.set_attr(context, *ino, changes),
-            MetaOp::SetXattr {
+            }) => self.rename(context, (*parent, name), (*new_parent, new_name), *mode),
+            Mutation::SetAttr(mutation::SetAttr { ino, changes }) => {
+                self.set_attr(context, *ino, changes)
+            }
+            Mutation::SetXattr(mutation::SetXattr {
                 ino,
                 name,
                 value,
                 mode,
-            } => {
+            }) => {
                 self.may_set_xattr(who, *ino, name)?;
                 let node = self.node_mut(*ino);
                 match (mode, node.xattrs.contains_key(name)) {
@@ -541,7 +548,7 @@ impl Model {
                 node.ctime = context.now;
                 Ok(MetaReply::Done)
             }
-            MetaOp::RemoveXattr { ino, name } => {
+            Mutation::RemoveXattr(mutation::RemoveXattr { ino, name }) => {
                 self.may_set_xattr(who, *ino, name)?;
                 let node = self.node_mut(*ino);
                 if is_quota(name) && node.xattrs.contains_key(name) && who.uid != 0 {

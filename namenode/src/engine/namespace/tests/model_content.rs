@@ -15,20 +15,20 @@ use super::{
 const CHUNK: u64 = CHUNK_BYTES as u64;
 
 impl Model {
-    pub fn apply_content(&mut self, context: &Context, op: &MetaOp) -> Answer {
+    pub fn apply_content(&mut self, context: &Context, op: &Mutation) -> Answer {
         match op {
-            MetaOp::Commit { files, .. } => {
+            Mutation::Commit(mutation::Commit { files, .. }) => {
                 let files = files
                     .iter()
                     .map(|file| self.within_quotas(|model| model.commit(context, file)));
                 Ok(MetaReply::Committed(files.collect()))
             }
-            MetaOp::Fallocate {
+            Mutation::Fallocate(mutation::Fallocate {
                 ino,
                 offset,
                 length_bytes,
                 mode,
-            } => {
+            }) => {
                 self.node(*ino)?.file()?;
                 if *length_bytes == 0 {
                     return Err(invalid());
@@ -59,13 +59,13 @@ impl Model {
                 node.mtime = mtime;
                 Ok(MetaReply::Attr(self.attr(*ino)))
             }
-            MetaOp::CloneRange {
+            Mutation::CloneRange(mutation::CloneRange {
                 source,
                 source_offset,
                 destination,
                 destination_offset,
                 length_bytes,
-            } => {
+            }) => {
                 self.node(*destination)?.file()?;
                 self.node(*source)?.file()?;
                 let from: Vec<_> = self.inodes[source]
@@ -92,7 +92,7 @@ impl Model {
                 node.written(context.who, context.now);
                 Ok(MetaReply::Attr(self.attr(*destination)))
             }
-            MetaOp::SealBlocks { blocks } => {
+            Mutation::SealBlocks(mutation::SealBlocks { blocks }) => {
                 for seal in blocks {
                     let block = self.writable(context.session, seal.block)?;
                     let good = match block.sealed {

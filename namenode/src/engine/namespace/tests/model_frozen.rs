@@ -23,32 +23,38 @@ impl Model {
     }
 
     /// Whether an operation would change a snapshot.
-    pub fn is_refused_as_frozen(&self, op: &MetaOp) -> bool {
+    pub fn is_refused_as_frozen(&self, op: &Mutation) -> bool {
         let (inodes, names) = match op {
-            MetaOp::Create { parent, .. }
-            | MetaOp::MakeDir { parent, .. }
-            | MetaOp::Symlink { parent, .. } => (vec![*parent], vec![]),
-            MetaOp::Link { ino, parent, .. } => (vec![*ino, *parent], vec![]),
-            MetaOp::Unlink { parent, name }
-            | MetaOp::RemoveDir { parent, name }
-            | MetaOp::RemoveToTrash { parent, name, .. } => (vec![*parent], vec![(*parent, name)]),
-            MetaOp::Rename {
+            Mutation::Create(mutation::Create { parent, .. })
+            | Mutation::MakeDir(mutation::MakeDir { parent, .. })
+            | Mutation::Symlink(mutation::Symlink { parent, .. }) => (vec![*parent], vec![]),
+            Mutation::Link(mutation::Link { ino, parent, .. }) => (vec![*ino, *parent], vec![]),
+            Mutation::Unlink(mutation::Unlink { parent, name })
+            | Mutation::RemoveDir(mutation::RemoveDir { parent, name })
+            | Mutation::RemoveToTrash(mutation::RemoveToTrash { parent, name, .. }) => {
+                (vec![*parent], vec![(*parent, name)])
+            }
+            Mutation::Rename(mutation::Rename {
                 parent,
                 name,
                 new_parent,
                 new_name,
                 ..
-            } => (
+            }) => (
                 vec![*parent, *new_parent],
                 vec![(*parent, name), (*new_parent, new_name)],
             ),
-            MetaOp::SetAttr { ino, .. }
-            | MetaOp::SetXattr { ino, .. }
-            | MetaOp::RemoveXattr { ino, .. }
-            | MetaOp::Fallocate { ino, .. }
-            | MetaOp::CreateSnapshot { ino, .. }
-            | MetaOp::RemoveSnapshot { ino, .. } => (vec![*ino], vec![]),
-            MetaOp::CloneRange { destination, .. } => (vec![*destination], vec![]),
+            Mutation::SetAttr(mutation::SetAttr { ino, .. })
+            | Mutation::SetXattr(mutation::SetXattr { ino, .. })
+            | Mutation::RemoveXattr(mutation::RemoveXattr { ino, .. })
+            | Mutation::Fallocate(mutation::Fallocate { ino, .. })
+            | Mutation::CreateSnapshot(mutation::CreateSnapshot { ino, .. })
+            | Mutation::RemoveSnapshot(mutation::RemoveSnapshot { ino, .. }) => {
+                (vec![*ino], vec![])
+            }
+            Mutation::CloneRange(mutation::CloneRange { destination, .. }) => {
+                (vec![*destination], vec![])
+            }
             _ => (vec![], vec![]),
         };
         inodes.into_iter().any(|ino| self.is_frozen(ino))

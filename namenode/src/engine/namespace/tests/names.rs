@@ -91,23 +91,23 @@ fn what_is_no_directory_has_no_entries() {
     fixture.file("/f");
     for parent in [fixture.ino("/f"), fixture.ino("/s")] {
         let name = name("x");
-        let lookup = MetaOp::Lookup {
+        let lookup = Query::Lookup(query::Lookup {
             parent,
             name: name.clone(),
-        };
+        });
         assert_eq!(fixture.query(&lookup), Err(FsError::NotADirectory));
-        let make_dir = MetaOp::MakeDir {
+        let make_dir = Mutation::MakeDir(mutation::MakeDir {
             parent,
             name: name.clone(),
             mode: 0o755,
-        };
+        });
         assert_eq!(fixture.run(make_dir), Err(FsError::NotADirectory));
-        let unlink = MetaOp::Unlink { parent, name };
+        let unlink = Mutation::Unlink(mutation::Unlink { parent, name });
         assert_eq!(fixture.run(unlink), Err(FsError::NotADirectory));
     }
     assert_eq!(fixture.try_ino("/none"), Err(FsError::NotFound));
     let gone = InodeId(999);
-    let op = MetaOp::GetAttr { ino: gone };
+    let op = Query::GetAttr(query::GetAttr { ino: gone });
     assert_eq!(fixture.query(&op), Err(FsError::Stale));
 }
 
@@ -118,11 +118,11 @@ fn symlinks_keep_their_target() {
     let attr = fixture.symlink("/s", target).unwrap();
     assert_eq!((attr.mode, attr.nlink), (0o777, 1));
     assert_eq!(attr.size_bytes, target.len() as u64);
-    let op = MetaOp::ReadLink { ino: attr.ino };
+    let op = Query::ReadLink(query::ReadLink { ino: attr.ino });
     assert_eq!(fixture.query(&op), Ok(MetaReply::Bytes(target.to_vec())));
     let file = fixture.file("/f");
     assert!(matches!(
-        fixture.query(&MetaOp::ReadLink { ino: file }),
+        fixture.query(&Query::ReadLink(query::ReadLink { ino: file })),
         Err(FsError::InvalidArgument(_))
     ));
     for bad in [&b""[..], b"a\0b"] {
@@ -149,7 +149,7 @@ fn links_share_an_inode() {
         assert_eq!(fixture.attr("/d/b"), left);
         assert_eq!(fixture.unlink("/d/b").unwrap().unwrap().nlink, 0);
         assert_eq!(
-            fixture.query(&MetaOp::GetAttr { ino: first.ino }),
+            fixture.query(&Query::GetAttr(query::GetAttr { ino: first.ino })),
             Err(FsError::Stale)
         );
     }
@@ -179,9 +179,11 @@ fn an_open_file_outlives_its_names() {
     let mut fixture = Fixture::new();
     let ino = fixture.file("/f");
     fixture.link("/f", "/g").unwrap();
-    let unlink = |text: &str| MetaOp::Unlink {
-        parent: InodeId::ROOT,
-        name: name(text),
+    let unlink = |text: &str| {
+        Mutation::Unlink(mutation::Unlink {
+            parent: InodeId::ROOT,
+            name: name(text),
+        })
     };
     assert_eq!(fixture.namespace.removal_target(&unlink("f")), None);
     fixture.held_elsewhere = true;
@@ -196,11 +198,11 @@ fn an_open_file_outlives_its_names() {
     fixture.commit(ino, &[extent(0, 5, block, 0)]).unwrap();
     assert_eq!(fixture.attr_of(ino).size_bytes, 5);
     // It gets no name again.
-    let op = MetaOp::Link {
+    let op = Mutation::Link(mutation::Link {
         ino,
         parent: InodeId::ROOT,
         name: name("again"),
-    };
+    });
     assert_eq!(fixture.run(op), Err(FsError::NotFound));
 
     let release = Command::ReleaseOrphans {
@@ -227,30 +229,30 @@ fn a_removed_directory_takes_no_entries() {
     assert_eq!(fixture.attr_of(ino).nlink, 0);
     let name = name("x");
     let attempts = [
-        MetaOp::Create {
+        Mutation::Create(mutation::Create {
             parent: ino,
             name: name.clone(),
             kind: FileKind::Regular,
             mode: 0o644,
             rdev: 0,
-        },
-        MetaOp::MakeDir {
+        }),
+        Mutation::MakeDir(mutation::MakeDir {
             parent: ino,
             name: name.clone(),
             mode: 0o755,
-        },
-        MetaOp::Link {
+        }),
+        Mutation::Link(mutation::Link {
             ino: file,
             parent: ino,
             name: name.clone(),
-        },
-        MetaOp::Rename {
+        }),
+        Mutation::Rename(mutation::Rename {
             parent: InodeId::ROOT,
             name: self::name("f"),
             new_parent: ino,
             new_name: name,
             mode: RenameMode::Replace,
-        },
+        }),
     ];
     for op in attempts {
         assert_eq!(fixture.run(op), Err(FsError::NotFound));
@@ -293,12 +295,12 @@ fn directories_are_listed_in_pages_by_name() {
     let mut listed = Vec::new();
     let mut after = None;
     loop {
-        let op = MetaOp::ReadDir {
+        let op = Query::ReadDir(query::ReadDir {
             ino: InodeId::ROOT,
             after: after.clone(),
             max_entries: 7,
             with_attributes: true,
-        };
+        });
         let Ok(MetaReply::Entries {
             parent,
             entries,

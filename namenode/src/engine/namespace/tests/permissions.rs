@@ -19,7 +19,7 @@ fn access(fixture: &Fixture, caller: &Credentials, path: &str, mask: u8) -> bool
     let ino = fixture.ino(path);
     let reply = fixture
         .namespace
-        .query(caller, &MetaOp::Access { ino, mask });
+        .query(caller, &Query::Access(query::Access { ino, mask }));
     match reply {
         Ok(MetaReply::Done) => true,
         Err(FsError::PermissionDenied) => false,
@@ -65,12 +65,12 @@ fn opening_checks_what_is_asked_for() {
     let mut fixture = with_file(0o640);
     let open_to = |fixture: &Fixture, read, write, execute| {
         let ino = fixture.ino("/d/f");
-        let open = MetaOp::Open {
+        let open = Query::Open(query::Open {
             ino,
             read,
             write,
             execute,
-        };
+        });
         fixture.query(&open).map(|_| ())
     };
     let open = |fixture: &Fixture, read, write| open_to(fixture, read, write, false);
@@ -90,12 +90,12 @@ fn opening_checks_what_is_asked_for() {
     assert_eq!(open_to(&fixture, true, false, true), Err(DENIED));
 
     let directory = fixture.ino("/d");
-    let op = MetaOp::Open {
+    let op = Query::Open(query::Open {
         ino: directory,
         read: true,
         write: false,
         execute: false,
-    };
+    });
     assert_eq!(fixture.query(&op), Err(FsError::IsADirectory));
 }
 
@@ -116,12 +116,12 @@ fn only_who_may_read_a_file_is_told_its_blocks() {
         (user(2, 2, &[]), false),
     ] {
         fixture.caller = caller;
-        let extents = fixture.query(&MetaOp::GetExtents {
+        let extents = fixture.query(&Query::GetExtents(query::GetExtents {
             ino,
             from_offset: 0,
-        });
+        }));
         let blocks = vec![at];
-        let located = fixture.query(&MetaOp::Locate { ino, blocks });
+        let located = fixture.query(&Query::Locate(query::Locate { ino, blocks }));
         let blocks = fixture
             .namespace
             .readable_blocks(&fixture.caller, ino, &[at]);
@@ -152,10 +152,10 @@ fn names_need_search_and_changes_need_write_permission() {
         let ino = fixture.make_dir("/d", 0o700 | mode).unwrap().ino;
         fixture.file("/d/f");
         fixture.become_user(1);
-        let found = fixture.query(&MetaOp::Lookup {
+        let found = fixture.query(&Query::Lookup(query::Lookup {
             parent: ino,
             name: name("f"),
-        });
+        }));
         assert_eq!(found.is_ok(), lookup, "{mode:o}");
         let new = fixture.create("/d/new", FileKind::Regular, FILE);
         assert_eq!(new.is_ok(), create, "{mode:o}");
@@ -164,12 +164,12 @@ fn names_need_search_and_changes_need_write_permission() {
         let expected = if lookup { FsError::Exists } else { DENIED };
         assert_eq!(taken, Some(expected), "{mode:o}");
         assert_eq!(fixture.unlink("/d/f").is_ok(), unlink, "{mode:o}");
-        let op = MetaOp::ReadDir {
+        let op = Query::ReadDir(query::ReadDir {
             ino,
             after: None,
             max_entries: 10,
             with_attributes: true,
-        };
+        });
         match fixture.query(&op) {
             Ok(MetaReply::Entries { entries, .. }) => {
                 assert!(list, "{mode:o}");

@@ -31,7 +31,7 @@ impl Fixture {
 
     fn room(&self, path: &str) -> StatFs {
         let ino = self.ino(path);
-        match self.query(&MetaOp::StatFs { ino }).unwrap() {
+        match self.query(&Query::StatFs(query::StatFs { ino })).unwrap() {
             MetaReply::StatFs(totals) => totals,
             other => panic!("{other:?}"),
         }
@@ -273,12 +273,14 @@ fn a_clone_counts_as_much_as_its_source() {
     fixture.limit("/q", BYTES, 180);
     let copy = fixture.file("/q/copy");
     let source = fixture.ino("/q/d/f");
-    let clone = |length_bytes| MetaOp::CloneRange {
-        source,
-        source_offset: 0,
-        destination: copy,
-        destination_offset: 0,
-        length_bytes,
+    let clone = |length_bytes| {
+        Mutation::CloneRange(mutation::CloneRange {
+            source,
+            source_offset: 0,
+            destination: copy,
+            destination_offset: 0,
+            length_bytes,
+        })
     };
     assert_eq!(fixture.change(clone(81)), Err(FULL));
     fixture.change(clone(80)).unwrap();

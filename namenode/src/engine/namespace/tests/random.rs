@@ -100,6 +100,9 @@ impl World {
             Ok(Applied { reply, effects }) => {
                 self.journal.push(command.encode().unwrap());
                 self.check_effects(&effects, command);
+                if let Command::Mutate { op, .. } = command {
+                    facts::check(&self.namespace, op, &reply, &effects);
+                }
                 Ok(reply)
             }
             Err(error) => {
@@ -374,7 +377,7 @@ impl World {
             _ => InodeId(0),
         };
         let copies = match &op {
-            MetaOp::CreateSnapshot { .. } if got.is_ok() => self.copies(fresh),
+            Mutation::CreateSnapshot(_) if got.is_ok() => self.copies(fresh),
             _ => BTreeMap::new(),
         };
         let context = Context {
@@ -386,7 +389,11 @@ impl World {
             trash: self.trash_of(who.uid),
             copies: &copies,
         };
-        if let (MetaOp::AllocateBlocks { rules, .. }, Ok(Outcome::Blocks(blocks))) = (&op, &got) {
+        if let (
+            Mutation::AllocateBlocks(mutation::AllocateBlocks { rules, .. }),
+            Ok(Outcome::Blocks(blocks)),
+        ) = (&op, &got)
+        {
             self.model.allocated(session, *rules, blocks);
             return;
         }
@@ -473,23 +480,23 @@ impl World {
         let root = Credentials::root();
         let query = |op| self.namespace.query(&root, &op).unwrap();
         let node = &self.model.inodes[&ino];
-        let attr = without_versions(query(MetaOp::GetAttr { ino }));
+        let attr = without_versions(query(Query::GetAttr(query::GetAttr { ino })));
         assert_eq!(attr, MetaReply::Attr(self.model.attr(ino)));
-        let MetaReply::Names(names) = query(MetaOp::ListXattr { ino }) else {
+        let MetaReply::Names(names) = query(Query::ListXattr(query::ListXattr { ino })) else {
             panic!();
         };
         let names: BTreeSet<_> = names.into_iter().collect();
         assert_eq!(names, node.xattrs.keys().cloned().collect());
         for (name, value) in &node.xattrs {
             let name = name.clone();
-            let got = query(MetaOp::GetXattr { ino, name });
+            let got = query(Query::GetXattr(query::GetXattr { ino, name }));
             assert_eq!(got, MetaReply::Bytes(value.clone()));
         }
         if let Some((origin, expires)) = self.model.trash.get(&ino) {
             let expires_s = expires.div_euclid(1_000_000_000).to_string();
             for (name, told) in [("origin", origin.clone()), ("expires_s", expires_s.into())] {
                 let name = format!("user.harvestfs.trash_{name}").into_bytes();
-                let got = query(MetaOp::GetXattr { ino, name });
+                let got = query(Query::GetXattr(query::GetXattr { ino, name }));
                 assert_eq!(got, MetaReply::Bytes(told));
             }
         }
@@ -498,7 +505,7 @@ impl World {
                 let mut content = vec![None; node.content.len()];
                 let from_offset = 0;
                 let MetaReply::Extents { extents, end: true } =
-                    query(MetaOp::GetExtents { ino, from_offset })
+                    query(Query::GetExtents(query::GetExtents { ino, from_offset }))
                 else {
                     panic!();
                 };
@@ -517,12 +524,12 @@ impl World {
                     entries,
                     end: true,
                     parent,
-                } = query(MetaOp::ReadDir {
+                } = query(Query::ReadDir(query::ReadDir {
                     ino,
                     after,
                     max_entries: 1000,
                     with_attributes: true,
-                })
+                }))
                 else {
                     panic!();
                 };
@@ -534,7 +541,7 @@ impl World {
                 let (bytes, inodes) = self.model.used(ino);
                 for (name, used) in [("used_bytes", bytes), ("used_files", inodes)] {
                     let name = format!("user.harvestfs.{name}").into_bytes();
-                    let got = query(MetaOp::GetXattr { ino, name });
+                    let got = query(Query::GetXattr(query::GetXattr { ino, name }));
                     assert_eq!(got, MetaReply::Bytes(used.to_string().into_bytes()));
                 }
                 if let Some(expected) = self.model.parent_of(ino) {
@@ -542,7 +549,7 @@ impl World {
                 }
             }
             FileKind::Symlink => {
-                let target = query(MetaOp::ReadLink { ino });
+                let target = query(Query::ReadLink(query::ReadLink { ino }));
                 assert_eq!(target, MetaReply::Bytes(node.target.clone()));
             }
             _ => {}

@@ -53,12 +53,12 @@ fn a_directory_moves_with_its_links() {
     assert_eq!(fixture.attr("/a").nlink, 2);
     assert_eq!(fixture.attr("/b").nlink, 4);
     assert_eq!(fixture.list("/b/d"), ["inside"]);
-    let op = MetaOp::ReadDir {
+    let op = Query::ReadDir(query::ReadDir {
         ino: fixture.ino("/b/d"),
         after: None,
         max_entries: 1,
         with_attributes: false,
-    };
+    });
     let Ok(MetaReply::Entries { parent, .. }) = fixture.query(&op) else {
         panic!();
     };
@@ -92,13 +92,13 @@ fn what_is_replaced_loses_a_name() {
 fn a_replaced_file_that_is_open_becomes_an_orphan() {
     let mut fixture = two_directories();
     let ino = fixture.ino("/b/g");
-    let op = MetaOp::Rename {
+    let op = Mutation::Rename(mutation::Rename {
         parent: fixture.ino("/a"),
         name: name("f"),
         new_parent: fixture.ino("/b"),
         new_name: name("g"),
         mode: REPLACE,
-    };
+    });
     assert_eq!(fixture.namespace.removal_target(&op), Some(ino));
     fixture.held_elsewhere = true;
     fixture.remove(op).unwrap();

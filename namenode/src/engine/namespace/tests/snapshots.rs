@@ -30,12 +30,12 @@ fn full() -> Fixture {
         (fixture.ino("/linked"), "user.a"),
     ] {
         fixture
-            .done(MetaOp::SetXattr {
+            .done(Mutation::SetXattr(mutation::SetXattr {
                 ino,
                 name: name.into(),
                 value: b"2".to_vec(),
                 mode: SetXattrMode::Any,
-            })
+            }))
             .unwrap();
     }
     fixture
@@ -60,10 +60,10 @@ fn full() -> Fixture {
     fixture.file("/d/trashed");
     fixture.trash("/d/trashed", 60).unwrap();
     fixture
-        .change(MetaOp::CreateSnapshot {
+        .change(Mutation::CreateSnapshot(mutation::CreateSnapshot {
             ino: directory,
             name: name("frozen"),
-        })
+        }))
         .unwrap();
     fixture.held_elsewhere = true;
     fixture.unlink("/orphan").unwrap();

@@ -146,7 +146,7 @@ fn stream(rng: &mut StdRng, model: &Model, session: SessionId) -> Vec<Extent> {
         .collect()
 }
 
-fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
+fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> Mutation {
     let file = |rng: &mut StdRng| FileCommit {
         ino: any_of(rng, model, FileKind::Regular),
         extents: match rng.random_range(0..10) {
@@ -161,10 +161,10 @@ fn some_commit(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
             .random_ratio(1, 4)
             .then(|| Timestamp(rng.random_range(-9..9))),
     };
-    MetaOp::Commit {
+    Mutation::Commit(mutation::Commit {
         files: (0..rng.random_range(1..4)).map(|_| file(rng)).collect(),
         durable: rng.random(),
-    }
+    })
 }
 
 fn some_xattr(rng: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
@@ -196,7 +196,7 @@ fn some_range(rng: &mut StdRng) -> (u64, u64) {
     (rng.random_range(0..1500), rng.random_range(0..600))
 }
 
-pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp {
+pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> Mutation {
     let crowded = model.inodes.len() > INODES_WANTED;
     match rng.random_range(0..100) {
         0..=13 if !crowded => {
@@ -209,49 +209,49 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 FileKind::Socket,
                 FileKind::CharDevice,
             ];
-            MetaOp::Create {
+            Mutation::Create(mutation::Create {
                 parent,
                 name,
                 kind: *kinds.choose(rng).unwrap(),
                 mode: some_mode(rng),
                 rdev: rng.random(),
-            }
+            })
         }
         14..=19 if !crowded => {
             let (parent, name) = any_place(rng, model);
             let mode = some_mode(rng);
-            MetaOp::MakeDir { parent, name, mode }
+            Mutation::MakeDir(mutation::MakeDir { parent, name, mode })
         }
         20..=22 if !crowded => {
             let (parent, name) = any_place(rng, model);
             let target = b"some/where".to_vec();
-            MetaOp::Symlink {
+            Mutation::Symlink(mutation::Symlink {
                 parent,
                 name,
                 target,
-            }
+            })
         }
         23..=26 => {
             let (parent, name) = any_place(rng, model);
             let ino = any_inode(rng, model);
-            MetaOp::Link { ino, parent, name }
+            Mutation::Link(mutation::Link { ino, parent, name })
         }
         0..=31 => {
             let (parent, name) = existing_place(rng, model);
-            MetaOp::Unlink { parent, name }
+            Mutation::Unlink(mutation::Unlink { parent, name })
         }
         32..=33 => {
             let (parent, name) = existing_place(rng, model);
-            MetaOp::RemoveDir { parent, name }
+            Mutation::RemoveDir(mutation::RemoveDir { parent, name })
         }
         34 => {
             let (parent, name) = existing_place(rng, model);
             let retention_s = 7;
-            MetaOp::RemoveToTrash {
+            Mutation::RemoveToTrash(mutation::RemoveToTrash {
                 parent,
                 name,
                 retention_s,
-            }
+            })
         }
         35..=46 => {
             let (parent, name) = existing_place(rng, model);
@@ -266,18 +266,18 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 RenameMode::NoReplace,
                 RenameMode::Exchange,
             ];
-            MetaOp::Rename {
+            Mutation::Rename(mutation::Rename {
                 parent,
                 name,
                 new_parent,
                 new_name,
                 mode: *modes.choose(rng).unwrap(),
-            }
+            })
         }
-        47..=56 => MetaOp::SetAttr {
+        47..=56 => Mutation::SetAttr(mutation::SetAttr {
             ino: any_inode(rng, model),
             changes: some_changes(rng),
-        },
+        }),
         57..=62 => {
             let (name, value) = some_xattr(rng);
             let modes = [
@@ -285,23 +285,23 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 SetXattrMode::Create,
                 SetXattrMode::Replace,
             ];
-            MetaOp::SetXattr {
+            Mutation::SetXattr(mutation::SetXattr {
                 ino: any_inode(rng, model),
                 name,
                 value,
                 mode: *modes.choose(rng).unwrap(),
-            }
+            })
         }
         // Or soon nothing could be added.
         63..=65 if !model.quotas().is_empty() => {
             let quotas = model.quotas();
             let (ino, name, _) = quotas.choose(rng).unwrap().clone();
-            MetaOp::RemoveXattr { ino, name }
+            Mutation::RemoveXattr(mutation::RemoveXattr { ino, name })
         }
-        63..=65 => MetaOp::RemoveXattr {
+        63..=65 => Mutation::RemoveXattr(mutation::RemoveXattr {
             ino: any_inode(rng, model),
             name: some_xattr(rng).0,
-        },
+        }),
         66..=70 => {
             let (offset, length_bytes) = some_range(rng);
             let modes = [
@@ -311,16 +311,16 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 FallocateMode::ZeroRange,
                 FallocateMode::ZeroRangeKeepSize,
             ];
-            MetaOp::Fallocate {
+            Mutation::Fallocate(mutation::Fallocate {
                 ino: any_of(rng, model, FileKind::Regular),
                 offset,
                 length_bytes,
                 mode: *modes.choose(rng).unwrap(),
-            }
+            })
         }
         71..=74 => {
             let (source_offset, length) = some_range(rng);
-            MetaOp::CloneRange {
+            Mutation::CloneRange(mutation::CloneRange {
                 source: any_of(rng, model, FileKind::Regular),
                 source_offset,
                 destination: any_of(rng, model, FileKind::Regular),
@@ -330,32 +330,32 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 } else {
                     length
                 },
-            }
+            })
         }
-        75..=77 => MetaOp::AllocateBlocks {
+        75..=77 => Mutation::AllocateBlocks(mutation::AllocateBlocks {
             count: rng.random_range(1..4),
             rules: PlacementRules {
                 replication: rng.random_range(1..5),
                 ..RULES
             },
             exclude: Vec::new(),
-        },
+        }),
         78..=81 => {
             let block = some_block(rng, model, session);
             let committed = model.blocks.get(&block).map_or(0, |block| block.committed);
             let choices = [committed, committed, committed + 50, 0, 10_000];
-            MetaOp::SealBlocks {
+            Mutation::SealBlocks(mutation::SealBlocks {
                 blocks: vec![SealedBlock {
                     block,
                     length_bytes: *choices.choose(rng).unwrap(),
                     replicas: Vec::new(),
                 }],
-            }
+            })
         }
         82..=83 if !crowded => {
             let ino = any_of(rng, model, FileKind::Directory);
             let name = some_name(rng);
-            MetaOp::CreateSnapshot { ino, name }
+            Mutation::CreateSnapshot(mutation::CreateSnapshot { ino, name })
         }
         // Or soon there were nothing else.
         82..=83 => {
@@ -364,7 +364,7 @@ pub fn operation(rng: &mut StdRng, model: &Model, session: SessionId) -> MetaOp 
                 Some(snapshot) => snapshot.clone(),
                 None => any_place(rng, model),
             };
-            MetaOp::RemoveSnapshot { ino, name }
+            Mutation::RemoveSnapshot(mutation::RemoveSnapshot { ino, name })
         }
         _ => some_commit(rng, model, session),
     }

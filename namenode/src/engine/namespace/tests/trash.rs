@@ -10,11 +10,11 @@ impl Fixture {
     /// Removes to the trash; gives the path there.
     pub fn trash(&mut self, path: &str, retention_s: u32) -> Result<String, FsError> {
         let (parent, name) = self.place(path);
-        let removed = self.remove(MetaOp::RemoveToTrash {
+        let removed = self.remove(Mutation::RemoveToTrash(mutation::RemoveToTrash {
             parent,
             name: name.clone(),
             retention_s,
-        })?;
+        }))?;
         let ino = removed.unwrap().ino;
         let uid = self.caller.uid;
         Ok(format!("/.trash/{uid}/{:016x}-{name}", ino.0))
@@ -209,14 +209,14 @@ fn the_trash_of_each_user_is_theirs() {
     fixture.create("/d/open", FileKind::Regular, FILE).unwrap();
     let open = fixture.trash("/d/open", 60).unwrap();
     let (part, name) = fixture.place(&open);
-    let look = MetaOp::Lookup { parent: part, name };
+    let look = Query::Lookup(query::Lookup { parent: part, name });
     fixture.query(&look).unwrap();
     fixture.become_user(2);
     assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));
     // Who removes it has it, whosever it was.
     let of_root = fixture.trash("/d/f", 60).unwrap();
     let (part, name) = fixture.place(&of_root);
-    let look = MetaOp::Lookup { parent: part, name };
+    let look = Query::Lookup(query::Lookup { parent: part, name });
     fixture.query(&look).unwrap();
     fixture.become_user(1);
     assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));

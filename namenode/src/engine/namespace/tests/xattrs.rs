@@ -17,19 +17,19 @@ impl Fixture {
         mode: SetXattrMode,
     ) -> Result<(), FsError> {
         let ino = self.ino(path);
-        self.done(MetaOp::SetXattr {
+        self.done(Mutation::SetXattr(mutation::SetXattr {
             ino,
             name: name.into(),
             value: value.to_vec(),
             mode,
-        })
+        }))
     }
 
     pub fn get_xattr(&self, path: &str, name: &str) -> Result<String, FsError> {
-        let op = MetaOp::GetXattr {
+        let op = Query::GetXattr(query::GetXattr {
             ino: self.ino(path),
             name: name.into(),
-        };
+        });
         match self.query(&op)? {
             MetaReply::Bytes(bytes) => Ok(String::from_utf8(bytes).unwrap()),
             other => panic!("{other:?}"),
@@ -38,15 +38,18 @@ impl Fixture {
 
     pub fn remove_xattr(&mut self, path: &str, name: &str) -> Result<(), FsError> {
         let ino = self.ino(path);
-        self.done(MetaOp::RemoveXattr {
+        self.done(Mutation::RemoveXattr(mutation::RemoveXattr {
             ino,
             name: name.into(),
-        })
+        }))
     }
 
     fn list_xattr(&self, path: &str) -> Vec<String> {
         let ino = self.ino(path);
-        match self.query(&MetaOp::ListXattr { ino }).unwrap() {
+        match self
+            .query(&Query::ListXattr(query::ListXattr { ino }))
+            .unwrap()
+        {
             MetaReply::Names(names) => names
                 .into_iter()
                 .map(|name| String::from_utf8(name).unwrap())
@@ -344,13 +347,13 @@ fn the_rules_of_a_block_are_the_strongest_of_its_files() {
     fixture.truncate("/first", 0).unwrap();
     assert_eq!(changed(&fixture), Some((2, Durability::Space)));
     // A clone wants it again.
-    let op = MetaOp::CloneRange {
+    let op = Mutation::CloneRange(mutation::CloneRange {
         source: second,
         source_offset: 0,
         destination: first,
         destination_offset: 0,
         length_bytes: u64::MAX,
-    };
+    });
     fixture.change(op).unwrap();
     assert_eq!(changed(&fixture), Some((5, strict)));
     let rules = fixture.namespace.block(block).unwrap().rules;

@@ -1,0 +1,363 @@
+//! Mutations: executed once, answered as [`MutationFacts`] says.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
+use harvestfs_protocol::limits::{MUTATIONS_IN_FLIGHT_MAX, REPLICATION_MAX};
+use harvestfs_protocol::meta::mutation::{
+    AllocateBlocks, Answered, Creates, MutationFacts, SetAttr,
+};
+use harvestfs_protocol::meta::{
+    Cached, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
+};
+use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules, Timestamp};
+
+use super::meta::{Asker, TOO_MUCH_RETRY_AFTER_MS, check_block_count};
+use super::session::{peer_limit, unexpected_outcome};
+use super::{Answer, Owner};
+use crate::engine::namespace::{Command, Outcome};
+use crate::journal::Lsn;
+use crate::server::metrics::Responder;
+use crate::server::sessions::{ConnectionId, OpenTo};
+
+/// A mutation that was executed.
+struct Done {
+    /// Its number at the gate.
+    id: u64,
+    mutated: Mutated,
+    /// What its reply has to wait for.
+    record: Option<Lsn>,
+    waits_for_others: bool,
+}
+
+impl Owner {
+    pub(super) fn mutate(
+        &mut self,
+        asker: Asker,
+        connection: ConnectionId,
+        credentials: Credentials,
+        call: MutationCall,
+        responder: Responder,
+    ) {
+        let facts = call.mutation.facts();
+        if self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
+            let op = MetaOp::Mutation(call);
+            return self.defer(connection, MetaCall { credentials, op }, responder);
+        }
+        let awaited = match facts.answered {
+            Answered::Durable => true,
+            Answered::DurableUnlessRelaxed => {
+                !(call.relaxed && self.may_be_relaxed(asker.session, &call.mutation))
+            }
+            Answered::AtOnce => false,
+        };
+        let Some(responder) = self.answer_repeated(asker, call.sequence, responder) else {
+            return;
+        };
+        let numbered = Some((asker.session, call.sequence));
+        let mut pipelines = Vec::new();
+        let done = self
+            .prepare(asker, &call, &mut pipelines)
+            .and_then(|()| self.execute_mutation(asker, credentials, call, awaited, pipelines));
+        match done {
+            Ok(Done {
+                id,
+                mutated,
+                record,
+                waits_for_others,
+            }) => {
+                let answer = Answer {
+                    responder,
+                    response: Ok(Reply::Mutated(mutated)),
+                    mutation: numbered,
+                };
+                self.answer_mutation(id, answer, record, waits_for_others);
+            }
+            // It may show something that is not durable yet.
+            Err(error) => self.answer(responder, Err(error), self.undurable.last()),
+        }
+    }
+
+    /// Whether a change may be lost in a crash: of all but the size of a file that never had content
+    /// and is delegated to the session.
+    fn may_be_relaxed(&self, session: SessionId, mutation: &Mutation) -> bool {
+        let Mutation::SetAttr(SetAttr { ino, changes }) = mutation else {
+            return false;
+        };
+        let never_had_content = || {
+            let attr = self.namespace.attr(*ino);
+            attr.is_ok_and(|attr| attr.content_version == 0)
+        };
+        changes.size_bytes.is_none()
+            && self.delegations.is_held(session, *ino)
+            && never_had_content()
+    }
+
+    /// Answers a mutation that was executed before, and gives the responder back otherwise. What the
+    /// directories are by now is not part of the answer.
+    fn answer_repeated(
+        &mut self,
+        asker: Asker,
+        sequence: u64,
+        responder: Responder,
+    ) -> Option<Responder> {
+        let session = self.sessions.get(asker.session)?;
+        if let Some(&held) = session.unanswered.get(&sequence) {
+            // The first attempt's connection is gone, or its client would not ask again.
+            if let Some(answer) = self.gate.get_mut(held) {
+                answer.responder = responder;
+                return None;
+            }
+        }
+        let Some(outcome) = self.namespace.remembered_reply(asker.session, sequence) else {
+            return Some(responder);
+        };
+        let reply = match outcome.clone() {
+            Outcome::Blocks(blocks) => self.locate_again(asker, blocks),
+            outcome => Ok(reply_of(outcome)),
+        };
+        if let Ok(MetaReply::Attr(attr)) = &reply
+            && attr.kind == FileKind::Regular
+            && let Err(error) = self.hold(asker.session, attr.ino, OpenTo::Read)
+        {
+            responder.send(&Err(error));
+            return None;
+        }
+        let mutated = reply.map(|reply| Mutated {
+            reply,
+            directories: Vec::new(),
+        });
+        responder.send(&mutated.map(Reply::Mutated));
+        None
+    }
+
+    /// Checks what the engine cannot know, and chooses where new blocks go.
+    fn prepare(
+        &mut self,
+        asker: Asker,
+        call: &MutationCall,
+        pipelines: &mut Vec<Vec<NodeId>>,
+    ) -> Result<(), FsError> {
+        self.timeline.check_serving()?;
+        if call.sequence == 0 {
+            return Err(FsError::Protocol("mutations are numbered from 1".into()));
+        }
+        let session = self.sessions.get(asker.session);
+        let session = session.ok_or(FsError::SessionExpired)?;
+        let too_much = session.unanswered.len() >= MUTATIONS_IN_FLIGHT_MAX;
+        let holds = call.mutation.facts().creates == Creates::HeldFile;
+        if too_much || holds && session.holds_len() >= self.options.holds_per_session_max {
+            return Err(FsError::Busy {
+                retry_after_ms: TOO_MUCH_RETRY_AFTER_MS,
+            });
+        }
+        if let Mutation::AllocateBlocks(AllocateBlocks {
+            count,
+            rules,
+            exclude,
+        }) = &call.mutation
+        {
+            let max = self.options.blocks_per_session_max;
+            if self.namespace.blocks_written_by(asker.session, max) + *count as usize > max {
+                return Err(peer_limit("blocks that a session writes", max));
+            }
+            *pipelines = self.place(asker, *count, rules, exclude)?;
+        }
+        Ok(())
+    }
+
+    fn place(
+        &mut self,
+        asker: Asker,
+        count: u32,
+        rules: &PlacementRules,
+        exclude: &[NodeId],
+    ) -> Result<Vec<Vec<NodeId>>, FsError> {
+        check_block_count(count as usize)?;
+        check_block_count(exclude.len())?;
+        if count == 0 || !(1..=REPLICATION_MAX).contains(&rules.replication) {
+            return Err(FsError::InvalidArgument(format!(
+                "{count} blocks of {} replicas: at least 1 block, 1 to {REPLICATION_MAX} replicas",
+                rules.replication
+            )));
+        }
+        let now_ms = self.clock.now_ms();
+        self.cluster
+            .place(now_ms, count, rules, exclude, Some(asker.ip), &mut self.rng)
+    }
+
+    fn execute_mutation(
+        &mut self,
+        asker: Asker,
+        credentials: Credentials,
+        call: MutationCall,
+        awaited: bool,
+        pipelines: Vec<Vec<NodeId>>,
+    ) -> Result<Done, FsError> {
+        let target = self.namespace.removal_target(&call.mutation);
+        let command = Command::Mutate {
+            session: asker.session,
+            sequence: call.sequence,
+            answered_below: call.answered_below,
+            credentials,
+            now: Timestamp::now(),
+            held_elsewhere: target.is_some_and(|ino| self.sessions.may_be_held(ino)),
+            op: call.mutation,
+        };
+        let (applied, lsn) = self.execute(&command, awaited)?;
+        let Command::Mutate { op: mutation, .. } = command else {
+            unreachable!("it was made above");
+        };
+        let id = self.gate.next_id();
+        let effects = applied.effects;
+        // The answer may show what another session was promised to be durable before it is seen.
+        let shown = self.undurable.record_of(effects.inodes.iter().copied());
+        let author = self.author_of(&effects, asker.session);
+        let now_ms = self.clock.now_ms();
+        let (announcements, waits_for_others) =
+            self.leases
+                .changed(now_ms, author, &effects.inodes, &effects.entries, id);
+        self.announce(announcements);
+        let reply = match applied.reply {
+            Outcome::Blocks(blocks) => self.located_in_pipelines(&blocks, pipelines),
+            outcome => reply_of(outcome),
+        };
+        let facts = mutation.facts();
+        let directories = self.directories_of(&facts);
+        self.grant(asker.session, &facts, &reply, &directories);
+        let reply = self.follow_mutation(asker.session, &mutation, reply);
+        Ok(Done {
+            id,
+            mutated: Mutated { reply, directories },
+            record: if awaited { Some(lsn) } else { shown },
+            waits_for_others,
+        })
+    }
+
+    /// The attributes of the directories in which a mutation changed names.
+    fn directories_of(&self, facts: &MutationFacts) -> Vec<Attr> {
+        let [first, second] = facts.entries.map(|entry| entry.map(|(dir, _)| dir));
+        let dirs = first.into_iter().chain(second.filter(|_| first != second));
+        // One that has no name left may be gone.
+        dirs.filter_map(|dir| self.namespace.attr(dir).ok())
+            .collect()
+    }
+
+    /// Notes what the session may cache of the reply to its mutation.
+    fn grant(
+        &mut self,
+        session: SessionId,
+        facts: &MutationFacts,
+        reply: &MetaReply,
+        directories: &[Attr],
+    ) {
+        let names = facts.entries.into_iter().flatten();
+        for (dir, _) in names {
+            self.leases.granted(session, Cached::Entries(dir));
+        }
+        for attr in reply.attrs().chain(directories) {
+            self.leases.granted(session, Cached::Inode(attr.ino));
+        }
+        if let (Creates::EmptyDirectory, MetaReply::Attr(attr)) = (facts.creates, reply) {
+            self.leases.granted(session, Cached::Entries(attr.ino));
+        }
+    }
+
+    /// What the server itself has to do after a mutation.
+    fn follow_mutation(
+        &mut self,
+        session: SessionId,
+        mutation: &Mutation,
+        reply: MetaReply,
+    ) -> MetaReply {
+        if let (Creates::HeldFile, MetaReply::Attr(attr)) = (mutation.facts().creates, &reply) {
+            // There is room: it was checked before.
+            if let Err(error) = self.hold(session, attr.ino, OpenTo::Read) {
+                tracing::error!(ino = %attr.ino, %error, "a created file is not held");
+            }
+        }
+        match (mutation, reply) {
+            (Mutation::Create(_), MetaReply::Attr(attr)) if attr.kind == FileKind::Regular => {
+                self.created(session, attr)
+            }
+            (Mutation::Commit(commit), reply) => {
+                for file in &commit.files {
+                    self.delegation_returned(session, file.ino);
+                }
+                reply
+            }
+            (Mutation::SealBlocks(seal), reply) => {
+                let now_ms = self.clock.now_ms();
+                for sealed in &seal.blocks {
+                    self.cluster
+                        .sealed_by_client(now_ms, sealed.block, &sealed.replicas);
+                }
+                reply
+            }
+            (_, reply) => reply,
+        }
+    }
+
+    /// The reply about a regular file that its session has created.
+    fn created(&mut self, session: SessionId, attr: Attr) -> MetaReply {
+        let Ok(rules) = self.namespace.rules_of(attr.ino) else {
+            return MetaReply::Attr(attr);
+        };
+        // A quota may refuse what is written, which `close` has to report.
+        let delegated =
+            !self.namespace.is_limited(attr.ino) && self.delegations.give(session, attr.ino);
+        MetaReply::Created {
+            attr,
+            rules,
+            delegated,
+        }
+    }
+
+    /// New blocks, with the datanodes that were chosen for them.
+    fn located_in_pipelines(
+        &mut self,
+        blocks: &[BlockId],
+        pipelines: Vec<Vec<NodeId>>,
+    ) -> MetaReply {
+        assert_eq!(
+            blocks.len(),
+            pipelines.len(),
+            "each new block has a pipeline"
+        );
+        let mut located = Vec::with_capacity(blocks.len());
+        for (&block, nodes) in blocks.iter().zip(pipelines) {
+            self.cluster.set_pipeline(block, &nodes);
+            let Some(view) = self.namespace.block(block) else {
+                panic!("{block} was allocated and does not exist");
+            };
+            located.push((block, view.rules, nodes));
+        }
+        MetaReply::Located(self.located_for_writing(located))
+    }
+
+    /// The answer to a repeated allocation: the blocks as they were placed, or, when a restart has
+    /// forgotten where that was, placed anew. Nothing can have been written to them without it.
+    fn locate_again(&mut self, asker: Asker, blocks: Vec<BlockId>) -> Result<MetaReply, FsError> {
+        let mut located = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let Some(view) = self.namespace.block(block) else {
+                continue;
+            };
+            let mut nodes = self.cluster.replicas(block, Some(asker.ip));
+            if nodes.is_empty() {
+                nodes = self.place(asker, 1, &view.rules, &[])?.concat();
+                self.cluster.set_pipeline(block, &nodes);
+            }
+            located.push((block, view.rules, nodes));
+        }
+        Ok(MetaReply::Located(self.located_for_writing(located)))
+    }
+}
+
+fn reply_of(outcome: Outcome) -> MetaReply {
+    match outcome {
+        Outcome::Done => MetaReply::Done,
+        Outcome::Meta(reply) => reply,
+        other => unexpected_outcome(&other),
+    }
+}
