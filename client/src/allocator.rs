@@ -7,8 +7,10 @@ use std::{
 };
 
 use harvestfs_protocol::{
+    error::FsError,
+    ids::InodeId,
     meta::{MetaReply, mutation},
-    types::{Credentials, Located, PlacementRules},
+    types::{BlockInfo, Located, PlacementRules},
 };
 
 use crate::{core::Core, error::ClientError, pipeline::NewBlock, seal::discard};
@@ -23,11 +25,12 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// A fresh block, not on a datanode that failed lately or is busy if that can be avoided.
+    /// A fresh block, for data of this file first; not on a datanode that failed lately or is busy if that can be avoided.
     pub(crate) async fn take(
         &self,
         core: &Arc<Core>,
         rules: PlacementRules,
+        file: InodeId,
     ) -> Result<NewBlock, ClientError> {
         let avoided = core.locations.avoided(Instant::now());
         let generation = core.session.generation();
@@ -41,10 +44,13 @@ impl Allocator {
             }
             give_back(core, new);
         }
-        let mut result = allocate(core, rules, avoided.clone()).await;
-        if !avoided.is_empty() && matches!(result, Err(ClientError::Fs(_))) {
+        let mut result = allocate(core, rules, file, avoided.clone()).await;
+        let is_refused = |error: &FsError| *error != FsError::QuotaExceeded;
+        if !avoided.is_empty()
+            && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
+        {
             // Better one that failed lately, or was busy a moment ago, than none.
-            result = allocate(core, rules, Vec::new()).await;
+            result = allocate(core, rules, file, Vec::new()).await;
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
@@ -54,7 +60,7 @@ impl Allocator {
             give_back(core, new);
         }
         self.lock().entry(rules).or_default().extend(blocks);
-        first.ok_or(ClientError::UnexpectedReply("AllocateBlocks"))
+        first.ok_or(ClientError::UnexpectedReply("allocate_blocks"))
     }
 
     fn pop(&self, rules: PlacementRules) -> Option<NewBlock> {
@@ -75,6 +81,7 @@ fn give_back(core: &Arc<Core>, new: NewBlock) {
 async fn allocate(
     core: &Arc<Core>,
     rules: PlacementRules,
+    file: InodeId,
     exclude: Vec<harvestfs_protocol::ids::NodeId>,
 ) -> Result<Vec<NewBlock>, ClientError> {
     let op = mutation::AllocateBlocks {
@@ -83,26 +90,28 @@ async fn allocate(
         exclude,
     };
     let generation = core.session.generation();
-    let root = Credentials::root();
-    let (_, reply) = core.session.mutate(&root, op).await?;
+    let reply = core.session.allocate_blocks(op, file).await?;
     let MetaReply::Located(located) = reply else {
-        return Err(ClientError::UnexpectedReply("AllocateBlocks"));
+        return Err(ClientError::UnexpectedReply("allocate_blocks"));
     };
     core.locations.learn(&located);
     let Located { blocks, .. } = located;
-    Ok(blocks
-        .into_iter()
-        .map(|block| NewBlock {
+    let new = |block: BlockInfo| {
+        let nodes = block.replicas.iter();
+        let nodes: Vec<_> = nodes
+            .filter_map(|node| core.locations.node(*node))
+            .collect();
+        if nodes.is_empty() {
+            return Err(ClientError::UnexpectedReply("allocate_blocks"));
+        }
+        Ok(NewBlock {
             block: block.block,
             token: block.token,
-            nodes: block
-                .replicas
-                .iter()
-                .filter_map(|node| core.locations.node(*node))
-                .collect(),
+            nodes,
             due_replicas: block.due_replicas,
             class: rules.class,
             generation,
         })
-        .collect())
+    };
+    blocks.into_iter().map(new).collect()
 }

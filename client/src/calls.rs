@@ -7,16 +7,12 @@
 //! resumes. So their requests are kept until a later durable mutation was answered: the journal is
 //! written in order.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    limits::MUTATIONS_IN_FLIGHT_MAX,
     meta::{
         Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
         mutation::{self, Answered, Creates, Repeated},
@@ -27,11 +23,11 @@ use harvestfs_protocol::{
     transport::RpcError,
     types::{Attr, Credentials},
 };
-use tokio::sync::Notify;
 
 use crate::{
     cache::Ticket,
     error::ClientError,
+    sequences::{CONFIRMING_WINDOW, Numbered, Sequences, WINDOW},
     session::{Link, Session, unreachable},
 };
 
@@ -40,154 +36,18 @@ use crate::{
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Distance of the newest to the oldest mutation in flight, well below what the namenode remembers.
-const WINDOW: u64 = MUTATIONS_IN_FLIGHT_MAX as u64 / 2;
-/// The same for what makes others durable: they give their numbers back only after it, so it must
-/// not wait for them.
-const CONFIRMING_WINDOW: u64 = WINDOW + WINDOW / 2;
-
 /// Requests kept for repetition, before a durable mutation is made just to let go of them.
 const UNCONFIRMED_MAX: usize = 128;
 
-/// Numbers the mutations of a session.
-#[derive(Default)]
-pub(crate) struct Sequences {
-    inner: Mutex<Numbers>,
-    answered: Notify,
-}
-
-#[derive(Default)]
-struct Numbers {
-    generation: u64,
-    next: u64,
-    in_flight: BTreeSet<u64>,
-}
-
-/// A number that was given to a mutation; free again when dropped.
-struct Numbered {
-    session: Arc<Session>,
-    generation: u64,
-    sequence: u64,
-}
-
-impl Sequences {
-    /// A new session starts; returns its generation.
-    pub(crate) fn restart(&self) -> u64 {
-        let mut numbers = self.lock();
-        numbers.generation += 1;
-        numbers.next = 1;
-        numbers.in_flight.clear();
-        let generation = numbers.generation;
-        drop(numbers);
-        self.answered.notify_waiters();
-        generation
-    }
-
-    pub(crate) fn generation(&self) -> u64 {
-        self.lock().generation
-    }
-
-    async fn begin(session: &Arc<Session>, window: u64) -> Numbered {
-        let this = &session.sequences;
-        loop {
-            let answered = this.answered.notified();
-            {
-                let mut numbers = this.lock();
-                let oldest = numbers.in_flight.first().copied();
-                if oldest.is_none_or(|oldest| numbers.next - oldest < window) {
-                    let sequence = numbers.next;
-                    numbers.next += 1;
-                    numbers.in_flight.insert(sequence);
-                    return Numbered {
-                        session: session.clone(),
-                        generation: numbers.generation,
-                        sequence,
-                    };
-                }
-            }
-            answered.await;
-        }
-    }
-
-    /// All mutations below it have been answered.
-    fn answered_below(&self, sequence: u64) -> u64 {
-        self.lock().in_flight.first().copied().unwrap_or(sequence)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Numbers> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Numbered {
-    fn drop(&mut self) {
-        let sequences = &self.session.sequences;
-        let mut numbers = sequences.lock();
-        if numbers.generation == self.generation {
-            let was_oldest = numbers.in_flight.first() == Some(&self.sequence);
-            numbers.in_flight.remove(&self.sequence);
-            drop(numbers);
-            if was_oldest {
-                sequences.answered.notify_waiters();
-            }
-        }
-    }
-}
-
-/// Mutations that were answered and may not be durable yet.
-#[derive(Default)]
-pub(crate) struct Unconfirmed {
-    inner: Mutex<Relaxed>,
-}
-
-#[derive(Default)]
-struct Relaxed {
-    /// Counts them over all sessions.
-    last: u64,
-    durable_through: u64,
-    waiting: VecDeque<(u64, Numbered, Arc<Request>)>,
-}
-
-impl Unconfirmed {
-    /// Everything answered so far has at most this number.
-    fn last(&self) -> u64 {
-        self.lock().last
-    }
-
-    fn add(&self, number: Numbered, request: Arc<Request>) -> usize {
-        let mut relaxed = self.lock();
-        relaxed.last += 1;
-        let last = relaxed.last;
-        relaxed.waiting.push_back((last, number, request));
-        relaxed.waiting.len()
-    }
-
-    fn confirm(&self, through: u64) {
-        let mut confirmed = Vec::new();
-        {
-            let mut relaxed = self.lock();
-            relaxed.durable_through = relaxed.durable_through.max(through);
-            while relaxed
-                .waiting
-                .front()
-                .is_some_and(|(number, ..)| *number <= through)
-            {
-                confirmed.extend(relaxed.waiting.pop_front());
-            }
-        }
-        // Their numbers are given back outside of the lock.
-        drop(confirmed);
-    }
-
-    fn requests(&self) -> Vec<Arc<Request>> {
-        let relaxed = self.lock();
-        let waiting = relaxed.waiting.iter();
-        waiting.map(|(_, _, request)| request.clone()).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Relaxed> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What a mutation comes with.
+#[derive(Clone, Copy, Default)]
+struct Beside<'a> {
+    /// It may be answered before it is durable.
+    relaxed: bool,
+    /// The file that blocks are allocated for.
+    file: Option<InodeId>,
+    /// Inodes that it changes, and that the request does not name.
+    others: &'a [InodeId],
 }
 
 /// A mutation whose caller waits for it. If the caller goes away, a task sees it through, so that
@@ -357,7 +217,23 @@ impl Session {
         credentials: &Credentials,
         mutation: impl Into<Mutation>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.execute(credentials, mutation.into(), false, &[]).await
+        self.execute(credentials, mutation.into(), Beside::default())
+            .await
+    }
+
+    /// Allocates blocks, the first of them for data of a file.
+    pub(crate) async fn allocate_blocks(
+        self: &Arc<Self>,
+        allocate: mutation::AllocateBlocks,
+        file: InodeId,
+    ) -> Result<MetaReply, ClientError> {
+        let beside = Beside {
+            file: Some(file),
+            ..Beside::default()
+        };
+        let root = Credentials::root();
+        let (_, reply) = self.execute(&root, allocate.into(), beside).await?;
+        Ok(reply)
     }
 
     /// As [`Session::mutate`], of an operation that changes inodes that it does not name.
@@ -367,8 +243,11 @@ impl Session {
         mutation: impl Into<Mutation>,
         others: &[InodeId],
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.execute(credentials, mutation.into(), false, others)
-            .await
+        let beside = Beside {
+            others,
+            ..Beside::default()
+        };
+        self.execute(credentials, mutation.into(), beside).await
     }
 
     /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
@@ -378,16 +257,24 @@ impl Session {
         credentials: &Credentials,
         mutation: mutation::SetAttr,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.execute(credentials, mutation.into(), true, &[]).await
+        let beside = Beside {
+            relaxed: true,
+            ..Beside::default()
+        };
+        self.execute(credentials, mutation.into(), beside).await
     }
 
     async fn execute(
         self: &Arc<Self>,
         credentials: &Credentials,
         mutation: Mutation,
-        relaxed: bool,
-        others: &[InodeId],
+        beside: Beside<'_>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
+        let Beside {
+            relaxed,
+            file,
+            others,
+        } = beside;
         let facts = mutation.facts();
         let (name, repeated) = (mutation.name(), facts.repeated);
         let early = relaxed || facts.answered == Answered::AtOnce;
@@ -402,6 +289,7 @@ impl Session {
             sequence: number.sequence,
             answered_below: self.sequences.answered_below(number.sequence),
             relaxed,
+            file,
             mutation,
         };
         let mut pending = Pending {
@@ -492,7 +380,7 @@ impl Session {
 
     /// Makes everything that was answered up to a number durable.
     pub(crate) async fn make_durable(self: &Arc<Self>, through: u64) -> Result<(), ClientError> {
-        if self.unconfirmed.lock().durable_through >= through {
+        if self.unconfirmed.is_durable(through) {
             return Ok(());
         }
         // Empty, but it is durable only after everything before it.
@@ -511,7 +399,7 @@ impl Session {
 
     /// Whether something that was answered may not be durable.
     pub(crate) fn has_unconfirmed(&self) -> bool {
-        !self.unconfirmed.lock().waiting.is_empty()
+        !self.unconfirmed.is_empty()
     }
 
     /// Repeats on a new connection what the namenode may have forgotten in a crash.

@@ -28,8 +28,14 @@ pub enum ClientError {
     /// Every replica is on a busy server. `EAGAIN` from the API.
     #[error("all replicas of block {block} are busy; waited {} s", waited.as_secs())]
     AllReplicasBusy {
-        /// A block concerned.
+        /// The block.
         block: BlockId,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// All servers that new data could go to are busy. `EAGAIN` from the API.
+    #[error("all servers that new data could go to are busy; waited {} s", waited.as_secs())]
+    AllServersBusy {
         /// How long it was tried.
         waited: Duration,
     },
@@ -109,6 +115,7 @@ impl ClientError {
             self,
             Self::Unreachable { .. }
                 | Self::AllReplicasBusy { .. }
+                | Self::AllServersBusy { .. }
                 | Self::NoReplica { .. }
                 | Self::Write(_)
                 | Self::TooMuchDirtyData { .. }

@@ -45,7 +45,7 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `session`, `calls`, `holds`, `delegations` | the connection to the namenode, leases, calls that are executed once, open files, new files closed before they are committed |
+//! | `session`, `sequences`, `calls`, `holds`, `delegations` | the connection to the namenode, leases, calls that are executed once, open files, new files closed before they are committed |
 //! | `cache`, `extents`, `listing`, `content`, `permissions` | what may be believed of the namespace without asking |
 //! | `client`, `namespace`, `path`, `walk`, `file` | the API |
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
@@ -88,6 +88,7 @@ mod recent;
 mod requests;
 mod seal;
 mod sections;
+mod sequences;
 mod session;
 mod short_circuit;
 #[cfg(test)]

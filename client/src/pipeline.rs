@@ -137,16 +137,13 @@ pub(crate) async fn open(
     topology: Topology,
     owner: Arc<Notify>,
 ) -> Result<StreamSender, NodeFailure> {
-    let heads: Vec<Vec<Arc<NodeInfo>>> = match topology {
-        Topology::Chain => vec![new.nodes.clone()],
-        Topology::Star => new.nodes.iter().map(|node| vec![node.clone()]).collect(),
-    };
+    let chains = Chain::of(&new, topology);
     let mut attempts = JoinSet::new();
-    for (index, nodes) in heads.iter().cloned().enumerate() {
+    for (index, chain) in chains.iter().cloned().enumerate() {
         let (locations, new) = (locations.clone(), new.clone());
         attempts.spawn(
             RequestId::current()
-                .scope(async move { (index, open_pipeline(&locations, &new, &nodes).await) }),
+                .scope(async move { (index, open_pipeline(&locations, &new, &chain).await) }),
         );
     }
     let mut opened = Vec::new();
@@ -158,7 +155,7 @@ pub(crate) async fn open(
             Ok((_, Err(failure))) => return Err(failure),
             Err(error) => {
                 return Err(NodeFailure {
-                    node: new.nodes.first().map_or(NodeId(0), |node| node.node),
+                    node: chains[0].first().node,
                     error: DataError::Protocol(error.to_string()),
                 });
             }
@@ -185,25 +182,48 @@ pub(crate) async fn open(
         new,
     });
     let mut senders = Vec::new();
-    for ((index, node, sender, receiver), nodes) in opened.into_iter().zip(heads) {
+    for ((index, node, sender, receiver), chain) in opened.into_iter().zip(chains) {
         senders.push((node, sender));
         let (locations, stream) = (locations.clone(), stream.clone());
-        tokio::spawn(take_acks(locations, stream, index, nodes, receiver));
+        tokio::spawn(take_acks(locations, stream, index, chain, receiver));
     }
     Ok(StreamSender { stream, senders })
+}
+
+/// The datanodes of a pipeline, at least one: the first is sent to, and passes the data on to the others in
+/// their order.
+#[derive(Clone)]
+struct Chain(Vec<Arc<NodeInfo>>);
+
+impl Chain {
+    fn of(new: &NewBlock, topology: Topology) -> Vec<Self> {
+        // The allocator takes no block without.
+        assert!(
+            !new.nodes.is_empty(),
+            "block {} is placed nowhere",
+            new.block
+        );
+        match topology {
+            Topology::Chain => vec![Self(new.nodes.clone())],
+            Topology::Star => new
+                .nodes
+                .iter()
+                .map(|node| Self(vec![node.clone()]))
+                .collect(),
+        }
+    }
+
+    fn first(&self) -> &Arc<NodeInfo> {
+        &self.0[0]
+    }
 }
 
 async fn open_pipeline(
     locations: &Locations,
     new: &NewBlock,
-    nodes: &[Arc<NodeInfo>],
+    chain: &Chain,
 ) -> Result<(NodeId, FrameSender, FrameReceiver), NodeFailure> {
-    let Some((first, downstream)) = nodes.split_first() else {
-        return Err(NodeFailure {
-            node: NodeId(0),
-            error: DataError::OutOfOrder("the namenode placed the block nowhere".into()),
-        });
-    };
+    let (first, downstream) = (chain.first(), &chain.0[1..]);
     let failed = |node, error| NodeFailure { node, error };
     let broken = |error: TransportError| failed(first.node, DataError::Protocol(error.to_string()));
     let connection = locations.connect(first).await.map_err(broken)?;
@@ -221,7 +241,7 @@ async fn open_pipeline(
     sender.send(&request).await.map_err(broken)?;
     let mut answer = receiver.recv::<WriteAck>(SUSPICIOUS).await;
     if matches!(answer, Err(TransportError::Deadline { .. })) {
-        if let Some(failure) = find_gone(locations, nodes).await {
+        if let Some(failure) = find_gone(locations, &chain.0).await {
             return Err(failure);
         }
         answer = receiver.recv::<WriteAck>(READY_DEADLINE).await;
@@ -256,15 +276,15 @@ async fn find_gone(locations: &Locations, nodes: &[Arc<NodeInfo>]) -> Option<Nod
     None
 }
 
-/// Takes the acknowledgements of the pipeline that starts with the first of `nodes`.
+/// Takes the acknowledgements of a pipeline.
 async fn take_acks(
     locations: Arc<Locations>,
     stream: Arc<BlockStream>,
     index: usize,
-    nodes: Vec<Arc<NodeInfo>>,
+    chain: Chain,
     mut receiver: FrameReceiver,
 ) {
-    let node = nodes.first().map_or(NodeId(0), |first| first.node);
+    let node = chain.first().node;
     let mut probed = None::<Instant>;
     loop {
         let error = match receiver.recv::<WriteAck>(ACK_POLL).await {
@@ -288,7 +308,7 @@ async fn take_acks(
                 Stall::Suspicious => {
                     if probed.is_none_or(|probed| probed.elapsed() > 2 * SUSPICIOUS) {
                         probed = Some(Instant::now());
-                        if let Some(failure) = find_gone(&locations, &nodes).await {
+                        if let Some(failure) = find_gone(&locations, &chain.0).await {
                             stream.fail(failure);
                             return;
                         }

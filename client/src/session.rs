@@ -29,7 +29,6 @@ use tokio::{
 
 use crate::{
     cache::MetaCache,
-    calls::{Sequences, Unconfirmed},
     client::CacheListener,
     core::Core,
     delegations::Delegations,
@@ -37,6 +36,7 @@ use crate::{
     holds::Holds,
     lease::Lease,
     options::ClientOptions,
+    sequences::{Sequences, Unconfirmed},
 };
 
 /// Dialling one address and the version exchange.

@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use harvestfs_protocol::{
     error::{DataError, FsError},
-    ids::BlockId,
+    ids::InodeId,
     limits::PACKET_BYTES_MAX,
     request_id::RequestId,
     types::PlacementRules,
@@ -121,8 +121,8 @@ impl Queue {
 
 enum Step {
     Wait,
-    /// Open a block, for the request that comes first.
-    Open(RequestId),
+    /// Open a block, for the request that comes first and the file whose data it brings.
+    Open(RequestId, InodeId),
     Send(Layout<Job>),
     Sync,
     /// Seal the block: it is full, or no more data will come.
@@ -242,10 +242,13 @@ impl DataWriter {
                     }
                 }
                 Step::Stop => break,
-                Step::Open(request) => match request.scope(self.open(core, &mut ends)).await {
-                    Ok(sender) => active = Some(sender),
-                    Err(error) => self.after_failure(core, &mut trouble, error).await,
-                },
+                Step::Open(request, file) => {
+                    match request.scope(self.open(core, file, &mut ends)).await {
+                        Ok(sender) => active = Some(sender),
+                        Err(ClientError::Fs(FsError::QuotaExceeded)) => self.refuse(file),
+                        Err(error) => self.after_failure(core, &mut trouble, error).await,
+                    }
+                }
                 Step::Send(layout) => {
                     if let Some(sender) = &mut active {
                         sender.send(layout).await;
@@ -272,7 +275,7 @@ impl DataWriter {
         let mut queue = self.lock();
         let Some(sender) = active else {
             return match (queue.jobs.front(), queue.closed) {
-                (Some(first), _) => Step::Open(first.request),
+                (Some(first), _) => Step::Open(first.request, first.file.ino),
                 (None, true) if nothing_ends => Step::Stop,
                 (None, _) => Step::Wait,
             };
@@ -309,9 +312,10 @@ impl DataWriter {
     async fn open(
         &self,
         core: &Arc<Core>,
+        file: InodeId,
         ends: &mut JoinSet<()>,
     ) -> Result<StreamSender, ClientError> {
-        let new = core.allocator.take(core, self.rules).await?;
+        let new = core.allocator.take(core, self.rules, file).await?;
         match pipeline::open(
             &core.locations,
             new.clone(),
@@ -336,6 +340,26 @@ impl DataWriter {
     }
 
     /// Waits before the next attempt, or gives all pieces back when patience is over.
+    /// A quota leaves a file no room: its data is refused, what else waits goes on.
+    fn refuse(&self, file: InodeId) {
+        let mut refused = Vec::new();
+        {
+            let mut queue = self.lock();
+            let jobs = std::mem::take(&mut queue.jobs);
+            for job in jobs {
+                if job.file.ino == file {
+                    refused.push(job);
+                } else {
+                    queue.jobs.push_back(job);
+                }
+            }
+        }
+        for job in refused {
+            let error = FsError::QuotaExceeded.into();
+            job.file.piece_failed(job.order, job.piece.id, &error);
+        }
+    }
+
     async fn after_failure(
         &self,
         core: &Arc<Core>,
@@ -379,10 +403,7 @@ impl DataWriter {
             let error = match error {
                 // Whatever broke, it broke because of that.
                 _ if core.session.is_closed() => ClientError::Closed,
-                _ if busy.is_some() => ClientError::AllReplicasBusy {
-                    block: BlockId(0),
-                    waited,
-                },
+                _ if busy.is_some() => ClientError::AllServersBusy { waited },
                 ClientError::Write(DataError::NoSpace) => FsError::NoSpace.into(),
                 other => other,
             };

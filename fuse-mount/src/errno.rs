@@ -18,6 +18,7 @@ pub fn of(error: &ClientError) -> Errno {
             Errno::ETIMEDOUT
         }
         ClientError::AllReplicasBusy { .. }
+        | ClientError::AllServersBusy { .. }
         | ClientError::Connect(_)
         | ClientError::NoReplica { .. }
         | ClientError::Write(_)

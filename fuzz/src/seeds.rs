@@ -348,6 +348,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
                 sequence,
                 answered_below: 1,
                 relaxed: false,
+                file: None,
                 mutation,
             }),
         })

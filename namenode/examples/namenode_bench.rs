@@ -191,6 +191,7 @@ fn request(load: Load, number: u64) -> Request {
             // What is in flight is at most 256 requests behind.
             answered_below: number.saturating_sub(512),
             relaxed: false,
+            file: None,
             mutation,
         })
     };

@@ -335,6 +335,7 @@ impl Worker {
         }
         let text = match error {
             ClientError::AllReplicasBusy { .. } => "all replicas are busy".to_owned(),
+            ClientError::AllServersBusy { .. } => "all servers are busy".to_owned(),
             ClientError::NoReplica { reason, .. } => format!("no replica can be read: {reason}"),
             error => error.to_string(),
         };

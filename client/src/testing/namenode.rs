@@ -338,6 +338,9 @@ impl Shared {
     ) -> Result<Mutated, FsError> {
         let mutation = call.mutation.clone();
         let facts = mutation.facts();
+        if let Some(file) = call.file {
+            state.namespace.check_room_for_data(file)?;
+        }
         let usable = self.usable(&mutation)?;
         let target = state.namespace.removal_target(&mutation);
         let command = Command::Mutate {

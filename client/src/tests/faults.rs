@@ -288,7 +288,7 @@ async fn a_busy_datanode_is_left_alone() {
     assert!(began.elapsed() >= Duration::from_millis(250));
     let refused = client.write_file(&root(), b"/other", b"content").await;
     assert!(
-        matches!(refused, Err(ClientError::AllReplicasBusy { .. })),
+        matches!(refused, Err(ClientError::AllServersBusy { .. })),
         "{refused:?}"
     );
     // What could not be written was not lost.

@@ -4,6 +4,7 @@ mod faults;
 mod files;
 mod models;
 mod overtaken;
+mod quotas;
 mod small;
 mod waiting;
 

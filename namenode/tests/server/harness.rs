@@ -248,6 +248,7 @@ impl Client {
                     sequence: self.sequence,
                     answered_below: self.sequence,
                     relaxed: false,
+                    file: matches!(mutation, Mutation::AllocateBlocks(_)).then_some(InodeId::ROOT),
                     mutation,
                 })
             }

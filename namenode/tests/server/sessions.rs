@@ -6,7 +6,8 @@ use std::time::Duration;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::meta::{
-    Housekeeping, MetaReply, Mutated, Mutation, Query, SealedBlock, housekeeping, mutation, query,
+    Housekeeping, MetaReply, Mutated, Mutation, Query, SealedBlock, SetXattrMode, housekeeping,
+    mutation, query,
 };
 use harvestfs_protocol::node::NodeCommand;
 use harvestfs_protocol::rpc::{Reply, Request};
@@ -324,4 +325,47 @@ async fn one_peer_takes_neither_all_sessions_nor_all_blocks() {
         .await;
     sealed.unwrap();
     greedy.allocate(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_quota_without_room_refuses_blocks_for_new_data() {
+    let cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let full = Mutation::MakeDir(mutation::MakeDir {
+        parent: ROOT,
+        name: name("full"),
+        mode: 0o755,
+    });
+    let full = alice.attr(full).await.ino;
+    let limit = Mutation::SetXattr(mutation::SetXattr {
+        ino: full,
+        name: b"user.harvestfs.quota_bytes".to_vec(),
+        value: b"0".to_vec(),
+        mode: SetXattrMode::Any,
+    });
+    alice.call(limit).await.unwrap();
+    let limited = alice.create(full, "limited").await.ino;
+    let free = alice.create(ROOT, "free").await.ino;
+    for (file, expected) in [
+        (Some(limited), Err(FsError::QuotaExceeded)),
+        (Some(full), Err(FsError::QuotaExceeded)),
+        (Some(InodeId(999)), Err(FsError::Stale)),
+        (Some(free), Ok(())),
+    ] {
+        let allocate = mutation::AllocateBlocks {
+            count: 1,
+            rules: RULES,
+            exclude: vec![],
+        };
+        let mut call = alice.number(Mutation::AllocateBlocks(allocate.clone()));
+        numbered(&mut call).file = file;
+        let answer = meta(&alice.link, call).await;
+        assert_eq!(answer.map(|_| ()), expected, "{file:?}");
+        // Blocks for no file would be for any.
+        let mut call = alice.number(Mutation::AllocateBlocks(allocate));
+        numbered(&mut call).file = None;
+        let refused = meta(&alice.link, call).await;
+        assert!(matches!(refused, Err(FsError::InvalidArgument(_))));
+    }
 }

@@ -7,6 +7,7 @@ use harvestfs_protocol::{
     codec::Hello,
     error::FsError,
     identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role},
+    ids::InodeId,
     meta::{MetaCall, MetaOp, Mutation, MutationCall, Notice, OpenSession, Query},
     rpc::{Reply, Request, Response},
     transport::{CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions},
@@ -137,6 +138,7 @@ impl Rpc {
             sequence: self.sequence,
             answered_below: self.sequence,
             relaxed: false,
+            file: Some(InodeId::ROOT),
             mutation: mutation.into(),
         };
         self.meta(MetaOp::Mutation(call)).await

@@ -400,6 +400,20 @@ impl Namespace {
         Ok(room)
     }
 
+    /// Checks that data of a file, or of files in a directory, could be stored: that quotas leave room for
+    /// it, or that the file has data which can be overwritten.
+    ///
+    /// # Errors
+    /// [`FsError::QuotaExceeded`]; [`FsError::Stale`] when there is no such inode.
+    pub fn check_room_for_data(&self, ino: InodeId) -> Result<(), FsError> {
+        let file = self.inodes.get(ino)?.file();
+        let has_data = file.is_ok_and(|file| file.extents.allocated_bytes() > 0);
+        match self.room(ino)?.bytes {
+            Some((_, 0)) if !has_data => Err(FsError::QuotaExceeded),
+            _ => Ok(()),
+        }
+    }
+
     /// Adds up what counts in each directory; by slot. Asks nothing of the accounts, and little of the
     /// rest.
     pub(super) fn add_up_usage(&self) -> Vec<Usage> {

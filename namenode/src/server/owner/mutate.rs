@@ -157,6 +157,12 @@ impl Owner {
             exclude,
         }) = &call.mutation
         {
+            let Some(file) = call.file else {
+                return Err(FsError::InvalidArgument(
+                    "blocks are allocated for a file".into(),
+                ));
+            };
+            self.namespace.check_room_for_data(file)?;
             let max = self.options.blocks_per_session_max;
             if self.namespace.blocks_written_by(asker.session, max) + *count as usize > max {
                 return Err(peer_limit("blocks that a session writes", max));

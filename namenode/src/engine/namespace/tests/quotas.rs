@@ -84,6 +84,29 @@ fn bytes_are_refused_beyond_the_quota_and_not_before() {
     fixture.commit(ino, &twice).unwrap();
 }
 
+#[test]
+fn blocks_are_for_what_a_quota_leaves_room_for_or_can_be_overwritten() {
+    let mut fixture = with_data();
+    fixture.file("/q/new");
+    let room = |fixture: &Fixture, path| fixture.namespace.check_room_for_data(fixture.ino(path));
+    fixture.limit("/q", BYTES, 101);
+    for path in ["/q", "/q/new", "/q/d/f"] {
+        assert_eq!(room(&fixture, path), Ok(()), "{path}");
+    }
+    fixture.limit("/q", BYTES, 100);
+    for (path, expected) in [
+        ("/q", Err(FULL)),
+        ("/q/new", Err(FULL)),
+        ("/q/d", Err(FULL)),
+        ("/q/d/f", Ok(())),
+        ("/", Ok(())),
+    ] {
+        assert_eq!(room(&fixture, path), expected, "{path}");
+    }
+    let nothing = fixture.namespace.check_room_for_data(InodeId(99));
+    assert_eq!(nothing, Err(FsError::Stale));
+}
+
 impl Fixture {
     fn release(&mut self, inodes: Vec<InodeId>) {
         let now = Timestamp(self.now);
