@@ -9,7 +9,10 @@ use std::{
 use harvestfs_protocol::{
     error::FsError,
     ids::InodeId,
-    meta::{AttrChanges, DirEntry, MetaReply, StatFs, query},
+    meta::{
+        AttrChanges, DirEntry, MetaReply, StatFs,
+        query::{self, Usage},
+    },
     name::Name,
     types::{Attr, Credentials, FileKind},
 };
@@ -363,6 +366,22 @@ impl Client {
         match self.core().session.query(credentials, op).await? {
             MetaReply::Names(names) => Ok(names),
             _ => Err(ClientError::UnexpectedReply("ListXattr")),
+        }
+    }
+
+    /// What counts in a directory with everything below it, and its own quotas.
+    ///
+    /// # Errors
+    /// Those of the namenode.
+    pub async fn usage(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Usage, ClientError> {
+        let usage = query::GetUsage { ino };
+        match self.core().session.query(credentials, usage).await? {
+            MetaReply::Usage(usage) => Ok(usage),
+            _ => Err(ClientError::UnexpectedReply("get_usage")),
         }
     }
 

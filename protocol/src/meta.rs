@@ -209,6 +209,8 @@ pub enum MetaReply {
         /// [`housekeeping::Release`], the session, and its lease.
         delegated: bool,
     },
+    /// What counts in a directory.
+    Usage(query::Usage),
 }
 
 impl MetaReply {
@@ -234,7 +236,8 @@ impl MetaReply {
             | Self::Located(_)
             | Self::StatFs(_)
             | Self::SparsePieces { .. }
-            | Self::Relocated(_) => ([None, None], &[], &[]),
+            | Self::Relocated(_)
+            | Self::Usage(_) => ([None, None], &[], &[]),
         };
         let entries = entries.iter().filter_map(|entry| entry.attr.as_ref());
         let committed = committed.iter().flatten().map(|file| &file.attr);

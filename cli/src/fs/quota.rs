@@ -16,7 +16,6 @@ use crate::units::{self, Size};
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
 const QUOTA_FILES: &str = "user.harvestfs.quota_files";
 pub(super) const USED_BYTES: &str = "user.harvestfs.used_bytes";
-const USED_FILES: &str = "user.harvestfs.used_files";
 
 /// `harvestfs fs quota`
 #[derive(Debug, Args)]
@@ -72,17 +71,14 @@ impl Files {
                 .await
                 .with_context(|| format!("cannot set the quota of files of {path}"))?;
         }
-        let quota_bytes = self.number(attr.ino, QUOTA_BYTES).await?;
-        let quota_files = self.number(attr.ino, QUOTA_FILES).await?;
-        let used_bytes = self.number(attr.ino, USED_BYTES).await?.unwrap_or(0);
-        let used_files = self.number(attr.ino, USED_FILES).await?.unwrap_or(0);
+        let usage = self.client.usage(&self.credentials, attr.ino).await?;
         if args.json {
             let shown = json!({
                 "path": path,
-                "used_bytes": used_bytes,
-                "quota_bytes": quota_bytes,
-                "used_files": used_files,
-                "quota_files": quota_files,
+                "used_bytes": usage.used_bytes,
+                "quota_bytes": usage.quota_bytes,
+                "used_files": usage.used_inodes,
+                "quota_files": usage.quota_inodes,
             });
             println!("{shown}");
             return Ok(());
@@ -92,10 +88,10 @@ impl Files {
         };
         println!(
             "{path}: {} ({}), {} ({})",
-            units::human(used_bytes),
-            of(quota_bytes.map(units::human)),
-            count(used_files, "file"),
-            of(quota_files.map(|files| files.to_string()))
+            units::human(usage.used_bytes),
+            of(usage.quota_bytes.map(units::human)),
+            count(usage.used_inodes, "file"),
+            of(usage.quota_inodes.map(|files| files.to_string()))
         );
         Ok(())
     }

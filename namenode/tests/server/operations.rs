@@ -208,6 +208,11 @@ async fn write_and_read_back(s: &mut Session, node: &Datanode, file: InodeId) {
 }
 
 async fn name_things(s: &mut Session, file: InodeId) {
+    let usage = s.ok(Query::GetUsage(query::GetUsage { ino: ROOT })).await;
+    let MetaReply::Usage(usage) = usage else {
+        panic!("{usage:?}");
+    };
+    assert_eq!((usage.used_inodes, usage.quota_inodes), (1, None));
     let dir = s
         .ino(Mutation::MakeDir(mutation::MakeDir {
             parent: ROOT,

@@ -24,6 +24,7 @@ operations! {
         9 => ListXattr "listxattr",
         10 => StatFs "statfs",
         28 => FindSparse "find_sparse",
+        35 => GetUsage "get_usage",
     }
 }
 
@@ -68,10 +69,12 @@ impl Query {
             | Self::GetXattr(GetXattr { ino, .. })
             | Self::ListXattr(ListXattr { ino }) => inode(*ino),
             // Replicas move at any time, and totals are out of date as soon as they are sent.
-            Self::Locate(_) | Self::StatFs(_) | Self::FindSparse(_) => QueryFacts {
-                cacheable: [None, None],
-                content: None,
-            },
+            Self::Locate(_) | Self::StatFs(_) | Self::FindSparse(_) | Self::GetUsage(_) => {
+                QueryFacts {
+                    cacheable: [None, None],
+                    content: None,
+                }
+            }
         }
     }
 }
@@ -187,4 +190,25 @@ pub struct StatFs {
 pub struct FindSparse {
     /// Where the previous answer said that the rest begins; none to start.
     pub from: Option<InodeId>,
+}
+
+/// What counts in a directory with everything below it, and what its own quotas are. For a caller who may
+/// read the directory. Reply: [`MetaReply::Usage`](super::MetaReply::Usage).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetUsage {
+    /// Directory.
+    pub ino: InodeId,
+}
+
+/// See [`GetUsage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of blocks that files use, each use counted, one copy.
+    pub used_bytes: u64,
+    /// Inodes of all kinds, without the directory itself.
+    pub used_inodes: u64,
+    /// What there may be of bytes, if a quota is set on the directory itself.
+    pub quota_bytes: Option<u64>,
+    /// The same of inodes.
+    pub quota_inodes: Option<u64>,
 }

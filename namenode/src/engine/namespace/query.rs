@@ -5,7 +5,10 @@ use harvestfs_protocol::{
     ids::BlockId,
     ids::InodeId,
     limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX},
-    meta::{DirEntry, MetaReply, Query, StatFs, query::ReadDir},
+    meta::{
+        DirEntry, MetaReply, Query, StatFs,
+        query::{ReadDir, Usage},
+    },
     name::Name,
     types::{Attr, Credentials, Extent, FileBlock, Located},
 };
@@ -64,8 +67,21 @@ impl Namespace {
             Query::GetXattr(op) => self.get_xattr(credentials, op.ino, &op.name),
             Query::ListXattr(op) => self.list_xattr(credentials, op.ino),
             Query::FindSparse(op) => self.find_sparse(credentials, op.from),
+            Query::GetUsage(op) => Ok(MetaReply::Usage(self.usage(credentials, op.ino)?)),
             Query::StatFs(op) => Ok(MetaReply::StatFs(self.stat_fs(op.ino)?)),
         }
+    }
+
+    fn usage(&self, credentials: &Credentials, ino: InodeId) -> Result<Usage, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let directory = inode.directory()?;
+        permissions::check(credentials, inode, READ)?;
+        Ok(Usage {
+            used_bytes: directory.used.bytes,
+            used_inodes: directory.used.inodes,
+            quota_bytes: directory.quota.bytes,
+            quota_inodes: directory.quota.inodes,
+        })
     }
 
     /// Without a quota there is no end to it here: the server knows what the datanodes have.

@@ -162,7 +162,8 @@ impl Owner {
             | Query::ReadDir(_)
             | Query::ReadLink(_)
             | Query::GetXattr(_)
-            | Query::ListXattr(_) => self.namespace.query(credentials, query),
+            | Query::ListXattr(_)
+            | Query::GetUsage(_) => self.namespace.query(credentials, query),
         }
     }
 
