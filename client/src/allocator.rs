@@ -1,19 +1,19 @@
 //! Blocks for writing, asked for before they are needed.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{MetaReply, mutation},
-    types::{BlockInfo, Located, PlacementRules},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{MetaReply, mutation};
+use harvestfs_protocol::types::{BlockInfo, Located, PlacementRules};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::{core::Core, error::ClientError, pipeline::NewBlock, seal::discard};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::pipeline::NewBlock;
+use crate::seal::discard;
 
 /// Blocks per request: one to use, one in advance. The namenode reserves room for each.
 const BLOCKS_PER_ALLOCATION: u32 = 2;
@@ -68,7 +68,7 @@ impl Allocator {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PlacementRules, Vec<NewBlock>>> {
-        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stock.lock()
     }
 }
 

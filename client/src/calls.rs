@@ -10,26 +10,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{
-        Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
-        mutation::{self, Answered, Creates, Repeated},
-    },
-    name::Name,
-    request_id::RequestId,
-    rpc::{Reply, Request},
-    transport::RpcError,
-    types::{Attr, Credentials},
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Repeated};
+use harvestfs_protocol::meta::{
+    Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
 };
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::transport::RpcError;
+use harvestfs_protocol::types::{Attr, Credentials};
 
-use crate::{
-    cache::Ticket,
-    error::ClientError,
-    sequences::{CONFIRMING_WINDOW, Numbered, Sequences, WINDOW},
-    session::{Link, Session, unreachable},
-};
+use crate::cache::Ticket;
+use crate::error::ClientError;
+use crate::sequences::{CONFIRMING_WINDOW, Numbered, Sequences, WINDOW};
+use crate::session::{Link, Session, unreachable};
 
 /// One attempt. A mutation may wait at the namenode for caches elsewhere to forget, at most the
 /// length of a lease.

@@ -1,34 +1,26 @@
 //! The file system as a program sees it: connecting, looking things up, opening files. What changes
 //! the namespace is in `namespace.rs`.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{
-        AttrChanges, DirEntry, MetaReply, StatFs,
-        query::{self, Usage},
-    },
-    name::Name,
-    types::{Attr, Credentials, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::query::{self, Usage};
+use harvestfs_protocol::meta::{AttrChanges, DirEntry, MetaReply, StatFs};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
-use crate::{
-    cache::{Entry, Ticket},
-    content::ATTR_ATTEMPTS,
-    core::Core,
-    error::ClientError,
-    file::{File, OpenFlags},
-    file_state::Uncommitted,
-    holds::Holds,
-    options::ClientOptions,
-    permissions::{EXECUTE, READ, permits},
-    session::Session,
-};
+use crate::cache::{Entry, Ticket};
+use crate::content::ATTR_ATTEMPTS;
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::file::{File, OpenFlags};
+use crate::file_state::Uncommitted;
+use crate::holds::Holds;
+use crate::options::ClientOptions;
+use crate::permissions::{EXECUTE, READ, permits};
+use crate::session::Session;
 
 /// Flushing when the last handle of a client was dropped without closing it.
 const DROP_DEADLINE: Duration = Duration::from_secs(30);

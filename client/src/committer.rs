@@ -1,22 +1,21 @@
 //! Commits of many files in one request: whatever was queued while the previous request was on its
 //! way goes out together.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
-use harvestfs_protocol::{
-    error::FsError,
-    limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX},
-    meta::{FileCommit, FileCommitted, MetaReply, mutation},
-    request_id::RequestId,
-    types::{Credentials, Extent},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::limits::{EXTENTS_PER_COMMIT_MAX, FILES_PER_COMMIT_MAX};
+use harvestfs_protocol::meta::{FileCommit, FileCommitted, MetaReply, mutation};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Credentials, Extent};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::{
-    core::Core, error::ClientError, file_state::FileState, requests::carrier, writeback::Order,
-};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::file_state::FileState;
+use crate::requests::carrier;
+use crate::writeback::Order;
 
 /// Requests of one kind on their way. Two keep the namenode busy; with more, fewer files share one.
 const REQUESTS_MAX: usize = 2;
@@ -78,7 +77,7 @@ impl Committer {
         } else {
             &self.relaxed
         };
-        queue.lock().unwrap_or_else(PoisonError::into_inner)
+        queue.lock()
     }
 }
 

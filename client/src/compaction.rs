@@ -1,26 +1,20 @@
 //! Compaction: what files still use of mostly unused blocks is copied into new ones, so that the old
 //! blocks go away and their space comes back. Content and times of the files stay as they are.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, InodeId},
-    limits::RELOCATIONS_PER_REQUEST_MAX,
-    meta::{MetaReply, Relocation, SparsePiece, mutation, query},
-    types::{Credentials, FileBlock, PlacementRules},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::RELOCATIONS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::{MetaReply, Relocation, SparsePiece, mutation, query};
+use harvestfs_protocol::types::{Credentials, FileBlock, PlacementRules};
 use tokio::time::Instant;
 
-use crate::{
-    client::Client,
-    error::ClientError,
-    file::{File, OpenFlags},
-    reader::read_block,
-};
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::file::{File, OpenFlags};
+use crate::reader::read_block;
 
 /// Bytes that are copied before files are told to use the copies: bounds what a failure wastes.
 const BATCH_BYTES: u64 = 64 << 20;

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{MetaReply, query},
-    types::{Attr, Credentials, Durability, Extent, PlacementRules, StorageClass},
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{MetaReply, query};
+use harvestfs_protocol::types::{
+    Attr, Credentials, Durability, Extent, PlacementRules, StorageClass,
 };
 
-use crate::{core::Core, error::ClientError, extents::ExtentMap, file_state::FileState};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::extents::ExtentMap;
+use crate::file_state::FileState;
 
 /// How often a file is asked for again that somebody else is changing all the time.
 pub(crate) const CONTENT_ATTEMPTS: u32 = 16;

@@ -1,40 +1,33 @@
 //! What all handles of a client share.
 
-use std::{
-    collections::{HashMap, HashSet},
-    pin::pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    ids::{BlockId, InodeId},
-    limits::BLOCKS_PER_REQUEST_MAX,
-    meta::housekeeping,
-    request_id::RequestId,
-    types::{Credentials, PlacementRules},
-};
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::housekeeping;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Credentials, PlacementRules};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use crate::{
-    allocator::Allocator,
-    calls::confirm,
-    committer::Committer,
-    counters::Fetched,
-    error::ClientError,
-    file_state::FileState,
-    listing::Listings,
-    locations::Locations,
-    pipeline::{BlockStream, Topology},
-    reader::ReadTimes,
-    recent::Recent,
-    session::{LinkState, Session},
-    short_circuit::ShortCircuit,
-    writer::DataWriter,
-};
+use crate::allocator::Allocator;
+use crate::calls::confirm;
+use crate::committer::Committer;
+use crate::counters::Fetched;
+use crate::error::ClientError;
+use crate::file_state::FileState;
+use crate::listing::Listings;
+use crate::locations::Locations;
+use crate::pipeline::{BlockStream, Topology};
+use crate::reader::ReadTimes;
+use crate::recent::Recent;
+use crate::session::{LinkState, Session};
+use crate::short_circuit::ShortCircuit;
+use crate::writer::DataWriter;
 
 /// How often files are looked at whose data grows old.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
@@ -408,5 +401,5 @@ async fn follow_session(core: Arc<Core>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each critical section is a single change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{client::Client, session::LinkState};
+use crate::client::Client;
+use crate::session::LinkState;
 
 /// What a client has seen since it was connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,12 +1,10 @@
 //! Delegations of this session: files that it created and whose first content it may commit after
 //! `close`, because the namenode asks for it before it tells another session of the file.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashSet;
 
 use harvestfs_protocol::ids::InodeId;
+use parking_lot::{Mutex, MutexGuard};
 
 /// See the module. The namenode bounds how many there are.
 #[derive(Default)]
@@ -75,7 +73,7 @@ impl Delegations {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each critical section leaves a state that holds.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use harvestfs_protocol::{
-    error::{DataError, FsError},
-    ids::{BlockId, InodeId},
-    transport::TransportError,
-};
+use harvestfs_protocol::error::{DataError, FsError};
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::transport::TransportError;
 
 /// Why an operation failed. Clone, because everyone who waited for a shared flush gets it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

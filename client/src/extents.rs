@@ -1,6 +1,7 @@
 //! The extents of one file. Pure.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use harvestfs_protocol::types::Extent;
 

@@ -2,28 +2,22 @@
 
 mod read;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::FILE_BYTES_MAX,
-    meta::{AttrChanges, FallocateMode, MetaReply, mutation},
-    types::{Attr, Credentials},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::FILE_BYTES_MAX;
+use harvestfs_protocol::meta::{AttrChanges, FallocateMode, MetaReply, mutation};
+use harvestfs_protocol::types::{Attr, Credentials};
 
-use crate::{
-    client::Client,
-    error::ClientError,
-    extents::ExtentMap,
-    file_state::FileState,
-    permissions::{EXECUTE, READ, WRITE},
-    readahead::{ReadAhead, UNIT_BYTES},
-};
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::extents::ExtentMap;
+use crate::file_state::FileState;
+use crate::permissions::{EXECUTE, READ, WRITE};
+use crate::readahead::{ReadAhead, UNIT_BYTES};
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,13 +3,14 @@
 //! A file that was closed is held for a little longer: it is often opened again at once, and then
 //! needs no trip. Releases go out in batches.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{ids::InodeId, limits::BLOCKS_PER_REQUEST_MAX, meta::housekeeping};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::housekeeping;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::session::Session;
@@ -194,7 +195,7 @@ impl Holds {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

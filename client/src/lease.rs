@@ -1,12 +1,11 @@
 //! Until when the cache may be believed, by a clock that goes on while this machine is suspended: others go on
 //! meanwhile.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use harvestfs_protocol::{limits::LEASE, since_boot};
+use harvestfs_protocol::limits::LEASE;
+use harvestfs_protocol::since_boot;
 
 /// See the module.
 #[derive(Default)]

@@ -1,26 +1,21 @@
 //! Listing directories, and learning from a complete listing which names do not exist.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
-    meta::{DirEntry, MetaReply, query},
-    name::Name,
-    types::Credentials,
-};
+use std::time::{Duration, Instant};
 
-use crate::{
-    cache::Ticket,
-    client::DirPage,
-    core::Core,
-    error::ClientError,
-    permissions::{READ, permits},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
+use harvestfs_protocol::meta::{DirEntry, MetaReply, query};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::Credentials;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::cache::Ticket;
+use crate::client::DirPage;
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::permissions::{READ, permits};
 
 /// Listings under way that are followed; more are not learned from.
 const LISTINGS_MAX: usize = 16;
@@ -73,7 +68,7 @@ impl Listings {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Listing>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

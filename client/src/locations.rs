@@ -1,24 +1,24 @@
 //! Where blocks are, the right to read them, and which datanodes answered lately.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    error::DataError,
-    identity::{Peer, Role},
-    ids::{BlockId, InodeId, NodeId},
-    limits::BLOCKS_PER_REQUEST_MAX,
-    meta::{MetaReply, query},
-    token::BlockToken,
-    transport::{CloseCode, Connection, ConnectionPool, Endpoint, TransportError},
-    types::{Credentials, FileBlock, Located, NodeInfo},
-    unix_now_ms,
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::{BlockId, InodeId, NodeId};
+use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::{MetaReply, query};
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, ConnectionPool, Endpoint, TransportError,
 };
+use harvestfs_protocol::types::{Credentials, FileBlock, Located, NodeInfo};
+use harvestfs_protocol::unix_now_ms;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::{error::ClientError, session::Session};
+use crate::error::ClientError;
+use crate::session::Session;
 
 /// Blocks remembered, in two generations of half of it.
 const BLOCKS_MAX: usize = 65_536;
@@ -264,7 +264,7 @@ impl Locations {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -2,20 +2,18 @@
 
 use std::time::Instant;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    meta::{AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation},
-    name::Name,
-    types::{Attr, Credentials, FileKind, PlacementRules},
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{
+    AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation,
 };
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
 
-use crate::{
-    cache::Ticket,
-    client::Client,
-    error::ClientError,
-    file::{File, OpenFlags},
-    file_state::FileState,
-};
+use crate::cache::Ticket;
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::file::{File, OpenFlags};
+use crate::file_state::FileState;
 
 /// `S_ISUID` and `S_ISGID`.
 const SPECIAL_BITS: u16 = 0o6000;

@@ -1,9 +1,7 @@
 //! What a client can be told.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use harvestfs_protocol::identity::Identity;
 

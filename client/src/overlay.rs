@@ -1,6 +1,7 @@
 //! Written data that is not part of the file yet, by file offset. Pure.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 

@@ -3,18 +3,14 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    name::Name,
-    types::{Attr, Credentials, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
-use crate::{
-    client::Client,
-    error::ClientError,
-    file::{File, OpenFlags},
-};
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::file::{File, OpenFlags};
 
 /// Symlinks that one path may lead through (as Linux).
 const SYMLINKS_MAX: usize = 40;

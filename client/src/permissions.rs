@@ -32,10 +32,8 @@ pub(crate) fn permits(attr: &Attr, credentials: &Credentials, mask: u8) -> bool 
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::{
-        ids::InodeId,
-        types::{MODE_FROZEN, Timestamp},
-    };
+    use harvestfs_protocol::ids::InodeId;
+    use harvestfs_protocol::types::{MODE_FROZEN, Timestamp};
 
     use super::*;
 

@@ -1,29 +1,29 @@
 //! Writing one block: packets go out on one or several pipelines, acknowledgements come back.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    codec::StreamKind,
-    data::{
-        DataRequest, Opening, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk,
-    },
-    error::DataError,
-    ids::{BlockId, NodeId},
-    request_id::RequestId,
-    token::BlockToken,
-    transport::{FrameReceiver, FrameSender, TransportError},
-    types::{NodeInfo, StorageClass},
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{
+    DataRequest, Opening, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk,
 };
-use tokio::{sync::Notify, task::JoinSet};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
+use harvestfs_protocol::types::{NodeInfo, StorageClass};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
-use crate::{
-    error::ClientError, locations::Locations, packet::Layout, requests::carrier, writer::Job,
-};
+use crate::error::ClientError;
+use crate::locations::Locations;
+use crate::packet::Layout;
+use crate::requests::carrier;
+use crate::writer::Job;
 
 /// A pipeline has to stand within this.
 const READY_DEADLINE: Duration = Duration::from_secs(10);
@@ -546,7 +546,7 @@ impl BlockStream {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,21 +1,22 @@
 //! Reading ahead of a sequential reader. What was fetched is kept by block and offset: blocks never
 //! change, so it stays right whatever happens to the file.
 
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    ids::{BlockId, InodeId},
-    request_id::RequestId,
-    types::{Credentials, Extent, FileBlock},
-};
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Credentials, Extent, FileBlock};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use crate::{core::Core, error::ClientError, extents::ExtentMap, reader::read_block};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::extents::ExtentMap;
+use crate::reader::read_block;
 
 /// What is fetched at once; a multiple of the chunk size.
 pub(crate) const UNIT_BYTES: u64 = 1 << 20;
@@ -168,7 +169,7 @@ impl ReadAhead {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

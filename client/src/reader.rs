@@ -1,28 +1,25 @@
 //! Reading a range of a block from whichever replica answers.
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use harvestfs_protocol::{
-    codec::StreamKind,
-    data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch},
-    error::DataError,
-    ids::{BlockId, InodeId},
-    limits::CHUNK_BYTES,
-    meta::housekeeping,
-    request_id::RequestId,
-    transport::{FrameReceiver, TransportError},
-    types::{Credentials, FileBlock, NodeInfo},
-};
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::meta::housekeeping;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::transport::{FrameReceiver, TransportError};
+use harvestfs_protocol::types::{Credentials, FileBlock, NodeInfo};
 
-use crate::{core::Core, error::ClientError, locations::Location, pipeline::ended_early};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::locations::Location;
+use crate::pipeline::ended_early;
 
 /// A replica that sends nothing for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(8);

@@ -2,14 +2,12 @@
 //! within its clock's tick, and compilers what was just unpacked. The kernel keeps no page that was
 //! not written as a whole, as the last one of most files. Kept by block and offset, as what is read ahead.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::writeback::Place;
 
@@ -73,7 +71,7 @@ impl Recent {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing between lock and unlock can panic half-way through a change.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

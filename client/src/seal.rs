@@ -1,25 +1,22 @@
 //! The end of blocks: sealed when they are full, saved when their pipeline broke, given back when
 //! nothing was written to them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    codec::StreamKind,
-    data::{DataRequest, Opening, SealReply, SealRequest},
-    error::DataError,
-    ids::{BlockId, NodeId},
-    meta::{SealedBlock, mutation},
-    transport::TransportError,
-    types::{Credentials, NodeInfo},
-};
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, SealReply, SealRequest};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::meta::{SealedBlock, mutation};
+use harvestfs_protocol::transport::TransportError;
+use harvestfs_protocol::types::{Credentials, NodeInfo};
 use tokio::task::JoinSet;
 
-use crate::{
-    core::Core,
-    error::ClientError,
-    locations::Locations,
-    pipeline::{BlockStream, NewBlock, ended_early},
-};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::locations::Locations;
+use crate::pipeline::{BlockStream, NewBlock, ended_early};
 
 /// Sealing a replica whose pipeline broke, all attempts together.
 const SEAL_DEADLINE: Duration = Duration::from_secs(4);

@@ -67,7 +67,8 @@ fn zeros(parts: &mut Vec<Section>, length_bytes: u64) {
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::{ids::BlockId, types::Extent};
+    use harvestfs_protocol::ids::BlockId;
+    use harvestfs_protocol::types::Extent;
 
     use super::*;
 

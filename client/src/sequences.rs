@@ -2,10 +2,11 @@
 //! they were durable.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use harvestfs_protocol::limits::MUTATIONS_IN_FLIGHT_MAX;
 use harvestfs_protocol::rpc::Request;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::session::Session;
@@ -82,7 +83,7 @@ impl Sequences {
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -163,6 +164,6 @@ impl Unconfirmed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Relaxed> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }

@@ -1,43 +1,34 @@
 //! The session with the namenode: connecting, resuming, leases, notices.
 
-use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    error::FsError,
-    identity::{Peer, Role},
-    ids::BlockId,
-    limits::KEEPALIVE_INTERVAL,
-    meta::{Notice, OpenSession, SessionOpened},
-    rpc::{Reply, Request, Response},
-    since_boot,
-    timeline::Epoch,
-    transport::{
-        CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
-        TransportOptions,
-    },
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
+use harvestfs_protocol::meta::{Notice, OpenSession, SessionOpened};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::since_boot;
+use harvestfs_protocol::timeline::Epoch;
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
+    TransportOptions,
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, mpsc, watch},
-};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
 
-use crate::{
-    cache::MetaCache,
-    client::CacheListener,
-    core::Core,
-    delegations::Delegations,
-    error::ClientError,
-    holds::Holds,
-    lease::Lease,
-    options::ClientOptions,
-    sequences::{Sequences, Unconfirmed},
-};
+use crate::cache::MetaCache;
+use crate::client::CacheListener;
+use crate::core::Core;
+use crate::delegations::Delegations;
+use crate::error::ClientError;
+use crate::holds::Holds;
+use crate::lease::Lease;
+use crate::options::ClientOptions;
+use crate::sequences::{Sequences, Unconfirmed};
 
 /// Dialling one address and the version exchange.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
@@ -453,7 +444,7 @@ impl Session {
     }
 
     fn lock_listener(&self) -> MutexGuard<'_, Option<Arc<dyn CacheListener>>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listener.lock()
     }
 }
 

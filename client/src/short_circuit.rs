@@ -4,38 +4,35 @@
 //! Whatever goes wrong here, the caller asks the datanode over the network, which tells what it is: a
 //! busy server, a replica that is gone, a chunk that does not match.
 
-use std::{
-    collections::HashMap,
-    fs::File,
-    io,
-    num::NonZeroUsize,
-    ops::Range,
-    os::unix::{fs::FileExt, net::UnixStream},
-    path::PathBuf,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use harvestfs_protocol::{
-    codec::StreamKind,
-    data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum},
-    ids::{BlockId, NodeId},
-    replica_layout::{
-        ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
-        group_end, group_of, table_page_position,
-    },
-    request_id::RequestId,
-    short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host},
-    token::BlockToken,
-    transport::{Connection, TransportError},
-    types::NodeInfo,
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::replica_layout::{
+    ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
+    group_end, group_of, table_page_position,
 };
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host};
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::transport::{Connection, TransportError};
+use harvestfs_protocol::types::NodeInfo;
 use lru::LruCache;
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use crate::locations::Locations;
 
@@ -405,28 +402,22 @@ fn page_aligned(bytes: usize) -> BytesMut {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each critical section is a single change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::Read,
-        os::{
-            fd::AsFd,
-            unix::net::{UnixListener, UnixStream},
-        },
-        path::Path,
-        sync::mpsc,
-    };
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::sync::mpsc;
 
-    use harvestfs_protocol::{
-        codec::FrameDecoder,
-        ids::StorageId,
-        replica_layout::{encode_header, entry_position, file_bytes},
-        short_circuit::answer,
-        token::{Right, TokenKey, TokenSigner},
-    };
+    use harvestfs_protocol::codec::FrameDecoder;
+    use harvestfs_protocol::ids::StorageId;
+    use harvestfs_protocol::replica_layout::{encode_header, entry_position, file_bytes};
+    use harvestfs_protocol::short_circuit::answer;
+    use harvestfs_protocol::token::{Right, TokenKey, TokenSigner};
 
     use super::*;
 

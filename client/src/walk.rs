@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
-    meta::DirEntry,
-    name::Name,
-    types::{Attr, Credentials, FileKind},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
+use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
-use crate::{client::Client, error::ClientError};
+use crate::client::Client;
+use crate::error::ClientError;
 
 impl Client {
     /// What is in a directory, names in order. What is added or removed meanwhile may be among it or

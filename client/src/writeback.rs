@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
-use harvestfs_protocol::{ids::BlockId, types::Extent};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::Extent;
 
 use crate::overlay::{Segment, SegmentMap};
 

@@ -2,34 +2,29 @@
 //! one for each file that is written in bulk. Each fills one block after the other and replaces a
 //! block whose pipeline breaks.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::{DataError, FsError},
-    ids::InodeId,
-    limits::PACKET_BYTES_MAX,
-    request_id::RequestId,
-    types::PlacementRules,
-};
-use tokio::{sync::Notify, task::JoinSet, time::timeout};
+use harvestfs_protocol::error::{DataError, FsError};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::PlacementRules;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use crate::{
-    core::Core,
-    error::ClientError,
-    file_state::FileState,
-    packet::{self, Layout},
-    pipeline::{self, BlockStream, StreamSender, Topology},
-    seal::{discard, recover, report_sealed},
-    writeback::{Order, Place, TakenPiece},
-};
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::file_state::FileState;
+use crate::packet::{self, Layout};
+use crate::pipeline::{self, BlockStream, StreamSender, Topology};
+use crate::seal::{discard, recover, report_sealed};
+use crate::writeback::{Order, Place, TakenPiece};
 
 /// Packets of a pack in flight. More only makes smaller packets: what queues meanwhile shares one.
 const PACK_PACKETS_MAX: usize = 4;
@@ -461,7 +456,7 @@ impl DataWriter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

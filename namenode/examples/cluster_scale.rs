@@ -2,22 +2,22 @@
 //!
 //! `cargo run --release -p harvestfs-namenode --example cluster_scale [BLOCKS] [NODES]`
 
-use std::{collections::BTreeMap, error::Error, ops::Range, time::Instant};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ops::Range;
+use std::time::Instant;
 
-use harvestfs_namenode::engine::{
-    cluster::{Cluster, ClusterOptions},
-    namespace::BlockChange,
-};
+use harvestfs_namenode::engine::cluster::{Cluster, ClusterOptions};
+use harvestfs_namenode::engine::namespace::BlockChange;
 use harvestfs_placement::Stock;
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, SessionId, StorageId},
-    limits::BLOCK_BYTES_MAX,
-    node::{
-        BlockReport, Heartbeat, IncrementalReport, ReplicaChange, ReplicaReport, ServerDescription,
-    },
-    types::{Durability, PlacementRules, StorageClass, VolumeStatus},
+use harvestfs_protocol::ids::{BlockId, NodeId, SessionId, StorageId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::node::{
+    BlockReport, Heartbeat, IncrementalReport, ReplicaChange, ReplicaReport, ServerDescription,
 };
-use rand::{SeedableRng, rngs::SmallRng};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, VolumeStatus};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 
 /// Blocks whose replicas are reported together.
 const BATCH: usize = 16_384;

@@ -2,19 +2,15 @@
 //!
 //! Run: `cargo run --release -p harvestfs-namenode --example engine_memory [files]`
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[path = "engine_common/mod.rs"]
 mod engine_common;
 
 use engine_common::{Driver, commit, create, name};
-use harvestfs_protocol::{
-    ids::InodeId,
-    meta::{Mutation, mutation},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{Mutation, mutation};
 
 /// Counts the bytes that are allocated now.
 struct Counting;

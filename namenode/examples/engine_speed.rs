@@ -3,22 +3,18 @@
 //!
 //! Run: `cargo run --release -p harvestfs-namenode --example engine_speed [files]`
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::time::{Duration, Instant};
 
 #[path = "engine_common/mod.rs"]
 mod engine_common;
 
 use engine_common::{Driver, commit, create, name};
 use harvestfs_namenode::engine::namespace::{Command, Namespace};
-use harvestfs_protocol::{
-    ids::InodeId,
-    limits::SNAPSHOT_ITEMS_MAX,
-    meta::{Mutation, Query, RenameMode, mutation, query},
-    types::Credentials,
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::SNAPSHOT_ITEMS_MAX;
+use harvestfs_protocol::meta::{Mutation, Query, RenameMode, mutation, query};
+use harvestfs_protocol::types::Credentials;
 
 /// Numbers below `count`, each once, in an order that no cache likes.
 fn scattered(count: u64) -> impl Iterator<Item = u64> {

@@ -3,16 +3,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    history::{HistoryReply, HistoryRequest},
-    ids::{BlockId, ClusterId, InodeId, NodeId},
-    node::ServerDescription,
-    outlook::WriteOutlook,
-    placement::{PlacementReply, PlacementRequest},
-    timeline::{Epoch, Position},
-    token::BlockToken,
-    types::{NodeInfo, VolumeStatus},
-};
+use crate::history::{HistoryReply, HistoryRequest};
+use crate::ids::{BlockId, ClusterId, InodeId, NodeId};
+use crate::node::ServerDescription;
+use crate::outlook::WriteOutlook;
+use crate::placement::{PlacementReply, PlacementRequest};
+use crate::timeline::{Epoch, Position};
+use crate::token::BlockToken;
+use crate::types::{NodeInfo, VolumeStatus};
 
 /// Requests of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,14 +19,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    error::DataError,
-    ids::{BlockId, NodeId},
-    limits::CHUNK_BYTES,
-    request_id::RequestId,
-    token::BlockToken,
-    types::{NodeInfo, StorageClass},
-};
+use crate::error::DataError;
+use crate::ids::{BlockId, NodeId};
+use crate::limits::CHUNK_BYTES;
+use crate::request_id::RequestId;
+use crate::token::BlockToken;
+use crate::types::{NodeInfo, StorageClass};
 
 /// The first frame of a block stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

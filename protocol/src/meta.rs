@@ -32,13 +32,11 @@ pub use self::parts::{
     SealedBlock, SetTime, SetXattrMode, SparsePiece, StatFs,
 };
 pub use self::query::Query;
-use crate::{
-    error::FsError,
-    ids::{ClusterId, InodeId, SessionId},
-    name::Name,
-    timeline::Position,
-    types::{Attr, Credentials, Extent, Located, PlacementRules},
-};
+use crate::error::FsError;
+use crate::ids::{ClusterId, InodeId, SessionId};
+use crate::name::Name;
+use crate::timeline::Position;
+use crate::types::{Attr, Credentials, Extent, Located, PlacementRules};
 
 /// Starts or resumes a session; the first request on a client's connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::FsError, limits::NAME_BYTES_MAX};
+use crate::error::FsError;
+use crate::limits::NAME_BYTES_MAX;
 
 /// In a directory that has snapshots, the directory of these. Listings leave it out.
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshot";

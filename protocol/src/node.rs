@@ -4,12 +4,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    ids::{BlockId, ClusterId, NodeId, StorageId},
-    timeline::{Authority, Position},
-    token::{BlockToken, TokenKey},
-    types::{NodeInfo, VolumeStatus},
-};
+use crate::ids::{BlockId, ClusterId, NodeId, StorageId};
+use crate::timeline::{Authority, Position};
+use crate::token::{BlockToken, TokenKey};
+use crate::types::{NodeInfo, VolumeStatus};
 
 /// The server that a datanode runs on, as its configuration describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,11 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    history::TenantName,
-    ids::{BlockId, StorageId},
-    types::StorageClass,
-};
+use crate::history::TenantName;
+use crate::ids::{BlockId, StorageId};
+use crate::types::StorageClass;
 
 /// Requests about placement and repair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

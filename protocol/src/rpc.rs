@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    admin::{AdminReply, AdminRequest},
-    error::FsError,
-    meta::{MetaCall, MetaReply, Mutated, OpenSession, SessionOpened},
-    node::{NodeReply, NodeRequest},
-};
+use crate::admin::{AdminReply, AdminRequest};
+use crate::error::FsError;
+use crate::meta::{MetaCall, MetaReply, Mutated, OpenSession, SessionOpened};
+use crate::node::{NodeReply, NodeRequest};
 
 /// A request to the namenode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,9 +1,7 @@
 //! Errors in files that people write: configurations, scenarios.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// What is wrong with a file that somebody wrote, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

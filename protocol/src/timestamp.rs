@@ -1,15 +1,14 @@
 //! The wall clock, as the kernel stamps files with it.
 
-use std::{os::fd::OwnedFd, time::SystemTime};
+use std::os::fd::OwnedFd;
+use std::time::SystemTime;
 
-use rustix::{
-    fs::{
-        AtFlags, MemfdFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens,
-        memfd_create, statx,
-    },
-    io,
-    time::{ClockId, clock_gettime},
+use rustix::fs::{
+    AtFlags, MemfdFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens,
+    memfd_create, statx,
 };
+use rustix::io;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds since 1970-01-01T00:00:00Z, negative before; reaches from 1677 to 2262.
@@ -75,11 +74,9 @@ pub fn unix_now_ms() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::BTreeSet,
-        fs::{self, File},
-        os::unix::fs::MetadataExt,
-    };
+    use std::collections::BTreeSet;
+    use std::fs::{self, File};
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 

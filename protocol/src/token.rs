@@ -4,7 +4,8 @@
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::DataError, ids::BlockId};
+use crate::error::DataError;
+use crate::ids::BlockId;
 
 const MAC_BYTES: usize = 16;
 

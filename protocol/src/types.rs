@@ -4,10 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    ids::{BlockId, InodeId, NodeId, StorageId},
-    token::BlockToken,
-};
+use crate::ids::{BlockId, InodeId, NodeId, StorageId};
+use crate::token::BlockToken;
 
 pub use crate::timestamp::Timestamp;
 

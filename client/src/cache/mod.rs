@@ -9,17 +9,14 @@
 mod tests;
 mod ticket;
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    meta::DirEntry,
-    name::{Name, SNAPSHOTS_NAME},
-    types::{Attr, PlacementRules},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
+use harvestfs_protocol::types::{Attr, PlacementRules};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::extents::ExtentMap;
 
@@ -251,7 +248,7 @@ impl MetaCache {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Losing an update to a panic elsewhere in the critical section is not possible: none can
         // panic between two changes that belong together.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -1,7 +1,5 @@
-use harvestfs_protocol::{
-    ids::BlockId,
-    types::{Extent, FileKind, Timestamp},
-};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::{Extent, FileKind, Timestamp};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,13 +1,12 @@
 //! What replies tell the cache.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    meta::DirEntry,
-    name::Name,
-    types::{Attr, Extent, FileKind, PlacementRules},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Extent, FileKind, PlacementRules};
+use parking_lot::MutexGuard;
 
 use super::{Inner, Subject, Ticket};
 use crate::extents::ExtentMap;
@@ -227,7 +226,7 @@ impl Ticket {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -1,18 +1,17 @@
 //! Reading open files.
 
 use bytes::{Bytes, BytesMut};
-use harvestfs_protocol::{request_id::RequestId, types::FileBlock};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::FileBlock;
 use tokio::task::JoinSet;
 
 use super::File;
-use crate::{
-    content::CONTENT_ATTEMPTS,
-    error::ClientError,
-    extents::ExtentMap,
-    readahead::{Reader, UNIT_BYTES, blocks_after},
-    reader::read_block,
-    sections::{Section, sections},
-};
+use crate::content::CONTENT_ATTEMPTS;
+use crate::error::ClientError;
+use crate::extents::ExtentMap;
+use crate::readahead::{Reader, UNIT_BYTES, blocks_after};
+use crate::reader::read_block;
+use crate::sections::{Section, sections};
 
 /// Ranges of one read that are fetched at once.
 const PARALLEL_READS: usize = 8;

@@ -2,19 +2,15 @@
 
 use std::sync::Arc;
 
-use harvestfs_protocol::{
-    limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX},
-    meta::FileCommit,
-    request_id::RequestId,
-};
+use harvestfs_protocol::limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX};
+use harvestfs_protocol::meta::FileCommit;
+use harvestfs_protocol::request_id::RequestId;
 
 use super::{Actions, FileState, Inner};
-use crate::{
-    committer::Entry,
-    pipeline::Topology,
-    writeback::Order,
-    writer::{DataWriter, Job},
-};
+use crate::committer::Entry;
+use crate::pipeline::Topology;
+use crate::writeback::Order;
+use crate::writer::{DataWriter, Job};
 
 /// A file with more dirty data gets blocks of its own.
 const BULK_BYTES: u64 = 8 << 20;

@@ -1,9 +1,8 @@
 //! Handles of a file, and what their `close` has to wait for.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 

@@ -3,29 +3,25 @@
 mod advance;
 mod handles;
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::{Duration, Instant},
-};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, InodeId},
-    request_id::RequestId,
-    types::{Attr, Credentials, PlacementRules, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::{
-    committer::Entry,
-    core::Core,
-    error::ClientError,
-    pipeline::BlockStream,
-    writeback::{Epoch, Order, PieceId, Place, Writeback},
-    writer::{DataWriter, Job},
-};
+use crate::committer::Entry;
+use crate::core::Core;
+use crate::error::ClientError;
+use crate::pipeline::BlockStream;
+use crate::writeback::{Epoch, Order, PieceId, Place, Writeback};
+use crate::writer::{DataWriter, Job};
 
 /// Times that a refused commit is tried with its data in other blocks.
 const REWRITES_MAX: u32 = 3;
@@ -517,7 +513,7 @@ impl FileState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

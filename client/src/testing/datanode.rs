@@ -1,31 +1,27 @@
 //! A datanode in memory.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    codec::StreamKind,
-    data::{
-        DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest,
-        ShortCircuitReply, WriteAck, WriteRequest, chunk_checksums, first_mismatch,
-        round_up_to_chunk,
-    },
-    error::DataError,
-    identity::{Identity, Peer, Role},
-    ids::{BlockId, NodeId},
-    limits::CHUNK_BYTES,
-    token::{Right, TokenVerifier},
-    transport::{CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, TransportError},
-    types::NodeInfo,
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{
+    DataRequest, Opening, Packet, ReadPacket, ReadRequest, SealReply, SealRequest,
+    ShortCircuitReply, WriteAck, WriteRequest, chunk_checksums, first_mismatch, round_up_to_chunk,
 };
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::identity::{Identity, Peer, Role};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::token::{Right, TokenVerifier};
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Endpoint, FrameReceiver, FrameSender, TransportError,
+};
+use harvestfs_protocol::types::NodeInfo;
+use parking_lot::Mutex;
 
-use super::{any_port, bind, lock, token_key, unix_ms_now};
+use super::{any_port, bind, token_key, unix_ms_now};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -96,7 +92,7 @@ impl Datanode {
     }
 
     pub(crate) fn set_mood(&self, mood: Mood) {
-        *lock(&self.mood) = mood;
+        *self.mood.lock() = mood;
     }
 
     /// It is gone, for good.
@@ -106,20 +102,20 @@ impl Datanode {
 
     /// Loses what was not made stable, as when the power fails.
     pub(crate) fn lose_unstable(&self) {
-        for replica in lock(&self.replicas).values_mut() {
+        for replica in self.replicas.lock().values_mut() {
             replica.data.truncate(replica.stable_bytes);
         }
     }
 
     /// Blocks with their lengths and whether they are sealed.
     pub(crate) fn replicas(&self) -> HashMap<BlockId, (usize, bool)> {
-        let replicas = lock(&self.replicas);
+        let replicas = self.replicas.lock();
         let view = |(id, r): (&BlockId, &Replica)| (*id, (r.data.len(), r.sealed));
         replicas.iter().map(view).collect()
     }
 
     fn mood(&self) -> Mood {
-        *lock(&self.mood)
+        *self.mood.lock()
     }
 
     async fn accept(self: Arc<Self>) {
@@ -185,7 +181,7 @@ impl Datanode {
                 .send(&failed(DataError::Busy { retry_after_ms: 20 }))
                 .await;
         }
-        if lock(&self.replicas).contains_key(&request.block) {
+        if self.replicas.lock().contains_key(&request.block) {
             return sender.send(&failed(DataError::ReplicaExists)).await;
         }
         let mut downstream = match request.downstream.split_first() {
@@ -195,7 +191,9 @@ impl Datanode {
                 Err((node, error)) => return sender.send(&WriteAck::Failed { node, error }).await,
             },
         };
-        lock(&self.replicas).insert(request.block, Replica::default());
+        self.replicas
+            .lock()
+            .insert(request.block, Replica::default());
         sender.send(&WriteAck::Ready).await?;
         let mut packets = 0;
         while let Some((packet, length)) = receiver.recv::<Packet>(DEADLINE).await? {
@@ -265,7 +263,7 @@ impl Datanode {
     }
 
     fn store(&self, block: BlockId, packet: &Packet, data: &[u8]) -> Result<(), DataError> {
-        let mut replicas = lock(&self.replicas);
+        let mut replicas = self.replicas.lock();
         let replica = replicas.get_mut(&block).ok_or(DataError::NoSuchReplica)?;
         if replica.sealed {
             return Err(DataError::OutOfOrder("sealed".into()));
@@ -333,7 +331,7 @@ impl Datanode {
         let from = request.block_offset / chunk * chunk;
         let to = (request.block_offset + request.length_bytes).next_multiple_of(chunk);
         let content = {
-            let replicas = lock(&self.replicas);
+            let replicas = self.replicas.lock();
             let data = replicas
                 .get(&request.block)
                 .map(|replica| replica.data.clone());
@@ -379,7 +377,7 @@ impl Datanode {
         }
         self.verifier
             .verify(&request.token, request.block, Right::Write, unix_ms_now())?;
-        let mut replicas = lock(&self.replicas);
+        let mut replicas = self.replicas.lock();
         let replica = replicas
             .get_mut(&request.block)
             .ok_or(DataError::NoSuchReplica)?;

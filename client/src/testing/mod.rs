@@ -4,18 +4,14 @@
 mod datanode;
 mod namenode;
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    identity::{CertificateAuthority, Identity, Role},
-    token::TokenKey,
-    transport::{Endpoint, TransportOptions},
-    unix_now_ms,
-};
+use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
+use harvestfs_protocol::token::TokenKey;
+use harvestfs_protocol::transport::{Endpoint, TransportOptions};
+use harvestfs_protocol::unix_now_ms;
 
 pub(crate) use datanode::{Datanode, Mood};
 pub(crate) use namenode::Namenode;
@@ -99,8 +95,4 @@ fn any_port() -> SocketAddr {
 
 fn unix_ms_now() -> u64 {
     unix_now_ms().unwrap()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

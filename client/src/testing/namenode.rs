@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::{Command, EDITION, Effects, Namespace, Outcome};
@@ -24,9 +24,10 @@ use harvestfs_protocol::transport::{Connection, Endpoint, NoticeSender, RpcServe
 use harvestfs_protocol::types::{
     BlockInfo, Credentials, Durability, Located, NodeInfo, PlacementRules, Timestamp,
 };
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{any_port, bind, lock, token_key, unix_ms_now};
+use super::{any_port, bind, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
 const ACK_DEADLINE: Duration = Duration::from_secs(5);
@@ -105,11 +106,11 @@ impl Namenode {
 
     /// Stops, and forgets what was not durable.
     pub(crate) async fn crash(&self) {
-        let endpoint = lock(&self.endpoint).take().unwrap();
+        let endpoint = self.endpoint.lock().take().unwrap();
         endpoint.close("crashed");
         endpoint.wait_idle(Duration::from_secs(5)).await.unwrap();
         drop(endpoint);
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
         state.acks.clear();
         for sender in state.sessions.values_mut() {
@@ -128,55 +129,55 @@ impl Namenode {
             }
         };
         tokio::spawn(accept(self.shared.clone(), endpoint.clone()));
-        *lock(&self.endpoint) = Some(endpoint);
+        *self.endpoint.lock() = Some(endpoint);
     }
 
     /// The next mutations are executed, and then the connection breaks before they are answered.
     pub(crate) fn lose_replies(&self, count: u32) {
-        lock(&self.shared.state).lose_replies = count;
+        self.shared.state.lock().lose_replies = count;
     }
 
     /// Until it is called again, nothing is invalidated.
     pub(crate) fn hold_notices(&self, hold: bool) {
-        lock(&self.shared.state).holds_notices = hold;
+        self.shared.state.lock().holds_notices = hold;
     }
 
     /// Knows nothing of a block any more, whatever files say.
     pub(crate) fn forget_block(&self, block: BlockId) {
-        lock(&self.shared.state).blocks.remove(&block);
+        self.shared.state.lock().blocks.remove(&block);
     }
 
     /// Ends all sessions.
     pub(crate) fn expire_sessions(&self) {
-        lock(&self.shared.state).end_sessions();
+        self.shared.state.lock().end_sessions();
     }
 
     /// How often an operation was called, by its name in metrics.
     pub(crate) fn calls(&self, op: &str) -> u64 {
         let names = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
         assert!(names.concat().contains(&op), "no operation is called {op}");
-        lock(&self.shared.state).calls.get(op).copied().unwrap_or(0)
+        self.shared.state.lock().calls.get(op).copied().unwrap_or(0)
     }
 
     pub(crate) fn bad_replicas(&self) -> Vec<(BlockId, NodeId, bool)> {
-        lock(&self.shared.state).bad.clone()
+        self.shared.state.lock().bad.clone()
     }
 
     /// Blocks that were sealed with their lengths.
     pub(crate) fn sealed(&self) -> HashMap<BlockId, u64> {
-        lock(&self.shared.state).sealed.clone()
+        self.shared.state.lock().sealed.clone()
     }
 
     /// The blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
-        let state = lock(&self.shared.state);
+        let state = self.shared.state.lock();
         let blocks: BTreeSet<_> = state.namespace.blocks().map(|view| view.block).collect();
         let users = state.namespace.files_using(&blocks);
         users.into_iter().map(|(block, _)| block).collect()
     }
 
     pub(crate) fn inode_exists(&self, ino: InodeId) -> bool {
-        lock(&self.shared.state).namespace.exists(ino)
+        self.shared.state.lock().namespace.exists(ino)
     }
 }
 
@@ -227,7 +228,7 @@ impl Shared {
         resume: Option<SessionId>,
         notices: NoticeSender<Notice>,
     ) -> Result<SessionOpened, FsError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let session = match resume {
             Some(session) if state.sessions.contains_key(&session) => session,
             Some(_) => return Err(FsError::SessionExpired),
@@ -245,28 +246,28 @@ impl Shared {
 
     /// None: the reply is lost.
     async fn handle(&self, session: Option<SessionId>, request: Request) -> Option<Response> {
-        let alive = |session: &SessionId| lock(&self.state).sessions.contains_key(session);
+        let alive = |session: &SessionId| self.state.lock().sessions.contains_key(session);
         let Some(session) = session.filter(alive) else {
             return Some(Err(FsError::SessionExpired));
         };
         match request {
             Request::AckInvalidation { id } => {
-                if let Some(ack) = lock(&self.state).acks.remove(&id) {
+                if let Some(ack) = self.state.lock().acks.remove(&id) {
                     let _ = ack.send(());
                 }
                 Some(Ok(Reply::Done))
             }
             Request::CloseSession => {
-                lock(&self.state).sessions.remove(&session);
+                self.state.lock().sessions.remove(&session);
                 Some(Ok(Reply::Done))
             }
             Request::Meta(MetaCall { credentials, op }) => {
                 let name = op.name();
-                *lock(&self.state).calls.entry(name).or_default() += 1;
+                *self.state.lock().calls.entry(name).or_default() += 1;
                 match op {
                     MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
                     MetaOp::Housekeeping(operation) => {
-                        lock(&self.state).keep_house(operation);
+                        self.state.lock().keep_house(operation);
                         Some(Ok(Reply::Meta(MetaReply::Done)))
                     }
                     MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
@@ -277,7 +278,7 @@ impl Shared {
     }
 
     fn query(&self, credentials: &Credentials, query: &Query) -> Result<MetaReply, FsError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let mut reply = state.namespace.query(credentials, query)?;
         let (extents, end, max) = match (query, &mut reply) {
             (Query::Locate(locate), _) => {
@@ -308,7 +309,7 @@ impl Shared {
         call: MutationCall,
     ) -> Option<Response> {
         let (result, waits, lost) = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if let Some(outcome) = state.namespace.remembered_reply(session, call.sequence) {
                 let mutated = Mutated {
                     reply: self.reply_of(&state, outcome.clone()),

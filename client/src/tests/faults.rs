@@ -1,18 +1,16 @@
 //! Files and names while things fail.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{error::FsError, ids::InodeId, meta::AttrChanges};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::AttrChanges;
 
 use super::{create, name, pattern, root};
-use crate::{
-    Client, ClientError, File, OpenFlags,
-    testing::{Cluster, Mood},
-};
+use crate::testing::{Cluster, Mood};
+use crate::{Client, ClientError, File, OpenFlags};
 
 /// What is due in milliseconds comes within this on any machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);

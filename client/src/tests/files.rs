@@ -1,20 +1,17 @@
 //! Files as they are written and read when nothing fails.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{AttrChanges, FallocateMode, RenameMode, SetTime},
-    types::{FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{AttrChanges, FallocateMode, RenameMode, SetTime};
+use harvestfs_protocol::types::{FileKind, Timestamp};
 
 use super::{create, name, pattern, root};
-use crate::{Client, ClientError, OpenFlags, testing::Cluster};
+use crate::testing::Cluster;
+use crate::{Client, ClientError, OpenFlags};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_file_is_read_back_before_and_after_its_commit() {

@@ -8,11 +8,9 @@ mod quotas;
 mod small;
 mod waiting;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    name::Name,
-    types::{Attr, Credentials},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials};
 
 use crate::{Client, File, OpenFlags};
 
@@ -39,7 +37,8 @@ async fn create(client: &Client, text: &str) -> (Attr, File) {
 
 /// Bytes that differ from place to place and from seed to seed.
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    use rand::{Rng, SeedableRng, rngs::SmallRng};
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
     let mut bytes = vec![0; len];
     SmallRng::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes

@@ -3,18 +3,15 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{FallocateMode, RenameMode},
-};
-use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{FallocateMode, RenameMode};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use super::{create, name, root};
-use crate::{
-    Client, ClientError, OpenFlags,
-    testing::{Cluster, Mood},
-};
+use crate::testing::{Cluster, Mood};
+use crate::{Client, ClientError, OpenFlags};
 
 /// A file is a `Vec<u8>`, whatever happens to datanodes and to the namenode meanwhile.
 #[tokio::test(flavor = "multi_thread")]

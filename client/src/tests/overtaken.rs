@@ -4,7 +4,8 @@ use bytes::Bytes;
 use harvestfs_protocol::types::Attr;
 
 use super::{create, pattern, root};
-use crate::{ClientError, File, OpenFlags, testing::Cluster};
+use crate::testing::Cluster;
+use crate::{ClientError, File, OpenFlags};
 
 const MIB: usize = 1 << 20;
 

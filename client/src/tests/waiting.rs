@@ -1,22 +1,17 @@
 //! The namenode is away, and whoever waits for it gives up or does not.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use harvestfs_protocol::{ids::InodeId, name::Name};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
 
-use super::{
-    create,
-    faults::{DEADLINE, read_elsewhere, write_all},
-    name, pattern, root,
-};
-use crate::{CacheListener, Client, ClientError, OpenFlags, testing::Cluster};
+use super::faults::{DEADLINE, read_elsewhere, write_all};
+use super::{create, name, pattern, root};
+use crate::testing::Cluster;
+use crate::{CacheListener, Client, ClientError, OpenFlags};
 
 /// Counts the names that it is told of.
 #[derive(Default)]

@@ -1,12 +1,12 @@
 //! What the examples that measure the engine share.
 
 use harvestfs_namenode::engine::namespace::{Applied, Command, Namespace, Outcome};
-use harvestfs_protocol::{
-    ids::{BlockId, ClusterId, InodeId, SessionId},
-    limits::BLOCK_BYTES_MAX,
-    meta::{FileCommit, MetaReply, Mutation, mutation},
-    name::Name,
-    types::{Credentials, Durability, Extent, FileKind, PlacementRules, Timestamp},
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, SessionId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::meta::{FileCommit, MetaReply, Mutation, mutation};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{
+    Credentials, Durability, Extent, FileKind, PlacementRules, Timestamp,
 };
 
 const RULES: PlacementRules = PlacementRules {

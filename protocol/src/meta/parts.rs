@@ -2,11 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    ids::{BlockId, InodeId, NodeId},
-    name::Name,
-    types::{Attr, Extent, FileKind, PlacementRules, Timestamp},
-};
+use crate::ids::{BlockId, InodeId, NodeId};
+use crate::name::Name;
+use crate::types::{Attr, Extent, FileKind, PlacementRules, Timestamp};
 
 /// A piece of a file whose data was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! How many connections come from each address.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{CloseCode, Connection};
 
@@ -32,7 +32,7 @@ impl Counts {
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, u32>> {
         // Each critical section is a single change.
         let counts = self.of_addresses.lock();
-        counts.unwrap_or_else(PoisonError::into_inner)
+        counts
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::{Connection, Endpoint, TransportError, within};
@@ -131,10 +132,7 @@ impl ConnectionPool {
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
         // Under the lock there are only single changes of the map, which a panic cannot split.
-        self.inner
-            .slots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.slots.lock()
     }
 }
 

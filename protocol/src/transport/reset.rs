@@ -6,7 +6,8 @@
 //! the identity's own. Without it, a peer finds out when its idle timeout is over.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use ring::hmac;
 
 use crate::identity::Identity;

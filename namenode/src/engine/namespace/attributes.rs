@@ -1,19 +1,15 @@
 //! Changing attributes: `chmod`, `chown`, `truncate`, `utimensat`.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::FILE_BYTES_MAX,
-    meta::{AttrChanges, MetaReply, SetTime},
-    types::FileKind,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::FILE_BYTES_MAX;
+use harvestfs_protocol::meta::{AttrChanges, MetaReply, SetTime};
+use harvestfs_protocol::types::FileKind;
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    inode::{ALL_MODE_BITS, Inode, SET_GROUP_ID},
-    permissions::{self, WRITE},
-};
+use super::command::Effects;
+use super::inode::{ALL_MODE_BITS, Inode, SET_GROUP_ID};
+use super::permissions::{self, WRITE};
+use super::{Call, Namespace};
 
 /// Checks all changes before any is made.
 fn check(call: &Call, inode: &Inode, changes: &AttrChanges) -> Result<(), FsError> {

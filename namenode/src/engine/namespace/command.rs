@@ -1,14 +1,12 @@
 //! What changes a namespace, and what a change brings about.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId},
-    meta::{MetaReply, Mutation},
-    name::Name,
-    node::ServerDescription,
-    timeline::Epoch,
-    types::{Credentials, PlacementRules, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId};
+use harvestfs_protocol::meta::{MetaReply, Mutation};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::node::ServerDescription;
+use harvestfs_protocol::timeline::Epoch;
+use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::operation::Operation;

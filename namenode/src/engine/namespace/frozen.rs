@@ -8,26 +8,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::SNAPSHOT_ITEMS_MAX,
-    meta::{
-        MetaReply,
-        mutation::{Entry, Unfrozen},
-    },
-    name::{Name, SNAPSHOTS_NAME},
-    types::MODE_FROZEN,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::SNAPSHOT_ITEMS_MAX;
+use harvestfs_protocol::meta::MetaReply;
+use harvestfs_protocol::meta::mutation::{Entry, Unfrozen};
+use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
+use harvestfs_protocol::types::MODE_FROZEN;
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    inode::{Body, Inode},
-    permissions,
-    rename::Place,
-    usage::Usage,
-};
+use super::command::Effects;
+use super::inode::{Body, Inode};
+use super::rename::Place;
+use super::usage::Usage;
+use super::{Call, Namespace, permissions};
 
 /// What a snapshot is going to have.
 #[derive(Default)]

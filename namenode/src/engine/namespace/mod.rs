@@ -52,13 +52,11 @@ mod xattr;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, InodeId, SessionId},
-    limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, GROUPS_MAX},
-    meta::Mutation,
-    types::{Credentials, Durability, PlacementRules, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, GROUPS_MAX};
+use harvestfs_protocol::meta::Mutation;
+use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
 
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
 pub use edition::EDITION;

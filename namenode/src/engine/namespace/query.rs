@@ -1,23 +1,16 @@
 //! Read-only operations.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::BlockId,
-    ids::InodeId,
-    limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX},
-    meta::{
-        DirEntry, MetaReply, Query, StatFs,
-        query::{ReadDir, Usage},
-    },
-    name::Name,
-    types::{Attr, Credentials, Extent, FileBlock, Located},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX};
+use harvestfs_protocol::meta::query::{ReadDir, Usage};
+use harvestfs_protocol::meta::{DirEntry, MetaReply, Query, StatFs};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, Extent, FileBlock, Located};
 
-use super::{
-    Namespace,
-    inode::{Body, FileData, INODES_MAX},
-    permissions::{self, EXECUTE, READ, WRITE},
-};
+use super::Namespace;
+use super::inode::{Body, FileData, INODES_MAX};
+use super::permissions::{self, EXECUTE, READ, WRITE};
 
 impl Namespace {
     /// Answers a read-only operation. `Opened.located` and `Located` are left empty, and the sizes

@@ -1,21 +1,17 @@
 //! Rename.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::DIRECTORY_DEPTH_MAX,
-    meta::{MetaReply, RenameMode},
-    name::Name,
-    types::Attr,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::DIRECTORY_DEPTH_MAX;
+use harvestfs_protocol::meta::{MetaReply, RenameMode};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::Attr;
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    inode::Inode,
-    permissions::{self, EXECUTE, WRITE},
-    usage::Move,
-};
+use super::command::Effects;
+use super::inode::Inode;
+use super::permissions::{self, EXECUTE, WRITE};
+use super::usage::Move;
+use super::{Call, Namespace};
 
 /// One side of a rename.
 #[derive(Clone, Copy)]

@@ -1,24 +1,20 @@
 //! Names: adding and removing them, and what happens to inodes that get or lose one.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{InodeId, SessionId},
-    limits::{DIRECTORY_DEPTH_MAX, LINKS_MAX, SYMLINK_BYTES_MAX},
-    meta::MetaReply,
-    name::Name,
-    types::{Attr, Credentials, FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::limits::{DIRECTORY_DEPTH_MAX, LINKS_MAX, SYMLINK_BYTES_MAX};
+use harvestfs_protocol::meta::MetaReply;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind, Timestamp};
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    directory::Directory,
-    inode::{ALL_MODE_BITS, Body, FileData, GROUP_EXECUTE, Inode, SET_GROUP_ID, STICKY},
-    permissions::{self, EXECUTE, WRITE},
-    rename::Place,
-    settings::Settings,
-    usage::Usage,
-};
+use super::command::Effects;
+use super::directory::Directory;
+use super::inode::{ALL_MODE_BITS, Body, FileData, GROUP_EXECUTE, Inode, SET_GROUP_ID, STICKY};
+use super::permissions::{self, EXECUTE, WRITE};
+use super::rename::Place;
+use super::settings::Settings;
+use super::usage::Usage;
+use super::{Call, Namespace};
 
 /// What a new inode gets from its creator and its directory.
 struct Birth {

@@ -2,21 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::{XATTR_NAME_BYTES_MAX, XATTR_TOTAL_BYTES_MAX, XATTR_VALUE_BYTES_MAX},
-    meta::{MetaReply, SetXattrMode},
-    types::{Credentials, FileKind},
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::{
+    XATTR_NAME_BYTES_MAX, XATTR_TOTAL_BYTES_MAX, XATTR_VALUE_BYTES_MAX,
 };
+use harvestfs_protocol::meta::{MetaReply, SetXattrMode};
+use harvestfs_protocol::types::{Credentials, FileKind};
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    inode::{Body, Inode, STICKY},
-    permissions::{self, READ, WRITE},
-    settings::{self, Setting},
-};
+use super::command::Effects;
+use super::inode::{Body, Inode, STICKY};
+use super::permissions::{self, READ, WRITE};
+use super::settings::{self, Setting};
+use super::{Call, Namespace};
 
 /// File capabilities: they go away when the file changes, as set-user-id does.
 const CAPABILITY: &[u8] = b"security.capability";

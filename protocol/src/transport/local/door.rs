@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as std_unix;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -107,7 +108,7 @@ impl std::fmt::Debug for Door {
 
 fn lock(expected: &Mutex<Expected>) -> MutexGuard<'_, Expected> {
     // Under the lock there are only single changes of the map, which a panic cannot split.
-    expected.lock().unwrap_or_else(PoisonError::into_inner)
+    expected.lock()
 }
 
 /// Answers those who come until `closed`.

@@ -16,9 +16,10 @@ mod stream;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -183,7 +184,7 @@ impl Opener {
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // It is set and read whole.
         let locked = self.resting_until.lock();
-        locked.unwrap_or_else(PoisonError::into_inner)
+        locked
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -223,7 +224,7 @@ impl<Resp> Shared<Resp> {
 
     fn lock(&self) -> MutexGuard<'_, Calls<Resp>> {
         // Under the lock there are only single changes of the map, which a panic cannot split.
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 }
 

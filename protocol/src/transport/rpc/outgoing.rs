@@ -1,8 +1,9 @@
 //! Frames that wait to be written, and the task that writes them.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore};
 
@@ -161,7 +162,7 @@ impl Outgoing {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing that runs under the lock can leave the queue inconsistent by panicking: encoding
         // appends, and a half frame would close the connection at the other end.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

@@ -2,12 +2,10 @@
 
 use super::*;
 use crate::engine::namespace::{COMMAND_VERSION, Choice, DecodeError, Operation};
-use harvestfs_protocol::{
-    ids::{NodeId, StorageId},
-    meta::{FallocateMode, SetTime, SetXattrMode},
-    node::ServerDescription,
-    timeline::Epoch,
-};
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::meta::{FallocateMode, SetTime, SetXattrMode};
+use harvestfs_protocol::node::ServerDescription;
+use harvestfs_protocol::timeline::Epoch;
 use proptest::prelude::*;
 
 /// One command of each kind.

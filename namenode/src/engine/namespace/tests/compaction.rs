@@ -1,10 +1,8 @@
 //! Sparse blocks, and moving what is left in them.
 
 use super::*;
-use harvestfs_protocol::{
-    limits::{INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX},
-    meta::{Relocation, SparsePiece},
-};
+use harvestfs_protocol::limits::{INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX};
+use harvestfs_protocol::meta::{Relocation, SparsePiece};
 
 const MIB: u64 = 1 << 20;
 

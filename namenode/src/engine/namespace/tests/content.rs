@@ -1,10 +1,8 @@
 //! Extents, blocks and what files use of them.
 
 use super::*;
-use harvestfs_protocol::{
-    limits::{BLOCK_BYTES_MAX, CHUNK_BYTES},
-    meta::{FallocateMode, FileCommitted},
-};
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, CHUNK_BYTES};
+use harvestfs_protocol::meta::{FallocateMode, FileCommitted};
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
 

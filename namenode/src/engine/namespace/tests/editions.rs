@@ -2,7 +2,8 @@
 
 use harvestfs_protocol::meta::FallocateMode;
 
-use super::{xattrs::ANY, *};
+use super::xattrs::ANY;
+use super::*;
 use crate::engine::namespace::SnapshotError;
 
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";

@@ -1,9 +1,7 @@
 //! Epochs: ids that never repeat, and what a timeline knows.
 
-use harvestfs_protocol::{
-    ids::BlockId,
-    timeline::{Epoch, Position},
-};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::timeline::{Epoch, Position};
 
 use super::*;
 

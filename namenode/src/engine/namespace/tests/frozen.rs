@@ -1,8 +1,10 @@
 //! Snapshots of directories.
 
-use harvestfs_protocol::{limits::SNAPSHOT_ITEMS_MAX, meta::FallocateMode};
+use harvestfs_protocol::limits::SNAPSHOT_ITEMS_MAX;
+use harvestfs_protocol::meta::FallocateMode;
 
-use super::{xattrs::ANY, *};
+use super::xattrs::ANY;
+use super::*;
 
 impl Fixture {
     fn create_snapshot(&mut self, path: &str, called: &str) -> Result<Attr, FsError> {

@@ -1,13 +1,11 @@
 //! What is too much is refused, by name.
 
 use super::*;
-use harvestfs_protocol::{
-    limits::{
-        BLOCKS_PER_REQUEST_MAX, DIRECTORY_DEPTH_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX,
-        FILES_PER_COMMIT_MAX, GROUPS_MAX, LINKS_MAX, SYMLINK_BYTES_MAX,
-    },
-    meta::FallocateMode,
+use harvestfs_protocol::limits::{
+    BLOCKS_PER_REQUEST_MAX, DIRECTORY_DEPTH_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX,
+    FILES_PER_COMMIT_MAX, GROUPS_MAX, LINKS_MAX, SYMLINK_BYTES_MAX,
 };
+use harvestfs_protocol::meta::FallocateMode;
 
 /// Without the check of all invariants after each step, for the long way to a limit.
 fn run_unchecked(fixture: &mut Fixture, op: Mutation) -> Result<Attr, FsError> {

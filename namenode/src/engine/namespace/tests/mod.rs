@@ -27,18 +27,15 @@ mod trash;
 mod upkeep;
 mod xattrs;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, ClusterId, InodeId, SessionId},
-    limits::BLOCK_BYTES_MAX,
-    meta::{
-        AttrChanges, FileCommit, MetaReply, Mutation, Query, RenameMode, SealedBlock, mutation,
-        query,
-    },
-    name::Name,
-    types::{
-        Attr, Credentials, Durability, Extent, FileKind, MODE_FROZEN, PlacementRules, Timestamp,
-    },
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, SessionId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::meta::{
+    AttrChanges, FileCommit, MetaReply, Mutation, Query, RenameMode, SealedBlock, mutation, query,
+};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{
+    Attr, Credentials, Durability, Extent, FileKind, MODE_FROZEN, PlacementRules, Timestamp,
 };
 
 use super::{Applied, BlockChange, Command, EDITION, Effects, Namespace, Outcome};

@@ -5,12 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::meta::{SetTime, SetXattrMode};
 
-use super::{
-    model_quota::is_quota,
-    model_trash::TRASH_S,
-    model_upkeep::{LIFETIME_S, RAISE_AFTER_S, RAISE_REPLICATION},
-    *,
-};
+use super::model_quota::is_quota;
+use super::model_trash::TRASH_S;
+use super::model_upkeep::{LIFETIME_S, RAISE_AFTER_S, RAISE_REPLICATION};
+use super::*;
 
 pub const W: u16 = 2;
 pub const X: u16 = 1;

@@ -2,15 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvestfs_protocol::{
-    limits::{BLOCK_BYTES_MAX, CHUNK_BYTES},
-    meta::{FallocateMode, FileCommitted},
-};
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, CHUNK_BYTES};
+use harvestfs_protocol::meta::{FallocateMode, FileCommitted};
 
-use super::{
-    model::{Answer, Context, Model, ModelBlock, invalid},
-    *,
-};
+use super::model::{Answer, Context, Model, ModelBlock, invalid};
+use super::*;
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
 

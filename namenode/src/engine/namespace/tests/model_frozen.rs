@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    model::{Answer, Context, Model, Node, invalid, is_of_directory},
-    *,
-};
+use super::model::{Answer, Context, Model, Node, invalid, is_of_directory};
+use super::*;
 
 fn snapshots_name() -> Name {
     name(".snapshot")

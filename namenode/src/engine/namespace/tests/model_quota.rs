@@ -1,7 +1,8 @@
 //! The model's quotas: whatever would leave a directory with more than its quota, and with more than
 //! before, is refused and undone.
 
-use super::{model::Model, *};
+use super::model::Model;
+use super::*;
 
 pub const QUOTA_BYTES: &[u8] = b"user.harvestfs.quota_bytes";
 pub const QUOTA_FILES: &[u8] = b"user.harvestfs.quota_files";

@@ -1,9 +1,7 @@
 //! The model's rename.
 
-use super::{
-    model::{Answer, Context, Model, W, invalid},
-    *,
-};
+use super::model::{Answer, Context, Model, W, invalid};
+use super::*;
 
 impl Model {
     fn is_below(&self, ino: InodeId, above: InodeId) -> bool {

@@ -1,7 +1,8 @@
 //! Modes, owners and times.
 
 use super::*;
-use harvestfs_protocol::{meta::SetTime, types::FileBlock};
+use harvestfs_protocol::meta::SetTime;
+use harvestfs_protocol::types::FileBlock;
 
 const DENIED: FsError = FsError::PermissionDenied;
 const NOT_OWNER: FsError = FsError::NotPermitted;

@@ -1,6 +1,7 @@
 //! Quotas of directories: what counts where, and what is refused.
 
-use super::{xattrs::ANY, *};
+use super::xattrs::ANY;
+use super::*;
 use crate::engine::namespace::SnapshotError;
 use harvestfs_protocol::meta::StatFs;
 

@@ -1,18 +1,16 @@
 //! Long random histories: the engine against the model, and against itself after crashes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem::discriminant,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 
 use crate::engine::namespace::BlockView;
 use harvestfs_protocol::types::FileBlock;
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
 
-use super::{
-    model::{Context, Model},
-    *,
-};
+use super::model::{Context, Model};
+use super::*;
 
 /// Everything a cache could know.
 #[derive(Default)]

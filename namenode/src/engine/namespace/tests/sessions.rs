@@ -2,11 +2,9 @@
 
 use super::*;
 use crate::engine::namespace::{Choice, Operation};
-use harvestfs_protocol::{
-    ids::{NodeId, StorageId},
-    limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, VOLUMES_PER_NODE_MAX},
-    node::ServerDescription,
-};
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, VOLUMES_PER_NODE_MAX};
+use harvestfs_protocol::node::ServerDescription;
 
 /// A mutation with chosen numbers; it makes a directory named after its sequence number.
 fn mutation(fixture: &Fixture, sequence: u64, answered_below: u64) -> Command {

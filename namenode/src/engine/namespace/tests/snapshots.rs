@@ -1,11 +1,9 @@
 //! Snapshots: complete, identical, and safe to read when damaged.
 
 use super::*;
-use crate::engine::namespace::{
-    SnapshotError,
-    directory::Directory,
-    inode::{Body, Inode},
-};
+use crate::engine::namespace::SnapshotError;
+use crate::engine::namespace::directory::Directory;
+use crate::engine::namespace::inode::{Body, Inode};
 use harvestfs_protocol::meta::SetXattrMode;
 use proptest::prelude::*;
 

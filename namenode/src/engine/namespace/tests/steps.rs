@@ -2,9 +2,12 @@
 //! them make sense.
 
 use harvestfs_protocol::meta::{FallocateMode, SetTime, SetXattrMode};
-use rand::{Rng, RngExt, rngs::StdRng, seq::IndexedRandom};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngExt};
 
-use super::{model::Model, *};
+use super::model::Model;
+use super::*;
 
 /// Beyond this many inodes, more is removed than made.
 const INODES_WANTED: usize = 40;

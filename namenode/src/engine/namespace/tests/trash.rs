@@ -1,6 +1,7 @@
 //! The trash: what gets there, how it leaves, and what nobody may do to it.
 
-use super::{xattrs::ANY, *};
+use super::xattrs::ANY;
+use super::*;
 use crate::engine::namespace::trash::Trashed;
 
 const TRASH_S: &str = "user.harvestfs.trash_s";

@@ -1,6 +1,7 @@
 //! What is done to files at their time.
 
-use super::{xattrs::ANY, *};
+use super::xattrs::ANY;
+use super::*;
 
 const REPLICATION: &str = "user.harvestfs.replication";
 const RAISE: &str = "user.harvestfs.raise_replication";

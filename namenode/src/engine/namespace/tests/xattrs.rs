@@ -1,7 +1,9 @@
 //! Extended attributes and settings.
 
 use super::*;
-use harvestfs_protocol::{limits::XATTR_VALUE_BYTES_MAX, meta::SetXattrMode, types::StorageClass};
+use harvestfs_protocol::limits::XATTR_VALUE_BYTES_MAX;
+use harvestfs_protocol::meta::SetXattrMode;
+use harvestfs_protocol::types::StorageClass;
 
 pub const ANY: SetXattrMode = SetXattrMode::Any;
 const REPLICATION: &str = "user.harvestfs.replication";
