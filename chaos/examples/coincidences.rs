@@ -10,16 +10,14 @@
 //! a block counts as lost when both servers are wiped within ten minutes. So the number of losses is
 //! an upper bound; the shares are what matters.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    error::Error,
-    path::{Path, PathBuf},
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::error::Error;
+use std::path::{Path, PathBuf};
 
-use harvestfs_chaos::{
-    datacentre::{Datacentre, MONTH_S, profile::PROFILES, read},
-    simulate::{durability::HISTORY_MONTHS, history::History},
-};
+use harvestfs_chaos::datacentre::profile::PROFILES;
+use harvestfs_chaos::datacentre::{Datacentre, MONTH_S, read};
+use harvestfs_chaos::simulate::durability::HISTORY_MONTHS;
+use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::{Harvest, Location, Policy, View};
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_telemetry::profile::TenantKey;

@@ -2,15 +2,14 @@
 //!
 //! `cargo run --release -p harvestfs-chaos --example durability_speed [DATACENTRE] [POLICY] [REPLICATION] [BLOCKS] [TRACES]`
 
-use std::{error::Error, ops::ControlFlow, path::PathBuf};
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 
-use harvestfs_chaos::{
-    datacentre::{MONTH_S, generate, profile::profile, read},
-    simulate::{
-        durability::{HISTORY_MONTHS, Options, run},
-        history::History,
-    },
-};
+use harvestfs_chaos::datacentre::profile::profile;
+use harvestfs_chaos::datacentre::{MONTH_S, generate, read};
+use harvestfs_chaos::simulate::durability::{HISTORY_MONTHS, Options, run};
+use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::PolicyOptions;
 
 fn main() -> Result<(), Box<dyn Error>> {

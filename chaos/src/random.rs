@@ -1,6 +1,7 @@
 //! Draws from the distributions that the generator and the simulator need.
 
-use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
 
 /// A generator for one purpose, independent of those for other purposes of the same seed.
 pub(crate) fn stream(seed: u64, purpose: &str) -> SmallRng {

@@ -1,12 +1,9 @@
 //! The generated datacentres agree with what the paper states of its own (section 3; the list is in
 //! docs/SIMULATION.md).
 
-use harvestfs_chaos::datacentre::{
-    Datacentre, MONTHS,
-    facts::{Facts, measure},
-    generate,
-    profile::PROFILES,
-};
+use harvestfs_chaos::datacentre::facts::{Facts, measure};
+use harvestfs_chaos::datacentre::profile::PROFILES;
+use harvestfs_chaos::datacentre::{Datacentre, MONTHS, generate};
 use harvestfs_telemetry::profile::Pattern;
 
 fn all() -> Vec<(Datacentre, Facts)> {

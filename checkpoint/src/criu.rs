@@ -1,14 +1,15 @@
 //! Running CRIU, and saying in a sentence why it refused.
 
-use std::{
-    ffi::{OsStr, OsString},
-    fs, io,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use crate::{manifest::Allow, page::PAGE_BYTES, verdict::Verdict};
+use crate::manifest::Allow;
+use crate::page::PAGE_BYTES;
+use crate::verdict::Verdict;
 
 /// CRIU's log, in its work directory.
 pub const LOG_FILE: &str = "criu.log";

@@ -1,20 +1,16 @@
 //! Writing images as they stream in, and checking them.
 
-use std::{
-    fs::File,
-    io::{self, Read, Write},
-    path::Path,
-};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
 
 use ring::digest::{Context, SHA256};
 
-use crate::{
-    manifest::Image,
-    page::{PAGE_BYTES, PageTable, PageTableError},
-    pages_file::{PagesFile, ParentImage},
-    pieces::{for_each_piece, read_full},
-    store::{Checkpoint, Job, JobLock, StoreError, io_error},
-};
+use crate::manifest::Image;
+use crate::page::{PAGE_BYTES, PageTable, PageTableError};
+use crate::pages_file::{PagesFile, ParentImage};
+use crate::pieces::{for_each_piece, read_full};
+use crate::store::{Checkpoint, Job, JobLock, StoreError, io_error};
 
 /// Where images are stored whole, in the directory of their checkpoint.
 const COMPACTED_DIRECTORY: &str = ".compacted";
@@ -253,7 +249,8 @@ fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::fs;
+    use std::path::PathBuf;
 
     use proptest::prelude::*;
 

@@ -4,30 +4,22 @@
 //! CRIU's pages travel through the pipe by reference: the job must stand still until all of them
 //! were read.
 
-use std::{
-    fs::File,
-    io::{self, IoSliceMut, Read},
-    os::{
-        fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
-    },
-    path::Path,
-    sync::Mutex,
-    thread,
-    time::Duration,
-};
+use std::fs::File;
+use std::io::{self, IoSliceMut, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::{
-    image::{ImageError, store_pages, store_plain},
-    manifest::{Image, ManifestError, check_image_name, is_pages_image},
-    pages_file::ParentImage,
-    store::Checkpoint,
-};
+use crate::image::{ImageError, store_pages, store_plain};
+use crate::manifest::{Image, ManifestError, check_image_name, is_pages_image};
+use crate::pages_file::ParentImage;
+use crate::store::Checkpoint;
 
 /// Where CRIU looks for the receiver, in its directory of images.
 const SOCKET_FILE: &str = "streamer-capture.sock";
@@ -247,11 +239,9 @@ fn receive_pipe(connection: &UnixStream) -> Result<OwnedFd, IntakeError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{IoSlice, Write},
-        mem::MaybeUninit,
-        os::fd::AsFd,
-    };
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
 
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 

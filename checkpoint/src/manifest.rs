@@ -1,7 +1,8 @@
 //! What a checkpoint consists of. It lies beside the images, as `manifest.json`, and is written
 //! last: a directory without one is no checkpoint.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 

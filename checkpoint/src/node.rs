@@ -1,21 +1,17 @@
 //! What a node knows of its checkpoints: how fast they were, and who waits for one. One checkpoint
 //! or restore at a time per node, as two would only slow each other down.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io,
-    path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    store::{StoreError, io_error},
-    tracking::Tracking,
-};
+use crate::store::{StoreError, io_error};
+use crate::tracking::Tracking;
 
 /// Most time that a checkpoint waits for those before it.
 pub const QUEUE_DEADLINE: Duration = Duration::from_secs(3600);

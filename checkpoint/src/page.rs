@@ -1,6 +1,7 @@
 //! Pages of memory and their hashes: what a new image is compared with its parent by.
 
-use std::{fmt, ops::Range};
+use std::fmt;
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 

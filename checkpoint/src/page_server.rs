@@ -2,26 +2,22 @@
 //! --track-mem --page-server`): for each run of pages CRIU says that the parent has them, or sends them.
 //! What is stored is a whole image all the same: runs that the parent has are shared with it.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    io::{self, Read, Write},
-    os::unix::net::UnixStream,
-    path::Path,
-};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 
-use crate::{
-    image::{ImageError, sha256, store_plain},
-    intake::{IntakeError, wait_readable},
-    manifest::{Image, check_image_name, is_pages_image, table_name},
-    page::{PAGE_BYTES, PageHash},
-    page_message::{Layout, Message},
-    pagemap::{IN_PARENT, PRESENT, PageMap, Run},
-    pages_file::{PagesFile, ParentImage},
-    store::{Checkpoint, io_error},
-};
+use crate::image::{ImageError, sha256, store_plain};
+use crate::intake::{IntakeError, wait_readable};
+use crate::manifest::{Image, check_image_name, is_pages_image, table_name};
+use crate::page::{PAGE_BYTES, PageHash};
+use crate::page_message::{Layout, Message};
+use crate::pagemap::{IN_PARENT, PRESENT, PageMap, Run};
+use crate::pages_file::{PagesFile, ParentImage};
+use crate::store::{Checkpoint, io_error};
 
 /// The link to the parent that CRIU makes in its directory of images.
 const PARENT_LINK: &str = "parent";
@@ -267,17 +263,18 @@ impl<A: FnMut() -> bool> Source<A> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs, path::PathBuf, thread};
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::PathBuf;
+    use std::thread;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        image::{store_pages, verify_memory, verify_state},
-        manifest::Manifest,
-        page::PAGE_BYTES_U64,
-        page_message::{ADD, CLOSE, OPEN},
-    };
+    use crate::image::{store_pages, verify_memory, verify_state};
+    use crate::manifest::Manifest;
+    use crate::page::PAGE_BYTES_U64;
+    use crate::page_message::{ADD, CLOSE, OPEN};
 
     const MAP: &str = "pagemap-42.img";
     const MAP_ID: u64 = 42 << 8 | 1;

@@ -1,24 +1,21 @@
 //! An image of pages on its way into the store: it starts as a clone of its parent's, and only what
 //! differs is written.
 
-use std::{
-    fs::File,
-    io,
-    ops::Range,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
-use crate::{
-    compare::{Content, MOVED_PAGES_MIN, Parent, Segment},
-    image::{ImageError, load_table, sha256},
-    manifest::{Image, table_name},
-    page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable},
-    store::{Checkpoint, io_error, write_durably},
-};
+use crate::compare::{Content, MOVED_PAGES_MIN, Parent, Segment};
+use crate::image::{ImageError, load_table, sha256};
+use crate::manifest::{Image, table_name};
+use crate::page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable};
+use crate::store::{Checkpoint, io_error, write_durably};
 
 /// An image of the parent, to compare a new one with.
 #[derive(Debug)]

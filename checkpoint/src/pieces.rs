@@ -1,16 +1,12 @@
 //! Images of pages, piece by piece: while one piece is used, the next ones are read, and hashed by all
 //! cores.
 
-use std::{
-    io::{self, Read},
-    sync::mpsc,
-    thread,
-};
+use std::io::{self, Read};
+use std::sync::mpsc;
+use std::thread;
 
-use rayon::{
-    iter::{IndexedParallelIterator, ParallelIterator},
-    slice::ParallelSlice,
-};
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSlice;
 
 use crate::page::{GROUP_BYTES, GroupHashes, PageTable, whole_pages};
 

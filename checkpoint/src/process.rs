@@ -1,10 +1,9 @@
 //! The processes of a job, as `/proc` shows them.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -5,12 +5,10 @@
 //! is durable. So whatever happens half-way, what is listed is whole, and the one before it is
 //! still there.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
-    path::{Path, PathBuf},
-    time::{Duration, SystemTime},
-};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use harvestfs_protocol::durable;
 use rustix::fs::{CWD, FlockOperation, RenameFlags};

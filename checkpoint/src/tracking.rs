@@ -3,14 +3,14 @@
 //! A dump has the kernel forget which pages were changed before it, also a dump that fails. So what is
 //! known of a process is removed before one begins, and written when its checkpoint is durable.
 
-use std::{fs, io, path::PathBuf};
+use std::fs;
+use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    process::{Tree, started_ticks},
-    store::{Checkpoint, StoreError, io_error},
-};
+use crate::process::{Tree, started_ticks};
+use crate::store::{Checkpoint, StoreError, io_error};
 
 /// A process, and the checkpoint since which its changes are tracked. When any of it is another one,
 /// nothing is known.

@@ -1,11 +1,10 @@
 //! Whether images can only have been written by who restores them. A restored job runs with the rights
 //! that its images say, so that whoever can change an image is whoever restores it.
 
-use std::{
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use crate::store::{Job, StoreError, io_error};
 
@@ -112,7 +111,8 @@ fn judge(job: &Job, path: &Path, metadata: &fs::Metadata, user: u32) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::Permissions, os::unix::fs::PermissionsExt};
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::store::Store;

@@ -5,14 +5,12 @@
 //! no longer holds the lock of the verdict. When there is none then, CRIU gives the restore up and kills
 //! what it restored. The lock goes with its holder, whatever becomes of it.
 
-use std::{
-    ffi::OsStr,
-    fs::File,
-    io::{self, Write},
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -90,7 +88,8 @@ fn may_go_on(stage: &OsStr, path: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
 

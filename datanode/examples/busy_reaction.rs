@@ -24,8 +24,6 @@ use std::process::{Child, Command, Stdio};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use data_client::DataClient;
-use fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
 use harvestfs_datanode::{Datanode, DatanodeOptions, PrimarySource, StorageClass, VolumeOptions};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
@@ -33,6 +31,9 @@ use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_telemetry::primary::{CGROUP_ROOT, DEFAULT_INTERVAL, Own};
+
+use data_client::DataClient;
+use fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
 
 const BLOCK: BlockId = BlockId(1);
 const BLOCK_BYTES: usize = 1 << 20;

@@ -21,14 +21,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use data_client::DataClient;
-use fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
 use harvestfs_datanode::{Datanode, DatanodeOptions, StorageClass, VolumeOptions};
 use harvestfs_protocol::data::WriteAck;
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::types::NodeInfo;
+
+use data_client::DataClient;
+use fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
 
 const DATANODES: usize = 3;
 const BLOCK_BYTES: usize = 256 << 20;

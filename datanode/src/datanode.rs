@@ -18,9 +18,8 @@ use crate::options::{DatanodeOptions, StartError};
 use crate::repair::Repairer;
 use crate::scrubber::Scrubber;
 use crate::service::{self, Alive};
-use crate::short_circuit;
-use crate::shrinker;
 use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
+use crate::{short_circuit, shrinker};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);

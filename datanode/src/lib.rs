@@ -47,7 +47,8 @@ mod testing;
 mod tests;
 mod write_stream;
 
-pub use datanode::Datanode;
 pub use harvestfs_protocol::types::StorageClass;
+
+pub use datanode::Datanode;
 pub use options::{DatanodeOptions, PrimaryOptions, PrimarySource, StartError};
 pub use store::{VolumeError, VolumeOptions};

@@ -8,6 +8,7 @@ mod removals;
 mod reports;
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +25,6 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
-use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 

@@ -1,14 +1,12 @@
 //! What a datanode is told at its start.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use harvestfs_protocol::identity::{Identity, IdentityError};
 use harvestfs_protocol::limits::CONNECTIONS_PER_ADDRESS_MAX;
 use harvestfs_protocol::transport::TransportError;
-
-use std::path::PathBuf;
-
 use harvestfs_telemetry::gate::GateOptions;
 use harvestfs_telemetry::primary::{
     CGROUP_ROOT, Cgroup, DEFAULT_INTERVAL, Machine, Own, SampleError, Sampler, TraceReplay,

@@ -2,10 +2,8 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{
-    Response, StatusCode,
-    header::{self, HeaderValue},
-};
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
 /// Scripts and styles come from here and nowhere else; nobody frames the page.

@@ -6,28 +6,23 @@
 //! The directory is that of the traces, by default `$HARVESTFS_TRACES` or `../shared/traces`. The
 //! datacentres are DC-9 and, with more than 10,000 servers, DC-6.
 
-use std::{
-    collections::HashMap,
-    error::Error,
-    hint::black_box,
-    net::{IpAddr, Ipv4Addr},
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::collections::HashMap;
+use std::error::Error;
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use harvestfs_placement::{
     Constraints, Lane, Lanes, Location, Policy, PolicyKind, PolicyOptions, Request, Room, View,
 };
-use harvestfs_protocol::{
-    ids::NodeId,
-    types::{Durability, StorageClass},
-};
-use harvestfs_telemetry::{
-    hours::WeekHours,
-    profile::{TenantKey, TenantProfile},
-    traces::{IndexEntry, Ownership, Records, ReimageEvent, Tenant},
-};
-use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::{Durability, StorageClass};
+use harvestfs_telemetry::hours::WeekHours;
+use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
+use harvestfs_telemetry::traces::{IndexEntry, Ownership, Records, ReimageEvent, Tenant};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 const BLOCKS: u32 = 1_000_000;
 const CAPACITY_BLOCKS: u32 = 400;

@@ -2,10 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::{
-    grid::{Cell, SIDE},
-    view::{ServerView, TenantId, View},
-};
+use crate::grid::{Cell, SIDE};
+use crate::view::{ServerView, TenantId, View};
 
 /// A set of constraints. All are about what no two replicas of a block may share; rows and columns
 /// only within rounds of three replicas.

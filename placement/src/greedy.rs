@@ -3,12 +3,10 @@
 use harvestfs_protocol::ids::NodeId;
 use rand::Rng;
 
-use crate::{
-    diversity::Constraints,
-    grid::Scope,
-    policy::{Nodes, Policy, PolicyKind, Request, TooFew},
-    view::View,
-};
+use crate::diversity::Constraints;
+use crate::grid::Scope;
+use crate::policy::{Nodes, Policy, PolicyKind, Request, TooFew};
+use crate::view::View;
 
 /// What OSDI'16, section 4.2, calls the intuitive best-first approach, to compare with: of the
 /// tenants that are reimaged least, those with the lowest peaks of CPU use; once their space is

@@ -144,7 +144,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use rand::{SeedableRng, rngs::SmallRng};
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
 
     use super::*;
 

@@ -1,24 +1,22 @@
 //! The interface of all placement policies.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
 
-use harvestfs_protocol::{
-    ids::NodeId,
-    types::{Durability, StorageClass},
-};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::{Durability, StorageClass};
 use harvestfs_telemetry::hours::WeekHours;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{
-    diversity::{Constraints, conflicts, held},
-    greedy::Greedy,
-    grid::{CALM_POINTS, LeastReimaged, Scope},
-    spread::{Harvest, History},
-    stock::Stock,
-    view::{Lane, ServerView, View},
-};
+use crate::diversity::{Constraints, conflicts, held};
+use crate::greedy::Greedy;
+use crate::grid::{CALM_POINTS, LeastReimaged, Scope};
+use crate::spread::{Harvest, History};
+use crate::stock::Stock;
+use crate::view::{Lane, ServerView, View};
 
 /// Servers, best first; three fit without a heap allocation.
 pub type Nodes = SmallVec<[NodeId; 4]>;

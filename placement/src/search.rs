@@ -1,13 +1,12 @@
 //! Finding servers for a block by looking at all of them: for when luck did not find any.
 
-use rand::{Rng, seq::SliceRandom};
+use rand::Rng;
+use rand::seq::SliceRandom;
 use rustc_hash::FxHashMap;
 
-use crate::{
-    diversity::{Constraints, Spread},
-    policy::{Nodes, Request},
-    view::{ServerView, View},
-};
+use crate::diversity::{Constraints, Spread};
+use crate::policy::{Nodes, Request};
+use crate::view::{ServerView, View};
 
 /// Servers looked at before the search gives up. Enough to look at every choice in a cluster of
 /// some dozen servers; in a large one the search finds what exists, or refuses a block that only

@@ -1,18 +1,17 @@
 //! The policies that spread the replicas of a block over the grid: Algorithm 2 of OSDI'16, and
 //! what this project makes of it.
 
-use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
 use harvestfs_telemetry::hours::WeekHours;
 use rand::{Rng, RngExt};
 use smallvec::SmallVec;
 
-use crate::{
-    diversity::{Constraints, Spread, rounds},
-    grid::{CALM_POINTS, CELLS, Cell, Scope},
-    policy::{Locality, Nodes, Policy, PolicyKind, Request, TooFew},
-    search,
-    view::{ServerView, View},
-};
+use crate::diversity::{Constraints, Spread, rounds};
+use crate::grid::{CALM_POINTS, CELLS, Cell, Scope};
+use crate::policy::{Locality, Nodes, Policy, PolicyKind, Request, TooFew};
+use crate::search;
+use crate::view::{ServerView, View};
 
 /// How often a block is tried from the start after no server was left for one of its replicas,
 /// half of them with a replica on the writer's server.

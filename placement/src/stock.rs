@@ -4,12 +4,10 @@ use harvestfs_protocol::ids::NodeId;
 use rand::Rng;
 use smallvec::SmallVec;
 
-use crate::{
-    diversity::Constraints,
-    grid::Scope,
-    policy::{Nodes, Policy, PolicyKind, Request, TooFew},
-    view::{Area, RackId, View},
-};
+use crate::diversity::Constraints;
+use crate::grid::Scope;
+use crate::policy::{Nodes, Policy, PolicyKind, Request, TooFew};
+use crate::view::{Area, RackId, View};
 
 /// HDFS's default: fast to write, safe against the loss of any one rack, blind to who owns the
 /// servers.

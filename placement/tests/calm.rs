@@ -2,11 +2,15 @@
 
 mod common;
 
-use common::{Server, World, request, servers_of};
 use harvestfs_placement::{PolicyKind, PolicyOptions, Request, View};
-use harvestfs_protocol::{ids::NodeId, types::Durability};
-use harvestfs_telemetry::{hours::WeekHours, profile::TenantProfile};
-use rand::{SeedableRng, rngs::SmallRng};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
+use harvestfs_telemetry::hours::WeekHours;
+use harvestfs_telemetry::profile::TenantProfile;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use common::{Server, World, request, servers_of};
 
 const TENANTS: u8 = 27;
 

@@ -1,9 +1,7 @@
 //! The grid on random tenants, and on the small clusters that people try first.
 
-use harvestfs_placement::{
-    CELLS, Cell, Grid, LeastReimaged, SIDE, Scope,
-    grid::{CALM_POINTS, GridTenant, calm_points},
-};
+use harvestfs_placement::grid::{CALM_POINTS, GridTenant, calm_points};
+use harvestfs_placement::{CELLS, Cell, Grid, LeastReimaged, SIDE, Scope};
 use proptest::prelude::*;
 
 fn tenant(free_blocks: u64, reimages: f64, peak: f64) -> GridTenant {

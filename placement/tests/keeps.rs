@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{servers_of, world};
-use harvestfs_placement::{PolicyKind, PolicyOptions, diversity::held};
+use harvestfs_placement::diversity::held;
+use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_protocol::ids::NodeId;
 use proptest::prelude::*;
+
+use common::{servers_of, world};
 
 proptest! {
     #[test]

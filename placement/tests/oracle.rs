@@ -4,13 +4,16 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Server, World, host, profile, request, world};
 use harvestfs_placement::{
     Cell, Harvest, History, Lane, Locality, Policy, Request, Scope, ServerView, View,
 };
-use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
 use proptest::prelude::*;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use common::{Server, World, host, profile, request, world};
 
 /// Probabilities of the outcomes; what is missing to 1 ended without a server for some replica.
 type Outcomes = BTreeMap<Vec<NodeId>, f64>;

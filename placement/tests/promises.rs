@@ -4,14 +4,17 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{World, host, request, servers_of, world};
+use harvestfs_placement::diversity::{conflicts, held};
 use harvestfs_placement::{
     Constraints, Lane, Nodes, Policy, PolicyKind, PolicyOptions, Request, View,
-    diversity::{conflicts, held},
 };
-use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
 use proptest::prelude::*;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use common::{World, host, request, servers_of, world};
 
 /// The constraints of a policy among these servers, found by asking of each pair and by trying
 /// every split into rounds.

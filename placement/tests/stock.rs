@@ -1,19 +1,16 @@
 //! The promises of the `stock` policy, held on random clusters.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 
 use harvestfs_placement::{
     Constraints, Lane, Lanes, Location, Nodes, Policy, Request, Room, Stock, View,
 };
-use harvestfs_protocol::{
-    ids::NodeId,
-    types::{Durability, StorageClass},
-};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::{Durability, StorageClass};
 use proptest::prelude::*;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 
 /// A server of a random cluster, and what the view is told of it.
 #[derive(Clone, Debug)]

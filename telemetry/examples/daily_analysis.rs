@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Instant;
 
-use common::BEGIN_S;
 use harvestfs_telemetry::analysis::analyse;
 use harvestfs_telemetry::reimages::MONTH_S;
 use harvestfs_telemetry::traces::{Series, SeriesReader, window};
+
+use common::BEGIN_S;
 
 const DATACENTRE: u32 = 9;
 

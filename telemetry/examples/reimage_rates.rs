@@ -9,9 +9,10 @@ mod common;
 
 use std::path::Path;
 
-use common::BEGIN_S;
 use harvestfs_telemetry::history::History;
 use harvestfs_telemetry::reimages::{Estimator, MONTH_S, Months, rates};
+
+use common::BEGIN_S;
 
 #[derive(Default)]
 struct Score {

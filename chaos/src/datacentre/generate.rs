@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use rand::{RngExt, rngs::SmallRng};
+use rand::RngExt;
+use rand::rngs::SmallRng;
 
+use super::profile::Profile;
+use super::structure::{self, Structure};
 use super::{
     DAY_S, DAYS_PER_MONTH, Datacentre, EnvironmentKind, LoadModel, MONTH_S, MONTHS, Reimage,
     ReimageKind, Tenant, facts,
-    profile::Profile,
-    structure::{self, Structure},
 };
 use crate::random::{exponential, lognormal, normal, sample, stream};
 

@@ -1,9 +1,11 @@
 //! The load of a tenant: CPU use of its average server over a month.
 
-use std::{f64::consts::TAU, sync::Arc};
+use std::f64::consts::TAU;
+use std::sync::Arc;
 
 use harvestfs_telemetry::profile::Pattern;
-use rand::{RngExt, rngs::SmallRng};
+use rand::RngExt;
+use rand::rngs::SmallRng;
 
 use super::DAYS_PER_MONTH;
 use crate::random::{exponential, lognormal, normal, stream};

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use harvestfs_telemetry::profile::{Pattern, TenantKey};
-use rand::{Rng, RngExt, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt};
 
-use super::{EnvironmentKind, LoadModel, MONTHS, Server, Tenant, profile::Profile};
+use super::profile::Profile;
+use super::{EnvironmentKind, LoadModel, MONTHS, Server, Tenant};
 use crate::random::{geometric, lognormal, normal, shuffle, weighted_order};
 
 /// Spread of the sizes of tenants: standard deviation of the logarithm.

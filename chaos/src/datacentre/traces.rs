@@ -4,15 +4,13 @@
 //! the directory given and in `synthetic` below it; the series that the tenants' load follows,
 //! `cpu_*`, in the directory and above it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use harvestfs_telemetry::{
-    profile::TenantKey,
-    traces::{self, Ownership, Records, ReimageEvent, Series, SeriesReader, TraceError, window},
+use harvestfs_telemetry::profile::TenantKey;
+use harvestfs_telemetry::traces::{
+    self, Ownership, Records, ReimageEvent, Series, SeriesReader, TraceError, window,
 };
 
 use super::{Datacentre, LoadModel, MONTH_S, MONTHS, Reimage, Server, Tenant};

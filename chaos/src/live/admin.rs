@@ -1,18 +1,14 @@
 //! What the harness asks the namenode.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport},
-    identity::{Identity, Peer, Role},
-    meta::Notice,
-    rpc::{Reply, Request, Response},
-    transport::{Endpoint, RpcClient, TransportOptions},
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport};
+use harvestfs_protocol::identity::{Identity, Peer, Role};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportOptions};
 use tokio::sync::mpsc;
 
 use super::LiveError;

@@ -1,27 +1,23 @@
 //! A cluster of processes in one directory.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    fs,
-    net::{SocketAddr, UdpSocket},
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use harvestfs_protocol::unix_now_ms;
 
-use super::{
-    LiveError,
-    disk::{self, Mounted, SlowDisk},
-    ledger::{self, Contents},
-    network::{self, Home, Network},
-    plan::{Part, Plan},
-    primary::Loads,
-    process::Process,
-    scenario::{Kind, Scenario, Variant},
-};
+use super::LiveError;
+use super::disk::{self, Mounted, SlowDisk};
+use super::ledger::{self, Contents};
+use super::network::{self, Home, Network};
+use super::plan::{Part, Plan};
+use super::primary::Loads;
+use super::process::Process;
+use super::scenario::{Kind, Scenario, Variant};
 
 /// What is wrong with a server just now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,30 +3,22 @@
 //! A slow disk is a mount of the datanode's directory on itself, of which the kernel asks this
 //! process before each access (fanotify). Mounts and questions are gone when this process is.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::fanotify::{
-        EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
-    },
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::fanotify::{
+    EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
 };
-use rustix::{
-    fd::AsFd,
-    fs::CWD,
-    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
-    thread::{UnshareFlags, unshare_unsafe},
-};
+use rustix::fd::AsFd;
+use rustix::fs::CWD;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::LiveError;
 

@@ -1,11 +1,10 @@
 //! Which replicas lie on which disk, seen from outside: the harness looks at the block files
 //! themselves, so that what it reports does not depend on what the namenode believes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs, io,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::Path;
 
 use serde::Serialize;
 

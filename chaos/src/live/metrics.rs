@@ -8,7 +8,9 @@ use harvestfs_telemetry::metrics::{
     CHAOS_UNAVAILABLE_BLOCKS, Gauge, Histogram, Part, Registry, WholeCounter,
 };
 
-use super::{cluster::Condition, scenario::Kind, verify::Comparison};
+use super::cluster::Condition;
+use super::scenario::Kind;
+use super::verify::Comparison;
 
 /// What a client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,10 @@
 //! What a client was promised: the names and bytes that were acknowledged.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::collections::BTreeMap;
+use std::fmt::Write;
 
-use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 /// The content of a file, made from a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,21 +4,16 @@
 //! frames go from one to the other through a switch in this process. So nothing is left behind
 //! whatever becomes of the process: no name, no rule, no interface outlives its last thread.
 
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    fs::File,
-    io::{self, Read, Write},
-    os::fd::AsRawFd,
-    process::{Child, Command},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rustix::thread::{UnshareFlags, unshare_unsafe};

@@ -1,13 +1,13 @@
 //! What the primary tenants do: a trace for each server, which its datanode replays.
 
-use std::{f64::consts::TAU, fmt::Write, time::Duration};
+use std::f64::consts::TAU;
+use std::fmt::Write;
+use std::time::Duration;
 
 use rand::RngExt;
 
-use super::{
-    plan::Plan,
-    scenario::{Pattern, Scenario, Trace},
-};
+use super::plan::Plan;
+use super::scenario::{Pattern, Scenario, Trace};
 use crate::random;
 
 /// What an idle primary uses of the CPU.

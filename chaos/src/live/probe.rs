@@ -1,15 +1,10 @@
 //! A primary tenant that only computes: how fast it gets on shows what HarvestFS costs it.
 
-use std::{
-    hint::black_box,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc,
-    },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 

@@ -1,16 +1,12 @@
 //! One process of the cluster.
 
-use std::{
-    fs::File,
-    io::{self, BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};

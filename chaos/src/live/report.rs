@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::{ledger::Change, verify::Comparison, workload::Accesses};
+use super::ledger::Change;
+use super::verify::Comparison;
+use super::workload::Accesses;
 use crate::report::{Axis, Lines, Series, Table};
 
 /// All runs of a scenario.

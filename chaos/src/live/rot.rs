@@ -1,11 +1,9 @@
 //! Bit rot: one bit of a block file flips.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use harvestfs_protocol::replica_layout::{
     ENTRY_BYTES, PAGE_BYTES, chunk_position, chunks_within, entry_position,

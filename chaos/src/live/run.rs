@@ -1,35 +1,27 @@
 //! One run: start, faults, healing, comparison.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::admin::FsckReport;
 use tokio::task::JoinHandle;
 
-use super::{
-    LiveError,
-    admin::Admin,
-    cluster::{Cluster, START_DEADLINE},
-    disk,
-    ledger::Ledger,
-    metrics::Metrics,
-    network::Network,
-    plan::{Event, Part, Plan},
-    primary::Loads,
-    probe::{Probe, Reading, slowdown_percent},
-    report::{Block, Lost, Report, RunReport},
-    rot,
-    scenario::{Kind, Scenario, Variant},
-    verify::{Comparison, compare},
-    watch::Watch,
-    workload::{Access, Accesses, Counters, Outcome, Worker, accesses},
-};
+use super::admin::Admin;
+use super::cluster::{Cluster, START_DEADLINE};
+use super::ledger::Ledger;
+use super::metrics::Metrics;
+use super::network::Network;
+use super::plan::{Event, Part, Plan};
+use super::primary::Loads;
+use super::probe::{Probe, Reading, slowdown_percent};
+use super::report::{Block, Lost, Report, RunReport};
+use super::scenario::{Kind, Scenario, Variant};
+use super::verify::{Comparison, compare};
+use super::watch::Watch;
+use super::workload::{Access, Accesses, Counters, Outcome, Worker, accesses};
+use super::{LiveError, disk, rot};
 use crate::random;
 
 /// How a run is made.

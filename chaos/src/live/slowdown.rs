@@ -1,27 +1,21 @@
 //! What HarvestFS costs a primary tenant on the same machine, measured against the same primary
 //! alone, in turns within one run.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-use super::{
-    LiveError, Plan, Scenario,
-    cluster::Cluster,
-    plan::Part,
-    probe::{Probe, slowdown_percent},
-    workload::{Access, Counters, Worker},
-};
+use super::cluster::Cluster;
+use super::plan::Part;
+use super::probe::{Probe, slowdown_percent};
+use super::workload::{Access, Counters, Worker};
+use super::{LiveError, Plan, Scenario};
 
 /// The cluster and its clients. Nothing is denied: what protects the primary is priority alone.
 const SCENARIO: &str = r#"

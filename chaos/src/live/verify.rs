@@ -2,13 +2,12 @@
 //! nothing in its caches.
 
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::{error::FsError, types::Credentials};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::Credentials;
 use serde::Serialize;
 
-use super::{
-    model::{Content, Model, Promise},
-    workload::directory,
-};
+use super::model::{Content, Model, Promise};
+use super::workload::directory;
 
 /// What the comparison found.
 #[derive(Clone, Debug, Default, Serialize)]

@@ -1,16 +1,15 @@
 //! What is seen of a run while it goes on.
 
-use std::{sync::atomic::Ordering, time::Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use super::{
-    LiveError,
-    admin::Admin,
-    cluster::{Cluster, Condition},
-    ledger::Ledger,
-    report::Sample,
-    rot::Flipped,
-    workload::Counters,
-};
+use super::LiveError;
+use super::admin::Admin;
+use super::cluster::{Cluster, Condition};
+use super::ledger::Ledger;
+use super::report::Sample;
+use super::rot::Flipped;
+use super::workload::Counters;
 
 /// What is seen while it runs.
 pub(crate) struct Watch {

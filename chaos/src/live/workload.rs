@@ -1,29 +1,25 @@
 //! A client that writes, reads, renames and removes files, and remembers what it was promised.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use harvestfs_client::{Client, ClientError, ClientOptions};
-use harvestfs_protocol::{
-    error::FsError, identity::Identity, meta::RenameMode, types::Credentials,
-};
-use rand::{RngExt, rngs::SmallRng};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::meta::RenameMode;
+use harvestfs_protocol::types::Credentials;
+use rand::RngExt;
+use rand::rngs::SmallRng;
 use serde::Serialize;
 
-use super::{
-    admin::NAMENODE_NAME,
-    metrics::{Metrics, Operation},
-    model::{Content, Model},
-    scenario::ClientSpec,
-};
+use super::admin::NAMENODE_NAME;
+use super::metrics::{Metrics, Operation};
+use super::model::{Content, Model};
+use super::scenario::ClientSpec;
 use crate::random;
 
 /// How a client gets to the cluster.

@@ -1,7 +1,8 @@
 //! What datacentres are like, beside what the paper states (its figures 1 to 6).
 
 use super::{Axis, Bars, Lines, Series, Statement, Table};
-use crate::{datacentre::MONTHS, simulate::characterise::Character};
+use crate::datacentre::MONTHS;
+use crate::simulate::characterise::Character;
 
 const PATTERN_NAMES: [&str; 3] = ["periodic", "constant", "unpredictable"];
 

@@ -21,10 +21,8 @@ mod scaling;
 
 pub use scaling::Scaling;
 
-use super::{
-    durability::{HISTORY_MONTHS, SimulationError, check_blocks},
-    history::History,
-};
+use super::durability::{HISTORY_MONTHS, SimulationError, check_blocks};
+use super::history::History;
 use crate::datacentre::{Datacentre, MONTH_S, SLOT_S};
 use busy::Busy;
 

@@ -2,13 +2,12 @@
 
 use std::f64::consts::TAU;
 
-use harvestfs_telemetry::{profile::Pattern, spectrum::Spectra};
+use harvestfs_telemetry::profile::Pattern;
+use harvestfs_telemetry::spectrum::Spectra;
 use serde::Serialize;
 
-use crate::datacentre::{
-    Datacentre, MONTHS, SLOT_S,
-    facts::{Facts, Monthly, measure, server_rates},
-};
+use crate::datacentre::facts::{Facts, Monthly, measure, server_rates};
+use crate::datacentre::{Datacentre, MONTHS, SLOT_S};
 
 /// Samples that one point of a sample series covers: half an hour.
 const SLOTS_PER_POINT: usize = (1_800 / SLOT_S) as usize;

@@ -13,7 +13,8 @@
 //!
 //! Time goes in steps of [`STEP_MS`]; steps in which nothing can happen are skipped.
 
-use std::{ops::ControlFlow, time::Instant};
+use std::ops::ControlFlow;
+use std::time::Instant;
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_telemetry::history::HistoryError;

@@ -3,12 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use harvestfs_namenode::engine::cluster::{Cluster, ClusterOptions};
-use harvestfs_protocol::{
-    ids::{NodeId, StorageId},
-    limits::BLOCK_BYTES_MAX,
-    node::{BlockReport, Heartbeat, ServerDescription},
-    types::{Durability, PlacementRules, StorageClass, VolumeStatus},
-};
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::node::{BlockReport, Heartbeat, ServerDescription};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, VolumeStatus};
 
 use crate::datacentre::Datacentre;
 

@@ -2,15 +2,14 @@
 //! (`harvestfs_telemetry`) would have it.
 
 use harvestfs_namenode::engine::cluster::Cluster;
-use harvestfs_telemetry::{
-    history::{self, HistoryError},
-    hours::WeekHours,
-    profile::{Pattern, TenantKey, TenantProfile},
-    reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates, together},
-    spectrum::{Shape, Spectra},
-};
+use harvestfs_telemetry::history::{self, HistoryError};
+use harvestfs_telemetry::hours::WeekHours;
+use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
+use harvestfs_telemetry::reimages::{Estimator, MONTHS as MONTHS_KEPT, Months, rates, together};
+use harvestfs_telemetry::spectrum::{Shape, Spectra};
 
-use crate::datacentre::{Datacentre, MONTH_S, SLOT_S, facts::Monthly};
+use crate::datacentre::facts::Monthly;
+use crate::datacentre::{Datacentre, MONTH_S, SLOT_S};
 
 /// The history of a datacentre.
 pub struct History<'a> {

@@ -1,12 +1,11 @@
 //! A cluster that schedules by priority and preempts, in virtual time. The decisions are those of
 //! [`crate::adaptive`], which the command uses too.
 
-use std::{
-    cmp::Ordering,
-    collections::{BinaryHeap, VecDeque},
-};
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
 
-use rand_xoshiro::{Xoshiro256PlusPlus, rand_core::SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::SeedableRng;
 
 use super::jobs::{Job, Priority, Random};
 use crate::adaptive::{Bandwidth, Preemption, Resumption, Site, Victim, resume};

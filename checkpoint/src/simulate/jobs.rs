@@ -2,10 +2,8 @@
 //! priority and little to say, few have high priority and arrive in bursts that need much of the
 //! cluster at once.
 
-use rand_xoshiro::{
-    Xoshiro256PlusPlus,
-    rand_core::{RngCore, SeedableRng},
-};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 /// Who goes first. Ordered: the last one goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]

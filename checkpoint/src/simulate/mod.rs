@@ -3,10 +3,9 @@
 pub mod cluster;
 pub mod jobs;
 
+use crate::adaptive::Bandwidth;
 use cluster::{Cluster, Outcome, Policy};
 use jobs::{Job, Load};
-
-use crate::adaptive::Bandwidth;
 
 /// A kind of storage, with what table 3 of the paper measured on it: seconds to checkpoint 5 GB.
 #[derive(Clone, Copy, Debug, PartialEq)]

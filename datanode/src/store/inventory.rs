@@ -1,8 +1,7 @@
 //! The map of all replicas. It is locked for lookups and single changes, never while a disk is
 //! accessed.
 
-use std::collections::HashMap;
-use std::collections::hash_map;
+use std::collections::{HashMap, hash_map};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -14,7 +14,8 @@ use std::path::Path;
 
 use harvestfs_protocol::ids::{ClusterId, StorageId};
 
-use super::{checked_text, error::VolumeError};
+use super::checked_text;
+use super::error::VolumeError;
 
 /// Name of the file.
 pub const VERSION_FILE: &str = "VERSION";

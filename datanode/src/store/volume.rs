@@ -17,25 +17,23 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
-use harvestfs_protocol::unix_now_ms;
+use harvestfs_protocol::{durable, unix_now_ms};
 use rustix::fs::FlockOperation;
 use tokio::time::Instant;
 
 use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
-use super::layout;
-use super::obeyed_file;
 use super::pulse::{Pulse, SILENT_AFTER};
 use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
 use super::version_file::VersionFile;
 use super::workers::Workers;
+use super::{layout, obeyed_file};
 
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
 /// system finds fast.

@@ -1,7 +1,9 @@
 //! The servers that are open to one lane and have room on volumes of one class, ready to be drawn
 //! from in the ways that policies need.
 
-use crate::{grid::CELLS, groups::Groups, tree::Tree};
+use crate::grid::CELLS;
+use crate::groups::Groups;
+use crate::tree::Tree;
 
 /// Where a server is in the grid: the number of its cell, or [`OUTSIDE`].
 pub(crate) type Place = u8;

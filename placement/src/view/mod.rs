@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use harvestfs_protocol::{ids::NodeId, types::StorageClass};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::StorageClass;
 use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
 use rand::{Rng, RngExt};
 use rustc_hash::{FxHashMap, FxHashSet};

@@ -7,14 +7,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use harvestfs_placement::{
     Constraints, Lane, Lanes, Location, Policy, Request, Room, ServerView, View,
 };
-use harvestfs_protocol::{
-    ids::NodeId,
-    types::{Durability, StorageClass},
-};
-use harvestfs_telemetry::{
-    hours::WeekHours,
-    profile::{Pattern, TenantKey, TenantProfile},
-};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::{Durability, StorageClass};
+use harvestfs_telemetry::hours::WeekHours;
+use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
 use proptest::prelude::*;
 
 /// A server, and what the view is told of it.

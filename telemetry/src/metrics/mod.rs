@@ -12,6 +12,7 @@ use std::fmt::Write;
 pub use prometheus::{
     Counter, Gauge, Histogram, HistogramTimer as Timer, IntCounter as WholeCounter,
 };
+
 pub use registry::{CONTENT_TYPE, Registry, raise_to};
 pub use table::*;
 

@@ -1,12 +1,15 @@
 //! Whether a scenario can be carried out as it is written.
 
-use std::{fmt, ops::Range, path::Path};
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
 
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::settings::SettingsError;
 use toml::Spanned;
 
-use super::{ClusterSpec, Pattern, Scenario, Server, Variant, raw::RawScenario};
+use super::raw::RawScenario;
+use super::{ClusterSpec, Pattern, Scenario, Server, Variant};
 
 /// Most servers: each is a process.
 const SERVERS_MAX: usize = 500;

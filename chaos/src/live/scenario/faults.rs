@@ -5,7 +5,9 @@ use std::ops::Range;
 use harvestfs_protocol::settings::SettingsError;
 use toml::Spanned;
 
-use super::{Fault, Kind, Server, Targets, check::Checker, raw::RawFault};
+use super::check::Checker;
+use super::raw::RawFault;
+use super::{Fault, Kind, Server, Targets};
 
 impl Checker<'_> {
     pub fn fault(

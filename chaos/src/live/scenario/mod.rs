@@ -8,7 +8,9 @@ mod raw;
 mod tests;
 mod trace;
 
-use std::{fs, ops::RangeInclusive, path::Path};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::Path;
 
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::settings::SettingsError;

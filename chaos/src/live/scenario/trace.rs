@@ -1,17 +1,15 @@
 //! Recorded series that stand in for the primaries.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::settings::SettingsError;
-use harvestfs_telemetry::{
-    primary::TraceReplay,
-    traces::{Series, SeriesReader},
-};
+use harvestfs_telemetry::primary::TraceReplay;
+use harvestfs_telemetry::traces::{Series, SeriesReader};
 
-use super::{Pattern, check::Checker, raw::RawScenario};
+use super::Pattern;
+use super::check::Checker;
+use super::raw::RawScenario;
 
 /// What the primaries do, as it was recorded.
 #[derive(Clone, Debug)]

@@ -1,18 +1,16 @@
 //! Writes blocks into a cluster of which only the servers and their room matter.
 
 use harvestfs_namenode::engine::cluster::Cluster;
-use harvestfs_protocol::{ids::NodeId, types::Durability};
-use rand::{RngExt, rngs::SmallRng};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
+use rand::RngExt;
+use rand::rngs::SmallRng;
 
 use super::Options;
-use crate::{
-    random::stream,
-    simulate::{
-        durability::{HISTORY_MONTHS, SimulationError},
-        fleet::{self, Fleet},
-        history::History,
-    },
-};
+use crate::random::stream;
+use crate::simulate::durability::{HISTORY_MONTHS, SimulationError};
+use crate::simulate::fleet::{self, Fleet};
+use crate::simulate::history::History;
 
 pub(super) struct Placing {
     cluster: Cluster,

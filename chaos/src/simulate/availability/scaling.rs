@@ -1,6 +1,7 @@
 //! Scaling the load of a datacentre to another mean.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
+use std::str::FromStr;
 
 /// How load is scaled (section 6.1 of the paper).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

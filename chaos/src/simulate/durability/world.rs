@@ -1,30 +1,23 @@
 //! The simulated datanodes, their owners, and time.
 
-use std::{
-    collections::VecDeque,
-    ops::ControlFlow,
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
-use harvestfs_namenode::engine::{
-    cluster::{Cluster, ClusterOptions},
-    namespace::BlockChange,
-};
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, SessionId},
-    limits::BLOCK_BYTES_MAX,
-    node::{IncrementalReport, ReplicaChange, ReplicaReport},
-    types::Durability,
-};
-use rand::{RngExt, rngs::SmallRng};
+use harvestfs_namenode::engine::cluster::{Cluster, ClusterOptions};
+use harvestfs_namenode::engine::namespace::BlockChange;
+use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::node::{IncrementalReport, ReplicaChange, ReplicaReport};
+use harvestfs_protocol::types::Durability;
+use rand::RngExt;
+use rand::rngs::SmallRng;
 use smallvec::SmallVec;
 
 use super::{HISTORY_MONTHS, History, Options, Record, STEP_MS, SimulationError, detection_ms};
-use crate::{
-    datacentre::{Datacentre, MONTH_S, Reimage},
-    random::stream,
-    simulate::fleet::{self, Fleet},
-};
+use crate::datacentre::{Datacentre, MONTH_S, Reimage};
+use crate::random::stream;
+use crate::simulate::fleet::{self, Fleet};
 
 /// Blocks that are written between two calls of `progress`.
 const BLOCKS_PER_PROGRESS: u32 = 4_096;
