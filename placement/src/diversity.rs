@@ -133,9 +133,9 @@ pub fn conflicts<'a>(
         spread.add(server, view.cell_of(server));
     }
     let rounds = rounds(spread.in_grid);
-    let beyond = |counts: &[u8; SIDE]| -> u32 {
+    let beyond = |counts: &[u32; SIDE]| -> u32 {
         let counts = counts.iter();
-        counts.map(|&it| u32::from(it.saturating_sub(rounds))).sum()
+        counts.map(|&it| it.saturating_sub(rounds)).sum()
     };
     if constraints.contains(Constraints::ROW) {
         count += beyond(&spread.rows);
@@ -152,9 +152,9 @@ pub(crate) struct Spread {
     /// Environment, machine function and rack of each.
     owners: SmallVec<[(u32, u32, u32); 10]>,
     tenants: SmallVec<[TenantId; 10]>,
-    rows: [u8; SIDE],
-    columns: [u8; SIDE],
-    in_grid: u8,
+    rows: [u32; SIDE],
+    columns: [u32; SIDE],
+    in_grid: u32,
 }
 
 impl Spread {
@@ -162,9 +162,9 @@ impl Spread {
         self.owners.push(owners(server));
         self.tenants.push(server.tenant);
         if let Some(cell) = cell {
-            self.rows[cell.row()] = self.rows[cell.row()].saturating_add(1);
-            self.columns[cell.column()] = self.columns[cell.column()].saturating_add(1);
-            self.in_grid = self.in_grid.saturating_add(1);
+            self.rows[cell.row()] += 1;
+            self.columns[cell.column()] += 1;
+            self.in_grid += 1;
         }
     }
 
@@ -208,14 +208,22 @@ impl Spread {
 
     /// Whether a further replica in this cell keeps rows and columns apart, as far as `constraints`
     /// say so, when each row and column may have `rounds` replicas.
-    pub(crate) fn allows_cell(&self, cell: Cell, constraints: Constraints, rounds: u8) -> bool {
+    pub(crate) fn allows_cell(&self, cell: Cell, constraints: Constraints, rounds: u32) -> bool {
         (!constraints.contains(Constraints::ROW) || self.rows[cell.row()] < rounds)
             && (!constraints.contains(Constraints::COLUMN) || self.columns[cell.column()] < rounds)
     }
 
     /// Whether rows or columns are shared more often than rounds of three can account for when
     /// `in_grid` replicas are in the grid in the end.
-    pub(crate) fn crowded(&self, in_grid: u8) -> Constraints {
+    pub(crate) fn crowded(&self, in_grid: u32) -> Constraints {
+        let sums = [&self.rows, &self.columns].map(|counts| counts.iter().sum::<u32>());
+        assert_eq!(sums, [self.in_grid; 2], "replicas in rows and in columns");
+        assert!(
+            self.in_grid as usize <= self.owners.len(),
+            "{} of {} replicas are in the grid",
+            self.in_grid,
+            self.owners.len()
+        );
         let rounds = rounds(in_grid);
         let mut crowded = Constraints::NONE;
         if self.rows.iter().any(|&count| count > rounds) {
@@ -228,19 +236,19 @@ impl Spread {
     }
 
     /// How many of the replicas are in the grid.
-    pub(crate) fn in_grid(&self) -> u8 {
+    pub(crate) fn in_grid(&self) -> u32 {
         self.in_grid
     }
 
-    /// Whether a further replica may be on this server, whatever its cell.
+    /// Whether a further replica may be on this server, in any cell.
     pub(crate) fn allows(&self, server: &ServerView, constraints: Constraints) -> bool {
         self.shared(server).bits() & constraints.bits() == 0
     }
 }
 
 /// How many rounds so many replicas make.
-pub(crate) fn rounds(replicas: u8) -> u8 {
-    replicas.div_ceil(SIDE as u8)
+pub(crate) fn rounds(replicas: u32) -> u32 {
+    replicas.div_ceil(SIDE as u32)
 }
 
 fn owners(server: &ServerView) -> (u32, u32, u32) {

@@ -31,12 +31,7 @@ impl Policy for Greedy {
         Scope::Everything
     }
 
-    fn choose(
-        &self,
-        view: &View,
-        request: &Request<'_>,
-        rng: &mut dyn Rng,
-    ) -> Result<Nodes, TooFew> {
+    fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew> {
         let mut chosen = Nodes::new();
         let wanted = usize::from(request.wanted);
         let holds = |tenant, nodes: &[NodeId]| {

@@ -154,18 +154,23 @@ impl Grid {
         }
         let rows = choose_rows(&columns, &heights);
         let mut cells = vec![None; tenants.len()];
+        let mut placed = 0;
         for (column, (groups, rows)) in columns.iter().zip(&rows).enumerate() {
             for (group, &row) in groups.iter().zip(rows.iter()) {
                 for &tenant in *group {
-                    cells[tenant] = Some(Cell::new(row, column));
+                    let before = cells[tenant].replace(Cell::new(row, column));
+                    assert_eq!(before, None, "tenant {tenant} is in two cells");
+                    placed += 1;
                 }
             }
         }
+        assert_eq!(placed, order.len(), "tenants in cells, and in the grid");
         Self { cells }
     }
 
     /// The grid of tenants in another order: the tenant that was at `i` is at `order[i]`.
     pub(crate) fn reordered(&self, order: &[usize]) -> Self {
+        assert_eq!(order.len(), self.cells.len(), "tenants and their cells");
         let mut cells = vec![None; self.cells.len()];
         for (&to, &cell) in order.iter().zip(&self.cells) {
             cells[to] = cell;
@@ -192,12 +197,22 @@ impl Grid {
     }
 }
 
+/// The space of all tenants, and what is used of it, in blocks.
+fn capacity_and_used(tenants: &[GridTenant]) -> (f64, f64) {
+    let mut sums = (0, 0);
+    for it in tenants {
+        let Some(used) = it.capacity_blocks.checked_sub(it.free_blocks) else {
+            panic!("a tenant has more free space than space: {it:?}");
+        };
+        sums = (sums.0 + it.capacity_blocks, sums.1 + used);
+    }
+    (sums.0 as f64, sums.1 as f64)
+}
+
 /// How many of the tenants in `order`, from the least reimaged, are in the grid.
 fn least_reimaged(tenants: &[GridTenant], order: &[usize], limits: LeastReimaged) -> usize {
-    let capacity: u64 = tenants.iter().map(|it| it.capacity_blocks).sum();
-    let free: u64 = tenants.iter().map(|it| it.free_blocks).sum();
-    let used = capacity.saturating_sub(free) as f64;
-    let needed = (used * limits.headroom).max(capacity as f64 * limits.share_min);
+    let (capacity, used) = capacity_and_used(tenants);
+    let needed = (used * limits.headroom).max(capacity * limits.share_min);
     let mut sum = 0;
     let mut count = 0;
     let mut highest = f64::NEG_INFINITY;
@@ -241,10 +256,8 @@ pub fn calm_points(tenants: &[GridTenant]) -> Vec<u8> {
 
 /// Blocks of space that one replica of three of all data takes, now or soon.
 fn calm_space_needed(tenants: &[GridTenant]) -> f64 {
-    let capacity: u64 = tenants.iter().map(|it| it.capacity_blocks).sum();
-    let free: u64 = tenants.iter().map(|it| it.free_blocks).sum();
-    let used = capacity.saturating_sub(free) as f64;
-    CALM_HEADROOM * used.max(capacity as f64 / 2.0) / SIDE as f64
+    let (capacity, used) = capacity_and_used(tenants);
+    CALM_HEADROOM * used.max(capacity / 2.0) / SIDE as f64
 }
 
 /// The calm tenants of `rest`, the least reimaged first, that the grid needs beside those `inside`.
@@ -271,8 +284,8 @@ fn missing_calm(tenants: &[GridTenant], inside: &[usize], rest: &[usize]) -> Vec
 
 /// What a tenant weighs when space is shared out. Full ones still weigh something, so that no
 /// group is left empty while another one has two.
-fn weight(tenant: &GridTenant) -> u64 {
-    tenant.free_blocks.saturating_add(1)
+fn weight(tenant: &GridTenant) -> u128 {
+    u128::from(tenant.free_blocks) + 1
 }
 
 /// Cuts a list into three pieces of as nearly the same weight as possible: with the least sum of
@@ -281,7 +294,7 @@ fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
     let mut before: Vec<u128> = Vec::with_capacity(list.len() + 1);
     before.push(0);
     for &tenant in list {
-        let sum = before[before.len() - 1] + u128::from(weight(&tenants[tenant]));
+        let sum = before[before.len() - 1] + weight(&tenants[tenant]);
         before.push(sum);
     }
     let total = before[list.len()];
@@ -303,25 +316,24 @@ fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
             }
         }
     }
-    let (_, first, second) = best.unwrap_or_default();
+    let Some((_, first, second)) = best else {
+        panic!("no cut of {} tenants", list.len());
+    };
     [&list[..first], &list[first..second], &list[second..]]
         .into_iter()
         .filter(|piece| !piece.is_empty())
         .collect()
 }
 
-/// Where each tenant stands among all in the grid by its peak: 0 the lowest, up to 3.
+/// The rank of each tenant among all in the grid by its peak: 0 the lowest, up to 3.
 fn heights(tenants: &[GridTenant], in_grid: &[usize]) -> Vec<f64> {
     let mut order = in_grid.to_vec();
     order.sort_by(|&a, &b| tenants[a].busier(&tenants[b]));
-    let total: u128 = order
-        .iter()
-        .map(|&it| u128::from(weight(&tenants[it])))
-        .sum();
+    let total: u128 = order.iter().map(|&it| weight(&tenants[it])).sum();
     let mut heights = vec![0.0; tenants.len()];
     let mut below: u128 = 0;
     for &tenant in &order {
-        let own = u128::from(weight(&tenants[tenant]));
+        let own = weight(&tenants[tenant]);
         let middle = below as f64 + own as f64 / 2.0;
         heights[tenant] = SIDE as f64 * middle / total as f64;
         below += own;
@@ -365,14 +377,15 @@ fn choose_rows(columns: &[Vec<&[usize]>], heights: &[f64]) -> Vec<&'static [usiz
             })
             .sum()
     };
-    choices
-        .into_iter()
-        .min_by(|a, b| {
-            cells_with_partners(b)
-                .cmp(&cells_with_partners(a))
-                .then_with(|| distance(a).total_cmp(&distance(b)))
-        })
-        .unwrap_or_default()
+    let best = choices.into_iter().min_by(|a, b| {
+        cells_with_partners(b)
+            .cmp(&cells_with_partners(a))
+            .then_with(|| distance(a).total_cmp(&distance(b)))
+    });
+    let Some(best) = best else {
+        panic!("no choice of rows for {} columns", columns.len());
+    };
+    best
 }
 
 /// Cells that are one of as many cells, all in different rows and columns, as any cell is.

@@ -10,7 +10,7 @@ const ABSENT: u32 = u32::MAX;
 pub(crate) struct Groups {
     /// The members of each group.
     groups: Vec<Vec<u32>>,
-    /// Where a member stands in its group's list, or [`ABSENT`].
+    /// The index of a member in its group's list, or [`ABSENT`].
     positions: Vec<u32>,
     /// Fenwick tree over the lengths of `groups`; `tree[i]` belongs to the node `i + 1`.
     tree: Vec<u32>,
@@ -32,10 +32,12 @@ impl Groups {
         self.groups.get(group as usize).map_or(&[], Vec::as_slice)
     }
 
+    /// `member` must not be in any group.
     pub(crate) fn insert(&mut self, member: u32, group: u32) {
-        if self.contains(member) {
-            return;
-        }
+        assert!(
+            !self.contains(member),
+            "{member} joins group {group} and is in one already"
+        );
         while self.groups.len() <= group as usize {
             self.groups.push(Vec::new());
             self.push_tree();
@@ -52,11 +54,13 @@ impl Groups {
 
     /// `group` must be the one that `member` was inserted with.
     pub(crate) fn remove(&mut self, member: u32, group: u32) {
-        if !self.contains(member) {
-            return;
-        }
         let position = std::mem::replace(&mut self.positions[member as usize], ABSENT);
         let members = &mut self.groups[group as usize];
+        assert_eq!(
+            members.get(position as usize),
+            Some(&member),
+            "{member} leaves group {group}, in which it is not"
+        );
         members.swap_remove(position as usize);
         if let Some(&moved) = members.get(position as usize) {
             self.positions[moved as usize] = position;
@@ -72,7 +76,9 @@ impl Groups {
             .iter()
             .map(|&group| self.in_group(group).len() as u32)
             .sum();
-        let count = self.len - left_out;
+        let Some(count) = self.len.checked_sub(left_out) else {
+            panic!("groups {outside:?} have {left_out} of {} members", self.len);
+        };
         if count == 0 {
             return None;
         }
@@ -184,8 +190,11 @@ mod tests {
             let mut model: BTreeMap<u32, u32> = BTreeMap::new();
             for (member, group, insert) in steps {
                 if insert {
-                    model.entry(member).or_insert(group);
-                    index.insert(member, group);
+                    prop_assert_eq!(index.contains(member), model.contains_key(&member));
+                    model.entry(member).or_insert_with(|| {
+                        index.insert(member, group);
+                        group
+                    });
                 } else if let Some(group) = model.remove(&member) {
                     index.remove(member, group);
                 }

@@ -41,8 +41,8 @@ pub struct Request<'a> {
     /// are given up one at a time, in the order of [`Constraints::RELAXED_IN_ORDER`], for each
     /// replica that finds no place with them.
     pub durability: Durability,
-    /// Constraints of the policy that are not asked for, whatever the durability: the servers that the
-    /// cluster has cannot keep them.
+    /// Constraints of the policy that are not asked for, with either durability: the servers that
+    /// the cluster has cannot keep them.
     pub given_up: Constraints,
 }
 
@@ -78,16 +78,46 @@ pub trait Policy: Send {
     /// Which tenants it wants in the grid.
     fn scope(&self) -> Scope;
 
+    /// As [`Policy::choose`], which checks what this answers.
+    ///
+    /// # Errors
+    /// [`TooFew`] when not that many fit; it carries those that do.
+    fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew>;
+
     /// Chooses `request.wanted` different servers, in the order of the write pipeline.
     ///
     /// # Errors
     /// [`TooFew`] when not that many fit; it carries those that do.
+    ///
+    /// # Panics
+    /// When the policy answers with a server twice, with one that the request excludes, or with
+    /// another number of servers than it says.
     fn choose(
         &self,
         view: &View,
         request: &Request<'_>,
         rng: &mut dyn Rng,
-    ) -> Result<Nodes, TooFew>;
+    ) -> Result<Nodes, TooFew> {
+        let found = self.find(view, request, rng);
+        let wanted = usize::from(request.wanted);
+        let (nodes, is_number_right) = match &found {
+            Ok(nodes) => (nodes, nodes.len() == wanted),
+            Err(error) => (&error.placeable, error.placeable.len() < wanted),
+        };
+        assert!(
+            is_number_right,
+            "{} for {request:?}: {found:?}",
+            self.kind()
+        );
+        for (index, &node) in nodes.iter().enumerate() {
+            assert!(
+                request.admits(&nodes[..index], node),
+                "{} may not choose {node} for {request:?}: {nodes:?}",
+                self.kind()
+            );
+        }
+        found
+    }
 
     /// Whether a block is spread as well on the servers `after` as on those `before`: no constraint that
     /// holds is broken, none of the policy's is farther from holding, as many replicas are in the grid
@@ -124,7 +154,8 @@ pub trait Policy: Send {
     }
 
     /// Which of the servers that hold a block should give up its replica, so that what remains is
-    /// spread best: an index into `replicas`. `None` when `replicas` is empty.
+    /// spread best: an index into `replicas`. `None` when `replicas` is empty. A server that the view
+    /// does not know is in no conflict, counts as reimaged all the time, and as full.
     ///
     /// By default: so that the fewest conflicts with the policy's constraints are left; then, with
     /// all constraints; then, so that all others are busy in the fewest

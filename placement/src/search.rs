@@ -43,8 +43,8 @@ pub struct MostApart {
     pub is_most: bool,
 }
 
-/// How many of `wanted` replicas some servers can take so that the constraints hold, whatever they are
-/// open to.
+/// How many of `wanted` replicas some servers can take so that the constraints hold; whether they
+/// are open does not matter.
 #[must_use]
 pub fn most_apart<'a>(
     view: &'a View,
@@ -88,7 +88,7 @@ fn fit_in_order<'a>(
         }
         let mut longer = spread.clone();
         longer.add(server, view.cell_of(server));
-        let crowded = longer.crowded(wanted).bits() & constraints.bits() != 0;
+        let crowded = longer.crowded(wanted.into()).bits() & constraints.bits() != 0;
         if spread.allows(server, constraints) && !crowded {
             spread = longer;
             left -= 1;
@@ -102,8 +102,8 @@ fn is_apart_in_grid(view: &View, server: &ServerView, constraints: Constraints) 
     !constraints.contains(Constraints::COLUMN) || view.cell_of(server).is_some()
 }
 
-/// Servers that share tenant and rack are alike, so the first of each such kind stands for all of it,
-/// as often as it is asked for.
+/// Servers that share tenant and rack are alike, so of each such kind only as many are looked at as
+/// are wanted.
 fn find<'a>(
     view: &'a View,
     mut candidates: Vec<&'a ServerView>,
@@ -114,14 +114,15 @@ fn find<'a>(
     let mut kinds: FxHashMap<_, u8> = FxHashMap::default();
     candidates.retain(|server| {
         let seen = kinds.entry((server.tenant, server.rack)).or_default();
-        *seen = seen.saturating_add(1);
-        *seen <= wanted
+        let is_needed = *seen < wanted;
+        *seen += u8::from(is_needed);
+        is_needed
     });
     let mut spread = Spread::default();
     for server in existing {
         spread.add(server, view.cell_of(server));
     }
-    let in_grid = spread.in_grid().saturating_add(wanted);
+    let in_grid = spread.in_grid() + u32::from(wanted);
     let mut search = Search {
         view,
         // Rows that the existing ones crowd cannot be mended by adding to them.
@@ -133,6 +134,7 @@ fn find<'a>(
         steps: 0,
     };
     search.extend(&candidates, &spread);
+    search.check(spread);
     search
 }
 
@@ -141,13 +143,31 @@ struct Search<'a> {
     constraints: Constraints,
     wanted: usize,
     /// Replicas in the grid once all are found.
-    in_grid: u8,
+    in_grid: u32,
     picked: Nodes,
     best: Nodes,
     steps: u32,
 }
 
 impl Search<'_> {
+    /// What was found has to keep the constraints beside the existing ones, which `spread` has.
+    fn check(&self, mut spread: Spread) {
+        let (found, wanted) = (self.best.len(), self.wanted);
+        assert!(found <= wanted, "{found} servers for {wanted} replicas");
+        for &node in &self.best {
+            let server = self.view.drawn(node);
+            let allowed = spread.allows(server, self.constraints);
+            spread.add(server, self.view.cell_of(server));
+            let crowded = spread.crowded(self.in_grid).bits() & self.constraints.bits();
+            assert!(
+                allowed && crowded == 0,
+                "{node} breaks {:?} among {:?}",
+                self.constraints,
+                self.best
+            );
+        }
+    }
+
     /// Adds servers from `candidates` to what `spread` has; true once there are enough or no time
     /// is left.
     fn extend(&mut self, candidates: &[&ServerView], spread: &Spread) -> bool {

@@ -82,12 +82,7 @@ impl Policy for History {
         Scope::Everything
     }
 
-    fn choose(
-        &self,
-        view: &View,
-        request: &Request<'_>,
-        rng: &mut dyn Rng,
-    ) -> Result<Nodes, TooFew> {
+    fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew> {
         let way = Way {
             constraints: self.constraints().without(request.given_up),
             locality: Locality::Require,
@@ -110,12 +105,7 @@ impl Policy for Harvest {
         self.scope
     }
 
-    fn choose(
-        &self,
-        view: &View,
-        request: &Request<'_>,
-        rng: &mut dyn Rng,
-    ) -> Result<Nodes, TooFew> {
+    fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew> {
         let way = Way {
             constraints: self.constraints().without(request.given_up),
             locality: self.locality,
@@ -142,7 +132,7 @@ struct Partial {
     nodes: Nodes,
     spread: Spread,
     /// Their calm points ([`calm_points`](crate::grid::calm_points)).
-    calm: u8,
+    calm: u32,
     /// Hours of the week in which all of them were busy; all hours as long as there are none.
     busy_hours: WeekHours,
 }
@@ -163,7 +153,7 @@ impl Way {
                 return Ok(nodes);
             }
             if nodes.is_empty() {
-                // No server will do, whatever comes after it.
+                // No server will do, even as the first one.
                 break;
             }
             if nodes.len() > best.len() {
@@ -219,8 +209,8 @@ impl Way {
             } else {
                 self.draw(view, request, &partial, self.constraints, rng)
             };
-            match drawn.and_then(|node| view.server(node)) {
-                Some(server) => partial.take(server, view),
+            match drawn {
+                Some(node) => partial.take(view.drawn(node), view),
                 None => break,
             }
         }
@@ -248,8 +238,8 @@ impl Way {
             welcome && request.admits(&partial.nodes, node)
         };
         let drawn = view.draw_on_host(request.lane, request.class, host, rng, accept);
-        if let Some(server) = drawn.and_then(|node| view.server(node)) {
-            partial.take(server, view);
+        if let Some(node) = drawn {
+            partial.take(view.drawn(node), view);
         }
     }
 
@@ -265,9 +255,9 @@ impl Way {
         // Algorithm 2 finishes one round before it starts the next. Replicas that survived a loss
         // may not be able to; what counts is that all can be split into rounds in the end.
         let in_grid = partial.spread.in_grid();
-        let missing = request.wanted - partial.nodes.len() as u8;
+        let missing = u32::from(request.wanted) - partial.nodes.len() as u32;
         let now = rounds(in_grid + 1);
-        let complete = rounds(in_grid.saturating_add(missing));
+        let complete = rounds(in_grid + missing);
         let allowed = |cell, rounds| partial.spread.allows_cell(cell, constraints, rounds);
         let space = view.open_space(request.lane, request.class);
         let with_space = |cell: Cell| (Some(cell), space[cell.number()]);
@@ -321,7 +311,7 @@ impl Way {
             accept(server) && !(knows_together && partial.spread.goes_together(view, server))
         };
         let mut drawn = None;
-        if partial.calm < CALM_POINTS {
+        if partial.calm < u32::from(CALM_POINTS) {
             let calm_space = view.calm_space(request.lane, request.class);
             let mut calm = cells.clone();
             calm.retain(|(cell, space)| {
@@ -331,7 +321,7 @@ impl Way {
             let accept = |server: &ServerView| view.calm_points(server) > 0 && apart(server);
             drawn = self.draw_other_hours(view, request, partial, &calm, accept, rng);
         }
-        // Who was never busy will rather not be than who was at other times.
+        // A tenant that was never busy is less likely to become so than one that was, at other times.
         if drawn.is_none() && !partial.busy_hours.is_empty() {
             drawn = self.draw_other_hours(view, request, partial, &cells, apart, rng);
         }
@@ -358,7 +348,7 @@ impl Way {
         let mut fewest: Option<(NodeId, u32)> = None;
         for _ in 0..HOURS_DRAWS {
             let drawn = self.draw_accepted(view, request, cells.clone(), &accept, rng);
-            let server = view.server(drawn?)?;
+            let server = view.drawn(drawn?);
             let hours = partial.busy_hours.common(view.busy_hours(server));
             if fewest.is_none_or(|(_, fewest)| hours.count() < fewest) {
                 fewest = Some((server.node, hours.count()));
@@ -406,19 +396,25 @@ impl Way {
             }
             rank -= space;
         }
-        cells.len() - 1
+        panic!("{rank} blocks beyond the {total} of {cells:?}")
     }
 }
 
 impl Partial {
     fn take(&mut self, server: &ServerView, view: &View) {
+        assert!(
+            !self.nodes.contains(&server.node),
+            "{} twice in {:?}",
+            server.node,
+            self.nodes
+        );
         self.nodes.push(server.node);
         self.add(server, view);
     }
 
     fn add(&mut self, server: &ServerView, view: &View) {
         self.spread.add(server, view.cell_of(server));
-        self.calm = self.calm.saturating_add(view.calm_points(server));
+        self.calm += u32::from(view.calm_points(server));
         self.busy_hours = self.busy_hours.common(view.busy_hours(server));
     }
 }

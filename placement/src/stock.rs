@@ -9,7 +9,7 @@ use crate::grid::Scope;
 use crate::policy::{Nodes, Policy, PolicyKind, Request, TooFew};
 use crate::view::{Area, RackId, View};
 
-/// HDFS's default: fast to write, safe against the loss of any one rack, blind to who owns the
+/// The default of HDFS: fast to write, safe against the loss of any one rack, blind to the owners of the
 /// servers.
 ///
 /// 1. The first replica goes to a server on the writer's host, or to a random one when none there
@@ -39,12 +39,7 @@ impl Policy for Stock {
         Scope::Everything
     }
 
-    fn choose(
-        &self,
-        view: &View,
-        request: &Request<'_>,
-        rng: &mut dyn Rng,
-    ) -> Result<Nodes, TooFew> {
+    fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew> {
         let mut chosen = Nodes::new();
         let mut racks: SmallVec<[RackId; 8]> = request
             .existing
@@ -69,7 +64,7 @@ impl Policy for Stock {
             };
             chosen.push(node);
             if chosen.len() < usize::from(request.wanted) {
-                racks.extend(view.server(node).map(|server| server.rack));
+                racks.push(view.drawn(node).rack);
             }
         }
         if chosen.len() < usize::from(request.wanted) {

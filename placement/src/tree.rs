@@ -15,6 +15,11 @@ impl Tree {
         self.total
     }
 
+    /// How many positions there are.
+    pub(crate) fn len(&self) -> usize {
+        self.sums.len()
+    }
+
     /// Adds a position of weight 0 at the end.
     pub(crate) fn push(&mut self) {
         let node = self.sums.len() + 1;
@@ -26,8 +31,20 @@ impl Tree {
     /// Changes the weight of a position from `old`, which it must have, to `new`. All weights
     /// together must stay below 2^64.
     pub(crate) fn change(&mut self, position: u32, old: u64, new: u64) {
+        assert!(
+            (position as usize) < self.sums.len(),
+            "position {position} of {}",
+            self.sums.len()
+        );
+        let others = self.total.checked_sub(old);
+        let Some(total) = others.and_then(|others| others.checked_add(new)) else {
+            panic!(
+                "position {position} changes its weight from {old} to {new} of {} in all",
+                self.total
+            );
+        };
+        self.total = total;
         let difference = new.wrapping_sub(old);
-        self.total = self.total.wrapping_add(difference);
         let mut node = position as usize + 1;
         while node <= self.sums.len() {
             self.sums[node - 1] = self.sums[node - 1].wrapping_add(difference);
@@ -56,6 +73,11 @@ impl Tree {
             }
             step /= 2;
         }
+        assert!(
+            position < self.sums.len(),
+            "{rank} beyond the weights, which are {} in all",
+            self.total
+        );
         position as u32
     }
 

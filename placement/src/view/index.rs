@@ -75,7 +75,9 @@ impl Index {
         if before == 0 {
             self.racks.insert(slot, rack);
             self.tenants.insert(slot, tenant);
-            self.open_tenants.insert(tenant, u32::from(entry.place));
+            if self.tenants.in_group(tenant).len() == 1 {
+                self.open_tenants.insert(tenant, u32::from(entry.place));
+            }
         } else if blocks == 0 {
             self.racks.remove(slot, rack);
             self.tenants.remove(slot, tenant);
@@ -86,11 +88,25 @@ impl Index {
         let factor = u64::from(entry.factor);
         let (old, new) = (u64::from(before), u64::from(blocks));
         self.trees[place].change(entry.position, old * factor, new * factor);
-        self.space[place] = self.space[place] + new - old;
+        change(&mut self.space[place], old, new, entry);
         if entry.calm {
-            self.calm_space[place] = self.calm_space[place] + new - old;
+            change(&mut self.calm_space[place], old, new, entry);
         }
+        assert!(
+            self.calm_space[place] <= self.space[place],
+            "{} of {} free blocks of place {place} are calm",
+            self.calm_space[place],
+            self.space[place]
+        );
     }
+}
+
+/// Replaces what a server has of a sum.
+fn change(sum: &mut u64, old: u64, new: u64, entry: &Entry) {
+    let Some(others) = sum.checked_sub(old) else {
+        panic!("{old} free blocks of {sum} in all: {entry:?}");
+    };
+    *sum = others + new;
 }
 
 /// A number of blocks in steps of at most a sixteenth, so that most changes of a server's room

@@ -94,6 +94,7 @@ impl Room {
     /// Room for more blocks on volumes of a class.
     pub fn add(&mut self, class: StorageClass, blocks: u32) {
         let sum = &mut self.blocks[class_number(class)];
+        // A datanode may claim any quota.
         *sum = sum.saturating_add(blocks);
     }
 
@@ -119,6 +120,7 @@ impl Room {
     pub fn blocks(&self, class: Option<StorageClass>) -> u32 {
         match class {
             Some(class) => self.blocks[class_number(class)],
+            // As in `add`: claims have no bound.
             None => self
                 .blocks
                 .iter()
@@ -149,7 +151,7 @@ impl Classes {
     }
 }
 
-/// Where a server is and who owns it.
+/// The place and the owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location<'a> {
     /// Its rack.
@@ -326,8 +328,9 @@ impl View {
             };
             self.hosts.entry(location.host).or_default().push(slot);
             if before.tenant != tenant {
-                let servers = &mut self.tenants[before.tenant.number()].servers;
-                *servers = servers.saturating_sub(1);
+                let left = &mut self.tenants[before.tenant.number()];
+                assert!(left.servers > 0, "{node} leaves {:?}: no server", left.key);
+                left.servers -= 1;
                 self.populate(tenant);
                 self.positions[slot as usize] = self.join(slot);
             }
@@ -358,10 +361,15 @@ impl View {
     fn join(&mut self, slot: u32) -> u32 {
         let place = self.tenants[self.servers[slot as usize].tenant.number()].place;
         let members = &mut self.places[usize::from(place)];
-        members.push(slot);
         for index in &mut self.indexes {
+            assert_eq!(
+                index.trees[usize::from(place)].len(),
+                members.len(),
+                "weights and servers of place {place}"
+            );
             index.push(place);
         }
+        members.push(slot);
         members.len() as u32 - 1
     }
 
@@ -390,9 +398,7 @@ impl View {
     /// [`View::set_room`] and [`View::set_lanes`] at once, of a server by its index in
     /// [`View::servers`].
     pub fn set_room_and_lanes_at(&mut self, index: usize, room: Room, lanes: Lanes) {
-        if index < self.servers.len() {
-            self.update(index as u32, room, lanes);
-        }
+        self.update(index as u32, room, lanes);
     }
 
     fn update(&mut self, slot: u32, room: Room, lanes: Lanes) {
@@ -460,6 +466,14 @@ impl View {
     #[must_use]
     pub fn server(&self, node: NodeId) -> Option<&ServerView> {
         self.server_at(self.index_of(node)?)
+    }
+
+    /// A server that was drawn from this view.
+    pub(crate) fn drawn(&self, node: NodeId) -> &ServerView {
+        let Some(server) = self.server(node) else {
+            panic!("{node} was drawn from a view that does not have it");
+        };
+        server
     }
 
     /// One server by its index in [`View::servers`].

@@ -240,6 +240,11 @@ impl View {
         self.best_first = best_first(tenants);
         self.mean_reimages = if all > 0.0 { sum / all } else { 0.0 };
         let calm = calm_points(tenants);
+        assert_eq!(
+            (tenants.len(), calm.len(), self.best_first.len()),
+            (self.tenants.len(), self.tenants.len(), self.tenants.len()),
+            "what the grid was built with is not what there is"
+        );
         let tenants = tenants.iter().zip(calm);
         for (number, (tenant, (it, calm))) in self.tenants.iter_mut().zip(tenants).enumerate() {
             tenant.place = cell(number).map_or(OUTSIDE, |cell| cell.number() as Place);
@@ -313,7 +318,9 @@ impl View {
     ) -> Option<NodeId> {
         let servers = self.index(lane, class).tenants.in_group(tenant.0);
         let slot = draw_from(servers, rng, |&slot| accept(&self.servers[slot as usize]))?;
-        Some(self.servers[slot as usize].node)
+        let server = &self.servers[slot as usize];
+        assert_eq!(server.tenant, tenant, "{} of another tenant", server.node);
+        Some(server.node)
     }
 
     /// Draws a tenant with an accepted open server in a cell, each with the same probability, then
@@ -363,8 +370,14 @@ impl View {
         let members = &self.places[place];
         for _ in 0..DRAWS_MAX {
             let position = index.trees[place].draw(rng)?;
-            let server = &self.servers[members[position as usize] as usize];
+            let slot = members[position as usize];
+            let server = &self.servers[slot as usize];
             if accept(server) {
+                assert!(
+                    index.blocks(slot) > 0,
+                    "{} was drawn in place {place} and is not open",
+                    server.node
+                );
                 return Some(server.node);
             }
         }
@@ -425,6 +438,7 @@ fn number(value: f64) -> f64 {
 
 fn best_first(tenants: &[GridTenant]) -> Vec<TenantId> {
     let columns = Grid::build(tenants, Scope::Everything);
+    // One without servers is in no column, and nothing is drawn from it.
     let column = |tenant: usize| columns.cell(tenant).map_or(0, Cell::column);
     let mut order: Vec<usize> = (0..tenants.len()).collect();
     order.sort_by(|&a, &b| -> Ordering {
