@@ -9,10 +9,10 @@ use std::io::{self, IoSliceMut, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -127,29 +127,23 @@ impl Intake {
                 let (stored, failed) = (&stored, &failed);
                 workers.push(
                     scope.spawn(move || match store(directory, &name, pipe, parent) {
-                        Ok(image) => lock(stored).push(image),
+                        Ok(image) => stored.lock().push(image),
                         Err(error) => {
-                            lock(failed).get_or_insert(error);
+                            failed.lock().get_or_insert(error);
                         }
                     }),
                 );
             }
         });
         // An image that could not be stored is why CRIU then closed the connection.
-        if let Some(error) = failed.into_inner().unwrap_or_else(|lock| lock.into_inner()) {
+        if let Some(error) = failed.into_inner() {
             return Err(error.into());
         }
         result?;
-        let mut images = stored.into_inner().unwrap_or_else(|lock| lock.into_inner());
+        let mut images = stored.into_inner();
         images.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(images)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn store(

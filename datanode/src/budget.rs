@@ -1,8 +1,8 @@
 //! A budget of bytes per second for background work.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// What may be spent at once after a pause.
@@ -37,7 +37,7 @@ impl Budget {
         if self.bytes_per_second == 0 {
             return u64::MAX;
         }
-        let paid_at = *self.paid_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let paid_at = *self.paid_at.lock();
         let debt = paid_at.map_or(Duration::ZERO, |it| {
             it.saturating_duration_since(Instant::now())
         });
@@ -47,7 +47,7 @@ impl Budget {
     /// When `bytes` may be spent by somebody who asks at `now`.
     fn reserve(&self, bytes: u64, now: Instant) -> Instant {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        let mut paid_at = self.paid_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid_at = self.paid_at.lock();
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let start = paid_at.map_or(earliest, |paid_at| paid_at.max(earliest));
         *paid_at = Some(start + cost);

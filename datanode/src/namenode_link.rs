@@ -8,8 +8,8 @@ mod removals;
 mod reports;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -25,6 +25,7 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
@@ -85,7 +86,7 @@ impl NamenodeLink {
             () = self.keep_registered(&registered) => {}
         }
         let client = registered.into_inner();
-        if let Some(client) = client.unwrap_or_else(PoisonError::into_inner)
+        if let Some(client) = client
             && let Err(error) = call(&client, NodeRequest::Stopping, STOP_DEADLINE).await
         {
             tracing::debug!(%error, "the namenode does not know that this datanode stops");
@@ -96,7 +97,7 @@ impl NamenodeLink {
     /// Notes the client of the registered connection as long as there is one.
     async fn keep_registered(&self, registered: &Mutex<Option<Client>>) {
         let note = |client: Option<&Client>| {
-            *registered.lock().unwrap_or_else(PoisonError::into_inner) = client.cloned();
+            *registered.lock() = client.cloned();
         };
         let mut backoff = BACKOFF_MIN;
         for addr in self.addrs.iter().cycle() {

@@ -1,7 +1,7 @@
 //! What all tasks of a datanode share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
@@ -13,6 +13,7 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
 use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use crate::busy::BusySignal;
@@ -83,7 +84,7 @@ impl Node {
     /// Accepts tokens signed with these keys and no others.
     pub fn set_keys(&self, keys: &[TokenKey]) {
         let verifier = TokenVerifier::new(keys);
-        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = verifier;
+        *self.tokens.write() = verifier;
     }
 
     /// This datanode's number; 0 before the first registration.
@@ -114,7 +115,7 @@ impl Node {
         }
         // A clock before 1970 makes every token look valid for long; it is not trusted.
         let now_unix_ms = unix_now_ms().unwrap_or(u64::MAX);
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let tokens = self.tokens.read();
         tokens.verify(token, block, right, now_unix_ms)
     }
 

@@ -1,9 +1,9 @@
 //! Which namenode is obeyed: none that knows less than one that was obeyed before.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::timeline::{Authority, Position};
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::store::{BlockStore, StoreError};
@@ -63,7 +63,7 @@ impl Obedience {
 
     /// How far the namenode was that was obeyed.
     pub fn obeyed(&self) -> Option<Position> {
-        self.state().obeyed
+        self.state.lock().obeyed
     }
 
     /// Whether a namenode that says so is to be obeyed; takes note of it.
@@ -71,7 +71,7 @@ impl Obedience {
     /// # Errors
     /// Why not.
     pub fn obey(&self, told: &Authority) -> Result<(), Refusal> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let was_recovering = std::mem::replace(&mut state.recovering, told.recovering);
         let obeyed = match judge(state.obeyed, told) {
             Ok(obeyed) => obeyed,
@@ -101,12 +101,12 @@ impl Obedience {
         let _alone = self.writing.lock().await;
         let State {
             obeyed, written, ..
-        } = *self.state();
+        } = *self.state.lock();
         if let Some(position) = obeyed
             && obeyed != written
         {
             store.write_obeyed(position).await?;
-            self.state().written = obeyed;
+            self.state.lock().written = obeyed;
         }
         Ok(())
     }
@@ -121,11 +121,6 @@ impl Obedience {
                 tokio::time::sleep(WRITE_INTERVAL).await;
             }
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Assignments that cannot panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Accepting connections and block streams.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
@@ -18,6 +18,7 @@ use harvestfs_protocol::transport::{
     TransportError,
 };
 use harvestfs_telemetry::metrics::WholeCounter;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::node::{Node, StreamCount};
@@ -46,7 +47,7 @@ struct PeerStream {
 impl PeerStreams {
     /// Counts one more stream of a peer; none if it has as many as one may have.
     fn begin(self: &Arc<Self>, peer: &Peer) -> Option<PeerStream> {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         let count = counts.entry(peer.clone()).or_default();
         if *count >= STREAMS_PER_PEER_MAX {
             return None;
@@ -57,20 +58,17 @@ impl PeerStreams {
             peer: peer.clone(),
         })
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Peer, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for PeerStream {
     fn drop(&mut self) {
-        let mut counts = self.of.lock();
-        if let Some(count) = counts.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.peer);
-            }
+        let mut counts = self.of.0.lock();
+        let Some(count) = counts.get_mut(&self.peer).filter(|count| **count > 0) else {
+            panic!("a stream of {} ends that is not counted", self.peer);
+        };
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&self.peer);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Buffers for direct I/O: aligned to pages, reused, and bounded in total.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::layout::PAGE_BYTES;
@@ -60,7 +61,7 @@ impl BufferPool {
             // The semaphore is never closed.
             Err(_) => free_pages.acquire_many_owned(pages).await.ok(),
         };
-        let idle = self.inner.lock()[class].pop();
+        let idle = self.inner.idle.lock()[class].pop();
         Buffer {
             pages: idle.unwrap_or_else(|| new_pages(pages as usize)),
             len: bytes.min(CLASSES_BYTES[class]),
@@ -68,13 +69,6 @@ impl BufferPool {
             home: Some(self.inner.clone()),
             _permit: permit,
         }
-    }
-}
-
-impl Inner {
-    fn lock(&self) -> std::sync::MutexGuard<'_, [Vec<Box<[Page]>>; CLASSES_BYTES.len()]> {
-        // Under the lock there are single pushes and pops, which a panic cannot split.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,7 +161,7 @@ impl AsRef<[u8]> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
-            let mut idle = home.lock();
+            let mut idle = home.idle.lock();
             if idle[self.class].len() < home.idle_max[self.class] {
                 idle[self.class].push(std::mem::take(&mut self.pages));
             }

@@ -1,11 +1,12 @@
 //! Open files and checksum tables of replicas that were read lately, each up to a limit.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use super::layout::{self, PAGE_BYTES};
 use super::replica::{OpenFile, Table};
@@ -29,18 +30,18 @@ impl Default for FileCache {
 impl FileCache {
     /// The file of a replica, if it is open.
     pub fn get(&self, block: BlockId) -> Option<Arc<OpenFile>> {
-        lock(&self.files).get(&block).cloned()
+        self.files.lock().get(&block).cloned()
     }
 
     /// Keeps a file.
     pub fn put(&self, block: BlockId, file: Arc<OpenFile>) {
         // What is pushed out is closed after the lock is released.
-        let _pushed_out = lock(&self.files).push(block, file);
+        let _pushed_out = self.files.lock().push(block, file);
     }
 
     /// Drops a file from the cache; others may still use it.
     pub fn forget(&self, block: BlockId) -> Option<Arc<OpenFile>> {
-        lock(&self.files).pop(&block)
+        self.files.lock().pop(&block)
     }
 }
 
@@ -60,25 +61,20 @@ impl TableCache {
 
     /// The table of a group, if it is here.
     pub fn get(&self, block: BlockId, group: u32) -> Option<Arc<Table>> {
-        lock(&self.tables).get(&(block, group)).cloned()
+        self.tables.lock().get(&(block, group)).cloned()
     }
 
     /// Keeps a table.
     pub fn put(&self, block: BlockId, group: u32, table: Arc<Table>) {
-        lock(&self.tables).put((block, group), table);
+        self.tables.lock().put((block, group), table);
     }
 
     /// Drops all tables of a replica.
     pub fn forget(&self, block: BlockId) {
         let chunks = (BLOCK_BYTES_MAX / PAGE_BYTES as u64) as u32;
-        let mut tables = lock(&self.tables);
+        let mut tables = self.tables.lock();
         for group in 0..=layout::group_of(chunks) {
             tables.pop(&(block, group));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A cache; whatever a panic leaves behind, its entries are whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,9 @@
 //! What happened to replicas since the namenode was told last.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
 use harvestfs_protocol::node::ReplicaChange;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Most changes that wait. When there are more, because the namenode is away, full reports are due
@@ -36,7 +35,7 @@ pub enum Pending {
 impl Changes {
     /// Adds a change.
     pub fn push(&self, storage: StorageId, change: ReplicaChange) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.queue.len() >= CHANGES_QUEUED_MAX {
             state.queue = Vec::new();
             state.overflowed = true;
@@ -57,7 +56,7 @@ impl Changes {
 
     /// Takes as much as one report may carry.
     pub fn take(&self) -> Pending {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if std::mem::take(&mut state.overflowed) {
             return Pending::Everything;
         }
@@ -68,24 +67,19 @@ impl Changes {
 
     /// Puts back what could not be reported, before what came since.
     pub fn put_back(&self, mut changes: Vec<(StorageId, ReplicaChange)>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         changes.append(&mut state.queue);
         state.queue = changes;
     }
 
     /// Forgets everything, because full reports follow.
     pub fn clear(&self) {
-        *self.lock() = State::default();
+        *self.state.lock() = State::default();
     }
 
     fn is_empty(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.queue.is_empty() && !state.overflowed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Single assignments and pushes, which a panic cannot split.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 /// A disk with this many errors within [`ERROR_WINDOW`] is given up. One bad sector gives one or
@@ -28,17 +28,17 @@ struct State {
 impl Health {
     /// Whether the volume can be used.
     pub fn is_good(&self) -> bool {
-        self.lock().failure.is_none()
+        self.state.lock().failure.is_none()
     }
 
     /// Why the volume cannot be used, if so.
     pub fn failure(&self) -> Option<String> {
-        self.lock().failure.clone()
+        self.state.lock().failure.clone()
     }
 
     /// Gives the volume up.
     pub fn fail(&self, reason: &str, volume: &Path) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.failure.is_none() {
             tracing::error!(volume = %volume.display(), reason, "the volume is down");
             state.failure = Some(reason.to_owned());
@@ -64,7 +64,7 @@ impl Health {
     }
 
     fn too_many(&self, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.window_start {
             Some(start) if now.duration_since(start) < ERROR_WINDOW => state.errors += 1,
             _ => {
@@ -73,11 +73,6 @@ impl Health {
             }
         }
         state.errors >= ERRORS_MAX
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Single assignments, which a panic cannot split.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,12 +2,13 @@
 //! accessed.
 
 use std::collections::{HashMap, hash_map};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
 use harvestfs_protocol::types::StorageClass;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::buffer::BufferPool;
 use super::caches::{FileCache, TableCache};
@@ -128,8 +129,7 @@ impl Inventory {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<BlockId, Entry>> {
-        // Under the lock there are single changes, which a panic cannot split.
-        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
+        self.replicas.lock()
     }
 
     pub(super) fn volume_index(&self, storage: StorageId) -> Option<usize> {

@@ -1,9 +1,10 @@
 //! A replica that is not sealed: who writes it, and who may take it over.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::error::StoreError;
@@ -97,7 +98,7 @@ impl OpenReplica {
 
     /// The writer's file, if there is a writer.
     pub fn file(&self) -> Option<Arc<OpenFile>> {
-        match &*self.lock() {
+        match &*self.slot.lock() {
             Slot::Writing(file) => file.clone(),
             Slot::Idle(_) | Slot::Taken => None,
         }
@@ -149,7 +150,7 @@ impl OpenReplica {
     }
 
     fn try_take(&self) -> Option<Result<Charge, StoreError>> {
-        let mut slot = self.lock();
+        let mut slot = self.slot.lock();
         match std::mem::replace(&mut *slot, Slot::Taken) {
             Slot::Idle(charge) => Some(Ok(charge)),
             Slot::Taken => Some(Err(out_of_order("it is being sealed or deleted"))),
@@ -162,19 +163,14 @@ impl OpenReplica {
 
     /// Gives the replica back, or to whoever takes it over.
     pub fn put_back(&self, charge: Charge) {
-        *self.lock() = Slot::Idle(charge);
+        *self.slot.lock() = Slot::Idle(charge);
         self.let_go.notify_waiters();
     }
 
     /// Takes note that the replica is sealed or removed: nobody can take it over any more.
     pub fn end(&self) {
-        *self.lock() = Slot::Taken;
+        *self.slot.lock() = Slot::Taken;
         self.let_go.notify_waiters();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Slot> {
-        // Replaced as a whole, which a panic cannot split.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,7 +188,7 @@ pub struct Lease {
 impl Lease {
     /// Gives the replica to its first writer.
     pub fn new(replica: Arc<OpenReplica>, writer: ReplicaWriter, volume: Arc<Volume>) -> Self {
-        *replica.lock() = Slot::Writing(Some(writer.file().clone()));
+        *replica.slot.lock() = Slot::Writing(Some(writer.file().clone()));
         Self {
             replica,
             writer: Some(writer),

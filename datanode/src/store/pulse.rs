@@ -1,9 +1,10 @@
 //! Whether a disk answers. A disk may be silent for minutes because its owner keeps it busy, and come
 //! back with everything on it: nothing on a silent disk is lost.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A disk that has jobs and finished none for this long is silent: it is not asked for more.
@@ -29,7 +30,7 @@ pub struct Beat(Arc<Pulse>);
 impl Pulse {
     /// A job is handed to the disk.
     pub fn begin(self: &Arc<Self>) -> Beat {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.pending == 0 {
             state.since = Some(Instant::now());
         }
@@ -40,23 +41,19 @@ impl Pulse {
 
     /// For how long the disk has owed an answer.
     pub fn silence(&self, now: Instant) -> Duration {
-        let state = self.lock();
+        let state = self.state.lock();
         match state.since {
             Some(since) if state.pending > 0 => now.saturating_duration_since(since),
             _ => Duration::ZERO,
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Two assignments that cannot panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Beat {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.pending = state.pending.saturating_sub(1);
+        let mut state = self.0.state.lock();
+        assert!(state.pending > 0, "a job ended and none was begun");
+        state.pending -= 1;
         state.since = Some(Instant::now());
     }
 }

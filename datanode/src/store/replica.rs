@@ -2,11 +2,12 @@
 //! here blocks on the disk.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use harvestfs_protocol::data::{chunk_checksum, first_mismatch};
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+use parking_lot::Mutex;
 
 use super::buffer::Buffer;
 use super::disk::{Disk, DiskFile};
@@ -54,10 +55,7 @@ impl OpenFile {
 
     /// Keeps the charge of a removed file until its last user has closed it.
     pub fn release_when_closed(&self, charge: Charge) {
-        *self
-            .charge_when_removed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(charge);
+        *self.charge_when_removed.lock() = Some(charge);
     }
 }
 

@@ -13,14 +13,15 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, unix_now_ms};
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use tokio::time::Instant;
 
@@ -205,7 +206,7 @@ impl Volume {
             None => {
                 version.cluster = Some(cluster);
                 version.write(&self.path)?;
-                *self.version.lock().unwrap_or_else(PoisonError::into_inner) = version;
+                *self.version.lock() = version;
                 Ok(())
             }
         }
@@ -217,11 +218,7 @@ impl Volume {
     }
 
     fn version(&self) -> VersionFile {
-        // Replaced as a whole, which a panic cannot split.
-        self.version
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.version.lock().clone()
     }
 
     /// Which volume it is.
@@ -310,7 +307,7 @@ impl Volume {
         };
         // First: once a heartbeat shows the quota, nobody tells it again after a crash.
         let written = self.run(write).await;
-        *self.shrinking() = Shrinking {
+        *self.shrinking.lock() = Shrinking {
             configured_bytes,
             deadline: later(time),
         };
@@ -321,21 +318,18 @@ impl Volume {
 
     /// What the configuration lets us use, in bytes, whatever holds instead.
     pub fn configured_quota_bytes(&self) -> u64 {
-        self.shrinking().configured_bytes
+        self.shrinking.lock().configured_bytes
     }
 
     /// While more is used than the quota allows: milliseconds until that must change.
     pub fn time_to_shrink(&self, now: Instant) -> Option<u64> {
-        let left = self.shrinking().deadline.saturating_duration_since(now);
+        let left = self
+            .shrinking
+            .lock()
+            .deadline
+            .saturating_duration_since(now);
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         (self.quota.excess_bytes() > 0).then_some(left_ms)
-    }
-
-    fn shrinking(&self) -> MutexGuard<'_, Shrinking> {
-        // Two assignments that cannot panic.
-        self.shrinking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How far the namenode was that was obeyed, as the volume says. Blocks on the disk.

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Semaphore, oneshot};
 
 /// Most jobs that wait for a thread; who has another one waits to hand it in.
@@ -76,18 +77,13 @@ impl Workers {
             // Fails only if nobody waits for the result any more.
             let _ = sender.send(job());
         };
-        self.inner.queue.lock().jobs.push_back(Box::new(job));
+        self.inner.queue.state.lock().jobs.push_back(Box::new(job));
         self.inner.queue.changed.notify_one();
         result.await.map_err(|_| JobLost)
     }
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Jobs run outside of the lock; a push or pop cannot be split by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
         while let Some(job) = self.next_job() {
             if std::panic::catch_unwind(AssertUnwindSafe(job)).is_err() {
@@ -97,7 +93,7 @@ impl Queue {
     }
 
     fn next_job(&self) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
@@ -105,17 +101,14 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.queue.lock().closed = true;
+        self.queue.state.lock().closed = true;
         self.queue.changed.notify_all();
     }
 }

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
+use parking_lot::{Condvar, Mutex};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -43,29 +44,29 @@ impl FaultyDisk {
     /// From now on, `fault` on files below `dir` fails with `errno`.
     pub fn fail(&self, fault: Fault, dir: &Path, errno: rustix::io::Errno) {
         let rule = (fault, dir.to_owned(), errno.raw_os_error());
-        self.rules.failing.lock().unwrap().push(rule);
+        self.rules.failing.lock().push(rule);
     }
 
     /// Everything works again.
     pub fn heal(&self) {
-        self.rules.failing.lock().unwrap().clear();
-        *self.rules.hanging.lock().unwrap() = false;
+        self.rules.failing.lock().clear();
+        *self.rules.hanging.lock() = false;
         self.rules.released.notify_all();
     }
 
     /// From now on, nothing answers until [`FaultyDisk::heal`].
     pub fn hang(&self) {
-        *self.rules.hanging.lock().unwrap() = true;
+        *self.rules.hanging.lock() = true;
     }
 }
 
 impl Rules {
     fn check(&self, fault: Fault, path: &Path) -> io::Result<()> {
-        let mut hanging = self.hanging.lock().unwrap();
+        let mut hanging = self.hanging.lock();
         while *hanging {
-            hanging = self.released.wait(hanging).unwrap();
+            self.released.wait(&mut hanging);
         }
-        let failing = self.failing.lock().unwrap();
+        let failing = self.failing.lock();
         let rule = failing
             .iter()
             .find(|(which, dir, _)| *which == fault && path.starts_with(dir));
@@ -209,7 +210,7 @@ impl RecordingDisk {
 
     /// Number of operations so far: a moment in the record.
     pub fn now(&self) -> usize {
-        self.record.operations.lock().unwrap().len()
+        self.record.operations.lock().len()
     }
 
     /// The next sync of a file fails: what it was to write is lost, and nobody sees that before a
@@ -222,7 +223,7 @@ impl RecordingDisk {
     /// synced, and any part of what was not.
     pub fn crash(&self, moment: usize, seed: u64, volume: &Path, image: &Path) {
         let mut rng = StdRng::seed_from_u64(seed);
-        let operations = self.record.operations.lock().unwrap()[..moment].to_vec();
+        let operations = self.record.operations.lock()[..moment].to_vec();
         let mut contents: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut names: HashMap<PathBuf, u64> = HashMap::new();
         // The names as the running system saw them.
@@ -314,7 +315,7 @@ fn file_synced(later: &[Operation], file: u64) -> bool {
 
 impl Record {
     fn add(&self, operation: Operation) {
-        self.operations.lock().unwrap().push(operation);
+        self.operations.lock().push(operation);
     }
 
     fn sync(&self, file: u64, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
@@ -333,18 +334,14 @@ impl Disk for RecordingDisk {
         let file = RealDisk.create(path)?;
         let id = self.record.next_file.fetch_add(1, Ordering::Relaxed);
         self.record.add(Operation::Create(id, path.to_owned()));
-        self.record
-            .names
-            .lock()
-            .unwrap()
-            .insert(path.to_owned(), id);
+        self.record.names.lock().insert(path.to_owned(), id);
         let record = self.record.clone();
         Ok(Box::new(RecordingFile { file, id, record }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let file = RealDisk.open(path)?;
-        let id = self.record.names.lock().unwrap()[path];
+        let id = self.record.names.lock()[path];
         let record = self.record.clone();
         Ok(Box::new(RecordingFile { file, id, record }))
     }
@@ -353,7 +350,7 @@ impl Disk for RecordingDisk {
         RealDisk.rename(from, to)?;
         self.record
             .add(Operation::Rename(from.to_owned(), to.to_owned()));
-        let mut names = self.record.names.lock().unwrap();
+        let mut names = self.record.names.lock();
         if let Some(id) = names.remove(from) {
             names.insert(to.to_owned(), id);
         }
@@ -363,7 +360,7 @@ impl Disk for RecordingDisk {
     fn remove(&self, path: &Path) -> io::Result<()> {
         RealDisk.remove(path)?;
         self.record.add(Operation::Remove(path.to_owned()));
-        self.record.names.lock().unwrap().remove(path);
+        self.record.names.lock().remove(path);
         Ok(())
     }
 

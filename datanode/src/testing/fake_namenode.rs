@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
@@ -21,6 +21,7 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcServer, TransportOptions};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 pub const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -74,7 +75,7 @@ impl FakeNamenode {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// As a crash: connections are gone, and what was known.
@@ -154,7 +155,7 @@ async fn accept(endpoint: Endpoint, state: Arc<Mutex<State>>, key: TokenKey) {
 }
 
 async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
-    state.lock().unwrap().connections.push(connection.clone());
+    state.lock().connections.push(connection.clone());
     let peer = connection.peer().clone();
     let Ok((StreamKind::Rpc, sender, receiver)) = connection.accept_stream().await else {
         return;
@@ -163,7 +164,7 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
         RpcServer::<Request, Response, Notice>::start(connection.clone(), sender, receiver);
     while let Ok(Some((request, responder))) = server.next().await {
         let response = {
-            let mut state = state.lock().unwrap();
+            let mut state = state.lock();
             // `command_now` may have closed it: a heartbeat that came before is not to take the
             // command, which would be lost with the answer.
             if connection.is_closed() {

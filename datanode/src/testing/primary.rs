@@ -1,10 +1,11 @@
 //! A primary tenant that uses what a test says, or whose kernel files hang.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_telemetry::gate::Load;
 use harvestfs_telemetry::primary::{SampleError, Sampler};
+use parking_lot::{Condvar, Mutex};
 
 /// Cheap to clone; all clones are one primary.
 #[derive(Clone, Default)]
@@ -27,21 +28,21 @@ impl TestPrimary {
     }
 
     pub fn uses(&self, cpu_share: f64) {
-        *self.inner.cpu_share.lock().unwrap() = Some(cpu_share);
+        *self.inner.cpu_share.lock() = Some(cpu_share);
         self.inner.changed.notify_all();
     }
 
     /// Reading what it uses does not return from now on.
     pub fn hang(&self) {
-        *self.inner.cpu_share.lock().unwrap() = None;
+        *self.inner.cpu_share.lock() = None;
     }
 }
 
 impl Sampler for TestPrimary {
     fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
-        let mut cpu_share = self.inner.cpu_share.lock().unwrap();
+        let mut cpu_share = self.inner.cpu_share.lock();
         while cpu_share.is_none() {
-            cpu_share = self.inner.changed.wait(cpu_share).unwrap();
+            self.inner.changed.wait(&mut cpu_share);
         }
         Ok(Load {
             cpu_share: *cpu_share,

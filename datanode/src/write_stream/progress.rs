@@ -1,11 +1,11 @@
 //! How far the packets of one write stream have come.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::NodeId;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// How long a datanode that broke the connection has to be heard: its last words may still be on
@@ -81,7 +81,7 @@ impl Progress {
 
     /// A packet came.
     pub fn received(&self, data_bytes: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.received += 1;
         state.in_flight.push_back(data_bytes);
         state.bytes_in_flight += data_bytes;
@@ -89,19 +89,19 @@ impl Progress {
 
     /// No further packet will come.
     pub fn end_input(&self) {
-        self.lock().input_ended = true;
+        self.state.lock().input_ended = true;
         self.stepped.notify_one();
     }
 
     /// This datanode has done so many more packets.
     pub fn local_done(&self, packets: u64) {
-        self.lock().local_done += packets;
+        self.state.lock().local_done += packets;
         self.stepped.notify_one();
     }
 
     /// The rest of the pipeline has done so many packets altogether; false if that cannot be.
     pub fn downstream_done(&self, packets: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if packets > state.received || packets < state.downstream_done {
             return false;
         }
@@ -113,7 +113,7 @@ impl Progress {
 
     /// Whether nothing more is to be heard from downstream.
     pub fn downstream_is_complete(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.input_ended && state.downstream_done == state.received
     }
 
@@ -134,20 +134,20 @@ impl Progress {
     }
 
     fn end(&self, end: End) {
-        self.lock().end.get_or_insert(end);
+        self.state.lock().end.get_or_insert(end);
         self.stepped.notify_one();
     }
 
     /// Bytes of data that are not acknowledged yet.
     pub fn bytes_in_flight(&self) -> usize {
-        self.lock().bytes_in_flight
+        self.state.lock().bytes_in_flight
     }
 
     /// Waits until less than this much is not acknowledged yet.
     pub async fn wait_for_room(&self, bytes_max: usize, packets_max: usize) {
         loop {
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 if state.bytes_in_flight < bytes_max && state.in_flight.len() < packets_max {
                     return;
                 }
@@ -158,7 +158,7 @@ impl Progress {
 
     /// Upstream was told that so many packets are done.
     pub fn acknowledged(&self, packets: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let unacknowledged = (state.received - packets) as usize;
         while state.in_flight.len() > unacknowledged {
             let bytes = state.in_flight.pop_front().unwrap_or(0);
@@ -171,16 +171,11 @@ impl Progress {
     /// Waits for what is to be done after `acknowledged` packets were acknowledged.
     pub async fn next_step(&self, acknowledged: u64) -> Step {
         loop {
-            if let Some(step) = self.lock().step(acknowledged) {
+            if let Some(step) = self.state.lock().step(acknowledged) {
                 return step;
             }
             self.stepped.notified().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Counts only; what a panic leaves behind ends with the stream's task.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Handles of one process, and what they say as text.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
@@ -93,17 +93,6 @@ impl Registry {
         }
     }
 
-    /// Forgets all values of a gauge's labels: they name what may be gone.
-    ///
-    /// # Panics
-    /// As [`Registry::counter`].
-    pub fn clear_gauge(&self, metric: &Metric) {
-        match self.family(metric) {
-            Family::Gauge(family) => family.reset(),
-            _ => panic!("{} is no gauge", metric.name),
-        }
-    }
-
     /// All metrics in the text format of Prometheus ([`CONTENT_TYPE`]).
     #[must_use]
     pub fn render(&self) -> String {
@@ -118,21 +107,18 @@ impl Registry {
     /// Names of the metrics that have handles, in order.
     #[must_use]
     pub fn names(&self) -> Vec<&'static str> {
-        let families = self.families.lock();
-        let families = families.unwrap_or_else(PoisonError::into_inner);
-        families.keys().copied().collect()
+        self.families.lock().keys().copied().collect()
     }
 
     fn family(&self, metric: &Metric) -> Family {
         assert!(
             metric.part == self.part || metric.part == Part::Every,
-            "{} is not told by the {}",
+            "{} is no metric of the {}",
             metric.name,
             self.part.name()
         );
-        let families = self.families.lock();
-        let mut families = families.unwrap_or_else(PoisonError::into_inner);
-        families
+        self.families
+            .lock()
             .entry(metric.name)
             .or_insert_with(|| self.register(metric))
             .clone()
@@ -167,7 +153,7 @@ impl Registry {
     }
 }
 
-/// Brings a counter up to what an engine has counted since the start.
+/// Brings a counter up to what an engine has counted since the start; never down.
 pub fn raise_to(counter: &IntCounter, count: u64) {
     counter.inc_by(count.saturating_sub(counter.get()));
 }

@@ -1,8 +1,10 @@
 //! Sampling on a thread of its own, so that nothing else ever waits for the kernel's files.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{SampleError, Sampler};
 use crate::gate::{BusyGate, GateOptions, Load, Verdict};
@@ -71,7 +73,7 @@ impl Monitor {
     /// What is known now; never waits for a sample.
     #[must_use]
     pub fn status(&self, now: Instant) -> Status {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         let fresh = |(at, _): &(Instant, Load)| now.saturating_duration_since(*at) <= FRESH;
         Status {
             verdict: state.gate.verdict(self.shared.since_start(now)),
@@ -98,7 +100,7 @@ impl Shared {
             {
                 // When the read hung, this is no longer the time that was asked for.
                 let now = Instant::now();
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 state.gate.observe(self.since_start(now), load);
                 state.last = Some((now, load));
             }
@@ -123,11 +125,6 @@ impl Shared {
 
     fn since_start(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.origin)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The gate is only ever replaced field by field, and nothing in it panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
