@@ -14,6 +14,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::{CWD, RenameFlags};
+
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
 /// Writes a file, replacing what has its name; durable when this returns. `mode` holds less what the
@@ -68,6 +70,32 @@ pub fn create_directories(dir: &Path, mode: u32) -> io::Result<()> {
         Ok(()) => sync_name_of(dir),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(e),
+    }
+}
+
+/// Gives a file or directory another name, replacing what a file has; the change is durable when this
+/// returns. What is in it has to be so before.
+///
+/// # Errors
+/// What the operating system says. It has the old name then, or the new one, which may not be durable.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    rename_with(from, to, RenameFlags::empty())
+}
+
+/// As [`rename`], and replaces nothing.
+///
+/// # Errors
+/// As [`rename`]; [`io::ErrorKind::AlreadyExists`] when something has the new name.
+pub fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    rename_with(from, to, RenameFlags::NOREPLACE)
+}
+
+fn rename_with(from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
+    rustix::fs::renameat_with(CWD, from, CWD, to, flags)?;
+    sync_name_of(to)?;
+    match directory_of(from) {
+        same if same == directory_of(to) => Ok(()),
+        other => sync_directory(other),
     }
 }
 
@@ -170,6 +198,22 @@ mod tests {
         for lost in lost.borrow().iter() {
             assert_ne!(lost.metadata().unwrap().ino(), inode);
         }
+    }
+
+    #[test]
+    fn a_directory_is_renamed_as_a_whole_and_replaces_nothing_unasked() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        create_directories(&at("above/one"), 0o700).unwrap();
+        fs::write(at("above/one/file"), "x").unwrap();
+        rename_to_new(&at("above/one"), &at("two")).unwrap();
+        assert_eq!(fs::read(at("two/file")).unwrap(), b"x");
+        fs::write(at("old"), "old").unwrap();
+        let refused = rename_to_new(&at("two/file"), &at("old")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        rename(&at("two/file"), &at("old")).unwrap();
+        assert_eq!(fs::read(at("old")).unwrap(), b"x");
+        assert!(names(&at("two")).is_empty() && names(&at("above")).is_empty());
     }
 
     #[test]
