@@ -25,14 +25,14 @@ impl Budget {
         }
     }
 
-    /// Waits until `bytes` may be spent. Who comes first is served first.
+    /// Waits until `bytes` may be spent. Callers are served in the order in which they come.
     pub async fn spend(&self, bytes: u64) {
         if self.bytes_per_second > 0 {
             tokio::time::sleep_until(self.reserve(bytes, Instant::now())).await;
         }
     }
 
-    /// Bytes that could be spent within `time`, if nobody else spends any; [`u64::MAX`] without a limit.
+    /// Bytes that could be spent within `time`, if no other caller spends any; [`u64::MAX`] without a limit.
     pub fn left_within(&self, time: Duration) -> u64 {
         if self.bytes_per_second == 0 {
             return u64::MAX;
@@ -44,10 +44,11 @@ impl Budget {
         (time.saturating_sub(debt).as_secs_f64() * self.bytes_per_second as f64) as u64
     }
 
-    /// When `bytes` may be spent by somebody who asks at `now`.
+    /// When `bytes` may be spent by a caller that asks at `now`.
     fn reserve(&self, bytes: u64, now: Instant) -> Instant {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let mut paid_at = self.paid_at.lock();
+        // Soon after the machine has booted there is no instant before.
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let start = paid_at.map_or(earliest, |paid_at| paid_at.max(earliest));
         *paid_at = Some(start + cost);

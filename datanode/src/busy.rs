@@ -1,4 +1,4 @@
-//! Whether the server is to be left to its owner, as everything in the datanode is told it.
+//! Whether the server is to be left to its owner: the one answer for everything in the datanode.
 
 use std::time::{Duration, Instant as StdInstant};
 

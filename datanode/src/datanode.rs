@@ -35,7 +35,7 @@ pub struct Datanode {
     local_addr: SocketAddr,
     shutdown_grace: Duration,
     alive: Option<Alive>,
-    /// Ends once nobody is alive.
+    /// Ends once all tasks that hold `alive` have ended.
     all_ended: mpsc::Receiver<()>,
     volume_errors: Vec<VolumeError>,
 }
@@ -137,7 +137,7 @@ impl Datanode {
         self.node.known().await;
     }
 
-    /// What is told to Prometheus, whenever it is called; without waiting.
+    /// The metrics in the text format of Prometheus, as of each call; without waiting.
     pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
         let node = self.node.clone();
         move || node.metrics_text()
@@ -150,7 +150,7 @@ impl Datanode {
     }
 
     /// Takes over the quotas of volumes that are in use where they differ from what the configuration
-    /// said before: for new data at once, for what is there within an hour. Volumes are told apart
+    /// said before: for new data at once, for what is there within an hour. Volumes are known
     /// by their paths; everything else needs a restart.
     pub async fn reconfigure(&self, volumes: &[VolumeOptions]) {
         self.node.store.configure_quotas(volumes).await;
@@ -165,7 +165,7 @@ impl Datanode {
             while self.all_ended.recv().await.is_some() {}
             self.node.store.sync_open_replicas().await;
             if let Err(error) = self.node.obedience.write(&self.node.store).await {
-                tracing::warn!(%error, "what namenode was obeyed is not written down");
+                tracing::warn!(%error, "the namenode that was obeyed is not written down");
             }
         };
         if tokio::time::timeout(self.shutdown_grace, end)

@@ -1,4 +1,4 @@
-//! HarvestFS datanode: keeps replicas of blocks on the spare disk of somebody else's server.
+//! HarvestFS datanode: keeps replicas of blocks on spare disks of servers with another owner.
 //!
 //! - `store`: volumes, quotas, replica files, checksums; knows no network;
 //! - `service`, `write_stream`, `read_stream`: block streams of clients and other datanodes;

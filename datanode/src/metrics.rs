@@ -63,7 +63,7 @@ impl Operation {
     }
 }
 
-/// What is sampled when somebody asks.
+/// What is sampled at each question.
 pub struct Sample {
     pub busy: bool,
     pub registered: bool,

@@ -187,6 +187,7 @@ impl NamenodeLink {
                 busy: busy.denial().is_some(),
                 primary: busy.primary(),
                 active_streams: self.node.active_streams.load(Ordering::Relaxed),
+                // Far off, as a clock before 1970 is: the namenode says so.
                 unix_ms: unix_now_ms().unwrap_or(0),
                 denials: self.node.metrics.denials(),
                 removable_bytes: self.removals.removable_bytes(),

@@ -22,7 +22,7 @@ use crate::obedience::Obedience;
 use crate::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
-/// What stands for a datanode's number until the namenode has given it one.
+/// Stored and sent in place of a datanode's number until the namenode has given it one.
 const UNREGISTERED: NodeId = NodeId(0);
 /// When to ask again a datanode that has just started.
 const UNREGISTERED_RETRY_MS: u32 = 200;
@@ -101,7 +101,7 @@ impl Node {
     ///
     /// # Errors
     /// [`DataError::BadToken`] or [`DataError::TokenExpired`]; [`DataError::Busy`] as long as the
-    /// namenode has not yet told which keys to accept.
+    /// namenode has not yet sent the keys to accept.
     pub fn check_token(
         &self,
         token: &BlockToken,
@@ -150,7 +150,7 @@ impl Node {
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// What is told to Prometheus. Waits for nothing.
+    /// The metrics in the text format of Prometheus. Waits for nothing.
     pub fn metrics_text(&self) -> String {
         self.metrics.text(&Sample {
             busy: self.busy.denial().is_some(),

@@ -117,7 +117,7 @@ impl Obedience {
             // Whichever comes first.
             let _ = tokio::time::timeout(WRITE_INTERVAL, self.begun.notified()).await;
             if let Err(error) = self.write(store).await {
-                tracing::warn!(%error, "what namenode was obeyed is not written down");
+                tracing::warn!(%error, "the namenode that was obeyed is not written down");
                 tokio::time::sleep(WRITE_INTERVAL).await;
             }
         }

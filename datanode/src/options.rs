@@ -1,4 +1,4 @@
-//! What a datanode is told at its start.
+//! The options of a datanode.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -76,7 +76,7 @@ pub struct PrimaryOptions {
 }
 
 impl Default for PrimaryOptions {
-    /// Nobody is watched.
+    /// No primary is watched.
     fn default() -> Self {
         Self {
             source: PrimarySource::None,

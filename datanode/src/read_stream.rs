@@ -113,8 +113,12 @@ impl ReadAhead {
         let piece = self.pieces.front_mut()?;
         let result = piece.await;
         self.pieces.pop_front();
-        // The task itself ends early only when the runtime is shut down, with everything on it.
-        Some(result.map_or(Err(DataError::Stopping), |read| read.map_err(Into::into)))
+        Some(match result {
+            Ok(read) => read.map_err(Into::into),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime is being shut down, with everything on it.
+            Err(_) => Err(DataError::Stopping),
+        })
     }
 }
 

@@ -71,7 +71,7 @@ impl Repairer {
     pub async fn repair(&self, repair: Repair) {
         let store = &self.node.store;
         if store.report(repair.block).is_some() {
-            // A command that was repeated, or the namenode does not know: it is told again.
+            // The command was repeated, or the namenode does not know of the replica.
             store.report_again(repair.block);
             return;
         }

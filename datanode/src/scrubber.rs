@@ -97,11 +97,11 @@ impl Scrubber {
             return Ok(());
         };
         node.store.forget_checksums(block);
-        while let Some((first_chunk, chunks)) = range.take_piece(PIECE_BYTES) {
-            budget.spend(u64::from(chunks) * CHUNK_BYTES as u64).await;
+        while let Some(chunks) = range.take_piece(PIECE_BYTES) {
+            budget.spend((chunks.len() * CHUNK_BYTES) as u64).await;
             node.busy.free().await;
             let _timer = node.metrics.scrub.timer();
-            let piece = node.store.read(block, (first_chunk, chunks), true).await?;
+            let piece = node.store.read(block, chunks, true).await?;
             node.metrics
                 .read_by_scrubber
                 .inc_by(piece.data.len() as u64);

@@ -179,7 +179,7 @@ fn log_end(connection: &Connection, error: &TransportError) {
     }
 }
 
-/// With a `denial`, whatever is asked for is denied.
+/// With a `denial`, every request is denied.
 async fn serve_stream(
     node: Arc<Node>,
     peer: Role,

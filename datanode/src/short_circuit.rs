@@ -27,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes received at once; all requests are far shorter.
 const RECEIVED_BYTES_MAX: usize = 4096;
 
-/// Where files are lent, and to whom that is told.
+/// The socket at which files are lent, and the host whose clients may know it.
 #[derive(Debug)]
 pub struct ShortCircuit {
     path: PathBuf,

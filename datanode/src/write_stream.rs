@@ -32,7 +32,7 @@ const BATCH_BYTES: usize = 2 << 20;
 const IDLE_DEADLINE: Duration = Duration::from_secs(3600);
 /// How long the data of a packet may take after its header.
 const DATA_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the rest of the pipeline may take to stand.
+/// How long the rest of the pipeline may take to be ready.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The next datanode of the pipeline.
@@ -63,10 +63,10 @@ pub async fn serve(
     receiver: FrameReceiver,
 ) -> Result<(), TransportError> {
     let timer = node.metrics.open.timer();
-    let standing = stand(&node, &request).await;
+    let opened = open(&node, &request).await;
     drop(timer);
-    let (writer, downstream) = match standing {
-        Ok(standing) => standing,
+    let (writer, downstream) = match opened {
+        Ok(opened) => opened,
         Err(Failure {
             node: failed,
             error,
@@ -87,7 +87,7 @@ pub async fn serve(
 }
 
 /// Creates the replica and connects the rest of the pipeline, at the same time.
-async fn stand(
+async fn open(
     node: &Node,
     request: &WriteRequest,
 ) -> Result<(BlockWriter, Option<Downstream>), Failure> {
@@ -153,7 +153,7 @@ async fn connect_downstream(
     }
 }
 
-/// A standing pipeline, as seen from one of its datanodes.
+/// An open pipeline, as seen from one of its datanodes.
 struct Pipeline {
     node: Arc<Node>,
     block: BlockId,

@@ -2,8 +2,8 @@
 //!
 //! A file system that tells its disk at each commit what became free (ext4 with `discard`) makes every
 //! sync wait behind that, the owner's too (docs/PERFORMANCE.md has figures). So a datanode says with
-//! each heartbeat how much it may be told to delete, and spreads that over the time to the next one. What
-//! it was not told yet is still there for the namenode, which may need it. Where space is short, nothing
+//! each heartbeat how much it can delete, and spreads that over the time to the next one. What it has no
+//! command for yet is still there for the namenode, which may need it. Where space is short, nothing
 //! waits.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::budget::Budget;
 use crate::node::Node;
 use crate::store::StoreError;
 
-/// How often is looked whether space became short.
+/// Between two looks whether space became short.
 const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Deletes replicas within a budget.
@@ -47,8 +47,13 @@ impl Left {
     fn less(&mut self, bytes: u64) {
         // A replica is a little larger than the data in it.
         let bytes = bytes.min(self.bytes);
+        let before = self.removals.left_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(
+            before >= self.bytes,
+            "{} bytes are left to delete among {before} in all",
+            self.bytes
+        );
         self.bytes -= bytes;
-        self.removals.left_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -76,7 +81,7 @@ impl Removals {
         wanted_bytes.saturating_sub(self.left_bytes.load(Ordering::Relaxed))
     }
 
-    /// Bytes that should be deleted whatever the rate.
+    /// Bytes that should be deleted beyond the rate.
     pub fn pressure_bytes(&self) -> u64 {
         self.node.store.pressure_bytes()
     }
@@ -84,7 +89,7 @@ impl Removals {
     /// Waits until more should be deleted than `known_bytes`, or than the least since.
     pub async fn pressure_grows(&self, mut known_bytes: u64) {
         loop {
-            // First, so that whoever is told at once is not told for ever.
+            // First: a caller that sends a heartbeat at each answer sends at most one in this time.
             tokio::time::sleep(PRESSURE_INTERVAL).await;
             let bytes = self.pressure_bytes();
             if bytes > known_bytes {
@@ -117,9 +122,9 @@ impl Removals {
 
     /// Deletes what was announced.
     pub async fn delete(&self, doomed: Doomed) {
-        // First: whoever comes with an older copy of the namenode is to be told what happened since.
+        // First: an older copy of the namenode has to learn that a later one was obeyed.
         if let Err(error) = self.node.obedience.write(&self.node.store).await {
-            tracing::warn!(%error, "nothing is deleted: who was obeyed cannot be written down");
+            tracing::warn!(%error, "nothing is deleted: the namenode that was obeyed cannot be written down");
             return;
         }
         let mut left = doomed.left;

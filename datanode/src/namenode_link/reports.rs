@@ -52,7 +52,7 @@ async fn send_all(
 
 async fn send_everything(store: &BlockStore, client: &Client) -> Result<(), LinkError> {
     // Changes until now are part of the full reports. Those from now on are sent after them, so
-    // that a full report never takes back what a change has told.
+    // that a full report never takes back a change that was reported after it.
     store.changes().clear();
     for storage in store.healthy_storages() {
         send_full_report(store, client, storage).await?;
@@ -98,7 +98,7 @@ async fn send_changes(store: &BlockStore, client: &Client) -> Result<(), LinkErr
     match call(client, request, REPORT_DEADLINE).await {
         Ok(reply) => accepted(reply),
         Err(error) => {
-            // What the next registration does not make superfluous is told then.
+            // Reported again, unless the next registration makes them superfluous.
             store.changes().put_back(changes);
             Err(error)
         }

@@ -1,7 +1,7 @@
 //! All replicas of a datanode: which are here, and what becomes of them.
 //!
 //! What changes on disk and in the map of replicas together is done inside one job on the disk's
-//! threads, so that a caller who gives up leaves nothing half done.
+//! threads, so that a caller that gives up leaves nothing half done.
 
 use std::collections::hash_map;
 use std::path::PathBuf;
@@ -251,6 +251,7 @@ impl BlockStore {
         origin: Origin,
         block_bytes: u64,
     ) -> Result<BlockWriter, StoreError> {
+        // A repair may be asked for of any length; no replica holds more than this.
         let chunks_max = layout::chunks_for(block_bytes).unwrap_or(u32::MAX);
         let mut refused = Vec::new();
         loop {
@@ -333,6 +334,7 @@ impl BlockStore {
     /// # Errors
     /// [`StoreError::ShortReplica`], [`StoreError::NoSuchReplica`], or what the disk says.
     pub async fn seal(&self, block: BlockId, length_bytes: u64) -> Result<(), StoreError> {
+        // For a length beyond any replica, every one is too short.
         let chunks = layout::chunks_for(length_bytes).unwrap_or(u32::MAX);
         let (volume, replica) = match self.inventory.find_to_seal(block, chunks)? {
             ToSeal::Done => return Ok(()),

@@ -53,7 +53,7 @@ impl BlockWriter {
         }
     }
 
-    /// Completes when somebody else wants the replica: writing can no longer succeed.
+    /// Completes when the replica is to be sealed or removed: writing can no longer succeed.
     pub async fn fenced(&self) {
         self.replica.fenced().await;
     }
@@ -62,16 +62,21 @@ impl BlockWriter {
     /// stable storage. After an error, the writer is of no use.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] for a packet that does not match its checksums, and whatever
-    /// [`super::replica::ReplicaWriter::append`] says.
+    /// [`StoreError::Corrupt`] for a packet that does not match its checksums, and those of
+    /// [`super::replica::ReplicaWriter::append`].
     pub async fn write(&mut self, packets: Vec<WritePacket>, sync: bool) -> Result<(), StoreError> {
         let mut lease = self.take_lease()?;
         let job = move || {
             let writer = lease.writer()?;
             for packet in &packets {
                 verify(packet)?;
+                let first_chunk = layout::chunks_for(packet.block_offset);
+                let first_chunk = first_chunk.ok_or_else(|| {
+                    let offset = packet.block_offset;
+                    StoreError::OutOfOrder(format!("data for offset {offset}, beyond any block"))
+                })?;
                 writer.append(&Append {
-                    first_chunk: layout::chunks_for(packet.block_offset).unwrap_or(u32::MAX),
+                    first_chunk,
                     data: &packet.data,
                     checksums: &packet.checksums,
                     sync: packet.sync,
@@ -104,15 +109,12 @@ impl BlockWriter {
                     layout::chunk_bytes(chunks)
                 )));
             }
-            match lease.into_writer() {
-                Some(writer) => inventory.seal_now(block, &volume, &replica, writer, chunks),
-                None => Err(writer_is_gone()),
-            }
+            inventory.seal_now(block, &volume, &replica, lease.into_writer(), chunks)
         };
         self.volume.run(job).await
     }
 
-    /// Removes the replica, because nobody will ever ask for it.
+    /// Removes the replica, because no client knows of it.
     ///
     /// # Errors
     /// What the disk says.
@@ -122,12 +124,9 @@ impl BlockWriter {
     }
 
     fn take_lease(&mut self) -> Result<Lease, StoreError> {
-        self.lease.take().ok_or_else(writer_is_gone)
+        let failed = || StoreError::OutOfOrder("an earlier write failed".to_owned());
+        self.lease.take().ok_or_else(failed)
     }
-}
-
-fn writer_is_gone() -> StoreError {
-    StoreError::OutOfOrder("an earlier write failed".to_owned())
 }
 
 fn verify(packet: &WritePacket) -> Result<(), StoreError> {

@@ -19,7 +19,7 @@ struct Page([u8; PAGE_BYTES]);
 
 /// Hands out aligned buffers, together no more than a limit, and keeps them for reuse.
 ///
-/// Whoever holds no buffer yet may go over the limit by one. Without that, two datanodes whose
+/// A stream that holds no buffer yet may go over the limit by one. Without that, two datanodes whose
 /// buffers are all full of each other's packets would wait for each other.
 #[derive(Clone)]
 pub struct BufferPool {
@@ -51,6 +51,9 @@ impl BufferPool {
 
     /// A buffer of at least `bytes` bytes, at most [`PACKET_BYTES_MAX`]; its content is arbitrary.
     /// Waits while the limit is reached, unless the caller `holds_none`.
+    ///
+    /// # Panics
+    /// When that is too much: packets are checked before.
     pub async fn take(&self, bytes: usize, holds_none: bool) -> Buffer {
         let class = class_of(bytes);
         let pages = (CLASSES_BYTES[class] / PAGE_BYTES) as u32;
@@ -58,13 +61,15 @@ impl BufferPool {
         let permit = match free_pages.clone().try_acquire_many_owned(pages) {
             Ok(permit) => Some(permit),
             Err(_) if holds_none => None,
-            // The semaphore is never closed.
-            Err(_) => free_pages.acquire_many_owned(pages).await.ok(),
+            Err(_) => {
+                let permit = free_pages.acquire_many_owned(pages).await;
+                Some(permit.expect("the semaphore is never closed"))
+            }
         };
         let idle = self.inner.idle.lock()[class].pop();
         Buffer {
             pages: idle.unwrap_or_else(|| new_pages(pages as usize)),
-            len: bytes.min(CLASSES_BYTES[class]),
+            len: bytes,
             class,
             home: Some(self.inner.clone()),
             _permit: permit,
@@ -73,10 +78,8 @@ impl BufferPool {
 }
 
 fn class_of(bytes: usize) -> usize {
-    CLASSES_BYTES
-        .iter()
-        .position(|&class_bytes| bytes <= class_bytes)
-        .unwrap_or(CLASSES_BYTES.len() - 1)
+    let class = CLASSES_BYTES.iter().position(|&it| bytes <= it);
+    class.unwrap_or_else(|| panic!("a buffer of {bytes} bytes, more than a packet may have"))
 }
 
 fn new_pages(pages: usize) -> Box<[Page]> {
@@ -105,9 +108,24 @@ impl Buffer {
         }
     }
 
-    /// Makes it `bytes` bytes long, at most as many as it has memory.
+    /// Makes it `bytes` bytes long.
+    ///
+    /// # Panics
+    /// When it has less memory.
     pub fn set_len(&mut self, bytes: usize) {
-        self.len = bytes.min(self.pages.len() * PAGE_BYTES);
+        let most = self.pages.len() * PAGE_BYTES;
+        assert!(bytes <= most, "{bytes} bytes in a buffer of {most}");
+        self.len = bytes;
+    }
+
+    /// Its first page.
+    ///
+    /// # Panics
+    /// When it is shorter.
+    pub fn first_page(&mut self) -> &mut [u8; PAGE_BYTES] {
+        let len = self.len;
+        let page = self.first_chunk_mut();
+        page.unwrap_or_else(|| panic!("the first page of a buffer of {len} bytes"))
     }
 
     /// Fills up the last page with zeros and makes them part of the buffer.
@@ -186,7 +204,7 @@ mod tests {
         tokio::pin!(blocked);
         let wait = tokio::time::timeout(Duration::from_millis(10), &mut blocked);
         assert!(wait.await.is_err(), "over the limit");
-        // Somebody who holds nothing gets one all the same.
+        // A stream that holds none gets one all the same.
         let urgent = pool.take(10, true).await;
         drop(second);
         assert_eq!(blocked.await.len(), 1);

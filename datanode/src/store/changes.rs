@@ -1,4 +1,4 @@
-//! What happened to replicas since the namenode was told last.
+//! Changes of replicas since the last report to the namenode.
 
 use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
@@ -28,7 +28,7 @@ struct State {
 pub enum Pending {
     /// These changes, in order; possibly none.
     Changes(Vec<(StorageId, ReplicaChange)>),
-    /// Too much to tell one by one: everything.
+    /// Too many to report one by one: everything.
     Everything,
 }
 

@@ -50,7 +50,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// Whose it is.
         found: String,
-        /// Who this is.
+        /// The name of this server.
         expected: String,
     },
     /// It belongs to another cluster.

@@ -87,7 +87,7 @@ fn add_found(replicas: &mut HashMap<BlockId, Entry>, volume: usize, found: Found
 }
 
 impl Entry {
-    /// What the namenode is told; nothing about what cannot be read.
+    /// What is reported to the namenode; nothing about what cannot be read.
     pub(super) fn report(&self, block: BlockId) -> Option<ReplicaReport> {
         let (chunks, sealed) = match &self.state {
             State::Open(replica) if replica.origin == Origin::Repair => return None,
@@ -183,7 +183,7 @@ impl Inventory {
         reserved.ok_or_else(|| {
             let silent = self.volumes.iter().filter(|volume| volume.health.is_good());
             let mut silent = silent.filter_map(|volume| volume.check_usable().err());
-            // There may be room where nobody answers.
+            // There may be room on a disk that does not answer.
             silent.next().unwrap_or(StoreError::NoSpace)
         })
     }
@@ -206,6 +206,7 @@ impl Inventory {
         let mut left = excess_bytes;
         let enough = candidates.into_iter().take_while(|(_, inverse, _)| {
             let is_needed = left > 0;
+            // The last one may be larger than what is left to be found.
             left = left.saturating_sub(u64::MAX - inverse);
             is_needed
         });
@@ -232,7 +233,7 @@ impl Inventory {
                 let storage = self.volumes[entry.volume].storage();
                 match (entry.report(block), &entry.state) {
                     (Some(report), _) => (storage, ReplicaChange::Have(report)),
-                    // What is being fetched or removed is told of when that is done.
+                    // What is being fetched or removed is reported when that is done.
                     (None, State::Open(replica)) if !replica.is_corrupt() => return,
                     (None, State::Deleting) => return,
                     (None, _) => (storage, ReplicaChange::Corrupt(block)),
@@ -278,7 +279,7 @@ impl Inventory {
         })
     }
 
-    /// Seals a replica that nobody else can touch. Blocks on the disk.
+    /// Seals a replica that only the caller has. Blocks on the disk.
     pub(super) fn seal_now(
         &self,
         block: BlockId,
@@ -289,9 +290,9 @@ impl Inventory {
     ) -> Result<(), StoreError> {
         match writer.seal(chunks, &volume.sealed_path(block)) {
             Ok(charge) => {
-                if let Some(entry) = self.lock().get_mut(&block) {
-                    entry.state = State::Sealed { chunks, charge };
-                }
+                self.replace(block, "open", State::Sealed { chunks, charge }, |before| {
+                    matches!(before, State::Open(_))
+                });
                 replica.end();
                 self.report_have(block);
                 Ok(())
@@ -322,16 +323,39 @@ impl Inventory {
     /// Marks a replica as being deleted and returns what it takes; `None` if it is gone meanwhile.
     /// `charge` is that of an open replica that was taken over.
     pub(super) fn start_deleting(&self, block: BlockId, charge: Option<Charge>) -> Option<Charge> {
+        if let Some(charge) = charge {
+            self.replace(block, "open", State::Deleting, |before| {
+                matches!(before, State::Open(_))
+            });
+            return Some(charge);
+        }
         let mut replicas = self.lock();
         let entry = replicas.get_mut(&block)?;
         match std::mem::replace(&mut entry.state, State::Deleting) {
             State::Sealed { charge, .. } | State::Corrupt(charge) => Some(charge),
-            State::Open(_) if charge.is_some() => charge,
-            other => {
+            // It was removed meanwhile, and perhaps created again.
+            other @ (State::Open(_) | State::Deleting) => {
                 entry.state = other;
                 None
             }
         }
+    }
+
+    /// Replaces the state of a replica that only the caller may change, and that has to be as it
+    /// says.
+    pub(super) fn replace(
+        &self,
+        block: BlockId,
+        expected: &str,
+        state: State,
+        is_expected: impl FnOnce(&State) -> bool,
+    ) {
+        let mut replicas = self.lock();
+        let entry = replicas.get_mut(&block);
+        let Some(entry) = entry.filter(|entry| is_expected(&entry.state)) else {
+            panic!("the replica of {block} is gone or not {expected}");
+        };
+        entry.state = state;
     }
 
     /// Whether a replica is being removed.

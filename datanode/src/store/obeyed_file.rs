@@ -29,7 +29,7 @@ pub fn read(dir: &Path) -> Option<Position> {
     }
     let found = parse(&fs::read_to_string(&path).ok()?);
     if found.is_none() {
-        tracing::warn!(file = %path.display(), "what namenode was obeyed is not known: it is damaged");
+        tracing::warn!(file = %path.display(), "the file does not say which namenode was obeyed: it is damaged");
     }
     found
 }

@@ -1,4 +1,4 @@
-//! A replica that is not sealed: who writes it, and who may take it over.
+//! A replica that is not sealed: its writer, and taking it over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,8 +12,8 @@ use super::quota::Charge;
 use super::replica::{OpenFile, ReplicaWriter};
 use super::volume::{Volume, WriterCount};
 
-/// Who takes a replica over waits this long for its writer to let go. A writer lets go as soon as
-/// its disk has answered.
+/// A replica is taken over once its writer has let go, which it is given this long for. A writer lets go
+/// as soon as its disk has answered.
 const TAKE_OVER_DEADLINE: Duration = Duration::from_secs(35);
 
 /// What a replica is written by.
@@ -44,9 +44,9 @@ pub struct OpenReplica {
 enum Slot {
     /// A writer has it. Its file, once created.
     Writing(Option<Arc<OpenFile>>),
-    /// Nobody has it.
+    /// Neither written nor taken over.
     Idle(Charge),
-    /// Somebody seals or deletes it.
+    /// Being sealed or deleted, or that is done.
     Taken,
 }
 
@@ -77,7 +77,7 @@ impl OpenReplica {
 
     /// Chunks that may be read.
     pub fn chunks(&self) -> u32 {
-        // Pairs with the store in `Lease::publish`: who sees the number sees the data.
+        // Pairs with the store in `Lease::publish`: a thread that sees the number sees the data.
         self.chunks.load(Ordering::Acquire)
     }
 
@@ -130,7 +130,7 @@ impl OpenReplica {
     /// Stops the writer and takes the replica from it.
     ///
     /// # Errors
-    /// [`StoreError::OutOfOrder`] if somebody else took it, or the writer does not let go.
+    /// [`StoreError::OutOfOrder`] if it was taken over already, or the writer does not let go.
     pub async fn take_over(&self) -> Result<Charge, StoreError> {
         self.fence.send_replace(true);
         let take = async {
@@ -161,16 +161,25 @@ impl OpenReplica {
         }
     }
 
-    /// Gives the replica back, or to whoever takes it over.
+    /// Gives the replica back, or to the next that takes it over. The caller must have it.
     pub fn put_back(&self, charge: Charge) {
-        *self.slot.lock() = Slot::Idle(charge);
+        self.replace(Slot::Idle(charge));
         self.let_go.notify_waiters();
     }
 
-    /// Takes note that the replica is sealed or removed: nobody can take it over any more.
+    /// Takes note that the replica is sealed or removed, or is about to be: it can no longer be taken
+    /// over. The caller must have it.
     pub fn end(&self) {
-        *self.slot.lock() = Slot::Taken;
+        self.replace(Slot::Taken);
         self.let_go.notify_waiters();
+    }
+
+    fn replace(&self, slot: Slot) {
+        let before = std::mem::replace(&mut *self.slot.lock(), slot);
+        if let Slot::Idle(charge) = before {
+            let bytes = charge.bytes();
+            panic!("a replica that takes {bytes} bytes changes hands and is in none");
+        }
     }
 }
 
@@ -178,9 +187,12 @@ fn out_of_order(reason: &str) -> StoreError {
     StoreError::OutOfOrder(reason.to_owned())
 }
 
+const HAS_WRITER: &str = "a lease has its writer until it is dropped";
+
 /// The right to write to an open replica. Wherever it is dropped, the replica is free again.
 pub struct Lease {
     replica: Arc<OpenReplica>,
+    /// None only when it was taken out, and this is about to be dropped.
     writer: Option<ReplicaWriter>,
     _count: WriterCount,
 }
@@ -199,27 +211,28 @@ impl Lease {
     /// The writer.
     ///
     /// # Errors
-    /// [`StoreError::OutOfOrder`] once somebody else wants the replica.
+    /// [`StoreError::OutOfOrder`] once the replica is to be sealed or removed.
     pub fn writer(&mut self) -> Result<&mut ReplicaWriter, StoreError> {
-        match &mut self.writer {
-            Some(writer) if !self.replica.is_fenced() => Ok(writer),
-            _ => Err(out_of_order("the replica was sealed by somebody else")),
+        if self.replica.is_fenced() {
+            return Err(out_of_order("the replica was sealed by somebody else"));
         }
+        Ok(self.writer.as_mut().expect(HAS_WRITER))
     }
 
     /// Lets readers see what was written.
     pub fn publish(&self) {
-        if let Some(writer) = &self.writer {
-            self.replica
-                .chunks
-                .store(writer.chunks(), Ordering::Release);
-        }
+        let chunks = self.writer.as_ref().expect(HAS_WRITER).chunks();
+        let before = self.replica.chunks.swap(chunks, Ordering::AcqRel);
+        assert!(
+            before <= chunks,
+            "{chunks} chunks of a replica are written and {before} could be read"
+        );
     }
 
     /// Takes the writer out, to seal the replica; the replica counts as taken.
-    pub fn into_writer(mut self) -> Option<ReplicaWriter> {
+    pub fn into_writer(mut self) -> ReplicaWriter {
         self.replica.end();
-        self.writer.take()
+        self.writer.take().expect(HAS_WRITER)
     }
 }
 

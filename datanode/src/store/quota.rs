@@ -10,6 +10,10 @@ pub const VOLUME_OVERHEAD_BYTES: u64 = 512 * 1024;
 /// of extents if the file is fragmented.
 pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
 
+/// A file system may claim any size for a file. All that is charged stays below this, so that no sum
+/// with it overflows.
+const CHARGED_BYTES_MAX: u64 = u64::MAX / 2;
+
 /// A limit and what is used of it, in bytes.
 #[derive(Debug)]
 pub struct Quota {
@@ -77,12 +81,16 @@ impl Quota {
         charge.grow(bytes).then_some(charge)
     }
 
-    /// Counts what is on the disk already, whatever the limit.
+    /// Counts what is on the disk already, also above the limit.
     pub fn count_existing(self: &Arc<Self>, bytes: u64) -> Charge {
-        self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let add = |charged_bytes| Some(CHARGED_BYTES_MAX.min(bytes.saturating_add(charged_bytes)));
+        let charged = &self.charged_bytes;
+        let before = match charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(before) | Err(before) => before,
+        };
         Charge {
             quota: self.clone(),
-            bytes,
+            bytes: bytes.min(CHARGED_BYTES_MAX - before),
         }
     }
 }
@@ -100,6 +108,7 @@ impl Charge {
     pub fn grow(&mut self, bytes: u64) -> bool {
         let limit_bytes = self.quota.limit_bytes();
         let room_bytes = limit_bytes - Quota::overhead_bytes(limit_bytes);
+        let room_bytes = room_bytes.min(CHARGED_BYTES_MAX);
         let charged = &self.quota.charged_bytes;
         let grown = charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged_bytes| {
             let sum_bytes = charged_bytes.checked_add(bytes);
@@ -118,11 +127,15 @@ impl Charge {
 
     /// Releases what is above `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
-        let excess = self.bytes.saturating_sub(bytes);
-        self.quota
-            .charged_bytes
-            .fetch_sub(excess, Ordering::Relaxed);
-        self.bytes -= excess;
+        let excess_bytes = self.bytes.saturating_sub(bytes);
+        let charged = &self.quota.charged_bytes;
+        let before = charged.fetch_sub(excess_bytes, Ordering::Relaxed);
+        assert!(
+            before >= self.bytes,
+            "a charge of {} bytes among {before} bytes in all",
+            self.bytes
+        );
+        self.bytes -= excess_bytes;
     }
 }
 
@@ -165,6 +178,27 @@ mod tests {
         assert!(quota.reserve(1).is_none());
         drop(existing);
         assert!(quota.reserve(10).is_some());
+    }
+
+    #[test]
+    fn files_of_any_claimed_size_are_counted_and_released() {
+        let quota = Quota::new(1 << 30);
+        let claims = [u64::MAX, 5, u64::MAX - 1].map(|bytes| quota.count_existing(bytes));
+        assert!(quota.excess_bytes() > 1 << 62 && quota.pressure_bytes() > 1 << 62);
+        assert!(quota.reserve(1).is_none());
+        drop(claims);
+        assert_eq!(quota.used_bytes(), VOLUME_OVERHEAD_BYTES);
+    }
+
+    /// Wrong accounting never heals: more and more would be refused, or taken.
+    #[test]
+    #[should_panic(expected = "a charge of 60 bytes among 40 bytes in all")]
+    fn a_charge_that_is_not_counted_stops_at_once() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        // Not dropped when this stops: that would stop again.
+        let mut charge = std::mem::ManuallyDrop::new(quota.reserve(60).unwrap());
+        quota.charged_bytes.store(40, Ordering::Relaxed);
+        charge.shrink_to(0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Reading replicas: every chunk is verified before it leaves the disk's threads.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -42,16 +43,17 @@ impl ChunkRange {
         (length_bytes > 0).then_some(Self { next, end })
     }
 
-    /// Takes the next piece of at most `bytes_max` bytes: its first chunk and how many.
-    pub fn take_piece(&mut self, bytes_max: usize) -> Option<(u32, u32)> {
+    /// Takes the next piece of at most `bytes_max` bytes, as numbers of chunks.
+    pub fn take_piece(&mut self, bytes_max: usize) -> Option<Range<u32>> {
         let first = self.next;
         let chunks_max = (bytes_max.min(PACKET_BYTES_MAX) / PAGE_BYTES).max(1) as u32;
         let end = self
             .end
             .min(layout::group_end(first))
+            // The range may end at the largest number of a chunk.
             .min(first.saturating_add(chunks_max));
         self.next = end;
-        (end > first).then(|| (first, end - first))
+        (end > first).then_some(first..end)
     }
 }
 
@@ -75,18 +77,18 @@ impl BlockStore {
     pub async fn read(
         &self,
         block: BlockId,
-        (first_chunk, chunks): (u32, u32),
+        chunks: Range<u32>,
         holds_none: bool,
     ) -> Result<Piece, StoreError> {
         let readable = self.inventory.readable(block)?;
-        readable.check_end(first_chunk.saturating_add(chunks))?;
+        readable.check_end(chunks.end)?;
         readable.volume.check_usable()?;
-        let bytes = chunks as usize * PAGE_BYTES;
+        let bytes = chunks.len() * PAGE_BYTES;
         let buffer = self.inventory.buffers.take(bytes, holds_none).await;
         let inventory = self.inventory.clone();
         let volume = readable.volume.clone();
         volume
-            .run(move || inventory.read_now(block, &readable, first_chunk, buffer))
+            .run(move || inventory.read_now(block, &readable, chunks, buffer))
             .await
     }
 
@@ -114,11 +116,13 @@ impl Inventory {
         &self,
         block: BlockId,
         readable: &Readable,
-        first_chunk: u32,
+        Range {
+            start: first_chunk,
+            end,
+        }: Range<u32>,
         mut buffer: Buffer,
     ) -> Result<Piece, StoreError> {
         let source = self.file_of(block, readable)?;
-        let end = first_chunk.saturating_add((buffer.len() / PAGE_BYTES) as u32);
         let mut bad_chunk = first_chunk;
         // A mismatch may lie in memory, in the cached table for example: it counts once it is seen
         // again on what the disk says.
@@ -184,7 +188,7 @@ impl Inventory {
                 Ok(Source::Complete(file))
             }
             Err(error) => {
-                // Deleted meanwhile, by us or by somebody else.
+                // Deleted meanwhile.
                 self.readable(block)?;
                 if error.kind() == io::ErrorKind::NotFound || is_damage(&error) {
                     self.condemn(block, volume);
@@ -261,21 +265,21 @@ mod tests {
         let inventory = &store.inventory;
         let before = inventory.readable(BlockId(1)).unwrap();
         store.seal(BlockId(1), 4096).await.unwrap();
-        let late = inventory.read_now(BlockId(1), &before, 1, Buffer::unpooled(PAGE_BYTES));
+        let late = inventory.read_now(BlockId(1), &before, 1..2, Buffer::unpooled(PAGE_BYTES));
         assert!(matches!(
             late,
             Err(StoreError::ShortReplica { have_bytes: 4096 })
         ));
-        let fine = inventory.read_now(BlockId(1), &before, 0, Buffer::unpooled(PAGE_BYTES));
+        let fine = inventory.read_now(BlockId(1), &before, 0..1, Buffer::unpooled(PAGE_BYTES));
         assert_eq!(fine.unwrap().data, [7; 4096][..]);
     }
 
     #[test]
     fn ranges_are_cut_at_groups_and_sizes() {
         let mut range = ChunkRange::covering(1022 * 4096 + 5, 4096 * 5).unwrap();
-        assert_eq!(range.take_piece(1 << 20), Some((1022, 2)));
-        assert_eq!(range.take_piece(8192), Some((1024, 2)));
-        assert_eq!(range.take_piece(8192), Some((1026, 2)));
+        assert_eq!(range.take_piece(1 << 20), Some(1022..1024));
+        assert_eq!(range.take_piece(8192), Some(1024..1026));
+        assert_eq!(range.take_piece(8192), Some(1026..1028));
         assert_eq!(range.take_piece(8192), None);
         assert!(ChunkRange::covering(7, 0).is_none());
         assert!(ChunkRange::covering(u64::MAX, 2).is_none());

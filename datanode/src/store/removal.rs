@@ -15,7 +15,7 @@ use super::volume::Volume;
 /// What is cut off at a time: so little that an owner's sync does not wait long for it.
 const PIECE_BYTES: u64 = 32 << 20;
 
-/// A replica that nobody can read any more, and whose file is still there.
+/// A replica that can no longer be read, and whose file is still there.
 #[must_use = "the replica is removed only by `finish`"]
 pub struct Removal {
     inventory: Arc<Inventory>,
@@ -61,7 +61,7 @@ impl BlockStore {
 
 impl Removal {
     /// Cuts a piece off the replica, and returns its bytes; 0 once the rest is small, or if it was never
-    /// sealed. Who still reads the file finds it too short, and reads another replica.
+    /// sealed. A reader that still has the file open finds it too short, and reads another replica.
     ///
     /// # Errors
     /// What the disk says. [`Removal::finish`] may still work.
@@ -118,9 +118,9 @@ impl Inventory {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    if let Some(entry) = self.lock().get_mut(&block) {
-                        entry.state = State::Corrupt(charge);
-                    }
+                    self.replace(block, "being removed", State::Corrupt(charge), |before| {
+                        matches!(before, State::Deleting)
+                    });
                     return Err(StoreError::disk("removing", path)(error));
                 }
             }
@@ -129,7 +129,11 @@ impl Inventory {
         if let Some(file) = self.files.forget(block) {
             file.release_when_closed(charge);
         }
-        self.lock().remove(&block);
+        let removed = self.lock().remove(&block);
+        assert!(
+            removed.is_some_and(|entry| matches!(entry.state, State::Deleting)),
+            "the file of {block} is removed, which was not to be"
+        );
         self.changes
             .push(volume.storage(), ReplicaChange::Deleted(block));
         Ok(())
@@ -138,7 +142,7 @@ impl Inventory {
 
 fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
     let disk = volume.disk();
-    // Should the datanode end before the rest is gone, nobody takes that for a replica.
+    // Should the datanode end before the rest is gone, that is not taken for a replica.
     let path = volume.corrupt_path(block);
     match disk.rename(&volume.sealed_path(block), &path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

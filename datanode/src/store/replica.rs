@@ -107,10 +107,7 @@ pub fn trusted_chunks(
     };
     buffer.set_len(PAGE_BYTES);
     file.read_at(&mut buffer, 0)?;
-    let header_is_right = buffer
-        .first_chunk::<PAGE_BYTES>()
-        .is_some_and(|page| layout::decode_header(page) == Some((block, storage)));
-    if !header_is_right {
+    if layout::decode_header(buffer.first_page()) != Some((block, storage)) {
         return Ok(0);
     }
     let mut trusted = 0;
@@ -210,9 +207,7 @@ impl ReplicaWriter {
         let head_bytes = 2 * PAGE_BYTES as u64;
         self.allocate(head_bytes)?;
         let mut header = Buffer::unpooled(PAGE_BYTES);
-        if let Some(page) = header.first_chunk_mut::<PAGE_BYTES>() {
-            layout::encode_header(page, block, storage);
-        }
+        layout::encode_header(header.first_page(), block, storage);
         // The first table page is put into the page cache as a whole. Otherwise its first entry
         // would have to wait until the page is read.
         self.file
@@ -255,7 +250,7 @@ impl ReplicaWriter {
         }
     }
 
-    /// The open file, for those who read what is written.
+    /// The open file, to read what is written.
     pub fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }
@@ -313,6 +308,7 @@ impl ReplicaWriter {
     /// At most as much data of small appends is in the page cache.
     fn cached_bytes(&self) -> u64 {
         let end = layout::file_bytes(self.chunks);
+        // An append that failed may have begun behind a table page, beyond the end.
         self.cached_from.map_or(0, |from| end.saturating_sub(from))
     }
 
@@ -357,8 +353,14 @@ impl ReplicaWriter {
         // Everything beyond the last chunk is unused, the next group's table page included.
         let start = layout::file_bytes(self.chunks).max(self.zeroed_bytes);
         let stop = (start + ZEROED_AHEAD_BYTES as u64).min(self.allocated_bytes);
-        let length = stop.saturating_sub(start) as usize;
-        self.file.write_at(&ZEROS.0[..length], start)?;
+        assert!(
+            end <= self.allocated_bytes && start <= stop,
+            "zeros from {start} to {stop} for an end at {end}, allocated {}: {}",
+            self.allocated_bytes,
+            self.path.display()
+        );
+        self.file
+            .write_at(&ZEROS.0[..(stop - start) as usize], start)?;
         self.zeroed_bytes = stop;
         Ok(())
     }
@@ -388,6 +390,12 @@ impl ReplicaWriter {
                     return Err(error);
                 }
                 self.allocated_bytes = target;
+                assert!(
+                    self.charge.bytes() >= target + REPLICA_OVERHEAD_BYTES,
+                    "{target} bytes are allocated and {} charged: {}",
+                    self.charge.bytes(),
+                    self.path.display()
+                );
                 return Ok(());
             }
         }
@@ -444,9 +452,7 @@ impl ReplicaWriter {
         buffer: &mut Buffer,
     ) -> std::io::Result<u32> {
         buffer.set_len(PAGE_BYTES);
-        if let Some(page) = buffer.first_chunk_mut::<PAGE_BYTES>() {
-            layout::encode_header(page, block, storage);
-        }
+        layout::encode_header(buffer.first_page(), block, storage);
         self.file.write_at(buffer, 0)?;
         let mut chunk = 0;
         while chunk < chunks {
@@ -509,8 +515,8 @@ impl ReplicaWriter {
 }
 
 fn parent(path: &Path) -> &Path {
-    // Replica files are always in a directory of their volume.
-    path.parent().unwrap_or(path)
+    path.parent()
+        .expect("replica files are in a directory of their volume")
 }
 
 /// Reads whole chunks of one group into `buffer` and verifies them; returns their checksums.

@@ -33,7 +33,7 @@ use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
 use super::version_file::VersionFile;
-use super::workers::Workers;
+use super::workers::{JobLost, Workers};
 use super::{layout, obeyed_file};
 
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
@@ -42,7 +42,7 @@ const SEALED_DIRS: u64 = 64;
 /// The mode of the directories of replicas.
 const PRIVATE: u32 = 0o700;
 
-/// Who waits for a disk is told after this long that it is silent.
+/// A job on a disk fails after this long because the disk is silent.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 /// A disk that is silent for this long is given up, and its volume with it: everything on it counts
 /// as lost then. Owners keep disks busy for minutes; hung drivers do not come back.
@@ -162,11 +162,9 @@ impl Volume {
             QuotaFile::read(path).filter(|changed| changed.configured_bytes == options.quota_bytes);
         let quota_bytes = changed.map_or(options.quota_bytes, |changed| changed.quota_bytes);
         let left = changed.map_or(SHRINK_DEADLINE, |changed| {
-            Duration::from_millis(
-                changed
-                    .deadline_unix_ms
-                    .saturating_sub(unix_now_ms().unwrap_or(0)),
-            )
+            // By a clock that is past the deadline, or before 1970.
+            let now_unix_ms = unix_now_ms().unwrap_or(0);
+            Duration::from_millis(changed.deadline_unix_ms.saturating_sub(now_unix_ms))
         });
         let volume = Arc::new(Self {
             path: path.clone(),
@@ -298,6 +296,7 @@ impl Volume {
         let file = QuotaFile {
             configured_bytes,
             quota_bytes,
+            // A clock before 1970, or a time without end, moves only the deadline after a restart.
             deadline_unix_ms: unix_now_ms().unwrap_or(0).saturating_add(time_ms),
         };
         let path = self.path.clone();
@@ -305,7 +304,7 @@ impl Volume {
             file.write(&path)
                 .map_err(StoreError::disk("writing the quota of", &path))
         };
-        // First: once a heartbeat shows the quota, nobody tells it again after a crash.
+        // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
         let written = self.run(write).await;
         *self.shrinking.lock() = Shrinking {
             configured_bytes,
@@ -316,7 +315,7 @@ impl Volume {
         written
     }
 
-    /// What the configuration lets us use, in bytes, whatever holds instead.
+    /// What the configuration lets us use, in bytes, also while another quota holds.
     pub fn configured_quota_bytes(&self) -> u64 {
         self.shrinking.lock().configured_bytes
     }
@@ -345,7 +344,7 @@ impl Volume {
         let path = self.path.clone();
         self.run(move || {
             obeyed_file::write(position, &path)
-                .map_err(StoreError::disk("writing who was obeyed of", &path))
+                .map_err(StoreError::disk("writing the obeyed namenode of", &path))
         })
         .await
     }
@@ -396,7 +395,12 @@ impl Volume {
                 }
                 result
             }
-            Ok(Err(_)) => Err(self.down("a disk job panicked")),
+            Ok(Err(JobLost)) => {
+                // What it was to change may be half done.
+                let reason = "a job on it broke off; the log says where";
+                self.health.fail(reason, &self.path);
+                Err(self.down(reason))
+            }
             Err(_) => {
                 tracing::warn!(volume = %self.path.display(), "the disk does not answer");
                 Err(self.silent())

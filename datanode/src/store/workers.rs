@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Semaphore, oneshot};
 
-/// Most jobs that wait for a thread; who has another one waits to hand it in.
+/// Most jobs that wait for a thread; a caller with another one waits to hand it in.
 const JOBS_QUEUED_MAX: usize = 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -60,8 +60,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs a job on one of the threads. A job that was handed in runs even if nobody waits for it
-    /// any more.
+    /// Runs a job on one of the threads. A job that was handed in runs even if the caller no longer
+    /// waits for it.
     ///
     /// # Errors
     /// [`JobLost`].
@@ -74,7 +74,7 @@ impl Workers {
         let job = move || {
             // Room is for jobs that wait.
             drop(room);
-            // Fails only if nobody waits for the result any more.
+            // Fails only if the caller no longer waits for the result.
             let _ = sender.send(job());
         };
         self.inner.queue.state.lock().jobs.push_back(Box::new(job));

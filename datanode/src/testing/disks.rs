@@ -213,7 +213,7 @@ impl RecordingDisk {
         self.record.operations.lock().len()
     }
 
-    /// The next sync of a file fails: what it was to write is lost, and nobody sees that before a
+    /// The next sync of a file fails: what it was to write is lost, which is not seen before a
     /// power loss.
     pub fn fail_next_sync(&self) {
         self.record.next_sync_fails.store(true, Ordering::Relaxed);

@@ -36,7 +36,7 @@ pub struct FakeNamenode {
     key: TokenKey,
 }
 
-/// What datanodes said, and what they are to be told.
+/// What datanodes said, and the commands for them.
 #[derive(Default)]
 pub struct State {
     pub registered: Vec<RegisterNode>,

@@ -217,7 +217,7 @@ async fn a_quota_shrinks_while_the_datanode_runs() {
         deadline_ms: 300,
     };
     cluster.namenode.command_now(node, command);
-    // Nobody tells what to delete, so it chooses itself, and says so.
+    // The namenode commands no deletion, so it chooses itself, and says so.
     cluster
         .namenode
         .wait_for(|state| {

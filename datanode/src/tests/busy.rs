@@ -287,7 +287,7 @@ async fn nothing_that_hangs_delays_a_heartbeat() {
     while began.elapsed() < Duration::from_secs(300) {
         tokio::time::advance(Duration::from_millis(50)).await;
         // The network is real: packets need real turns of the runtime to come and go, and while
-        // somebody is ready to run, the clock does not move by itself.
+        // a task is ready to run, the clock does not move by itself.
         for _ in 0..300 {
             tokio::task::yield_now().await;
         }

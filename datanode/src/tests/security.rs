@@ -1,4 +1,4 @@
-//! Who may do what, and what strangers can send.
+//! Rights of roles, and what strangers can send.
 
 use std::time::{Duration, Instant};
 
@@ -265,7 +265,7 @@ async fn random_bytes_harm_nobody() {
         let (mut sender, mut receiver) = if round % 2 == 0 {
             cluster.client.open_stream(&cluster.nodes[0]).await
         } else {
-            // Within a write stream that stands.
+            // Within an open write stream.
             let block = BlockId(1000 + round);
             let token = cluster.namenode.token(block, Right::Write);
             let mut stream = cluster.client.write(&cluster.nodes, block, token).await;
@@ -279,7 +279,7 @@ async fn random_bytes_harm_nobody() {
         if sent.is_ok() {
             let _ = sender.finish();
         }
-        // Whatever it answers, it ends.
+        // With any answer, it ends.
         let end = async { while let Ok(Some(_)) = receiver.recv::<ReadPacket>(VALIDITY).await {} };
         tokio::time::timeout(Duration::from_secs(10), end)
             .await

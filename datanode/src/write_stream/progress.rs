@@ -95,7 +95,15 @@ impl Progress {
 
     /// This datanode has done so many more packets.
     pub fn local_done(&self, packets: u64) {
-        self.state.lock().local_done += packets;
+        let mut state = self.state.lock();
+        state.local_done += packets;
+        assert!(
+            state.local_done <= state.received,
+            "{} packets are written of {}",
+            state.local_done,
+            state.received
+        );
+        drop(state);
         self.stepped.notify_one();
     }
 
@@ -128,7 +136,7 @@ impl Progress {
         self.fail(node, DataError::Downstream(reason));
     }
 
-    /// The stream is over and nobody is there to be told.
+    /// The stream is over, and upstream is gone.
     pub fn fail_silently(&self) {
         self.end(End::UpstreamGone);
     }
@@ -156,12 +164,16 @@ impl Progress {
         }
     }
 
-    /// Upstream was told that so many packets are done.
+    /// So many packets are acknowledged to upstream.
     pub fn acknowledged(&self, packets: u64) {
         let mut state = self.state.lock();
-        let unacknowledged = (state.received - packets) as usize;
-        while state.in_flight.len() > unacknowledged {
-            let bytes = state.in_flight.pop_front().unwrap_or(0);
+        let received = state.received;
+        let Some(unacknowledged) = received.checked_sub(packets) else {
+            panic!("{packets} packets are acknowledged of {received}");
+        };
+        while state.in_flight.len() as u64 > unacknowledged
+            && let Some(bytes) = state.in_flight.pop_front()
+        {
             state.bytes_in_flight -= bytes;
         }
         drop(state);

@@ -1,4 +1,4 @@
-//! Whatever a power loss leaves behind, what was acknowledged is there.
+//! After any power loss, what was acknowledged is there.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use rand::RngExt;
 use super::*;
 use crate::testing::disks::RecordingDisk;
 
-/// What a writer was told by a certain moment.
+/// What was acknowledged to a writer by a certain moment.
 struct Acknowledged {
     moment: usize,
     block: u64,

@@ -274,7 +274,7 @@ async fn a_repair_shows_only_once_it_is_complete() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever packets and batches a block is written in, it reads back the same.
+    /// In any packets and batches that a block is written in, it reads back the same.
     #[test]
     fn any_packets_read_back(
         packets in prop::collection::vec((1_usize..200_000, any::<bool>()), 1..20),

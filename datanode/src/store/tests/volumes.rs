@@ -205,7 +205,7 @@ fn content() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Whatever is in the files of a volume, it is told from good data, and nothing panics.
+    /// Any content of a volume's files is distinguished from good data, and nothing panics.
     #[test]
     fn any_content_is_survived(open in content(), sealed in content()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
