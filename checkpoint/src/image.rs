@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use harvestfs_protocol::durable;
 use ring::digest::{Context, SHA256};
 
 use crate::manifest::Image;
@@ -135,7 +136,7 @@ pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool
         if load_table(&new, &whole)?.pages_from(0) != load_table(directory, image)?.pages_from(0) {
             return Err(damaged(image, "its pages are not what was stored".into()));
         }
-        std::fs::rename(new.join(&image.name), &path).map_err(io_error("replace", &path))?;
+        durable::rename(&new.join(&image.name), &path).map_err(io_error("replace", &path))?;
         image.sent_bytes = whole.sent_bytes;
         std::fs::remove_dir_all(&new).map_err(io_error("remove", &new))?;
     }
@@ -329,7 +330,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Whatever parent and image are, what is stored is the image (asserted in `checkpoint`).
+        /// With any parent and image, what is stored is the image (asserted in `checkpoint`).
         #[test]
         fn an_image_is_stored_as_it_came(
             parent in proptest::collection::vec(0..4u8, 0..90),

@@ -1,7 +1,7 @@
 //! Receives images from `criu dump --stream`: for each one CRIU names the file and hands over the
 //! end of a pipe. So memory is compared with the parent on its way, without a copy on a disk.
 //!
-//! CRIU's pages travel through the pipe by reference: the job must stand still until all of them
+//! CRIU's pages travel through the pipe by reference: the job must not run until all of them
 //! were read.
 
 use std::fs::File;

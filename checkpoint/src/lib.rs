@@ -5,6 +5,8 @@
 //! mount of it the right place is that `copy_file_range` shares blocks instead of copying them,
 //! and that any node can restore what another one stored.
 
+#![forbid(unsafe_code)]
+
 pub mod adaptive;
 pub mod compare;
 pub mod criu;

@@ -92,7 +92,7 @@ pub enum ManifestError {
     JobName(String),
 }
 
-/// What CRIU may do that it refuses unless it is told; the same is needed to restore.
+/// What CRIU does only when allowed; the same is needed to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allow {
@@ -188,7 +188,7 @@ pub fn table_name(image: &str) -> String {
 pub struct Manifest {
     /// [`MANIFEST_VERSION`] of the release that wrote it.
     pub version: u32,
-    /// Whose.
+    /// The job.
     pub job: JobName,
     /// Its number in the chain, from 1.
     pub number: u32,

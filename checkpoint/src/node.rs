@@ -1,4 +1,4 @@
-//! What a node knows of its checkpoints: how fast they were, and who waits for one. One checkpoint
+//! What a node knows of its checkpoints: how fast they were, and which wait. One checkpoint
 //! or restore at a time per node, as two would only slow each other down.
 
 use std::fs::{self, File, OpenOptions};
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use harvestfs_protocol::durable;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
@@ -99,11 +100,9 @@ impl Node {
     /// When the file cannot be written.
     pub fn remember(&self, measured: &Measured) -> Result<(), StoreError> {
         let path = self.directory.join("measured.json");
-        let new = self.directory.join("measured.new");
         let bytes = serde_json::to_vec(measured).map_err(io::Error::from);
         bytes
-            .and_then(|bytes| fs::write(&new, bytes))
-            .and_then(|()| fs::rename(&new, &path))
+            .and_then(|bytes| durable::replace_file(&path, &bytes, 0o644))
             .map_err(io_error("write", &path))
     }
 

@@ -23,12 +23,12 @@ const MAGIC: &[u8; 8] = b"HFSPAGE2";
 const HASH_BYTES: usize = 16;
 
 /// The first 128 bits of the BLAKE3 hash of a page, or of a group of pages. What has one hash is taken
-/// for the same, so it must be a hash for which nobody can find two.
+/// for the same, so it must be a hash without known collisions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageHash(pub [u8; HASH_BYTES]);
 
 impl PageHash {
-    /// Stands for the hash of a group that was not made. No pages are known that have it.
+    /// In place of the hash of a group that was not made. No pages are known that have it.
     const UNKNOWN: Self = Self([0; HASH_BYTES]);
 
     /// The hash of one page, or of the pages of a group.

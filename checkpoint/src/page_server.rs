@@ -43,7 +43,7 @@ pub fn receive(
     let mut source = Source { socket, is_alive };
     let mut images = Vec::new();
     let mut open: Option<OpenMap> = None;
-    let mut next_id = unused_id(parent);
+    let mut next_id = unused_id(parent)?;
     let mut start = [0; Layout::NARROW_BYTES];
     source.fill(&mut start)?;
     let layout = Layout::of(&start);
@@ -130,13 +130,17 @@ fn store_in_place(directory: &Path, name: &str) -> Result<Image, ImageError> {
 }
 
 /// A number that no image of the parent's pages has, nor any after it.
-fn unused_id(parent: &Checkpoint) -> u32 {
+fn unused_id(parent: &Checkpoint) -> Result<u32, IntakeError> {
     let images = parent.manifest.images.iter();
-    let used = images.filter_map(|image| {
+    let mut used = images.filter_map(|image| {
         let id = image.name.strip_prefix("pages-")?.strip_suffix(".img")?;
         id.parse::<u32>().ok()
     });
-    used.fold(PAGES_ID_MIN, |next, id| next.max(id.saturating_add(1)))
+    // The manifest may say anything.
+    let next = used.try_fold(PAGES_ID_MIN, |next, id| Some(next.max(id.checked_add(1)?)));
+    next.ok_or(IntakeError::Protocol(
+        "the parent has used all numbers of images",
+    ))
 }
 
 /// The memory of a map while CRIU sends it.
@@ -509,7 +513,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Whatever was mapped, unmapped and changed, the image is the memory.
+        /// After any mapping, unmapping and change, the image is the memory.
         #[test]
         fn the_image_is_the_memory(
             before in proptest::collection::btree_map(0..120u64, 0..3u8, 0..100),

@@ -15,7 +15,7 @@ use crate::compare::{Content, MOVED_PAGES_MIN, Parent, Segment};
 use crate::image::{ImageError, load_table, sha256};
 use crate::manifest::{Image, table_name};
 use crate::page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable};
-use crate::store::{Checkpoint, io_error, write_durably};
+use crate::store::{Checkpoint, io_error, write_synced};
 
 /// An image of the parent, to compare a new one with.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl PagesFile {
             .map_err(io_error("sync", &self.path))?;
         self.table.complete_groups(self.parent.table());
         let bytes = self.table.encode();
-        write_durably(&self.directory.join(table_name(&self.name)), &bytes)?;
+        write_synced(&self.directory.join(table_name(&self.name)), &bytes)?;
         Ok(Image {
             name: self.name,
             size_bytes: self.table.image_bytes(),

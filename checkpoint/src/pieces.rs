@@ -56,7 +56,7 @@ pub(crate) fn for_each_piece<E>(
     })
 }
 
-/// Reads and hashes until the source ends or nobody wants more.
+/// Reads and hashes until the source ends or the receiver is gone.
 fn read_pieces(
     mut source: impl Read,
     known: &PageTable,

@@ -2,7 +2,7 @@
 //! an ordinary one, meant to be on a mount of HarvestFS.
 //!
 //! A dump goes into a hidden directory that gets its number, by one rename, when everything in it
-//! is durable. So whatever happens half-way, what is listed is whole, and the one before it is
+//! is durable. So after any interruption, what is listed is whole, and the one before it is
 //! still there.
 
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use harvestfs_protocol::durable;
-use rustix::fs::{CWD, FlockOperation, RenameFlags};
+use rustix::fs::FlockOperation;
 
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
 
@@ -39,7 +39,7 @@ pub enum StoreError {
     /// A manifest that cannot be used.
     #[error("checkpoint {number} of job {job} is not usable: {source}")]
     Manifest {
-        /// Whose.
+        /// The job.
         job: JobName,
         /// Which.
         number: u32,
@@ -54,7 +54,7 @@ pub enum StoreError {
         "job {job} has no checkpoint {number}; `harvestfs checkpoint list` shows what there is"
     )]
     NoCheckpoint {
-        /// Whose.
+        /// The job.
         job: JobName,
         /// Which.
         number: u32,
@@ -65,7 +65,7 @@ pub enum StoreError {
     /// A checkpoint of that number appeared meanwhile.
     #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
     Overtaken {
-        /// Whose.
+        /// The job.
         job: JobName,
         /// Which.
         number: u32,
@@ -288,7 +288,7 @@ impl Job {
         // At no moment is there a checkpoint that lacks some of its images.
         let removed = self.directory.join(format!("{REMOVED_PREFIX}{number}"));
         remove_directory(&removed)?;
-        fs::rename(&directory, &removed).map_err(io_error("remove", &directory))?;
+        durable::rename(&directory, &removed).map_err(io_error("remove", &directory))?;
         remove_directory(&removed)
     }
 
@@ -356,30 +356,24 @@ impl Draft {
         &self.directory
     }
 
-    /// Makes it a checkpoint. When this returns, it survives whatever HarvestFS survives.
+    /// Makes it a checkpoint. When this returns, it survives all that HarvestFS survives.
     ///
     /// # Errors
-    /// When it is not certain that everything is durable; it is no checkpoint then.
+    /// When it is not certain that everything is durable; it is no checkpoint then, or one that may not
+    /// survive.
     pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
         let job = &self.job;
         job.write_manifest(&self.directory, &manifest)?;
         let directory = job.directory.join(directory_name(self.number));
-        rustix::fs::renameat_with(
-            CWD,
-            &self.directory,
-            CWD,
-            &directory,
-            RenameFlags::NOREPLACE,
-        )
-        .map_err(|error| match error {
-            rustix::io::Errno::EXIST => StoreError::Overtaken {
+        let renamed = durable::rename_to_new(&self.directory, &directory);
+        renamed.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => StoreError::Overtaken {
                 job: job.name.clone(),
                 number: self.number,
             },
-            error => io_error("rename to", &directory)(error.into()),
+            _ => io_error("rename to", &directory)(error),
         })?;
         self.is_committed = true;
-        durable::sync_directory(&job.directory).map_err(io_error("sync", &job.directory))?;
         Ok(Checkpoint {
             manifest,
             directory,
@@ -396,11 +390,11 @@ impl Drop for Draft {
     }
 }
 
-/// Writes a file and waits until it is durable.
+/// Writes a file of a draft and waits until its content is durable; its name is so with the manifest.
 ///
 /// # Errors
 /// When that fails.
-pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = File::create(path).map_err(io_error("create", path))?;
     file.write_all(bytes).map_err(io_error("write", path))?;
     file.sync_all().map_err(io_error("sync", path))
@@ -441,7 +435,7 @@ fn remove_directory(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// How long ago something was changed; 0 when nobody knows.
+/// How long ago something was changed; 0 when that is not known.
 fn age(path: &Path) -> Duration {
     let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
     changed

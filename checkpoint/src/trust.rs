@@ -1,5 +1,5 @@
-//! Whether images can only have been written by who restores them. A restored job runs with the rights
-//! that its images say, so that whoever can change an image is whoever restores it.
+//! Whether images can only have been written by the user that restores them. A restored job runs with the
+//! rights that its images say: a user that can change an image can do all that the restoring user can.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Why images are not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// Somebody else owns something.
+    /// Another user owns something.
     #[error(
         "{} belongs to user {owner}, and not to user {wanted}: its images could be anything. If they \
          are right, `chown -R {wanted} {}` first",
@@ -23,9 +23,9 @@ pub enum TrustError {
     Owner {
         /// What.
         path: PathBuf,
-        /// Whose it is.
+        /// Its owner.
         owner: u32,
-        /// Whose it would have to be.
+        /// The owner that it would have to have.
         wanted: u32,
         /// The directory of the job.
         job: PathBuf,
@@ -121,7 +121,7 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
     }
 
-    /// A job with one image, and who owns it.
+    /// A job with one image, and its owner.
     fn job(directory: &Path) -> (Job, PathBuf, u32) {
         let store = directory.join("store");
         let job = Store::new(store.clone()).job("job".parse().expect("a name"));

@@ -1,9 +1,9 @@
 //! Holding a restored job back until its images are known to be whole.
 //!
-//! CRIU executes a program at the stages of a restore ("action scripts" in criu(8)): here whoever
-//! started it. Once everything is restored and nothing runs yet, that waits until the one who verifies
+//! CRIU executes a program at the stages of a restore ("action scripts" in criu(8)): here the program
+//! that started it. Once everything is restored and nothing runs yet, that waits until the process that verifies
 //! no longer holds the lock of the verdict. When there is none then, CRIU gives the restore up and kills
-//! what it restored. The lock goes with its holder, whatever becomes of it.
+//! what it restored. The lock goes with its holder, also when that is killed.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -254,7 +254,11 @@ impl World<'_> {
             State::Running { node, since_s } => {
                 let job = self.tasks[task].job;
                 self.outcome.useful_s += self.jobs[job].work_s;
-                debug_assert!(self.tasks[task].done_s + self.now_s - since_s > 0.0);
+                let worked_s = self.tasks[task].done_s + self.now_s - since_s;
+                assert!(
+                    worked_s > 0.0,
+                    "task {task} ended after {worked_s} s of work"
+                );
                 self.enter(task, State::Done);
                 self.leave(task, node);
                 self.tasks_left[job] -= 1;
@@ -269,7 +273,7 @@ impl World<'_> {
                 of.saved_s = of.done_s;
                 of.checkpoint_node = Some(node);
                 self.requeue(task);
-                // It was freed for one of a higher priority; whoever that is gets it now.
+                // It was freed for a task of a higher priority, which gets it now.
                 let priority = self.priority(task);
                 if let Some(promised) = self.promised[priority + 1..]
                     .iter_mut()
@@ -310,7 +314,7 @@ impl World<'_> {
         self.at(self.now_s + left_s, What::Next { task, epoch });
     }
 
-    /// Gives free cores to who is next, and preempts for the rest.
+    /// Gives free cores to the next tasks, and preempts for the rest.
     fn schedule(&mut self) {
         for priority in (0..3).rev() {
             while !self.queues[priority].is_empty() {
@@ -421,7 +425,7 @@ impl World<'_> {
         Some((victim, node))
     }
 
-    /// Who has to go: one of the lowest priority; any of them, or the cheapest when costs count.
+    /// The task to preempt: one of the lowest priority; any of them, or the cheapest when costs count.
     fn victim(&mut self, for_priority: usize) -> Option<usize> {
         let mut candidates: Vec<usize> = Vec::new();
         let mut lowest = for_priority;

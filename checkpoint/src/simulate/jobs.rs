@@ -5,11 +5,11 @@
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
-/// Who goes first. Ordered: the last one goes first.
+/// The priority of a job. Ordered: the last one goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// Runs when nobody else wants to (the trace's 0 and 1).
+    /// Runs on cores that no other job wants (the trace's 0 and 1).
     Low,
     /// The trace's 2 to 8.
     Medium,
@@ -27,7 +27,7 @@ impl Priority {
 pub struct Job {
     /// Seconds since the start.
     pub arrival_s: f64,
-    /// Whose turn it is.
+    /// Its priority.
     pub priority: Priority,
     /// Each needs a core.
     pub tasks: u32,

@@ -76,7 +76,7 @@ pub struct Scale {
 pub struct Record {
     /// The storage; of killing alone, none.
     pub storage: Option<&'static str>,
-    /// What happens to those who are preempted.
+    /// What happens to preempted tasks.
     pub policy: Policy,
     /// What came of it.
     pub outcome: Outcome,
