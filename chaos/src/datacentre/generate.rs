@@ -227,7 +227,7 @@ impl<'a> History<'a> {
             due.round().max(1.0)
         };
         let share = (due / count).clamp(1.0 / servers, 1.0);
-        // Who wipes nearly everything wipes everything.
+        // An owner that wipes nearly everything wipes everything.
         let share = if share > 0.75 { 1.0 } else { share };
         habit.owed = due - count * share;
         for _ in 0..count as u32 {

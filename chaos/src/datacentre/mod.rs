@@ -1,4 +1,4 @@
-//! A datacentre: who owns which server when, how loaded the owners are, and when they wipe disks.
+//! A datacentre: the owners of servers over time, how loaded they are, and when they wipe disks.
 //!
 //! Ten datacentres, `dc0` to `dc9`, are built in as [`profile::PROFILES`], and [`generate()`]d: no
 //! public data has the tenants and reimages of a datacentre, so they are synthetic, made to

@@ -1,4 +1,4 @@
-//! Who owns what at the start: tenants, environments, sizes, patterns, racks.
+//! The owners at the start: tenants, environments, sizes, patterns, racks.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ const PIECE_SIGMA: f64 = 0.5;
 /// Each machine function is run by about this many tenants.
 const TENANTS_PER_FUNCTION: u32 = 6;
 
-/// What does not change over time, and who owned what at the start.
+/// What does not change over time, and the owners at the start.
 pub(super) struct Structure {
     pub(super) tenants: Vec<Tenant>,
     pub(super) environments: Vec<Environment>,

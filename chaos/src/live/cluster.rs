@@ -50,7 +50,7 @@ pub(crate) struct Cluster<'a> {
     mounted: Vec<Mounted>,
     /// Of each server.
     pub conditions: Vec<Condition>,
-    /// When the primaries began, in milliseconds since 1970; none when nobody looks at them.
+    /// When the primaries began, in milliseconds since 1970; none when they are not looked at.
     primaries_began: Option<u64>,
 }
 
@@ -312,7 +312,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// A part that was not told to end, and how it ended. It is forgotten then.
+    /// A part that ended by itself, and how. It is forgotten then.
     pub fn ended_by_itself(&mut self) -> Option<String> {
         let parts = self.parts.iter_mut();
         let (part, status) = parts

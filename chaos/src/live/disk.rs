@@ -150,7 +150,7 @@ fn answer(questions: &Fanotify, delay_ms: &AtomicU32, stop: &AtomicBool) {
             }
             if let Some(file) = event.fd() {
                 let response = FanotifyResponse::new(file, Response::FAN_ALLOW);
-                // Whoever asked may have been killed meanwhile.
+                // The process that asked may have been killed meanwhile.
                 let _ = questions.write_response(response);
             }
         }

@@ -118,11 +118,13 @@ impl Ledger {
     }
 
     fn gone(&mut self, at_ms: u64, server: usize, block: u64, fate: Fate) {
-        if let Some(servers) = self.now.get_mut(&block) {
-            servers.remove(&server);
-            if servers.is_empty() {
-                self.now.remove(&block);
-            }
+        let servers = self.now.get_mut(&block);
+        let Some(servers) = servers.filter(|servers| servers.contains(&server)) else {
+            panic!("block {block:#x} is gone from server {server}, where it was not");
+        };
+        servers.remove(&server);
+        if servers.is_empty() {
+            self.now.remove(&block);
         }
         self.note(at_ms, server, block, fate);
     }

@@ -6,7 +6,7 @@
 //! - `workload`, `model`: clients, and what they were promised;
 //! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
 //! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
-//! - [`Metrics`]: what is told of it while it goes on;
+//! - [`Metrics`]: the metrics of it while it goes on;
 //! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
 //! - [`run()`]: one run, from the start to the comparison with the model;
 //! - [`report`]: what came of it, as a table, JSON and one HTML page.

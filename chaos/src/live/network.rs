@@ -2,7 +2,7 @@
 //!
 //! Namespaces are held by threads, links are TAP devices whose other end this process holds, and
 //! frames go from one to the other through a switch in this process. So nothing is left behind
-//! whatever becomes of the process: no name, no rule, no interface outlives its last thread.
+//! also when the process is killed: no name, no rule, no interface outlives its last thread.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -151,7 +151,7 @@ impl Network {
 
     /// Where a server's processes run.
     pub fn home(&self, server: usize) -> Home {
-        self.homes.get(server).cloned().unwrap_or(Home::Here)
+        self.homes[server].clone()
     }
 
     /// Cuts a server off from all that are not cut off, or ends that.

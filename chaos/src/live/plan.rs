@@ -75,7 +75,7 @@ impl Plan {
         }
         // Stable: of what happens at the same time, the order of the scenario counts.
         events.sort_by_key(|event| event.at_ms);
-        // Whatever lasts longer is ended by the healing.
+        // The healing ends what lasts longer.
         events.retain(|event| event.begins || event.at_ms < scenario.duration_ms);
         Self { seed, events }
     }

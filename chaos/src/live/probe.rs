@@ -56,21 +56,21 @@ impl Probe {
     pub fn start(threads: usize, rest: Duration) -> Result<Self, LiveError> {
         let progress = Arc::new(Progress::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = mpsc::channel();
+        let (sender, ids) = mpsc::channel();
         let start = |number: usize| {
             let (progress, stop) = (Arc::clone(&progress), Arc::clone(&stop));
-            let tell = tell.clone();
+            let sender = sender.clone();
             thread::Builder::new()
                 .name(format!("primary-{number}"))
                 .spawn(move || {
-                    // Whoever starts it waits for this.
-                    let _ = tell.send(gettid());
+                    // `start` waits for this.
+                    let _ = sender.send(gettid());
                     compute(&progress, &stop, rest);
                 })
                 .map_err(LiveError::io("start a thread"))
         };
         let threads: Vec<_> = (0..threads).map(start).collect::<Result<_, _>>()?;
-        let ids = told.iter().take(threads.len()).collect();
+        let ids = ids.iter().take(threads.len()).collect();
         Ok(Self {
             progress,
             stop,

@@ -22,7 +22,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts `binary` with arguments at `home`; returns before it is ready. It ends with this
-    /// process, whatever becomes of that: the kernel sees to it.
+    /// process, also when that is killed: the kernel sees to it.
     pub fn start(
         binary: &Path,
         arguments: &[std::ffi::OsString],

@@ -41,8 +41,8 @@ pub struct RunReport {
     pub passed: bool,
     /// Blocks at the end.
     pub blocks: usize,
-    /// Blocks in use of which `fsck` found no replica at the end.
-    pub lost_blocks: u64,
+    /// Blocks in use of which `fsck` found no replica at the end; none when the namenode did not answer it.
+    pub lost_blocks: Option<u64>,
     /// Which replica of each lost block went when.
     pub lost: Vec<Lost>,
     /// Blocks times seconds during which all servers with a replica were down, hung, busy or cut
@@ -166,7 +166,8 @@ impl Report {
                 run.policy.clone(),
                 if run.denial { "yes" } else { "no" }.to_owned(),
                 run.blocks.to_string(),
-                run.lost_blocks.to_string(),
+                run.lost_blocks
+                    .map_or("?".into(), |blocks| blocks.to_string()),
                 format!("{:.1}", run.unavailable_block_s),
                 run.accesses.reads.to_string(),
                 run.accesses.failed_reads.to_string(),

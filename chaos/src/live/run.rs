@@ -57,13 +57,13 @@ const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
-/// Runs all variants of a scenario. `progress` is told how far it is.
+/// Runs all variants of a scenario. `progress` gets how far it is.
 ///
 /// Must be called on a thread that lives until it returns, and before the process has other threads
 /// that are to reach the cluster: it may move to a network of its own.
 ///
 /// # Errors
-/// When the cluster cannot be run, or somebody interrupts it.
+/// When the cluster cannot be run, or it is interrupted.
 pub fn run(
     scenario: &Scenario,
     plan: &Plan,
@@ -556,7 +556,7 @@ impl Run<'_> {
             denial: self.variant.denial,
             passed: as_promised || (self.variant.may_lose && comparison.wrong.is_empty()),
             blocks: watch.ledger.blocks(),
-            lost_blocks: fsck.map_or(0, |report| report.lost_blocks),
+            lost_blocks: fsck.map(|report| report.lost_blocks),
             lost,
             unavailable_block_s: watch.unavailable_block_s(),
             repairs: watch.repairs(),

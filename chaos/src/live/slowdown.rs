@@ -110,12 +110,12 @@ pub struct SlowdownOptions<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
-/// Measures it; takes five seconds for each pair of turns. `progress` is told of each. The primary is
+/// Measures it; takes five seconds for each pair of turns. `progress` gets each. The primary is
 /// bound to one CPU after the other: what it loses on that which takes the disk's interrupts is another
 /// matter than on the rest.
 ///
 /// # Errors
-/// When the cluster cannot be run, or somebody interrupts it.
+/// When the cluster cannot be run, or it is interrupted.
 pub fn measure(
     options: &SlowdownOptions<'_>,
     progress: &mut dyn FnMut(Loss),

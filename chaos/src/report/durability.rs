@@ -140,7 +140,7 @@ impl Summary {
 
     fn none_lost(&self, policy: &str, replication: u8, who: &str) -> Statement {
         let cells = self.cells(policy, replication);
-        let most = cells.map(|it| it.values().map(|cell| cell.lost_max).max().unwrap_or(0));
+        let most = cells.and_then(|it| it.values().map(|cell| cell.lost_max).max());
         Statement {
             stated: format!("{who}: {policy} with {replication} loses nothing anywhere"),
             holds: most == Some(0),
@@ -169,7 +169,7 @@ impl Summary {
     pub fn statements(&self) -> Vec<Statement> {
         let everywhere = |policy: &str, replication: u8| {
             let cells = self.cells(policy, replication);
-            let least = cells.map(|it| it.values().map(|cell| cell.lost_min).min().unwrap_or(0));
+            let least = cells.and_then(|it| it.values().map(|cell| cell.lost_min).min());
             Statement {
                 stated: format!("paper: {policy} with {replication} loses blocks everywhere"),
                 holds: least.is_some_and(|least| least > 0),

@@ -8,7 +8,7 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
-/// Told apart by people who see colours differently, too (Okabe and Ito).
+/// Distinguishable also with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442",
 ];
@@ -18,7 +18,7 @@ const COLOURS: [&str; 8] = [
 pub struct Axis {
     /// What it shows, with the unit.
     pub label: String,
-    /// Whether steps are factors of ten. Zero and less then stand at the lower end.
+    /// Whether steps are factors of ten. Zero and less are then drawn at the lower end.
     pub logarithmic: bool,
     /// The lowest value shown.
     pub from: f64,

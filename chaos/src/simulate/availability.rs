@@ -37,7 +37,7 @@ pub struct Options {
     pub replication: u8,
     /// Blocks.
     pub blocks: u32,
-    /// Decides who writes what, all choices of the policy, and how servers differ.
+    /// Decides the writer of each block, all choices of the policy, and how servers differ.
     pub seed: u64,
     /// Share of the space of all servers that the replicas take, above 0 and up to 1.
     pub fill: f64,
@@ -140,7 +140,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Runs one simulation. `progress` is told the share that is done, 0 to 1, and may end the run.
+/// Runs one simulation. `progress` gets the share that is done, 0 to 1, and may end the run.
 ///
 /// # Errors
 /// When a block fits nowhere even with relaxed constraints, or `progress` ends the run.

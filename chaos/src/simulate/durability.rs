@@ -46,7 +46,7 @@ pub struct Options {
     pub blocks: u32,
     /// Years of 12 months of 30 days.
     pub years: u32,
-    /// Decides who writes what and all choices of the policy.
+    /// Decides the writer of each block and all choices of the policy.
     pub seed: u64,
     /// Share of the space of all servers that the replicas take, above 0 and up to 1.
     pub fill: f64,
@@ -104,7 +104,7 @@ pub struct Record {
 }
 
 /// When the namenode knows of a reimage, in milliseconds after it: the systems that the policies
-/// stand for find out by missing heartbeats, `harvest` when the server registers.
+/// are from find out by missing heartbeats, `harvest` when the server registers.
 #[must_use]
 pub fn detection_ms(policy: PolicyKind) -> u64 {
     match policy {
@@ -171,7 +171,7 @@ pub(super) fn check_blocks(blocks: u32, replication: u8, fill: f64) -> Result<()
     Err(SimulationError::Option(text))
 }
 
-/// Runs one simulation. `progress` is told the share that is done, 0 to 1, many times a second, and
+/// Runs one simulation. `progress` gets the share that is done, 0 to 1, many times a second, and
 /// may end the run.
 ///
 /// # Errors

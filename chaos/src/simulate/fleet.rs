@@ -159,7 +159,7 @@ impl Fleet {
             replicas: Vec::new(),
         };
         let taken = cluster.block_report(now_ms, node, &report);
-        debug_assert_eq!(taken, Ok(()));
+        assert_eq!(taken, Ok(()), "the report of {node}");
     }
 
     /// One more replica is on a server; it says what room is left when that has changed much.
@@ -176,6 +176,6 @@ impl Fleet {
         self.heartbeat.volumes.clear();
         self.heartbeat.volumes.push(volume);
         let heard = cluster.heartbeat(now_ms, NodeId(number), &self.heartbeat);
-        debug_assert_eq!(heard, Ok(()));
+        assert_eq!(heard, Ok(()), "the heartbeat of server {number}");
     }
 }

@@ -65,7 +65,7 @@ pub struct ClusterSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// As in production: it takes what nobody else wants.
+    /// As in production: it takes what nothing else wants.
     #[default]
     Idle,
     /// Less than others.
@@ -114,7 +114,7 @@ pub enum Pattern {
     Periodic,
     /// Always the same.
     Constant,
-    /// Bursts nobody foresees.
+    /// Unforeseen bursts.
     Unpredictable,
 }
 

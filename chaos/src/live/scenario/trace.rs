@@ -1,4 +1,4 @@
-//! Recorded series that stand in for the primaries.
+//! Recorded series in place of the primaries.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -24,7 +24,7 @@ const BLOCKS_PER_PROGRESS: u32 = 4_096;
 /// Steps between two calls of `progress`.
 const STEPS_PER_PROGRESS: u64 = 256;
 
-/// Copies that the engine is told to expect together.
+/// Copies that the engine expects together.
 const COPIES_AHEAD: usize = 16;
 
 /// A datanode copies a block.
@@ -40,7 +40,7 @@ struct Copy {
 pub(super) struct World<'a> {
     history: &'a History<'a>,
     datacentre: &'a Datacentre,
-    /// Months whose beginning has been told to the policy.
+    /// Months whose beginning the policy knows.
     months_known: u64,
     options: &'a Options,
     cluster: Cluster,
@@ -177,7 +177,7 @@ impl<'a> World<'a> {
         let taken = self
             .cluster
             .incremental_report(self.now_ms, NodeId(number), &self.report);
-        debug_assert_eq!(taken, Ok(()));
+        assert_eq!(taken, Ok(()), "the report of server {number}");
     }
 
     /// Writes all blocks, each from a random server.
