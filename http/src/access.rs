@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Which clients may ask.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{Answer, Get, Token};
 
-/// Who may ask.
+/// Which clients may ask.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// Anyone who can reach it, without TLS; only for an address of the loopback interface.
     Anyone,
-    /// Whoever knows the token, without TLS; only for an address of the loopback interface, which other users
+    /// Clients that know the token, without TLS; only for an address of the loopback interface, which other users
     /// of the machine can reach.
     Token(Token),
     /// With TLS: an administrator's certificate, or the token.
@@ -41,7 +41,7 @@ pub(crate) enum Guard {
 pub(crate) enum Admission {
     /// It is answered.
     Given,
-    /// It is answered, and the browser is told a cookie that admits it from now on.
+    /// It is answered, and the browser gets a cookie that admits it from now on.
     GivenWithCookie(String),
     /// This is the answer.
     Refused(Answer),

@@ -6,7 +6,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
-/// Scripts and styles come from here and nowhere else; nobody frames the page.
+/// Scripts and styles come from here and nowhere else; no other page may frame this one.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";

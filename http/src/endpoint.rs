@@ -60,7 +60,7 @@ pub enum HttpError {
     Certificate(#[from] rustls::Error),
 }
 
-/// A socket that listens, and who may ask there.
+/// A socket that listens, and the access that it gives.
 pub struct Endpoint {
     listener: TcpListener,
     local_addr: SocketAddr,
@@ -104,7 +104,7 @@ impl Endpoint {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
-                // Nobody closes it.
+                // It is never closed.
                 return;
             };
             let stream = match self.listener.accept().await {

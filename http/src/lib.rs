@@ -1,12 +1,14 @@
 //! What the parts of HarvestFS serve over HTTP: metrics, and the namenode a page to look at.
 //!
-//! Everything is read-only: only `GET` and `HEAD` are answered. Who may ask is an [`Access`]: with TLS
-//! under the cluster's certificate, whoever shows the certificate of an administrator or the
-//! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS whoever shows the token, or
+//! Everything is read-only: only `GET` and `HEAD` are answered. An [`Access`] says which clients may ask: with TLS
+//! under the cluster's certificate, those that show the certificate of an administrator or the
+//! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS those that show the token, or
 //! anyone on this machine.
 //!
 //! Bounded: connections, the time for a handshake, for a request's head and for an answer, and the
 //! size of a head. A request's body is not read.
+
+#![forbid(unsafe_code)]
 
 mod access;
 mod answer;

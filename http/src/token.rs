@@ -1,4 +1,4 @@
-//! The secret that opens an endpoint to whoever has no certificate: Prometheus, a browser.
+//! The secret that opens an endpoint to clients without a certificate: Prometheus, a browser.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use subtle::ConstantTimeEq;
 
 use crate::Get;
 
-/// 256 bits: nobody guesses it.
+/// 256 bits: too many to be guessed.
 const RANDOM_BYTES: usize = 32;
 /// Shortest and longest token that a file may hold.
 const TEXT_BYTES_MIN: usize = 16;
@@ -153,7 +153,7 @@ impl Token {
     }
 
     /// What a browser is to send with each further request. Other servers on this machine are sent it,
-    /// too, so the name says whose it is.
+    /// too, so the name says which endpoint it is of.
     pub(crate) fn cookie(&self, port: u16) -> String {
         let value = BASE64_URL_SAFE_NO_PAD.encode(&self.0);
         format!(

@@ -92,7 +92,7 @@ fn load(directory: &Path, name: &str) -> Result<Datacentre, Box<dyn Error>> {
             reimages_per_server_month: events / f64::from(it.servers_at_start.max(1)) / MONTHS,
             peak_cpu_share: peak,
             average_cpu_share: average,
-            // The index of series does not tell; placement is as fast whatever it is.
+            // The index of series does not say; placement is as fast with any value.
             busy_share: 0.0,
             busy_hours: WeekHours::NONE,
             pattern: it.pattern,

@@ -13,6 +13,8 @@
 //! - [`greedy`]: the best tenants first;
 //! - [`spread`]: Algorithm 2 of OSDI'16, and `harvest`, the default.
 
+#![forbid(unsafe_code)]
+
 pub mod diversity;
 pub mod greedy;
 pub mod grid;

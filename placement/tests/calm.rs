@@ -75,7 +75,7 @@ fn repair_and_removal_see_to_it_as_well() {
     }
 }
 
-/// Where nobody is always calm, replicas go to owners that are busy at different times.
+/// Where no owner is always calm, replicas go to owners that are busy at different times.
 #[test]
 fn replicas_are_busy_at_different_times() {
     let mut view = view();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// A server of a random cluster, and what the view is told of it.
+/// A server of a random cluster, and what the view knows of it.
 #[derive(Clone, Debug)]
 struct Server {
     rack: u8,

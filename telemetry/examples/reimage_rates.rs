@@ -54,7 +54,7 @@ impl Score {
         for (rate, months) in predicted.iter().zip(months) {
             let seen: u32 = months.reimages[..ahead].iter().sum();
             let server_months: f64 = months.server_months[..ahead].iter().sum();
-            // Who is new cannot be foretold; who is gone need not be.
+            // New tenants cannot be predicted; those that are gone need not be.
             if server_months < 0.5 * ahead as f64 || months.server_months[ahead] <= 0.0 {
                 continue;
             }

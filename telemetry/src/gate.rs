@@ -121,7 +121,7 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub struct BusyGate {
     options: GateOptions,
-    /// Latest time it was told.
+    /// The time of the last sample.
     now: Duration,
     /// Time of the last sample, or of the start.
     sampled: Duration,

@@ -11,6 +11,8 @@
 //! - [`spectrum`]: the pattern, average and peak of a series.
 //! - [`traces`]: readers of recorded utilisation and reimages.
 
+#![forbid(unsafe_code)]
+
 pub mod analysis;
 pub mod classes;
 pub mod gate;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hours::WeekHours;
 
-/// A primary tenant: who owns a server, and what for.
+/// A primary tenant: the owner of servers, and what they are for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantKey {
     /// The environment.

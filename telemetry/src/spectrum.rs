@@ -9,7 +9,7 @@
 //! - *unpredictable*: the rest.
 //!
 //! Values over 100 % count as 100 %. Gaps count as the mean of what is there. A series of less than
-//! [`DAYS_MIN`] days cannot be told to be periodic, and one that is mostly gaps has no pattern.
+//! [`DAYS_MIN`] days cannot be known to be periodic, and one that is mostly gaps has no pattern.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const HALF_HOUR_S: u64 = 1_800;
 pub const CONSTANT_BELOW_PERCENT: f64 = 2.0;
 /// Share of the variance that the cycles of a periodic series hold.
 pub const PERIODIC_SHARE: f64 = 0.2;
-/// Days below which nothing is told to be periodic: every second cycle of two days is one of a day.
+/// Days below which nothing counts as periodic: every second cycle of two days is one of a day.
 pub const DAYS_MIN: usize = 7;
 /// Share of half hours with a sample below which there is no pattern.
 pub const COVERAGE_MIN: f64 = 0.5;

@@ -13,7 +13,7 @@ use harvestfs_telemetry::hours::WeekHours;
 use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
 use proptest::prelude::*;
 
-/// A server, and what the view is told of it.
+/// A server, and what the view knows of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
     pub environment: u8,

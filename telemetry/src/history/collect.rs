@@ -2,7 +2,7 @@
 
 use super::ring::{SLOT_S, Slot};
 
-/// Collects what servers tell until their slot is over. Servers are numbered by whoever uses it.
+/// Collects what servers report until their slot is over. The caller numbers the servers.
 ///
 /// A server that tells twice as often does not count twice: each has its own mean. Sixteen bytes for
 /// each number up to the highest.

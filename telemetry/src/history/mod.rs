@@ -88,7 +88,7 @@ pub enum HistoryError {
     #[error("there are {SERVERS_MAX} servers already, and no more are kept")]
     TooManyServers,
     /// No tenant owns the server.
-    #[error("server {0} is unknown: tell first who owns it")]
+    #[error("server {0} is unknown: import its owner first")]
     UnknownServer(String),
     /// Two tenants cannot own a server from the same second on.
     #[error("server {server} already belongs to {}/{} from second {from_s} on", other.environment, other.machine_function)]
@@ -132,12 +132,12 @@ pub struct Server {
     reimages: Vec<u32>,
 }
 
-/// Who owns a server from some time on.
+/// The owner of a server from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// From when on, in seconds since 1970.
     pub from_s: u32,
-    /// Who.
+    /// The owner.
     pub tenant: TenantId,
 }
 
@@ -162,7 +162,7 @@ impl Server {
         self.owners.last().map(|owner| owner.tenant)
     }
 
-    /// Who owned it just before a time. Who gives a server away has it wiped in that second; before
+    /// Its owner just before a time. A server is wiped in the second in which it is given away; before
     /// the first owner that is known, it was this one.
     pub fn owner_before(&self, at_s: u32) -> Option<TenantId> {
         let known = self.owners.partition_point(|owner| owner.from_s < at_s);
@@ -272,7 +272,7 @@ impl History {
     }
 
     /// Records what the servers of a slot used: each tenant gets the mean of its servers. Servers
-    /// that nobody owns, and those beyond the table, are passed over. Returns the levels by number
+    /// without an owner, and those beyond the table, are passed over. Returns the levels by number
     /// of the tenant, for [`records::DayRecord::Slot`].
     pub fn record_slot(
         &mut self,

@@ -1,11 +1,11 @@
 //! History on disk: files of framed records that are only appended to.
 //!
 //! A file begins with [`FILE_HEADER`], and for a day's file with the number of the day. Every record
-//! stands in a frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes
+//! is in a frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes
 //! (postcard). [`Frames`] reads them: a frame that is damaged is passed over and counted, one that a
 //! crash cut off at the end is left out. Records may come twice and in any order.
 //!
-//! - `servers`: [`ServerRecord`], who owns which server and when it was reimaged.
+//! - `servers`: [`ServerRecord`], the owners of each server and when it was reimaged.
 //! - one file for each of the 31 days: [`DayRecord`], one byte for each tenant and slot.
 
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ pub enum ServerRecord {
     Owns {
         /// The server.
         server: String,
-        /// Who owns it.
+        /// Its owner.
         tenant: TenantKey,
         /// From when on.
         from_s: u32,

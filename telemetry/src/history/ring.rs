@@ -45,7 +45,7 @@ pub(super) struct Day {
     levels: Box<[u8; SLOTS_PER_DAY]>,
 }
 
-/// A ring of days: each has the place of its number modulo [`DAYS_KEPT`], whatever the clock does.
+/// A ring of days: each has the place of its number modulo [`DAYS_KEPT`], also when the clock jumps.
 #[derive(Default)]
 pub(super) struct Ring {
     days: Vec<Option<Day>>,

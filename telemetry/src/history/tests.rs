@@ -77,7 +77,7 @@ fn owners_are_put_in_order() {
         .collect();
     assert_eq!(owners, [(50, a), (200, b)]);
     assert_eq!(server.owner(), Some(b));
-    // Who gives it away had it when it was wiped.
+    // It is wiped by the owner that gives it away.
     for (at_s, owner) in [(0, a), (50, a), (60, a), (200, a), (201, b)] {
         assert_eq!(server.owner_before(at_s), Some(owner));
     }
@@ -89,7 +89,7 @@ fn reimages_are_counted_once() {
     let unknown = history.reimaged("s", 5).unwrap_err();
     assert_eq!(
         unknown.to_string(),
-        "server s is unknown: tell first who owns it"
+        "server s is unknown: import its owner first"
     );
     history.owns("s", &tenant("a"), 0).unwrap();
     assert_eq!(history.reimaged("s", 1000), Ok(Recorded::New));
@@ -340,7 +340,7 @@ proptest! {
         read.read_day(u32::MAX, &file);
     }
 
-    /// Whatever is imported, levels stay within the month and twice is as once.
+    /// After any import, levels are within the month, and the same import again changes nothing.
     #[test]
     fn imports_are_idempotent(
         start in 0..NOW, period in 0..100_000u32,

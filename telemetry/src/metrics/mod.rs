@@ -2,7 +2,7 @@
 //! from.
 //!
 //! A part resolves its handles once, at its start; recording is then a few atomic additions. What an
-//! engine knows is sampled when somebody asks. Only this module names the library.
+//! engine knows is sampled at each question. Only this module names the library.
 
 mod registry;
 mod table;
@@ -107,7 +107,7 @@ impl Stability {
 pub struct Metric {
     /// Its name in Prometheus.
     pub name: &'static str,
-    /// Who tells it.
+    /// The part that has it.
     pub part: Part,
     /// How it behaves.
     pub kind: Kind,

@@ -1,4 +1,4 @@
-//! The table of metrics. Nothing that is not here is told.
+//! The table of metrics. There are no others.
 
 use super::{Kind, Metric, Part, Stability};
 

@@ -67,7 +67,7 @@ impl Cpu {
 #[derive(Debug)]
 struct Memory {
     used: KernelFile,
-    /// Tells how much of it is file pages that nobody has used lately.
+    /// How much of it is file pages that were not used lately.
     stat: KernelFile,
     inactive: &'static str,
     machine_bytes: u64,
@@ -75,7 +75,7 @@ struct Memory {
 
 impl Cgroup {
     /// The group `name` below `root` ([`CGROUP_ROOT`]): a path as in `/proc/PID/cgroup`; the root and
-    /// a controller in front of it are passed over. `machine` stands in while it does not exist.
+    /// a controller in front of it are passed over. `machine` is sampled instead while it does not exist.
     #[must_use]
     pub fn new(root: &Path, name: &Path, machine: Machine) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Sampler for Cgroup {
         if let Some(group) = &mut self.group {
             match group.sample(now, self.cores) {
                 Ok(load) => return Ok(load),
-                // It was removed. It is looked for again; the machine stands in.
+                // It was removed. It is looked for again; the machine is sampled meanwhile.
                 Err(error) => {
                     tracing::warn!(cgroup = %self.name.display(), %error, "the cgroup is gone; the whole machine counts as the primary's until it is back");
                     self.group = None;

@@ -114,7 +114,7 @@ pub(super) fn count_cores(list: &str) -> Option<u32> {
     Some(count)
 }
 
-/// The machine's cores, whatever this process may use of them; at least 1.
+/// The machine's cores, also those that this process may not use; at least 1.
 pub(super) fn cores() -> u32 {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
     let cores = list.ok().and_then(|list| count_cores(&list));

@@ -1,7 +1,7 @@
 //! The whole machine, less HarvestFS's own processes, as the primary tenant.
 //!
 //! Interrupts and the kernel's own work, also for HarvestFS, count as the primary's: that errs on the
-//! owner's side. Time stolen by a hypervisor is nobody's, and not there to be used either.
+//! owner's side. Time stolen by a hypervisor belongs to neither, and cannot be used either.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ use crate::gate::Load;
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// How often all processes are looked at again: a process id may have been given to another one.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(60);
-/// Memory is told every so many samples: it changes slowly.
+/// Memory is read every so many samples: it changes slowly.
 const MEMORY_EVERY: u32 = 5;
 /// Most own processes whose use is subtracted. More than ever run on one machine; bounds the open
 /// files.
@@ -70,12 +70,6 @@ impl Machine {
             memory_share: None,
             memory_due: 0,
         })
-    }
-
-    /// How many processes are taken for HarvestFS's own.
-    #[must_use]
-    pub fn own_processes(&self) -> usize {
-        self.own.processes.len()
     }
 }
 
@@ -355,7 +349,7 @@ mod tests {
             own_ticks >= 10.0,
             "{own_ticks} ticks of this process were found"
         );
-        assert_eq!(without.own_processes(), 1);
+        assert_eq!(without.own.processes.len(), 1);
         assert!(without.own.resident_bytes() > 100 * 1024);
     }
 

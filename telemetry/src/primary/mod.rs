@@ -24,7 +24,7 @@ use crate::gate::Load;
 /// Something that tells what the primary tenant uses.
 pub trait Sampler: Send {
     /// The use since the sample before, or what is known of it; a load of which nothing is known
-    /// when it cannot be told now. May block as long as the kernel pleases.
+    /// when it cannot be read now. May block as long as the kernel pleases.
     ///
     /// # Errors
     /// Why the source tells nothing; it may do so again with the next sample.

@@ -12,11 +12,11 @@ use crate::gate::{BusyGate, GateOptions, Load, Verdict};
 /// Time between samples. A primary that comes to life in the middle of one interval is seen in full
 /// in the next: within 0.8 s.
 pub const DEFAULT_INTERVAL: Duration = Duration::from_millis(400);
-/// How old a sample may be to be told as what the primary uses now.
+/// How old a sample may be to be reported as what the primary uses now.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// A running sampler and the gate that it moves. The thread ends some time after this is dropped;
-/// nobody waits for it, because it may hang in a read.
+/// dropping the monitor does not wait for it, because it may hang in a read.
 #[derive(Debug)]
 pub struct Monitor {
     shared: Arc<Shared>,

@@ -108,7 +108,7 @@ pub struct Tenant {
     pub cpu_shift_samples: i32,
 }
 
-/// Who owns a server from some time on (`dcN_servers`).
+/// The owner of a server from some time on (`dcN_servers`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The number of the server.

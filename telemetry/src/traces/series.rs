@@ -23,7 +23,7 @@ pub struct Series {
     pub name: String,
     /// Time from one sample to the next, in seconds; at least 1.
     pub period_s: u32,
-    /// When the first sample begins, in seconds since 1970; none when nobody knows.
+    /// When the first sample begins, in seconds since 1970; none when that is not known.
     pub start_unix_s: Option<i64>,
     /// In 0.01 %.
     samples: Vec<u16>,
