@@ -106,7 +106,9 @@ async fn what_does_not_fit_is_refused() {
     missing_checksum.checksums.pop();
     let mut odd_offset = packet(0, b"x", false);
     odd_offset.block_offset = 5;
-    for (block, bad) in [gap, wrong_checksum, missing_checksum, odd_offset]
+    let mut beyond = packet(0, b"x", false);
+    beyond.block_offset = u64::MAX - 4095;
+    for (block, bad) in [gap, wrong_checksum, missing_checksum, odd_offset, beyond]
         .into_iter()
         .enumerate()
     {

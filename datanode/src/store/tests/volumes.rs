@@ -13,6 +13,18 @@ fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
     Volume::open(&options(path, 1 << 30), server, Arc::new(RealDisk), 1).map(|(volume, _)| volume)
 }
 
+/// What it was to change may be half done: the volume is not to be used as if nothing had happened.
+#[tokio::test]
+async fn a_volume_with_a_job_that_broke_off_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = open(&dir.path().join("volume"), "dn1").unwrap();
+    let job = || -> Result<(), StoreError> { panic!("on purpose") };
+    let error = volume.run(job).await.unwrap_err();
+    assert!(matches!(error, StoreError::VolumeDown { .. }), "{error}");
+    assert!(!volume.status().healthy);
+    assert!(volume.run(|| Ok(())).await.is_err());
+}
+
 #[test]
 fn a_volume_keeps_its_identity() {
     let dir = tempfile::tempdir().unwrap();
