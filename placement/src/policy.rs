@@ -314,3 +314,92 @@ impl FromStr for Locality {
         known.ok_or_else(|| UnknownName::new("locality", name, &Self::ALL.map(Self::name)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+    use crate::view::{Lanes, Location, Room};
+
+    /// Answers with the same servers to every request.
+    struct Always(Vec<u32>);
+
+    impl Policy for Always {
+        fn kind(&self) -> PolicyKind {
+            PolicyKind::Stock
+        }
+
+        fn constraints(&self) -> Constraints {
+            Constraints::NONE
+        }
+
+        fn scope(&self) -> Scope {
+            Scope::Everything
+        }
+
+        fn find(&self, _: &View, _: &Request<'_>, _: &mut dyn Rng) -> Result<Nodes, TooFew> {
+            Ok(self.0.iter().map(|&node| NodeId(node)).collect())
+        }
+    }
+
+    fn choose(policy: &dyn Policy, exclude: &[NodeId]) -> Nodes {
+        let mut view = View::new();
+        for node in 0..4 {
+            let location = Location {
+                rack: "r",
+                environment: "e",
+                machine_function: "f",
+                host: [127, 0, 0, 1].into(),
+            };
+            let mut room = Room::default();
+            room.add(StorageClass::Disk, 9);
+            view.insert(NodeId(node), &location);
+            view.set_room(NodeId(node), room);
+            view.set_lanes(NodeId(node), Lanes::ALL);
+        }
+        view.rebuild_grid(policy.scope());
+        let request = Request {
+            wanted: 2,
+            existing: &[],
+            exclude,
+            writer: None,
+            class: None,
+            lane: Lane::Write,
+            durability: Durability::Space,
+            given_up: Constraints::NONE,
+        };
+        let chosen = policy.choose(&view, &request, &mut SmallRng::seed_from_u64(1));
+        chosen.expect("there are enough servers")
+    }
+
+    #[test]
+    fn a_right_answer_is_given() {
+        assert_eq!(choose(&Always(vec![0, 1]), &[NodeId(2)]).len(), 2);
+        for kind in PolicyKind::ALL {
+            assert_eq!(
+                choose(&*kind.build(&PolicyOptions::default()), &[]).len(),
+                2
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "may not choose")]
+    fn a_server_that_is_chosen_twice_stops() {
+        choose(&Always(vec![1, 1]), &[]);
+    }
+
+    #[test]
+    #[should_panic(expected = "may not choose")]
+    fn an_excluded_server_that_is_chosen_stops() {
+        choose(&Always(vec![0, 2]), &[NodeId(2)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "stock for Request")]
+    fn another_number_of_servers_than_wanted_stops() {
+        choose(&Always(vec![0]), &[]);
+    }
+}
