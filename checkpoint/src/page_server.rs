@@ -293,6 +293,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_number_of_an_image_is_never_used_twice() {
+        let image = |id: u32| Image {
+            name: format!("pages-{id}.img"),
+            size_bytes: 0,
+            sent_bytes: 0,
+            sha256: String::new(),
+        };
+        let next = |ids: &[u32]| {
+            let images = ids.iter().map(|&id| image(id)).collect();
+            unused_id(&checkpoint(PathBuf::new(), images))
+        };
+        assert_eq!(next(&[1, PAGES_ID_MIN + 6]).ok(), Some(PAGES_ID_MIN + 7));
+        assert!(next(&[u32::MAX, 1]).is_err());
+    }
+
     /// As a dump of everything leaves it.
     fn whole(directory: PathBuf, memory: &Memory) -> Checkpoint {
         fs::create_dir(&directory).expect("it is made");

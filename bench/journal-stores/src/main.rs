@@ -8,6 +8,8 @@
 //! 0 leaves the part out. `--unit` is a fifth of the records inserted for the measurement of space; 1000000 makes it
 //! 5M inserts, 5M overwrites, 2.5M deletes (and sled 0.34.7 then takes 20 GB of memory).
 
+#![forbid(unsafe_code)]
+
 mod child;
 mod kill;
 mod power;

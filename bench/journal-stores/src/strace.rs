@@ -128,7 +128,7 @@ impl Call {
         Ok(self.arg(0).parse()?)
     }
 
-    /// The contents of all string arguments, which strace was told to print in hexadecimal.
+    /// The contents of all string arguments, which strace prints in hexadecimal.
     fn strings(&self) -> Result<Vec<Vec<u8>>> {
         let quoted = self.args.split('"').skip(1).step_by(2);
         quoted

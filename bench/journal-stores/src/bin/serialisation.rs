@@ -3,6 +3,8 @@
 //! The record is what a small file costs: created and committed at once, with two extents. In
 //! memory it takes about 250 bytes, names included.
 
+#![forbid(unsafe_code)]
+
 use std::error::Error;
 use std::hint::black_box;
 
