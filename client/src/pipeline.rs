@@ -455,7 +455,9 @@ impl BlockStream {
             }
             let packets = packets.min(state.sent);
             state.acked_by[index] = state.acked_by[index].max(packets);
-            let all = state.acked_by.iter().copied().min().unwrap_or(0);
+            let Some(all) = state.acked_by.iter().copied().min() else {
+                unreachable!("block {} has no pipeline", self.new.block);
+            };
             let mut sealed = false;
             while state
                 .in_flight

@@ -17,6 +17,7 @@ use crate::core::Core;
 use crate::error::ClientError;
 use crate::extents::ExtentMap;
 use crate::reader::read_block;
+use crate::sections::in_memory;
 
 /// What is fetched at once; a multiple of the chunk size.
 pub(crate) const UNIT_BYTES: u64 = 1 << 20;
@@ -77,8 +78,7 @@ impl Unit {
     fn slice(&self, data: &Bytes, range: &Range<u64>) -> Bytes {
         let from = range.start - self.range.start;
         let to = range.end.min(self.range.end) - self.range.start;
-        // A unit is at most UNIT_BYTES long.
-        data.slice(usize::try_from(from).unwrap_or(0)..usize::try_from(to).unwrap_or(0))
+        data.slice(in_memory(from)..in_memory(to))
     }
 
     fn ready(&self) -> Option<Bytes> {

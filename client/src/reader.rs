@@ -459,7 +459,7 @@ async fn receive(
             offset: block_offset + bad as u64,
         };
         let first_piece = receiver.read_data_chunk(length, SILENCE_MAX).await?;
-        let first_piece = first_piece.unwrap_or_default();
+        let first_piece = first_piece.ok_or_else(ended_early)?;
         if data.is_empty() && first_piece.len() == total {
             return match first_mismatch(&first_piece, &checksums) {
                 None => Ok(Some(first_piece)),

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::sections::in_memory;
 use crate::writeback::Place;
 
 /// What is kept of all files.
@@ -65,7 +66,7 @@ impl Recent {
         // Within the piece, or behind its end.
         let from = usize::try_from(range.start - offset).ok()?;
         let left = data.len().checked_sub(from).filter(|&left| left > 0)?;
-        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let wanted = in_memory(range.end - range.start);
         Some(data.slice(from..from + left.min(wanted)))
     }
 

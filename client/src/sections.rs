@@ -32,13 +32,21 @@ pub(crate) fn sections(
             break;
         }
         below(&mut parts, at..offset, extents);
-        let left = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
+        let left = in_memory(range.end - offset);
         data.truncate(left);
         at = offset + data.len() as u64;
         parts.push(Section::Memory(data));
     }
     below(&mut parts, at..range.end, extents);
     parts
+}
+
+/// A length in memory. Files are longer than memory, but not what is read or kept of them at a time.
+pub(crate) fn in_memory(length_bytes: u64) -> usize {
+    let Ok(length) = usize::try_from(length_bytes) else {
+        panic!("{length_bytes} bytes do not fit in memory");
+    };
+    length
 }
 
 fn below(parts: &mut Vec<Section>, range: Range<u64>, extents: &ExtentMap) {
@@ -51,6 +59,7 @@ fn below(parts: &mut Vec<Section>, range: Range<u64>, extents: &ExtentMap) {
         });
         at = extent.file_end();
     }
+    // What is in memory may reach beyond the range, and then there is nothing below it.
     zeros(parts, range.end.saturating_sub(at));
 }
 
@@ -58,8 +67,7 @@ fn zeros(parts: &mut Vec<Section>, length_bytes: u64) {
     let mut left = length_bytes;
     while left > 0 {
         let len = left.min(ZEROS.len() as u64);
-        // At most the length of ZEROS.
-        let piece = &ZEROS[..usize::try_from(len).unwrap_or(0)];
+        let piece = &ZEROS[..in_memory(len)];
         parts.push(Section::Memory(Bytes::from_static(piece)));
         left -= len;
     }

@@ -9,8 +9,10 @@ use rustix::time::{ClockId, clock_gettime};
 #[must_use]
 pub fn since_boot() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+    let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
+    else {
+        panic!("the kernel says that the machine started at {time:?}");
+    };
     Duration::new(seconds, nanoseconds)
 }
 

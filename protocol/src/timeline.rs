@@ -42,7 +42,7 @@ impl Epoch {
     /// The number of the epoch that allocated a block; 0 for those from before there were epochs.
     #[must_use]
     pub fn number_of(block: BlockId) -> u32 {
-        // Numbers have 31 bits.
+        // Numbers have 31 bits. What a peer names beyond is of no epoch, and as none later than any.
         u32::try_from(block.0 >> BLOCKS_BITS).unwrap_or(u32::MAX)
     }
 

@@ -314,15 +314,13 @@ impl Inner {
     fn set_entry(&mut self, parent: InodeId, name: &Name, to: Option<InodeId>) {
         self.make_room();
         let directory = self.directory_mut(parent);
-        let known = if directory.complete && to.is_none() {
-            directory.names.remove(name).map(|_| -1)
-        } else {
-            match directory.names.insert(name.clone(), to) {
-                Some(_) => None,
-                None => Some(1),
+        if directory.complete && to.is_none() {
+            if directory.names.remove(name).is_some() {
+                self.entries -= 1;
             }
-        };
-        self.entries = self.entries.saturating_add_signed(known.unwrap_or(0));
+        } else if directory.names.insert(name.clone(), to).is_none() {
+            self.entries += 1;
+        }
     }
 
     fn forget_inode(&mut self, ino: InodeId) {

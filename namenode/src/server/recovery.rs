@@ -55,7 +55,9 @@ pub(crate) fn recover(options: &NamenodeOptions) -> Result<Restored, NamenodeErr
     }
     report_tail(&tail);
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
-    let namespace = replay(snapshot, records, || false)?.unwrap_or_default();
+    let Some(namespace) = replay(snapshot, records, || false)? else {
+        unreachable!("a replay that cannot be cancelled was");
+    };
     let formatted = match namespace.formatted() {
         Some(formatted) if formatted.cluster == cluster => formatted,
         Some(formatted) => {

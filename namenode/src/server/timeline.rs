@@ -26,10 +26,11 @@ pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>
 pub(crate) enum Verdict {
     /// The namenode knows all that the datanode has obeyed.
     Behind,
-    /// The datanode knows more: the namenode was put back from a copy, and recovers.
-    Recover,
-    /// Another namenode, which started after this one, has the datanode. This one goes on without.
-    Refuse,
+    /// The datanode knows more, up to there: the namenode was put back from a copy, and recovers.
+    Recover(Position),
+    /// Another namenode, which started after this one, has the datanode and is there. This one goes on
+    /// without.
+    Refuse(Position),
 }
 
 /// Which datanodes know more.
@@ -68,28 +69,27 @@ impl Timeline {
         // this namenode may it be the other one that is the copy.
         let other_is_later = obeyed.epoch.number > self.epoch.number;
         if other_is_later && !self.recovering && !self.following.is_empty() {
-            Verdict::Refuse
+            Verdict::Refuse(obeyed)
         } else {
-            Verdict::Recover
+            Verdict::Recover(obeyed)
         }
     }
 
     /// A datanode was registered. True when recovery begins with it.
-    pub(crate) fn registered(
-        &mut self,
-        node: NodeId,
-        name: &str,
-        obeyed: Option<Position>,
-        verdict: Verdict,
-    ) -> bool {
+    pub(crate) fn registered(&mut self, node: NodeId, name: &str, verdict: Verdict) -> bool {
         self.refused.remove(name);
-        match (verdict, obeyed) {
-            (Verdict::Recover, Some(obeyed)) => {
+        match verdict {
+            Verdict::Recover(obeyed) => {
                 self.following.remove(&node);
                 self.ahead.insert(node, ahead(name, obeyed));
                 !std::mem::replace(&mut self.recovering, true)
             }
-            _ => {
+            Verdict::Refuse(obeyed) => {
+                panic!(
+                    "the datanode {name} is to be refused, since it obeyed {obeyed}, and was registered"
+                )
+            }
+            Verdict::Behind => {
                 // It may have been reimaged, and then nobody knows what it knew; but that was so.
                 if !self.recovering {
                     self.following.insert(node);
@@ -100,10 +100,7 @@ impl Timeline {
     }
 
     /// A datanode was refused. The reason, for it.
-    pub(crate) fn refused(&mut self, name: &str, obeyed: Option<Position>) -> FsError {
-        let Some(obeyed) = obeyed else {
-            return FsError::Internal("a datanode was refused that obeyed nobody".into());
-        };
+    pub(crate) fn refused(&mut self, name: &str, obeyed: Position) -> FsError {
         self.refused.insert(name.to_owned(), ahead(name, obeyed));
         FsError::Recovery(format!(
             "this datanode obeyed {obeyed} of another namenode, which started after this one \
@@ -213,12 +210,12 @@ mod tests {
         let mut timeline = Timeline::new(EPOCH, 40);
         assert_eq!(timeline.judge(None, false), Verdict::Behind);
         assert_eq!(timeline.judge(position(9, 1), true), Verdict::Behind);
-        assert!(!timeline.registered(NodeId(1), "a", None, Verdict::Behind));
+        assert!(!timeline.registered(NodeId(1), "a", Verdict::Behind));
         assert_eq!(timeline.check_serving(), Ok(()));
         let verdict = timeline.judge(position(9, 50), false);
-        assert_eq!(verdict, Verdict::Recover);
-        assert!(timeline.registered(NodeId(2), "b", position(9, 50), verdict));
-        assert!(!timeline.registered(NodeId(3), "c", position(9, 45), verdict));
+        assert_eq!(verdict, Verdict::Recover(position(9, 50).unwrap()));
+        assert!(timeline.registered(NodeId(2), "b", verdict));
+        assert!(!timeline.registered(NodeId(3), "c", Verdict::Recover(position(9, 45).unwrap())));
         let status = timeline.recovery().unwrap();
         assert_eq!((status.missing_records(), status.ahead.len()), (10, 2));
         let refusal = timeline.check_serving().unwrap_err().to_string();
@@ -232,20 +229,24 @@ mod tests {
     fn a_later_namenode_takes_datanodes_but_not_the_service() {
         let mut timeline = Timeline::new(EPOCH, 40);
         // Nobody follows yet: the clock may be wrong.
-        assert_eq!(timeline.judge(position(11, 50), false), Verdict::Recover);
-        timeline.registered(NodeId(1), "a", None, Verdict::Behind);
-        assert_eq!(timeline.judge(position(11, 50), false), Verdict::Refuse);
-        timeline.refused("b", position(11, 50));
+        let obeyed = position(11, 50).unwrap();
+        assert_eq!(
+            timeline.judge(Some(obeyed), false),
+            Verdict::Recover(obeyed)
+        );
+        timeline.registered(NodeId(1), "a", Verdict::Behind);
+        assert_eq!(timeline.judge(Some(obeyed), false), Verdict::Refuse(obeyed));
+        timeline.refused("b", obeyed);
         assert!(!timeline.is_recovering());
         assert_eq!(timeline.refused_nodes().len(), 1);
         assert_eq!(timeline.foreign_numbers().collect::<Vec<_>>(), [11]);
         assert!(timeline.is_behind());
         // It comes back and follows again.
-        timeline.registered(NodeId(2), "b", None, Verdict::Behind);
+        timeline.registered(NodeId(2), "b", Verdict::Behind);
         assert_eq!(timeline.refused_nodes(), []);
         assert!(!timeline.is_behind());
         // Or an operator gives up what the other one wrote.
-        timeline.refused("b", position(11, 50));
+        timeline.refused("b", obeyed);
         timeline.entered(Epoch { number: 12, id: 3 }, true);
         assert_eq!(timeline.refused_nodes(), []);
     }

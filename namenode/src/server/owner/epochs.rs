@@ -105,14 +105,8 @@ impl Owner {
     }
 
     /// Takes note of what a datanode knows that was registered.
-    pub(super) fn follow_or_recover(
-        &mut self,
-        node: NodeId,
-        name: &str,
-        obeyed: Option<Position>,
-        verdict: Verdict,
-    ) {
-        if !self.timeline.registered(node, name, obeyed, verdict) {
+    pub(super) fn follow_or_recover(&mut self, node: NodeId, name: &str, verdict: Verdict) {
+        if !self.timeline.registered(node, name, verdict) {
             return;
         }
         self.cluster.set_recovering(true);

@@ -277,9 +277,9 @@ impl Owner {
         reply: MetaReply,
     ) -> MetaReply {
         if let (Creates::HeldFile, MetaReply::Attr(attr)) = (mutation.facts().creates, &reply) {
-            // There is room: it was checked before.
+            // There is room: it was checked before the file was created.
             if let Err(error) = self.hold(session, attr.ino, OpenTo::Read) {
-                tracing::error!(ino = %attr.ino, %error, "a created file is not held");
+                panic!("{} was created and is not held: {error}", attr.ino);
             }
         }
         match (mutation, reply) {

@@ -114,12 +114,12 @@ impl Owner {
             )));
         }
         let verdict = self.judge_position(register.obeyed);
-        if verdict == Verdict::Refuse {
+        if let Verdict::Refuse(obeyed) = verdict {
             tracing::error!(
                 name = server.name,
                 "a datanode obeys another namenode of this cluster, which started later"
             );
-            return Err(self.timeline.refused(&server.name, register.obeyed));
+            return Err(self.timeline.refused(&server.name, obeyed));
         }
         let storages = register.volumes.iter().map(|volume| volume.storage);
         let (node, record) = self.journal_server(server, storages.collect())?;
@@ -133,7 +133,7 @@ impl Owner {
             .is_some_and(|it| it.held);
         self.cluster.set_draining(now_ms, node, held);
         self.node_connections.insert(node, connection);
-        self.follow_or_recover(node, &server.name, register.obeyed, verdict);
+        self.follow_or_recover(node, &server.name, verdict);
         self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
