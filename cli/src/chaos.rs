@@ -1,11 +1,10 @@
 //! `harvestfs chaos`: faults on a real cluster.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
-    thread::{self, available_parallelism},
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::{self, available_parallelism};
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
@@ -15,11 +14,9 @@ use harvestfs_chaos::live::{
 use harvestfs_http::{Access, Endpoint, MetricsSite};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{
-    config::Priority,
-    priority,
-    simulate::{interrupts, write_file},
-};
+use crate::config::Priority;
+use crate::priority;
+use crate::simulate::{interrupts, write_file};
 
 /// Twice what was seen to be used by the disks of the other servers.
 const MEMORY_MIB: u64 = 2_560;

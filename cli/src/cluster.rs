@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use harvestfs_client::{Client, ClientOptions};
-use harvestfs_protocol::{identity::Identity, types::Credentials};
+use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::types::Credentials;
 
-use crate::{
-    config::{self, ClientConfig},
-    init::NAMENODE_NAME,
-    up,
-};
+use crate::config::{self, ClientConfig};
+use crate::init::NAMENODE_NAME;
+use crate::up;
 
 /// Where help lists what every command takes.
 pub const GLOBAL_OPTIONS: &str = "Global options";

@@ -2,35 +2,34 @@
 //!
 //! Each prints a line that starts with [`READY`] on standard output when others can use it.
 
-use std::{
-    future::Future,
-    net::SocketAddr,
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
-use harvestfs_fuse_mount::{Mount, MountOptions, kernel_options::Permissions};
+use harvestfs_fuse_mount::kernel_options::Permissions;
+use harvestfs_fuse_mount::{Mount, MountOptions};
 use harvestfs_http::{Endpoint, MetricsSite};
 use harvestfs_namenode::http::Page;
 use harvestfs_namenode::server::{Namenode, NamenodeOptions};
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::{READY, error::FsError, identity::Identity};
+use harvestfs_protocol::READY;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::Identity;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{
-    cluster::ClusterArgs,
-    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig},
-    http::HttpConfig,
-    init::NAMENODE_NAME,
-    primary::PrimaryArgs,
-    priority,
-    units::Wait,
-};
+use crate::cluster::ClusterArgs;
+use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig};
+use crate::http::HttpConfig;
+use crate::init::NAMENODE_NAME;
+use crate::primary::PrimaryArgs;
+use crate::priority;
+use crate::units::Wait;
 
 /// Between two looks for mostly unused blocks.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);

@@ -1,10 +1,8 @@
 //! `[http]` in the configuration of a part: where its metrics, and the namenode's page, can be looked
 //! at, and by whom.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use harvestfs_http::{Access, Endpoint, Token};

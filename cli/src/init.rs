@@ -1,30 +1,24 @@
 //! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use harvestfs_namenode::server::FormatOptions;
 use harvestfs_placement::{Locality, PolicyKind};
-use harvestfs_protocol::{
-    identity::{CertificateAuthority, Role},
-    ids::ClusterId,
-    limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX},
-    types::{Durability, PlacementRules},
-};
+use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX};
+use harvestfs_protocol::types::{Durability, PlacementRules};
 
-use crate::{
-    config::{
-        self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig,
-        PrimarySourceConfig, Priority, RepairConfig, VolumeConfig,
-    },
-    http::HttpConfig,
-    units::Size,
+use crate::config::{
+    self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
+    Priority, RepairConfig, VolumeConfig,
 };
+use crate::http::HttpConfig;
+use crate::units::Size;
 
 /// The name in the namenode's certificate.
 pub const NAMENODE_NAME: &str = "namenode";

@@ -1,29 +1,21 @@
 //! Logs go to standard error, so that standard output is for results: one line for each event, as text
 //! or as JSON. What happens for a request carries its name ([`RequestId`]).
 
-use std::{
-    fmt::{self, Debug},
-    io::IsTerminal,
-    sync::OnceLock,
-    time::SystemTime,
-};
+use std::fmt::{self, Debug};
+use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use clap::ValueEnum;
 use harvestfs_protocol::request_id::RequestId;
 use serde_json::{Map, Value};
-use tracing::{
-    Event, Subscriber,
-    field::{Field, Visit},
-};
-use tracing_subscriber::{
-    EnvFilter,
-    field::RecordFields,
-    fmt::{
-        FmtContext, FormatEvent, FormatFields,
-        format::{DefaultFields, Writer},
-    },
-    registry::LookupSpan,
-};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::cluster::GLOBAL_OPTIONS;
 

@@ -1,10 +1,8 @@
 //! Standard output, whose reader may have seen enough (`harvestfs ... | head`).
 
-use std::{
-    fmt::{self, Arguments},
-    io::{self, Write},
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::fmt::{self, Arguments};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a shell calls a command that ended because nobody reads what it writes: 128 and SIGPIPE.
 const BROKEN_PIPE_STATUS: u8 = 141;

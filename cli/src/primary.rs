@@ -1,18 +1,14 @@
 //! The primary tenant of a datanode's server, from configuration and flags to what watches it.
 
-use std::{
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_datanode::{PrimaryOptions, PrimarySource};
 use harvestfs_protocol::unix_now_ms;
-use harvestfs_telemetry::{
-    primary::{Own, TraceReplay},
-    traces::{Series, SeriesReader},
-};
+use harvestfs_telemetry::primary::{Own, TraceReplay};
+use harvestfs_telemetry::traces::{Series, SeriesReader};
 
 use crate::config::{self, PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
 

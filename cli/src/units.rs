@@ -1,6 +1,9 @@
 //! Sizes and waits as people write them, in configuration files and on the command line.
 
-use std::{fmt, num::NonZero, str::FromStr, time::Duration};
+use std::fmt;
+use std::num::NonZero;
+use std::str::FromStr;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};

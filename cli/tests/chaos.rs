@@ -1,9 +1,7 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::path::Path;
+use std::process::{Command, Output};
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
 use harvestfs_tests::{Prometheus, Target, TargetAccess, free_tcp_address, have_program};

@@ -1,11 +1,9 @@
 //! `harvestfs chaos` with faults of all kinds, and what is left of it when it ends early.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use harvestfs_tests::{have_program, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};

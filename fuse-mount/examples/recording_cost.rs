@@ -2,7 +2,10 @@
 //!
 //!     cargo run --release -p harvestfs-fuse-mount --example recording_cost
 
-use std::{hint::black_box, sync::Arc, thread, time::Instant};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
 
 use harvestfs_fuse_mount::metrics::{Metrics, Operation};
 

@@ -1,6 +1,10 @@
 //! The kernel's requests, one method each: translate, call the client, translate back.
 
-use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::SystemTime};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::SystemTime;
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
@@ -9,16 +13,16 @@ use fuser::{
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    ids::InodeId,
-    meta::{AttrChanges, FallocateMode},
-    types::Credentials,
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{AttrChanges, FallocateMode};
+use harvestfs_protocol::types::Credentials;
 
-use crate::{
-    convert, directory::OpenDirectory, errno, kernel_options, metrics::Operation, pages::ShortRead,
-    read::Read, reply, serve::Adapter,
-};
+use crate::directory::OpenDirectory;
+use crate::metrics::Operation;
+use crate::pages::ShortRead;
+use crate::read::Read;
+use crate::serve::Adapter;
+use crate::{convert, errno, kernel_options, reply};
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {

@@ -7,21 +7,19 @@
 //! Only what is about to kill it counts. A signal that the program handles interrupts nothing, as on other
 //! file systems: programs do not expect it of files.
 
-use std::{
-    fs,
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    task::Poll,
-    time::Duration,
-};
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::Duration;
 
 use harvestfs_client::ClientError;
 use rustix::process::Signal;
-use tokio::{sync::Semaphore, task::spawn_blocking, time::sleep};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 /// How long a request waits before its caller is looked at, and between two looks. Most requests are
 /// answered sooner.

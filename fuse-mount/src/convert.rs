@@ -1,20 +1,16 @@
 //! From our types to those of the kernel's protocol, and back.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, FopenFlags, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
 use harvestfs_client::OpenFlags;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::{FallocateMode, RenameMode, SetTime, SetXattrMode},
-    name::Name,
-    types::{Attr, FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{FallocateMode, RenameMode, SetTime, SetXattrMode};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 /// What `stat` recommends for reads and writes: one packet.

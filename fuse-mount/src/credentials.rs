@@ -1,15 +1,16 @@
 //! On whose behalf the kernel asks.
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fuser::Request;
-use harvestfs_protocol::{limits::GROUPS_MAX, types::Credentials};
-use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
+use harvestfs_protocol::limits::GROUPS_MAX;
+use harvestfs_protocol::types::Credentials;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 /// A process that gives up a group keeps it here for this long. The kernel, which checks first,
 /// sees it at once.

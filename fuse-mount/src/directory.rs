@@ -1,23 +1,21 @@
 //! An open directory: turns the kernel's numeric offsets into names to go on after.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    time::{Duration, Instant},
-};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
 
 use fuser::{FileAttr, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
-    meta::DirEntry,
-    name::Name,
-    types::{Attr, Credentials, FileKind, Timestamp},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
+use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind, Timestamp};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::{convert, inner::Inner, reply::GENERATION};
+use crate::convert;
+use crate::inner::Inner;
+use crate::reply::GENERATION;
 
 /// Entries are counted from here; `.` and `..` come first.
 const FIRST_ENTRY_OFFSET: u64 = 2;

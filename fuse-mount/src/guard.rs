@@ -6,22 +6,20 @@
 //! guard has the kernel abort the connection. It has no part in the connection itself. What it aborts it opens
 //! when the mount begins: numbers of devices are used again, by the next mount, as soon as one is gone.
 
-use std::{
-    fs::File,
-    io::{self, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{ChildStdin, Command, Stdio},
-    sync::{Arc, atomic::AtomicBool, mpsc},
-    thread,
-};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
 
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    fs::{Mode, OFlags, openat},
-    io::Errno,
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    process::{Signal, getpgrp, getpid, set_parent_process_death_signal, setsid},
-};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::process::{Signal, getpgrp, getpid, set_parent_process_death_signal, setsid};
 
 /// Tells the guard the device of the mount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_GUARD_DEVICE";

@@ -1,12 +1,8 @@
 //! Open files and directories, by the numbers that the kernel knows them under.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Numbers for open things.
 #[derive(Debug)]

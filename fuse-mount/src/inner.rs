@@ -1,35 +1,28 @@
 //! What the requests of one mount work on.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fuser::{
     FileHandle, FopenFlags, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEntry, ReplyWrite,
 };
 use harvestfs_client::{Client, ClientError, File};
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::AttrChanges,
-    name::Name,
-    types::{Attr, Credentials},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::AttrChanges;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials};
 use rustix::fs::OFlags;
 
-use crate::{
-    convert,
-    directory::OpenDirectory,
-    errno,
-    handles::Handles,
-    metrics::Metrics,
-    reply::{self, GENERATION},
-    shared::Shared,
-};
+use crate::directory::OpenDirectory;
+use crate::handles::Handles;
+use crate::metrics::Metrics;
+use crate::reply::{self, GENERATION};
+use crate::shared::Shared;
+use crate::{convert, errno};
 
 /// Most bytes of one `copy_file_range`; the answer has 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 30;

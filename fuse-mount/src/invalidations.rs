@@ -1,9 +1,7 @@
 //! What was invalidated last, to tell whether an answer may be older than that.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use harvestfs_protocol::ids::InodeId;
 

@@ -9,9 +9,13 @@
 use std::sync::Arc;
 
 use harvestfs_client::CacheListener;
-use harvestfs_protocol::{ids::InodeId, name::Name};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
 
-use crate::{kernel_options::TTL_MAX, notices::Notices, shared::Shared, submounts::Submounts};
+use crate::kernel_options::TTL_MAX;
+use crate::notices::Notices;
+use crate::shared::Shared;
+use crate::submounts::Submounts;
 
 /// Passes invalidations on to the kernel.
 #[derive(Debug)]

@@ -1,6 +1,8 @@
 //! How the kernel is told to talk to us. Public, so that a benchmark can measure what that takes alone.
 
-use std::{fs::File, io, time::Duration};
+use std::fs::File;
+use std::io;
+use std::time::Duration;
 
 use fuser::{Config, InitFlags, KernelConfig, MountOption, SessionACL};
 use harvestfs_protocol::limits::{LEASE, PACKET_BYTES_MAX};

@@ -32,5 +32,5 @@ mod submounts;
 mod unmount;
 mod write_buffers;
 
-pub use mount::{Mount, MountError, MountOptions};
-pub use unmount::{asked_by_mount, remove_dead};
+pub use self::mount::{Mount, MountError, MountOptions};
+pub use self::unmount::{asked_by_mount, remove_dead};

@@ -1,6 +1,7 @@
 //! What a mount tells Prometheus, and what it logs of each request of the kernel.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use harvestfs_client::ClientCounters;
 use harvestfs_protocol::request_id::RequestId;

@@ -1,24 +1,26 @@
 //! From a configuration to a mounted file system, and back.
 
-use std::{io, os::fd::AsFd, path::PathBuf, sync::Arc};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use fuser::Session;
 use harvestfs_client::{Client, ClientError, ClientOptions};
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 
-use crate::{
-    guard::Guard,
-    kernel_cache::KernelCache,
-    kernel_options::{self, Permissions},
-    metrics::Metrics,
-    mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of},
-    notices::Notices,
-    read_ahead,
-    serve::Adapter,
-    shared::Shared,
-    submounts::Submounts,
-    unmount::{self, Unmounted},
-};
+use crate::guard::Guard;
+use crate::kernel_cache::KernelCache;
+use crate::kernel_options::{self, Permissions};
+use crate::metrics::Metrics;
+use crate::mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of};
+use crate::notices::Notices;
+use crate::read_ahead;
+use crate::serve::Adapter;
+use crate::shared::Shared;
+use crate::submounts::Submounts;
+use crate::unmount::{self, Unmounted};
 
 /// What the kernel calls the file system.
 const SUBTYPE: &str = "harvestfs";

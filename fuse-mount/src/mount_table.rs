@@ -1,12 +1,10 @@
 //! What is mounted where, as the kernel lists it in `/proc/self/mountinfo`. Nothing here asks a mounted
 //! file system, so that nothing waits for one that hangs.
 
-use std::{
-    ffi::OsString,
-    io,
-    os::unix::ffi::OsStringExt,
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 /// How the kernel calls mounts of HarvestFS.
 pub const MOUNT_TYPE: &str = "fuse.harvestfs";

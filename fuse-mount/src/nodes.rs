@@ -2,16 +2,12 @@
 //! that one file is one inode with one page cache, whatever the namenode, the lease or other mounts
 //! do (adr/0016).
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::types::{Attr, FileKind};
 
 use crate::pages::Pages;
 

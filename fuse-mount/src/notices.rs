@@ -1,18 +1,15 @@
 //! What the kernel is told without being asked: that attributes are old, and that pages are.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fuser::{INodeNo, Notifier};
-use harvestfs_protocol::{ids::InodeId, name::Name};
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, Semaphore, oneshot},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::pages::Pages;
 

@@ -11,10 +11,8 @@
 //!    Such a read is refused; the kernel asks again for what it read ahead, and is not disturbed until
 //!    that is answered.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How long a request takes at most from the kernel's deciding on it until it is read here, as far as
 /// that matters. A longer delay needs a change of the file by another mount in just that time to do

@@ -1,19 +1,15 @@
 //! A read of the kernel, and whether it may be answered; see [`crate::pages`].
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fuser::OpenFlags;
 use harvestfs_protocol::ids::InodeId;
 use rustix::fs::OFlags;
 
-use crate::{
-    inner::{Inner, OpenFile},
-    pages::{Pages, ShortRead},
-};
+use crate::inner::{Inner, OpenFile};
+use crate::pages::{Pages, ShortRead};
 
 /// How often is looked whether the kernel was disturbed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);

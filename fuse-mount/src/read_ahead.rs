@@ -1,7 +1,8 @@
 //! How far the kernel reads ahead on the mount: 128 KiB unless it is told otherwise, which only
 //! root may. With more, one request fetches what one packet carries.
 
-use std::{io, path::Path};
+use std::io;
+use std::path::Path;
 
 /// Kibibytes. Twice the largest request, so that one is under way while another is copied out.
 const READ_AHEAD_KIB: u32 = 2_048;

@@ -8,7 +8,9 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{limits::NAME_BYTES_MAX, meta::StatFs, types::Attr};
+use harvestfs_protocol::limits::NAME_BYTES_MAX;
+use harvestfs_protocol::meta::StatFs;
+use harvestfs_protocol::types::Attr;
 
 use crate::{convert, errno};
 

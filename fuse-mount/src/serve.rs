@@ -1,26 +1,22 @@
 //! How a request is served: on the thread that read it as far as it need not wait, then in a task.
 
-use std::{
-    future::Future,
-    sync::Arc,
-    task::{Context, Waker},
-};
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use fuser::{FileHandle, ReplyEmpty, ReplyEntry, Request};
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::types::Attr;
 use tokio::runtime::Handle;
 
-use crate::{
-    caller::{Caller, Looks},
-    credentials::Callers,
-    handles::Handles,
-    inner::{Inner, OpenFile},
-    metrics::{Metrics, Observed, Operation},
-    reply,
-    shared::Shared,
-    write_buffers::WriteBuffers,
-};
+use crate::caller::{Caller, Looks};
+use crate::credentials::Callers;
+use crate::handles::Handles;
+use crate::inner::{Inner, OpenFile};
+use crate::metrics::{Metrics, Observed, Operation};
+use crate::reply;
+use crate::shared::Shared;
+use crate::write_buffers::WriteBuffers;
 
 /// Serves the kernel.
 pub struct Adapter {

@@ -1,25 +1,17 @@
 //! What the requests of the kernel and the invalidations of the namenode both touch.
 
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    ids::InodeId,
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::types::{Attr, FileKind};
 
-use crate::{
-    invalidations::{Invalidations, Since},
-    kernel_options::ANSWER_DELAY_MAX,
-    nodes::Nodes,
-    notices::Notices,
-    pages::{Pages, QUIET_MAX},
-};
+use crate::invalidations::{Invalidations, Since};
+use crate::kernel_options::ANSWER_DELAY_MAX;
+use crate::nodes::Nodes;
+use crate::notices::Notices;
+use crate::pages::{Pages, QUIET_MAX};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
 /// datanode; then the kernel is told no larger size than it knows.

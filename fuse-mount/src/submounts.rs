@@ -4,12 +4,10 @@
 //! below. So while there is such a mount, entries are not declared old: they are given no time to live
 //! instead, and the kernel looks each up again, which it does in place.
 
-use std::{
-    fs::File,
-    io,
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::fs::File;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -6,27 +6,20 @@
 //! threads that give the answers are gone. A child has no part in the connection. When the process
 //! of the mount ends, however it ends, the kernel breaks the connection and the child goes on.
 
-use std::{
-    ffi::OsStr,
-    fs::File,
-    io,
-    os::fd::AsFd,
-    path::Path,
-    process::{Command, Stdio},
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{io, thread};
 
-use rustix::{
-    io::Errno,
-    mount::{UnmountFlags, unmount},
-};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{
-    guard,
-    mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts},
-};
+use crate::guard;
+use crate::mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts};
 
 /// Tells the child the device of the mount that it is to unmount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";

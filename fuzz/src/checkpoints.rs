@@ -1,11 +1,9 @@
 //! What lies in a store of checkpoints, and what CRIU says while it dumps.
 
-use harvestfs_checkpoint::{
-    manifest::Manifest,
-    page::PageTable,
-    page_message::{Layout, Message},
-    pagemap::PageMap,
-};
+use harvestfs_checkpoint::manifest::Manifest;
+use harvestfs_checkpoint::page::PageTable;
+use harvestfs_checkpoint::page_message::{Layout, Message};
+use harvestfs_checkpoint::pagemap::PageMap;
 
 /// The first byte says which decoder gets the rest. What is decoded encodes to the same.
 pub fn checkpoint_files(input: &[u8]) {

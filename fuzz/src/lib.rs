@@ -31,16 +31,16 @@ mod store;
 #[path = "../../cli/src/units.rs"]
 mod units;
 
-pub use checkpoints::checkpoint_files;
-pub use data::data_messages;
-pub use directory::namenode_directory;
-pub use frames::{frames, rpc_replies, rpc_requests};
-pub use history::{history_files, trace_files};
-pub use identities::{identity_files, peer_names};
-pub use journal::{journal_files, journal_recovery, journal_snapshot};
-pub use namespace::{namespace_commands, namespace_snapshot};
-pub use settings::config_files;
-pub use volumes::{replica_files, version_file};
+pub use self::checkpoints::checkpoint_files;
+pub use self::data::data_messages;
+pub use self::directory::namenode_directory;
+pub use self::frames::{frames, rpc_replies, rpc_requests};
+pub use self::history::{history_files, trace_files};
+pub use self::identities::{identity_files, peer_names};
+pub use self::journal::{journal_files, journal_recovery, journal_snapshot};
+pub use self::namespace::{namespace_commands, namespace_snapshot};
+pub use self::settings::config_files;
+pub use self::volumes::{replica_files, version_file};
 
 /// What a fuzz target is.
 pub type Target = fn(&[u8]);

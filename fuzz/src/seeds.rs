@@ -569,11 +569,9 @@ fn version_file() -> Vec<Vec<u8>> {
 
 /// A manifest, hashes of pages, a map of pages and messages of CRIU.
 fn checkpoint_files() -> Vec<Vec<u8>> {
-    use harvestfs_checkpoint::{
-        manifest::{Allow, Image, MANIFEST_VERSION, Manifest},
-        page::{PageHash, PageTable},
-        pagemap::{IN_PARENT, PRESENT, PageMap, Run},
-    };
+    use harvestfs_checkpoint::manifest::{Allow, Image, MANIFEST_VERSION, Manifest};
+    use harvestfs_checkpoint::page::{PageHash, PageTable};
+    use harvestfs_checkpoint::pagemap::{IN_PARENT, PRESENT, PageMap, Run};
     let image = Image {
         name: "pages-1.img".into(),
         size_bytes: 4096,

@@ -1,10 +1,8 @@
 //! The binary under test.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 /// The `harvestfs` binary of the profile that the tests were built with. Built first if it is
 /// older than its sources, so that a test of one crate never runs against yesterday's binary.

@@ -1,19 +1,18 @@
 //! A cluster of real processes.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsStr,
-    fs,
-    net::SocketAddr,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::{can_mount, harvestfs, mounts, process::Process, wait_until};
+use crate::process::Process;
+use crate::{can_mount, harvestfs, mounts, wait_until};
 
 /// How long a cluster may take to be as it should be. A replica too many alone stays for a minute, in
 /// case that another is lost.

@@ -1,12 +1,10 @@
 //! Data that can be checked, and trees of it.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, symlink},
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Bytes that any part of a file can be recognised by: each 8 bytes are made of the seed and the
 /// offset.

@@ -13,16 +13,16 @@ mod process;
 mod prometheus;
 mod requirements;
 
-pub use binary::harvestfs;
-pub use browser::Browser;
-pub use cluster::{Cluster, ClusterOptions, free_tcp_address};
-pub use data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
-pub use prometheus::{Prometheus, Server, Target, TargetAccess};
-pub use requirements::{can_mount, criu, free_bytes, have_program, have_space, postgresql, skip};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use std::{
-    thread::sleep,
-    time::{Duration, Instant},
+pub use self::binary::harvestfs;
+pub use self::browser::Browser;
+pub use self::cluster::{Cluster, ClusterOptions, free_tcp_address};
+pub use self::data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
+pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
+pub use self::requirements::{
+    can_mount, criu, free_bytes, have_program, have_space, postgresql, skip,
 };
 
 /// Waits until `condition` holds.

@@ -1,13 +1,11 @@
 //! What a test needs of the machine. A test that lacks it says so loudly and how to get it; where
 //! `HARVESTFS_TESTS_NO_SKIP` is set, as in `.ci/run`, it fails instead.
 
-use std::{
-    fs::File,
-    io,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 /// Says that a test is skipped and why.
 ///

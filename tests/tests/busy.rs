@@ -1,11 +1,9 @@
 //! Primary tenants that come and go: reads fail over, writes go elsewhere, and not a byte is lost.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io::Write,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 use serde_json::Value;

@@ -1,16 +1,12 @@
 //! Jobs that are suspended on one mount and resumed from another. Needs root and CRIU; the one of
 //! `tests/criu-root.sh` is used.
 
-use std::{
-    fs,
-    os::unix::{
-        fs::{MetadataExt, PermissionsExt},
-        process::CommandExt,
-    },
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, can_mount, criu, harvestfs, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};

@@ -1,28 +1,20 @@
 //! One file is one inode on a mount, whatever happens elsewhere, and shows there what others changed.
 
-use std::{
-    ffi::CString,
-    fs::{self, File, OpenOptions, Permissions},
-    io::{ErrorKind, Read, Write},
-    os::{
-        fd::{AsRawFd, FromRawFd},
-        unix::{
-            ffi::OsStrExt,
-            fs::{FileExt, MetadataExt, PermissionsExt},
-        },
-    },
-    path::{Path, PathBuf},
-    process::Command,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, wait_until};
-use rustix::{
-    fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags},
-    io::Errno,
-};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
+use rustix::io::Errno;
 
 /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);

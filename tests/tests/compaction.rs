@@ -1,10 +1,8 @@
 //! The space of mostly unused blocks comes back while files are read and written.
 
-use std::{
-    fs::{self, File},
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 

@@ -1,16 +1,14 @@
 //! kill -9 of every part during writes: what `fsync` returned for is there.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io::{BufRead, BufReader},
-    os::unix::fs::FileExt,
-    path::Path,
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
-    thread::{self, JoinHandle, sleep},
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
 

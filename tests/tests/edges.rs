@@ -1,20 +1,16 @@
 //! Where a mount begins and ends, what it does while the namenode is away, and what nobody reads.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, wait_until};
-use rustix::{
-    mount::{MountFlags, UnmountFlags},
-    process::{Pid, Signal, kill_process},
-};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, Signal, kill_process};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

@@ -1,11 +1,9 @@
 //! The history of the primary tenants, over real processes: imported, shown, kept, and told of a
 //! reimage at once.
 
-use std::{
-    fs,
-    path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use serde_json::Value;

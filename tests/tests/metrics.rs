@@ -1,13 +1,11 @@
 //! What the parts tell Prometheus: every query of the dashboard and of the alert rules is asked of a
 //! real server that scrapes a real cluster.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    time::Duration,
-};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
 
 use harvestfs_tests::{
     Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount, free_tcp_address,

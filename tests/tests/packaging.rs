@@ -1,10 +1,8 @@
 //! What is shipped for service managers fits the binary.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use harvestfs_tests::{harvestfs, have_program};
 

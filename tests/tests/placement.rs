@@ -1,10 +1,8 @@
 //! Placement, drains and quotas on a cluster of processes, as an operator uses them.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use serde_json::Value;

@@ -1,17 +1,13 @@
 //! Other people's suites on a mount: pjdfstest and fsx. And what others, which are not run here, expect.
 
-use std::{
-    fs::{self, File},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use harvestfs_tests::{Cluster, ClusterOptions, have_program, skip};
-use rustix::{
-    fs::{IFlags, Mode, OFlags, SeekFrom},
-    io::Errno,
-};
+use rustix::fs::{IFlags, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
 
 /// Cases of pjdfstest that cannot pass on this file system; `docs/SEMANTICS.md` gives the reasons.
 const PJDFSTEST_EXCEPTIONS: [&str; 0] = [];

@@ -1,13 +1,12 @@
 //! What keeps users from harming each other and themselves, on real mounts.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, can_mount, skip, wait_until};
 use rustix::io::Errno;

@@ -1,16 +1,14 @@
 //! A namenode whose directory was put back from an older copy, that runs twice, or that was wiped:
 //! no file shows wrong bytes, and no replica is deleted before somebody could have noticed.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io::Write,
-    net::SocketAddr,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    time::Duration,
-};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, harvestfs, wait_until};
 use serde_json::Value;

@@ -1,15 +1,13 @@
 //! What `docs/SEMANTICS.md` promises, executed on real mounts.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File, OpenOptions, Permissions},
-    io::{ErrorKind, Read, Seek, SeekFrom, Write},
-    os::fd::AsRawFd,
-    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt},
-    path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, Pattern, wait_until};
 use rustix::fs::{

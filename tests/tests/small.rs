@@ -1,13 +1,11 @@
 //! Clusters of three and four datanodes go on while one is away, and say so.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, harvestfs, wait_until};
 use serde_json::Value;

@@ -1,17 +1,13 @@
 //! `harvestfs up` and `down`, as a new user runs them.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
-    os::unix::{
-        fs::{PermissionsExt, chown},
-        process::CommandExt,
-    },
-    path::Path,
-    process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{can_mount, harvestfs, have_program, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};

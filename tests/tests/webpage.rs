@@ -1,7 +1,9 @@
 //! The namenode's page in a real browser: what it says, that it lives, that it complains of nothing,
 //! and that it can be used with a keyboard, on a narrow screen, in light and dark, and by ear.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program, skip};
 

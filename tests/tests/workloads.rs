@@ -1,14 +1,12 @@
 //! Real programs on a real mount.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    ops::Range,
-    path::{Path, PathBuf},
-    process::Command,
-    thread::sleep,
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use harvestfs_tests::{
     Cluster, ClusterOptions, Pattern, assert_same_tree, can_mount, count_files, have_program,

@@ -1,18 +1,14 @@
 //! `harvestfs admin balance`: how evenly servers are filled.
 
 use clap::Args;
-use harvestfs_protocol::{
-    outlook::count,
-    placement::{
-        BalanceChange, BalanceOutcome, BalancePause, BalanceReport, ClassBalance, PlacementReply,
-        PlacementRequest, ServerFill,
-    },
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::placement::{
+    BalanceChange, BalanceOutcome, BalancePause, BalanceReport, ClassBalance, PlacementReply,
+    PlacementRequest, ServerFill,
 };
 
-use super::{
-    link::{self, AdminLink},
-    placement,
-};
+use super::link::{self, AdminLink};
+use super::placement;
 
 /// `harvestfs admin balance`
 #[derive(Debug, Args)]

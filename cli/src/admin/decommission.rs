@@ -3,21 +3,17 @@
 //! It is the hold of `admin safe-to-reimage`, for people who think in machines and racks: what the
 //! servers have is copied elsewhere within the budgets of repair, and they get nothing new.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, NodeStatus},
-    outlook::count,
-    placement::PlacementRequest,
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::placement::PlacementRequest;
 
-use super::{
-    DEADLINE,
-    link::{self, AdminLink},
-    placement,
-};
+use super::link::{self, AdminLink};
+use super::{DEADLINE, placement};
 
 /// `harvestfs admin decommission`
 #[derive(Debug, Subcommand)]

@@ -1,21 +1,18 @@
 //! The connection of an operator to the namenode.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::Context;
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest},
-    identity::{Peer, Role},
-    meta::Notice,
-    rpc::{Reply, Request, Response},
-    transport::{Connection, Endpoint, RpcClient, TransportOptions},
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, TransportOptions};
 use tokio::sync::mpsc;
 
-use crate::{cluster::Access, init::NAMENODE_NAME};
+use crate::cluster::Access;
+use crate::init::NAMENODE_NAME;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);

@@ -7,11 +7,9 @@ use anyhow::bail;
 use clap::Subcommand;
 use harvestfs_protocol::placement::{PlacementReply, PlacementRequest};
 
-use super::{
-    decommission::{self, Which},
-    link::{self, AdminLink},
-    placement,
-};
+use super::decommission::{self, Which};
+use super::link::{self, AdminLink};
+use super::placement;
 
 /// `harvestfs admin maintenance`
 #[derive(Debug, Subcommand)]

@@ -9,18 +9,19 @@ mod maintenance;
 mod placement;
 mod recovery;
 
-use std::{cmp::Ordering, path::PathBuf, time::Duration};
+use std::cmp::Ordering;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus},
-    outlook::count,
-    request_id::RequestId,
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus};
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::request_id::RequestId;
 
-use crate::{cluster::ClusterArgs, units};
-use link::AdminLink;
+use self::link::AdminLink;
+use crate::cluster::ClusterArgs;
+use crate::units;
 
 /// Most time for a question about the cluster.
 const DEADLINE: Duration = Duration::from_secs(30);

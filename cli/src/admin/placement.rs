@@ -5,20 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, NodeStatus},
-    ids::{BlockId, StorageId},
-    outlook::count,
-    placement::{
-        BlockPlace, CellReport, GridCell, PlacementReply, PlacementReport, PlacementRequest,
-        ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
-    },
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::placement::{
+    BlockPlace, CellReport, GridCell, PlacementReply, PlacementReport, PlacementRequest,
+    ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
 };
 
-use super::{
-    DEADLINE,
-    link::{self, AdminLink},
-};
+use super::DEADLINE;
+use super::link::{self, AdminLink};
 use crate::units::{self, Size};
 
 /// How often the cluster is asked whether it has got there.

@@ -1,29 +1,23 @@
 //! `harvestfs admin recover`, `quarantine` and `fsck --recover`: after a namenode was put back from a
 //! copy that lacks what was written since.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, QuarantinedBlock},
-    codec::StreamKind,
-    data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch},
-    identity::{Peer, Role},
-    ids::BlockId,
-    limits::CHUNK_BYTES,
-    outlook::count,
-    types::NodeInfo,
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, QuarantinedBlock};
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch};
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::types::NodeInfo;
 use tokio::io::AsyncWriteExt;
 
-use super::{
-    DEADLINE,
-    link::{self, AdminLink},
-};
+use super::DEADLINE;
+use super::link::{self, AdminLink};
 use crate::units;
 
 /// A datanode that sends nothing for this long is given up.

@@ -1,32 +1,23 @@
 //! `harvestfs checkpoint bench`: figure 2 of the paper, and the second checkpoint of table 3.
 
-use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use harvestfs_chaos::report::Table;
-use harvestfs_checkpoint::{
-    criu,
-    process::Tree,
-    store::{Job, Store},
-};
+use harvestfs_checkpoint::criu;
+use harvestfs_checkpoint::process::Tree;
+use harvestfs_checkpoint::store::{Job, Store};
 
-use super::{
-    CheckpointArgs, Runner,
-    dump::{HowArgs, dump},
-    fill, restore,
-};
-use crate::{
-    simulate::interrupts,
-    units::{self, Size},
-};
+use super::dump::{HowArgs, dump};
+use super::{CheckpointArgs, Runner, fill, restore};
+use crate::simulate::interrupts;
+use crate::units::{self, Size};
 
 /// Most time for the process to do what it is asked.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(300);

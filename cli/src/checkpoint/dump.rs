@@ -1,25 +1,21 @@
 //! `harvestfs checkpoint dump`
 
-use std::{
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    process::Child,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_checkpoint::{
-    criu::{self, Criu, Dump},
-    image::{self, CHAIN_DEPTH_MAX},
-    intake::{Intake, IntakeError},
-    manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest},
-    page_server,
-    process::{ProcessError, Tree, can_freeze, root_of_cgroup},
-    store::{Checkpoint, Draft, Job},
-    tracking::Tracked,
-};
+use harvestfs_checkpoint::criu::{self, Criu, Dump};
+use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
+use harvestfs_checkpoint::intake::{Intake, IntakeError};
+use harvestfs_checkpoint::manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest};
+use harvestfs_checkpoint::page_server;
+use harvestfs_checkpoint::process::{ProcessError, Tree, can_freeze, root_of_cgroup};
+use harvestfs_checkpoint::store::{Checkpoint, Draft, Job};
+use harvestfs_checkpoint::tracking::Tracked;
 use harvestfs_protocol::unix_now_ms;
 
 use super::{CheckpointArgs, Runner};

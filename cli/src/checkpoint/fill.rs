@@ -3,12 +3,10 @@
 //! It counts in `DIR/count`, so that one sees it go on, and does what `DIR/ask` says: a number that
 //! grows and a command. What it did is in `DIR/done`: the number, and the answer.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread::sleep,
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;

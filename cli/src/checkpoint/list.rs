@@ -2,12 +2,10 @@
 
 use clap::Args;
 use harvestfs_chaos::report::Table;
-use harvestfs_checkpoint::{
-    image::{self, CHAIN_DEPTH_MAX},
-    manifest::{JobName, Manifest},
-    node::node_name,
-    store::Job,
-};
+use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
+use harvestfs_checkpoint::manifest::{JobName, Manifest};
+use harvestfs_checkpoint::node::node_name;
+use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
 use crate::units;

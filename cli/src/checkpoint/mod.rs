@@ -14,14 +14,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_checkpoint::{
-    criu::Criu,
-    manifest::JobName,
-    node::{Node, node_name},
-    store::{Job, Store},
-};
+use harvestfs_checkpoint::criu::Criu;
+use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::node::{Node, node_name};
+use harvestfs_checkpoint::store::{Job, Store};
 
-use crate::{cluster::ClusterArgs, config::CheckpointConfig};
+use crate::cluster::ClusterArgs;
+use crate::config::CheckpointConfig;
 
 /// Checkpoints of a job that are kept unless told otherwise: the last good one, and one before it.
 const KEEP: usize = 2;

@@ -4,18 +4,14 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use harvestfs_checkpoint::{
-    adaptive::{Preemption, Victim, order_victims},
-    manifest::JobName,
-    process::Tree,
-    store::Job,
-};
+use harvestfs_checkpoint::adaptive::{Preemption, Victim, order_victims};
+use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::process::Tree;
+use harvestfs_checkpoint::store::Job;
 
-use super::{
-    CheckpointArgs,
-    dump::{HowArgs, dump, tell, tidy},
-    resume::bandwidth,
-};
+use super::CheckpointArgs;
+use super::dump::{HowArgs, dump, tell, tidy};
+use super::resume::bandwidth;
 use crate::units::{self, Size};
 
 /// Arguments of `harvestfs checkpoint preempt`.

@@ -1,21 +1,16 @@
 //! `harvestfs checkpoint restore`
 
-use std::{
-    fs,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_checkpoint::{
-    criu, image,
-    manifest::JobName,
-    process::Tree,
-    store::{Checkpoint, Job, StoreError},
-    trust,
-    verdict::Verdict,
-};
+use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::process::Tree;
+use harvestfs_checkpoint::store::{Checkpoint, Job, StoreError};
+use harvestfs_checkpoint::verdict::Verdict;
+use harvestfs_checkpoint::{criu, image, trust};
 
 use super::{CheckpointArgs, Runner};
 

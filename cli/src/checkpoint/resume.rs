@@ -1,26 +1,20 @@
 //! `harvestfs checkpoint resume`: Algorithm 2, with the replicas where they really are.
 
-use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    os::unix::ffi::OsStrExt,
-    path::Path,
-    str::FromStr,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_checkpoint::{
-    adaptive::{Bandwidth, Resumption, Site, resume},
-    manifest::JobName,
-    store::Checkpoint,
-};
+use harvestfs_checkpoint::adaptive::{Bandwidth, Resumption, Site, resume};
+use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::store::Checkpoint;
 
-use super::{
-    CheckpointArgs, Runner,
-    restore::{find, restore},
-};
+use super::restore::{find, restore};
+use super::{CheckpointArgs, Runner};
 use crate::units::{self, Size};
 
 /// What is written and read when no checkpoint was made on this node yet.

@@ -1,17 +1,15 @@
 //! `harvestfs checkpoint simulate`: the figures of the paper, with its numbers beside ours.
 
-use std::{fs, path::PathBuf};
+use std::fs;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use harvestfs_chaos::report::{Statement, Table, statements_table};
-use harvestfs_checkpoint::{
-    adaptive::Victim,
-    simulate::{
-        CHANGED_SHARE, Record, STORAGE, Scale, Storage, TABLE_3_BYTES,
-        cluster::{Outcome, Policy},
-        policies, two_jobs,
-    },
+use harvestfs_checkpoint::adaptive::Victim;
+use harvestfs_checkpoint::simulate::cluster::{Outcome, Policy};
+use harvestfs_checkpoint::simulate::{
+    CHANGED_SHARE, Record, STORAGE, Scale, Storage, TABLE_3_BYTES, policies, two_jobs,
 };
 
 /// Bandwidths of figures 4 and 6, in bytes per second.

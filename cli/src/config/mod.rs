@@ -2,25 +2,23 @@
 
 mod primary;
 
-use std::{
-    net::SocketAddr,
-    num::NonZero,
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Context;
 use harvestfs_namenode::engine::cluster::{ClusterOptions, MIN_WRITE_REPLICAS};
 use harvestfs_placement::{Locality, PolicyKind};
-use harvestfs_protocol::{durable, settings::SettingsError, types::StorageClass};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use harvestfs_protocol::durable;
+use harvestfs_protocol::settings::SettingsError;
+use harvestfs_protocol::types::StorageClass;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-pub use primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
-
-use crate::{
-    http::HttpConfig,
-    units::{Size, Wait},
-};
+pub use self::primary::{PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
+use crate::http::HttpConfig;
+use crate::units::{Size, Wait};
 
 /// `namenode.toml`
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,6 +1,8 @@
 //! `[primary]` in `datanode.toml`: where the primary tenant's use is read, and how much is left to it.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,17 +1,19 @@
 //! `harvestfs fs` on attributes: `chmod`, `chown`, `touch`, `setrep`.
 
-use std::{ffi::OsString, os::unix::ffi::OsStrExt, str::FromStr, time::Duration};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context;
 use harvestfs_client::{ClientError, OpenFlags};
-use harvestfs_protocol::{
-    error::FsError,
-    meta::{AttrChanges, SetTime, SetXattrMode},
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::{AttrChanges, SetTime, SetXattrMode};
+use harvestfs_protocol::types::{Attr, FileKind};
 use nix::unistd::{Group, User};
 
-use super::{Files, list, mode::ModeChange};
+use super::mode::ModeChange;
+use super::{Files, list};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
 /// Between two looks whether the replicas are there.

@@ -1,15 +1,16 @@
 //! `harvestfs fs` on what is there: `du`, `find`, `test`.
 
-use std::{ffi::OsString, fmt, io::Write, os::unix::ffi::OsStrExt};
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use glob::Pattern;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    error::FsError,
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::{Attr, FileKind};
 
 use super::{Files, list, quota};
 

@@ -1,20 +1,16 @@
 //! What `harvestfs fs` shows: `ls`, `stat`, `df`, `locations`.
 
-use std::{
-    ffi::OsString,
-    io::Write,
-    os::unix::ffi::OsStrExt,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Args;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    ids::InodeId,
-    name::Name,
-    types::{Attr, FileKind, Timestamp},
-};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
 use super::Files;

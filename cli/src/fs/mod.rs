@@ -11,29 +11,26 @@ mod transfer;
 mod trash;
 mod tree;
 
-use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::REPLICATION_MAX,
-    name::Name,
-    request_id::RequestId,
-    types::{Attr, Credentials, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::REPLICATION_MAX;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
-use crate::{
-    cluster::{self, ClusterArgs},
-    units::{self, Size},
-};
-use attributes::Owner;
-use mode::ModeChange;
-use tree::Removal;
-
-pub(crate) use find::DoesNotHold;
+use self::attributes::Owner;
+pub(crate) use self::find::DoesNotHold;
+use self::mode::ModeChange;
+use self::tree::Removal;
+use crate::cluster::{self, ClusterArgs};
+use crate::units::{self, Size};
 
 /// `harvestfs fs`
 #[derive(Debug, Args)]

@@ -1,13 +1,16 @@
 //! `harvestfs fs quota`
 
-use std::{ffi::OsString, str::FromStr};
+use std::ffi::OsString;
+use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    error::FsError, ids::InodeId, meta::SetXattrMode, outlook::count, types::FileKind,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::SetXattrMode;
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::types::FileKind;
 use serde_json::json;
 
 use super::Files;

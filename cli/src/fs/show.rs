@@ -1,13 +1,16 @@
 //! `harvestfs fs` on the content of files: `cat`, `tail`.
 
-use std::{ffi::OsString, io::Write, time::Duration};
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use harvestfs_client::{File, OpenFlags};
 use harvestfs_protocol::ids::InodeId;
 
-use super::{Files, transfer::READ_BYTES};
+use super::Files;
+use super::transfer::READ_BYTES;
 use crate::output::Stdout;
 
 /// Between two looks at a file that is followed.

@@ -1,22 +1,18 @@
 //! `harvestfs fs snapshot`: directories as they were.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    io::Write,
-    os::unix::ffi::OsStrExt,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    name::{Name, SNAPSHOTS_NAME},
-    types::{Attr, FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
+use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
 use super::{Files, is_gone, list, quota};

@@ -1,26 +1,20 @@
 //! `harvestfs fs put` and `get`: between this machine and the cluster.
 
-use std::{
-    ffi::{OsStr, OsString},
-    fs::{self, File as LocalFile},
-    io::{ErrorKind, IsTerminal, Read, Write},
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        fs::PermissionsExt,
-    },
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File as LocalFile};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use harvestfs_client::{ClientError, OpenFlags};
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    name::Name,
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Files, last_component};

@@ -1,18 +1,17 @@
 //! `harvestfs fs trash`: what was removed and can be restored.
 
-use std::{ffi::OsString, os::unix::ffi::OsStrExt};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use harvestfs_client::ClientError;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    meta::RenameMode,
-    name::Name,
-    outlook::count,
-    types::{Attr, FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::RenameMode;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
 use super::{Files, is_gone, list, quota};

@@ -1,17 +1,17 @@
 //! `harvestfs fs` on the tree of names: `cp`, `mv`, `rm`, `mkdir`.
 
-use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStrExt};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, bail};
 use harvestfs_client::{ClientError, File, OpenFlags};
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::ENTRIES_PER_REPLY_MAX,
-    meta::RenameMode,
-    name::Name,
-    types::{Attr, FileKind},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
+use harvestfs_protocol::meta::RenameMode;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, FileKind};
 
 use super::{Files, trash};
 

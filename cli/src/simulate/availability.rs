@@ -1,14 +1,10 @@
 //! `harvestfs simulate availability`.
 
 use clap::Args;
-use harvestfs_chaos::{
-    datacentre::MONTH_S,
-    report::availability::{plot, statements, table},
-    simulate::{
-        availability::{Load, Options, Scaling, run as run_one},
-        durability::{HISTORY_MONTHS, SimulationError},
-    },
-};
+use harvestfs_chaos::datacentre::MONTH_S;
+use harvestfs_chaos::report::availability::{plot, statements, table};
+use harvestfs_chaos::simulate::availability::{Load, Options, Scaling, run as run_one};
+use harvestfs_chaos::simulate::durability::{HISTORY_MONTHS, SimulationError};
 use harvestfs_placement::PolicyOptions;
 
 use super::{Campaign, DatacentreArgs, OutputArgs, SetupArgs, bad_argument, choose, numbers};

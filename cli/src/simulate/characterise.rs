@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_chaos::{
-    datacentre::{MONTH_S, MONTHS},
-    report::characterise::{plots, statements, table},
-    simulate::characterise::characterise,
-};
+use harvestfs_chaos::datacentre::{MONTH_S, MONTHS};
+use harvestfs_chaos::report::characterise::{plots, statements, table};
+use harvestfs_chaos::simulate::characterise::characterise;
 
 use super::{DatacentreArgs, print_statements, records_json, write_file};
 

@@ -1,25 +1,17 @@
 //! `harvestfs simulate durability`.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use clap::Args;
-use harvestfs_chaos::{
-    datacentre::MONTH_S,
-    report::durability::Summary,
-    simulate::{
-        durability::{
-            self, HISTORY_MONTHS, MISSED_HEARTBEATS_MS, Options, Record, SimulationError,
-        },
-        history::History,
-    },
+use harvestfs_chaos::datacentre::MONTH_S;
+use harvestfs_chaos::report::durability::Summary;
+use harvestfs_chaos::simulate::durability::{
+    self, HISTORY_MONTHS, MISSED_HEARTBEATS_MS, Options, Record, SimulationError,
 };
+use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::{LeastReimaged, Locality, PolicyKind, PolicyOptions};
 
 use super::{Campaign, DatacentreArgs, OutputArgs, Setup, SetupArgs, bad_argument};

@@ -4,24 +4,18 @@ mod availability;
 mod characterise;
 mod durability;
 
-use std::{
-    fmt,
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-    str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
-};
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use harvestfs_chaos::{
-    datacentre::{Datacentre, generate, profile, read},
-    report::{Statement, Table, statements_table},
-};
+use harvestfs_chaos::datacentre::{Datacentre, generate, profile, read};
+use harvestfs_chaos::report::{Statement, Table, statements_table};
 use harvestfs_placement::PolicyKind;
 use indicatif::{ProgressBar, ProgressStyle};
 

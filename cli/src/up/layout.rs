@@ -1,26 +1,22 @@
 //! What `up` puts where, and what it remembers of how the cluster was made.
 
-use std::{
-    ffi::OsString,
-    net::{SocketAddr, TcpListener, UdpSocket},
-    os::unix::ffi::{OsStrExt, OsStringExt},
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::UpArgs;
-use crate::{
-    config::{
-        self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
-        Priority, VolumeConfig,
-    },
-    http::{AccessConfig, HttpConfig},
-    init::{self, LayoutArgs},
-    primary::Cast,
-    units::{self, Size},
+use crate::config::{
+    self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
+    Priority, VolumeConfig,
 };
+use crate::http::{AccessConfig, HttpConfig};
+use crate::init::{self, LayoutArgs};
+use crate::primary::Cast;
+use crate::units::{self, Size};
 
 /// Nine, so that each cell of the grid has a tenant.
 const DATANODES: u16 = 9;

@@ -5,25 +5,23 @@ mod layout;
 mod part;
 mod supervisor;
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_fuse_mount::{
-    kernel_options::open_device,
-    mount_table::{self, MOUNT_TYPE},
-};
+use harvestfs_fuse_mount::kernel_options::open_device;
+use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{init::LayoutArgs, primary::Cast, units::Size};
-use layout::Layout;
+use self::layout::Layout;
+use crate::init::LayoutArgs;
+use crate::primary::Cast;
+use crate::units::Size;
 
 /// Longest start of the whole cluster.
 const START_DEADLINE: Duration = Duration::from_secs(120);

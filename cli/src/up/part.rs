@@ -1,20 +1,16 @@
 //! One process of the cluster.
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
-    time::Duration,
-};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-    time::{Instant, timeout},
-};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, timeout};
 
 /// A part that ran this long before it ended is started again at once.
 const STABLE: Duration = Duration::from_secs(60);

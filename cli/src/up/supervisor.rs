@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::join_all;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::sleep,
-};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
 
-use super::{layout::Layout, part::Part};
+use super::layout::Layout;
+use super::part::Part;
 
 /// Longest start of one part. A namenode replays its journal in this time.
 const PART_START_DEADLINE: Duration = Duration::from_secs(60);

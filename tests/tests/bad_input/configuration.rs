@@ -1,6 +1,8 @@
 //! Configuration and identities that cannot be used.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use harvestfs_tests::{Cluster, ClusterOptions};
 

@@ -1,11 +1,9 @@
 //! What disks do to replicas and volumes.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 

@@ -1,13 +1,12 @@
 //! What disks and crashes do to the namenode's journal.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    os::unix::fs::FileExt,
-    path::PathBuf,
-};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::{assert_serves, refused, wait_for_log};
 

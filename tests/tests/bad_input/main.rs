@@ -9,12 +9,10 @@ mod space;
 mod strangers;
 mod wire;
 
-use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, Pattern, harvestfs, wait_until};
 

@@ -1,33 +1,26 @@
 //! Members of the cluster that ask for what is not theirs.
 
-use std::{
-    fs,
-    path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use harvestfs_protocol::{
-    admin::AdminRequest,
-    codec::StreamKind,
-    data::{
-        DataRequest, Opening, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck,
-        WriteRequest,
-    },
-    error::{DataError, FsError},
-    ids::{BlockId, InodeId, SessionId},
-    meta::{MetaReply, Mutated, Mutation, OpenSession, Query, mutation, query},
-    node::{Heartbeat, NodeRequest, RegisterNode, ServerDescription},
-    rpc::{Reply, Request, Response},
-    token::{BlockToken, Right, TokenKey, TokenSigner},
-    transport::Connection,
-    types::{BlockInfo, Durability, PlacementRules},
+use harvestfs_protocol::admin::AdminRequest;
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{
+    DataRequest, Opening, ReadPacket, ReadRequest, SealReply, SealRequest, WriteAck, WriteRequest,
 };
+use harvestfs_protocol::error::{DataError, FsError};
+use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
+use harvestfs_protocol::meta::{MetaReply, Mutated, Mutation, OpenSession, Query, mutation, query};
+use harvestfs_protocol::node::{Heartbeat, NodeRequest, RegisterNode, ServerDescription};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
+use harvestfs_protocol::transport::Connection;
+use harvestfs_protocol::types::{BlockInfo, Durability, PlacementRules};
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern};
 
-use crate::{
-    assert_serves,
-    wire::{self, DEADLINE, Rpc, block_on},
-};
+use crate::assert_serves;
+use crate::wire::{self, DEADLINE, Rpc, block_on};
 
 /// A cluster of three processes and a mount. Every block is on both datanodes.
 fn cluster() -> Option<(Cluster, PathBuf)> {

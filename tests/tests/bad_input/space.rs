@@ -1,18 +1,14 @@
 //! Space that runs out, was never there, or goes away; and names and paths that are too long.
 
-use std::{
-    fs::{self, File},
-    io::{ErrorKind, Write},
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, skip, wait_until};
-use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat},
-    io::Errno,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::io::Errno;
 
 use crate::{assert_serves, edit, files_below, wait_for_log};
 

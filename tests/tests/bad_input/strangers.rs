@@ -1,26 +1,25 @@
 //! Bytes that are no protocol, and peers that do not belong to the cluster.
 
-use std::{net::UdpSocket, path::PathBuf, time::Duration};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    PROTOCOL_VERSION,
-    codec::{Hello, MAX_DATA_BYTES, MAX_HEADER_BYTES, WireError},
-    identity::{CertificateAuthority, Role},
-    ids::InodeId,
-    meta::{MetaCall, MetaOp, Query, query},
-    name::Name,
-    request_id::RequestId,
-    rpc::Request,
-    transport::{CloseCode, RequestFrame, TransportError, TransportOptions},
-    types::Credentials,
-};
+use harvestfs_protocol::PROTOCOL_VERSION;
+use harvestfs_protocol::codec::{Hello, MAX_DATA_BYTES, MAX_HEADER_BYTES, WireError};
+use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{MetaCall, MetaOp, Query, query};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::rpc::Request;
+use harvestfs_protocol::transport::{CloseCode, RequestFrame, TransportError, TransportOptions};
+use harvestfs_protocol::types::Credentials;
 use harvestfs_tests::{Cluster, ClusterOptions};
-use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
 
-use crate::{
-    assert_serves,
-    wire::{self, Target, block_on},
-};
+use crate::assert_serves;
+use crate::wire::{self, Target, block_on};
 
 /// First byte of a stream of requests, and of one of block data.
 const RPC: u8 = 1;

@@ -1,20 +1,26 @@
 //! Connections that say whatever a test wants.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use harvestfs_protocol::{
-    PROTOCOL_VERSION,
-    codec::Hello,
-    error::FsError,
-    identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role},
-    ids::InodeId,
-    meta::{MetaCall, MetaOp, Mutation, MutationCall, Notice, OpenSession, Query},
-    rpc::{Reply, Request, Response},
-    transport::{CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions},
-    types::Credentials,
+use harvestfs_protocol::PROTOCOL_VERSION;
+use harvestfs_protocol::codec::Hello;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{
+    MetaCall, MetaOp, Mutation, MutationCall, Notice, OpenSession, Query,
 };
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions,
+};
+use harvestfs_protocol::types::Credentials;
 use harvestfs_tests::Cluster;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// More than any answer takes on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(15);

@@ -1,6 +1,7 @@
 //! The code blocks of a document.
 
-use std::{fs, path::Path};
+use std::fs;
+use std::path::Path;
 
 /// A code block.
 #[derive(Debug)]

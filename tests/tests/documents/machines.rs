@@ -2,16 +2,15 @@
 //! in `/etc`, `/var/lib` and so on, and listens on addresses of its own of the loopback network.
 //! `systemctl` and `scp` have stand-ins; everything else is what it is.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Output,
-};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
 
 use tempfile::TempDir;
 
-use crate::{bash, blocks::Block, make_programs};
+use crate::blocks::Block;
+use crate::{bash, make_programs};
 
 /// Paths in the documents that are a machine's own.
 const PATHS: [&str; 6] = [

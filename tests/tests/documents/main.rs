@@ -6,17 +6,15 @@ mod blocks;
 mod machines;
 mod reasons;
 
-use std::{
-    fmt::Write as _,
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use harvestfs_tests::{can_mount, harvestfs, have_program, skip};
 
-use blocks::blocks_of;
-use machines::Machines;
+use self::blocks::blocks_of;
+use self::machines::Machines;
 
 /// Longest that the commands of one document, or of one block on a machine, may take, in seconds.
 const DEADLINE_S: &str = "300";

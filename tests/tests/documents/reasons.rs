@@ -1,6 +1,7 @@
 //! Why some commands of the documents are not run from there.
 
-use std::{fs, path::Path};
+use std::fs;
+use std::path::Path;
 
 use crate::blocks::{Block, blocks_of};
 

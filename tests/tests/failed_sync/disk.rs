@@ -4,14 +4,12 @@
 //! are clean afterwards, as Linux has it: they can still be read, and no later sync stores them. Names and
 //! sizes are on the disk at once.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ffi::{OsStr, OsString},
-    ops::Range,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
-};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,

@@ -3,17 +3,15 @@
 
 mod disk;
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::Path,
-    process::{Child, Command},
-    time::Duration,
-};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 
-use disk::Disk;
+use self::disk::Disk;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const FILE_BYTES: usize = 20_000;

@@ -1,30 +1,22 @@
 //! Many small changes on both mounts, beside programs that sync or watch everything.
 
-use std::{
-    fs::{self, File},
-    io::{self, ErrorKind, Read, Write},
-    path::Path,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::Cluster;
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::fanotify::{
-        EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
-    },
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::fanotify::{
+    EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
 };
-use rustix::{
-    fd::AsFd,
-    io::Errno,
-    mm::{MapFlags, ProtFlags},
-};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{
-    logs::Step,
-    worker::{Said, Worker},
-};
+use crate::logs::Step;
+use crate::worker::{Said, Worker};
 
 const LASTS: Duration = Duration::from_secs(3);
 /// The longest that a step may take.

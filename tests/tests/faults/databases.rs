@@ -1,21 +1,17 @@
 //! SQLite and PostgreSQL: rows whose transaction was acknowledged.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use harvestfs_tests::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{
-    Workload,
-    worker::{Said, Script, Worker},
-};
+use crate::Workload;
+use crate::worker::{Said, Script, Worker};
 
 /// How long a transaction waits for another one.
 const BUSY_TIMEOUT_MS: u32 = 60_000;

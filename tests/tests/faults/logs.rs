@@ -1,21 +1,17 @@
 //! Logs: one that several processes share under a lock, and one that is followed on another mount.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
-use crate::{
-    Workload,
-    worker::{Said, Worker},
-};
+use crate::Workload;
+use crate::worker::{Said, Worker};
 
 /// What a worker does when it is told to; gives the number that it answers with.
 pub type Step = Box<dyn FnMut() -> io::Result<u64>>;

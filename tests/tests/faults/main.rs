@@ -7,23 +7,23 @@ mod logs;
 mod meddler;
 mod worker;
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, Permissions},
-    io::{BufRead, stdin},
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io::{BufRead, stdin};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, have_program, postgresql, wait_until};
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 
-use databases::{PostgreSql, Sqlite};
-use logs::{Appends, Follows, SharedLog};
-use meddler::Meddler;
-use worker::{DONE, PLACE, ROLE, Said, Worker};
+use self::databases::{PostgreSql, Sqlite};
+use self::logs::{Appends, Follows, SharedLog};
+use self::meddler::Meddler;
+use self::worker::{DONE, PLACE, ROLE, Said, Worker};
 
 /// How long a program may have to wait for a fault to be over: leases and the patience of clients end before.
 const PROGRESS_DEADLINE: Duration = Duration::from_secs(60);

@@ -1,24 +1,20 @@
 //! What another mount does to files that are in use: their modes, times, attributes, and names of and around
 //! them.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeMap,
-    fs::{self, File, Permissions},
-    io::{self, ErrorKind},
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, SystemTime},
-};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::XattrFlags;
 
-use crate::{
-    Workload,
-    logs::Step,
-    worker::{Said, Worker},
-};
+use crate::Workload;
+use crate::logs::Step;
+use crate::worker::{Said, Worker};
 
 const PAUSE: Duration = Duration::from_millis(5);
 /// So many files that were changed last are meddled with,

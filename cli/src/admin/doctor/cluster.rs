@@ -2,21 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use harvestfs_protocol::{
-    admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus},
-    outlook::count,
-    types::VolumeStatus,
-    unix_now_ms,
-};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus};
+use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::types::VolumeStatus;
+use harvestfs_protocol::unix_now_ms;
 
 use super::{Area, Diagnosis};
-use crate::{
-    admin::{
-        DEADLINE,
-        link::{self, AdminLink},
-    },
-    units,
-};
+use crate::admin::DEADLINE;
+use crate::admin::link::{self, AdminLink};
+use crate::units;
 
 /// Clocks that differ by more have block tokens and certificates expire at odd times. Far above what
 /// any time service leaves, and above what a loaded machine makes of one question.
@@ -273,16 +267,15 @@ fn judge_volume(server: &str, volume: &VolumeStatus, diagnosis: &mut Diagnosis) 
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::{
-        admin::{AheadNode, RecoveryStatus},
-        ids::{ClusterId, NodeId, StorageId},
-        node::ServerDescription,
-        outlook::{WriteOutlook, WriteVerdict},
-        timeline::{Epoch, Position},
-        types::StorageClass,
-    };
+    use harvestfs_protocol::admin::{AheadNode, RecoveryStatus};
+    use harvestfs_protocol::ids::{ClusterId, NodeId, StorageId};
+    use harvestfs_protocol::node::ServerDescription;
+    use harvestfs_protocol::outlook::{WriteOutlook, WriteVerdict};
+    use harvestfs_protocol::timeline::{Epoch, Position};
+    use harvestfs_protocol::types::StorageClass;
 
-    use super::{super::Severity, *};
+    use super::super::Severity;
+    use super::*;
 
     fn status() -> ClusterStatus {
         ClusterStatus {

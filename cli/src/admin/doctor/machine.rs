@@ -1,23 +1,19 @@
 //! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
 //! and mounts.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::mpsc,
-    thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE, MountEntry};
 use harvestfs_protocol::identity::Identity;
 use serde::de::DeserializeOwned;
 
 use super::{Area, Diagnosis};
-use crate::{
-    cluster::ClusterArgs,
-    config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig},
-    units,
-};
+use crate::cluster::ClusterArgs;
+use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig};
+use crate::units;
 
 /// Certificates that expire sooner are to be renewed now.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -224,7 +220,8 @@ fn of_cluster(mounts: Vec<MountEntry>, cluster: &str) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Severity, *};
+    use super::super::Severity;
+    use super::*;
 
     #[test]
     fn only_mounts_of_the_cluster_are_judged() {

@@ -19,9 +19,9 @@ use harvestfs_protocol::limits::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use self::files::Files;
 use super::link::{self, AdminLink};
 use crate::units;
-use files::Files;
 
 /// Most time for one request: an analysis of thousands of tenants may be under way.
 const DEADLINE: Duration = Duration::from_secs(120);

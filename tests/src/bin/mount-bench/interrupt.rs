@@ -1,8 +1,7 @@
 //! Ctrl-C ends the work between two operations, so that targets are torn down and not left behind.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use harvestfs_tests::free_bytes;
 
-use crate::cpu;
-use crate::interrupt;
 use crate::report::Sample;
 use crate::rows::{Row, Unit};
 use crate::source_tree::{self, Tarball};
 use crate::target::Target;
 use crate::work::{self, PAGE_BYTES, SmallFiles};
+use crate::{cpu, interrupt};
 
 /// Longer than a client of HarvestFS may keep a file that it was lent.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);

@@ -1,12 +1,11 @@
 //! The server of [`super::FuseAlone`]: the kernel's requests, answered from a [`Tree`].
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
+use std::{fs, io};
 
 use anyhow::{Context, Result};
 use fuser::{
