@@ -28,6 +28,13 @@ pub trait Disk: Send + Sync {
     /// Renames a file, replacing `to`. Durable after [`Disk::sync_dir`].
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
+    /// Gives a file whose content is durable its final name, replacing the file that has it, and makes
+    /// that durable.
+    fn install(&self, temporary: &str, name: &str) -> io::Result<()> {
+        self.rename(temporary, name)?;
+        self.sync_dir()
+    }
+
     /// Removes a file. Durable after [`Disk::sync_dir`].
     fn remove(&self, name: &str) -> io::Result<()>;
 

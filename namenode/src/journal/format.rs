@@ -207,7 +207,7 @@ impl RecordHeader {
         })
     }
 
-    /// The number in a header whose checksum nobody looked at.
+    /// The number in a header whose checksum was not verified.
     pub(super) fn claimed_lsn(bytes: &[u8; RECORD_HEADER_BYTES]) -> Lsn {
         u64_at(bytes, 8)
     }

@@ -2,7 +2,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::disk::{Disk, RealDisk};
 use super::files::JournalFiles;
@@ -147,7 +149,7 @@ impl Journal {
             0 => None,
             lsn => Some((lsn, SnapshotReader::open(&*disk, lsn, cluster_id)?)),
         };
-        // From here on the records that were found are durable, whatever became of them before. What
+        // From here on the records that were found are durable, also if no sync of before wrote them. What
         // refuses to open has changed nothing but the temporary file.
         let segment = segment.install(&*disk)?;
         let recovered = Recovered {
@@ -271,7 +273,6 @@ impl Journal {
         self.check_not_failed()?;
         {
             let state = self.snapshot_state.lock();
-            let state = state.unwrap_or_else(PoisonError::into_inner);
             if state.running {
                 return Err(JournalError::SnapshotInProgress);
             }
@@ -412,7 +413,7 @@ fn newest_good_snapshot(
     }
 }
 
-/// A number that whoever writes records cannot know.
+/// A number that the clients whose bytes are in records cannot know.
 fn new_salt() -> u64 {
     RandomState::new().build_hasher().finish()
 }

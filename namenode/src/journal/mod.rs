@@ -1,6 +1,6 @@
 //! The journal: an append-only log of opaque records, with snapshots.
 //!
-//! Whoever uses it appends records (bytes it alone understands), each of which gets the next
+//! Its user appends records (bytes that it alone understands), each of which gets the next
 //! log sequence number, [`Lsn`], starting at 1. What [`Journal::sync`] returned for survives a
 //! crash and a power loss. A snapshot stands for all records up to a number and lets the
 //! segments before it go. [`JournalWriter`] adds a thread and group commit.

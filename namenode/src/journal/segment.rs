@@ -141,8 +141,7 @@ impl ActiveSegment {
     /// that durable.
     pub(super) fn install(self, disk: &dyn Disk) -> Result<Self, JournalError> {
         // Never a DiskFull, which promises that nothing changed: the name may be there already.
-        disk.rename(&temporary_name(&self.name), &self.name)
-            .and_then(|()| disk.sync_dir())
+        disk.install(&temporary_name(&self.name), &self.name)
             .map_err(|e| JournalError::io("create", &self.name, e))?;
         Ok(self)
     }
@@ -181,7 +180,7 @@ fn remove_temporary(disk: &dyn Disk, first_lsn: Lsn) {
     let _ = disk.remove(&temporary_name(&segment_name(first_lsn)));
 }
 
-/// What stands at one place of a segment.
+/// What is at one place of a segment.
 pub(super) enum Step {
     /// A record with matching checksums and the expected number.
     Record { lsn: Lsn, payload: Vec<u8> },

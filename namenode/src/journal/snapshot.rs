@@ -1,7 +1,9 @@
 //! Snapshots: one file that stands for all records up to a number.
 
 use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::disk::{Disk, DiskFile};
 use super::files::JournalFiles;
@@ -33,8 +35,7 @@ struct Running(Arc<Mutex<SnapshotState>>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.running = false;
+        self.0.lock().running = false;
     }
 }
 
@@ -61,7 +62,7 @@ impl SnapshotPlan {
         state: Arc<Mutex<SnapshotState>>,
     ) -> Self {
         let base_lsn = {
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = state.lock();
             state.running = true;
             state.newest_lsn
         };
@@ -186,15 +187,10 @@ impl SnapshotWriter {
             .map_err(|e| JournalError::io("sync", &name, e))?;
         let disk = Arc::clone(&self.plan.disk);
         if let Some(temporary) = self.temporary.take() {
-            disk.rename(&temporary, &name)
-                .and_then(|()| disk.sync_dir())
+            disk.install(&temporary, &name)
                 .map_err(|e| JournalError::io("install", &name, e))?;
         }
-        {
-            let state = &self.plan.running.0;
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.newest_lsn = self.plan.lsn;
-        }
+        self.plan.running.0.lock().newest_lsn = self.plan.lsn;
         let mut removed_files = 0;
         let removal = self.remove_superseded(&mut removed_files);
         Ok(SnapshotInstalled {

@@ -4,10 +4,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::format::RECORD_HEADER_BYTES;
@@ -192,12 +193,12 @@ impl JournalWriter {
         if !quick || !idle || !batch.wants_durable || shared.failure.get().is_some() {
             return Err(batch);
         }
-        let Ok(mut journal) = shared.journal.try_lock() else {
+        let Some(mut journal) = shared.journal.try_lock() else {
             return Err(batch);
         };
         let mut group = Group::default();
         group.add(batch);
-        // Whoever is answered learns of a failure; the thread refuses what comes later.
+        // The answer says if it failed; the thread refuses what comes later.
         let _ = shared.commit(&mut journal, group, false);
         Ok(())
     }
@@ -260,10 +261,7 @@ impl JournalWriter {
             return Err(Arc::clone(failure));
         }
         match (ended, Arc::into_inner(shared)) {
-            (Ok(()), Some(shared)) => {
-                let journal = shared.journal.into_inner();
-                Ok(journal.unwrap_or_else(PoisonError::into_inner))
-            }
+            (Ok(()), Some(shared)) => Ok(shared.journal.into_inner()),
             _ => Err(stopped("the journal thread panicked")),
         }
     }
@@ -318,7 +316,7 @@ struct Group {
     wants_durable: bool,
     /// Commands that were queued: the batches, unless they never were, and a snapshot.
     commands: u64,
-    /// For each batch, the count of `records` up to its end, and whom to answer.
+    /// For each batch, the count of `records` up to its end, and its completion.
     answers: Vec<(usize, Completion)>,
 }
 
@@ -332,10 +330,6 @@ impl Group {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Journal> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes a group, syncs if anyone waits for that or if it is `overdue`, and answers
     /// everyone.
     fn commit(
@@ -421,15 +415,15 @@ impl Shared {
 
 impl Worker {
     fn run(mut self) {
-        // When records that nobody waits for must be synced.
+        // When records without a waiting completion must be synced.
         let mut lazy_deadline: Option<Instant> = None;
         loop {
             let first = match self.wait(lazy_deadline) {
                 Ok(command) => Some(command),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
-                    // What nobody waited for; a failure is kept for `shutdown`.
-                    if let Err(e) = self.shared.sync(&mut self.shared.lock()) {
+                    // Records without a waiting completion; a failure is kept for `shutdown`.
+                    if let Err(e) = self.shared.sync(&mut self.shared.journal.lock()) {
                         self.shared.fail(e);
                     }
                     return;
@@ -471,7 +465,7 @@ impl Worker {
     /// Commits what is queued from `first` on. Whether something is left to be synced later.
     fn commit(&mut self, first: Option<Command>, overdue: bool) -> Result<bool, Arc<JournalError>> {
         let shared = Arc::clone(&self.shared);
-        let mut journal = shared.lock();
+        let mut journal = shared.journal.lock();
         let (group, snapshot) = self.collect(first, journal.append_bytes_max());
         let commands = group.commands;
         let outcome = shared.commit(&mut journal, group, overdue);
@@ -524,7 +518,7 @@ impl Worker {
     /// Answers every further command with `failure` until the last handle is gone.
     ///
     /// Also after a failure that left the journal itself usable (a full disk, a record that is
-    /// too large): whoever submitted the records has applied them already, so a journal that
+    /// too large): the submitter of the records has applied them already, so a journal that
     /// went on without them would not describe that state.
     fn refuse_everything(mut self, failure: &Arc<JournalError>) {
         while let Ok(command) = self.wait(None) {

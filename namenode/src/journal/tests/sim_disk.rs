@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -109,20 +110,20 @@ impl SimDisk {
     }
 
     pub(super) fn note(&self, op: Op) {
-        self.0.lock().unwrap().ops.push(op);
+        self.0.lock().ops.push(op);
     }
 
     pub(super) fn ops(&self) -> Vec<Op> {
-        self.0.lock().unwrap().ops.clone()
+        self.0.lock().ops.clone()
     }
 
     pub(super) fn fail(&self, faults: Faults) {
-        self.0.lock().unwrap().faults = faults;
+        self.0.lock().faults = faults;
     }
 
     /// What a reader sees now, synced or not.
     pub(super) fn image(&self) -> Image {
-        let state = self.0.lock().unwrap();
+        let state = self.0.lock();
         let content = |(name, &id): (&String, &FileId)| (name.clone(), state.contents[id].clone());
         state.names.iter().map(content).collect()
     }
@@ -130,11 +131,11 @@ impl SimDisk {
 
 impl Disk for SimDisk {
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().unwrap().names.keys().cloned().collect())
+        Ok(self.0.lock().names.keys().cloned().collect())
     }
 
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Box<dyn DiskFile>> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         inject(&mut state.faults.create)?;
         let (id, len) = (state.contents.len(), len_bytes as usize);
         state.contents.push(vec![0; len]);
@@ -148,14 +149,14 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        let state = self.0.lock().unwrap();
+        let state = self.0.lock();
         let id = *state.names.get(name).ok_or(io::ErrorKind::NotFound)?;
         let disk = self.clone();
         Ok(Box::new(SimFile { disk, id }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         let id = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
         state.names.insert(to.to_owned(), id);
         let (from, to) = (from.to_owned(), to.to_owned());
@@ -164,7 +165,7 @@ impl Disk for SimDisk {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         state.names.remove(name).ok_or(io::ErrorKind::NotFound)?;
         let name = name.to_owned();
         state.ops.push(Op::Remove { name });
@@ -172,7 +173,7 @@ impl Disk for SimDisk {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         inject(&mut state.faults.sync_dir)?;
         state.ops.push(Op::SyncDir);
         Ok(())
@@ -190,11 +191,11 @@ struct SimFile {
 
 impl DiskFile for SimFile {
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.disk.0.lock().unwrap().contents[self.id].len() as u64)
+        Ok(self.disk.0.lock().contents[self.id].len() as u64)
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let state = self.disk.0.lock().unwrap();
+        let state = self.disk.0.lock();
         let content = &state.contents[self.id];
         let start = (offset as usize).min(content.len());
         let read = buffer.len().min(content.len() - start);
@@ -203,7 +204,7 @@ impl DiskFile for SimFile {
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut state = self.disk.0.lock().unwrap();
+        let mut state = self.disk.0.lock();
         inject(&mut state.faults.write)?;
         let (id, offset) = (self.id, offset as usize);
         overwrite(&mut state.contents[id], offset, bytes);
@@ -213,7 +214,7 @@ impl DiskFile for SimFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        let mut state = self.disk.0.lock().unwrap();
+        let mut state = self.disk.0.lock();
         let (id, seed) = (self.id, state.ops.len() as u64);
         let synced = inject(&mut state.faults.sync);
         state.ops.push(match &synced {
