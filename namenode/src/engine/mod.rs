@@ -5,4 +5,5 @@
 //!   journal keeps; applying the same commands gives the same state, byte for byte.
 
 pub mod cluster;
+mod count;
 pub mod namespace;

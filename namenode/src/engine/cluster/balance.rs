@@ -8,19 +8,15 @@
 mod report;
 
 use harvestfs_placement::Lane;
-use harvestfs_protocol::{
-    placement::{BalanceOutcome, BalancePause},
-    types::StorageClass,
-};
+use harvestfs_protocol::placement::{BalanceOutcome, BalancePause};
+use harvestfs_protocol::types::StorageClass;
 use rand::{Rng, RngExt};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster, RepairEnd,
-    repair::Waited,
-    table::{NodeIx, ReplicaState, Slot, Storage, StorageIx},
-};
+use super::repair::Waited;
+use super::table::{NodeIx, ReplicaState, Slot, Storage, StorageIx};
+use super::{Cluster, RepairEnd};
 
 /// Blocks of a volume that one round looks at for one that may move.
 const BLOCKS_TRIED: usize = 32;
@@ -53,7 +49,7 @@ impl Balance {
     }
 }
 
-/// How full something is.
+/// How full something is, as datanodes say: it may be anything.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     used_bytes: u64,
@@ -184,10 +180,7 @@ impl Cluster {
     /// Counts what is on its way as if it had arrived, and what is to go as gone.
     fn count_moves(&self, volumes: &mut [(StorageIx, Fill)], nodes: &mut FxHashMap<NodeIx, Fill>) {
         for (&slot, &from) in &self.balance.moving {
-            let Some(block) = self.table.get(slot) else {
-                continue;
-            };
-            let bytes = u64::from(block.required_bytes);
+            let bytes = u64::from(self.table.known(slot).required_bytes);
             if let Some(fill) = nodes.get_mut(&from) {
                 *fill = fill.without(bytes);
             }
@@ -206,8 +199,8 @@ impl Cluster {
         }
     }
 
-    /// Begins the move of one block from a volume, if one can move. Of all that was tried, what came
-    /// nearest to a move is told.
+    /// Begins the move of one block from a volume, if one can move. Returns the
+    /// outcome that came nearest to a move, of all that was tried.
     fn move_one(
         &mut self,
         volume: StorageIx,
@@ -235,9 +228,7 @@ impl Cluster {
                 continue;
             };
             for &(_, target) in targets.iter().take(TARGETS_TRIED) {
-                let Some(&target_fill) = nodes.get(&target) else {
-                    continue;
-                };
+                let target_fill = nodes[&target];
                 let levels = fill.without(bytes).permille() >= target_fill.with(bytes).permille();
                 let outcome = if levels {
                     self.try_move(slot, &holders, from, target)
@@ -285,10 +276,7 @@ impl Cluster {
         from: NodeIx,
         target: NodeIx,
     ) -> BalanceOutcome {
-        let Some(block) = self.table.get(slot) else {
-            return BalanceOutcome::Unsettled;
-        };
-        let class = block.rules.class;
+        let class = self.table.known(slot).rules.class;
         let is_open = |server| self.view.is_open(server, Lane::Repair, class);
         if holders.contains(&target) || !self.view.server_at(target as usize).is_some_and(is_open) {
             return BalanceOutcome::NoTarget;
@@ -307,7 +295,15 @@ impl Cluster {
         let Some(source) = self.choose_source(slot, limit, volume_limit) else {
             return BalanceOutcome::Budget;
         };
-        self.balance.moving.insert(slot, from);
+        let other = self.balance.moving.insert(slot, from);
+        assert!(
+            other.is_none(),
+            "slot {slot} moves twice, from {other:?} and {from}"
+        );
+        assert!(
+            holders.contains(&from),
+            "slot {slot} moves from {from}, not from {holders:?}"
+        );
         let waited = Waited {
             since_ms: self.now_ms,
             attempts: 0,

@@ -1,19 +1,15 @@
-//! Blocks as the namespace tells of them, placement of new ones, locations for readers.
+//! Changes of blocks in the namespace, placement of new ones, locations for readers.
 
 use std::net::IpAddr;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, NodeId},
-    types::PlacementRules,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::types::PlacementRules;
 use rand::Rng;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster,
-    table::{NodeIx, ReplicaState, Slot},
-};
+use super::Cluster;
+use super::table::{NodeIx, ReplicaState, Slot};
 use crate::engine::namespace::BlockChange;
 
 /// The nodes that a writer vouches for: what it committed, they have.
@@ -35,8 +31,8 @@ impl Cluster {
     /// A change of a block in the namespace; at the start: `Allocated`, then `Grew` or `Sealed`,
     /// for every block.
     ///
-    /// `Freed` must be told only after the journal record that frees the block is durable, because
-    /// the replicas are removed at once; all others are told as they are applied.
+    /// `Freed` must come only after the journal record that frees the block is durable, because the
+    /// replicas are removed at once; all others come as they are applied.
     pub fn apply_change(&mut self, now_ms: u64, change: &BlockChange) {
         self.advance(now_ms);
         match *change {
@@ -68,10 +64,8 @@ impl Cluster {
     }
 
     fn change(&mut self, block: BlockId, change: impl FnOnce(&mut super::table::Block)) {
-        if let Some(slot) = self.table.slot(block)
-            && let Some(it) = self.table.get_mut(slot)
-        {
-            change(it);
+        if let Some(slot) = self.table.slot(block) {
+            change(self.table.known_mut(slot));
             self.settle(slot);
         }
     }
@@ -176,8 +170,14 @@ impl Cluster {
         let Some(slot) = self.table.slot(block) else {
             return;
         };
-        let nodes = nodes.iter().filter_map(|&node| self.node_index(node));
-        let nodes: SmallVec<[NodeIx; 3]> = nodes.collect();
+        // A client may name one twice.
+        let mut distinct: SmallVec<[NodeIx; 3]> = SmallVec::new();
+        for index in nodes.iter().filter_map(|&node| self.node_index(node)) {
+            if !distinct.contains(&index) {
+                distinct.push(index);
+            }
+        }
+        let nodes = distinct;
         let before = self.writing.entry(slot).or_default();
         let before = std::mem::replace(&mut before.nodes, nodes.clone());
         for node in before {
@@ -234,7 +234,13 @@ impl Cluster {
     fn unawait(&mut self, slot: Slot, node: NodeIx) {
         if self.table.replica_on(slot, node).is_none() {
             let it = &mut self.nodes[node as usize];
-            it.awaited = it.awaited.saturating_sub(1);
+            match it.awaited.checked_sub(1) {
+                Some(rest) => it.awaited = rest,
+                None => panic!(
+                    "node {} was not to hold a block that it is awaited of",
+                    it.id
+                ),
+            }
             self.refresh_offer(node);
         }
     }
@@ -273,9 +279,7 @@ impl Cluster {
         let reported = writing.sealed_ms.is_some()
             && writing.nodes.iter().all(|&node| {
                 self.table.replica_on(slot, node).is_some_and(|index| {
-                    self.table
-                        .get(slot)
-                        .is_some_and(|it| it.replicas[index].state != ReplicaState::Open)
+                    self.table.known(slot).replicas[index].state != ReplicaState::Open
                 })
             });
         if reported {
@@ -294,10 +298,8 @@ impl Cluster {
     /// A node has reported everything it has: what it did not report, it does not hold.
     pub(super) fn reconcile_pipelines_of(&mut self, node: NodeIx) {
         for slot in self.pipelines_with(node) {
-            let begun = self
-                .table
-                .get(slot)
-                .is_some_and(|it| it.sealed || it.required_bytes > 0);
+            let it = self.table.known(slot);
+            let begun = it.sealed || it.required_bytes > 0;
             if begun && self.table.replica_on(slot, node).is_none() {
                 self.leave_pipeline(slot, node);
                 self.settle(slot);
@@ -347,15 +349,12 @@ impl Cluster {
     fn check_seal(&mut self, slot: Slot, block: BlockId) {
         self.seals_queued.remove(&slot);
         let sealed_ms = self.writing.get(&slot).and_then(|it| it.sealed_ms);
-        if sealed_ms.is_some_and(|at| self.now_ms - at >= self.options.awaited_report_ms) {
+        if sealed_ms.is_some_and(|at| self.ms_since(at) >= self.options.awaited_report_ms) {
             self.drop_pipeline(slot);
             self.settle(slot);
         }
-        let Some(it) = self.table.get(slot) else {
-            return;
-        };
         let mut open = false;
-        for replica in &it.replicas {
+        for replica in &self.table.known(slot).replicas {
             let storage = self.table.home(replica.storage);
             if replica.state == ReplicaState::Open && storage.usable {
                 open = true;

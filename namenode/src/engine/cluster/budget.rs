@@ -42,6 +42,7 @@ impl Budget {
             counts: [0; WORDS],
             beyond: None,
             sum: 0,
+            // Operators choose the window: slots of more than 49 days are as good as longer ones.
             slot_ms: u32::try_from(slot_ms).unwrap_or(u32::MAX),
         }
     }
@@ -58,7 +59,14 @@ impl Budget {
     fn forget_oldest(&mut self) {
         let oldest = self.falls_ms / u64::from(self.slot_ms) - SLOTS_KEPT;
         let position = oldest % SLOTS_KEPT;
-        self.sum -= self.take(position);
+        assert!(
+            self.taken & 1 << position != 0,
+            "no events leave at {}: {self:?}",
+            self.falls_ms
+        );
+        let gone = self.take(position);
+        assert!(gone <= self.sum, "{gone} events leave, of fewer: {self:?}");
+        self.sum -= gone;
         self.taken &= !(1 << position);
         self.falls_ms = if self.taken == 0 {
             u64::MAX

@@ -3,13 +3,15 @@
 
 use std::collections::VecDeque;
 
-use harvestfs_protocol::{ids::BlockId, node::NodeCommand};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::node::NodeCommand;
 
-use super::{Cluster, table::NodeIx};
+use super::Cluster;
+use super::table::NodeIx;
 
 /// Replicas of one datanode that it is asked to verify within [`INTERVAL_MS`]. More are forgotten:
-/// whoever reads one of them and cannot use it says so again, and each datanode reads everything once
-/// in a while.
+/// a client that reads one of them and cannot use it says so again, and each datanode reads everything
+/// once in a while.
 const ASKED_MAX: usize = 32;
 /// A replica is not verified twice within this time.
 const INTERVAL_MS: u64 = 10 * 60 * 1000;
@@ -24,7 +26,7 @@ pub(super) struct Doubts {
     waiting: VecDeque<BlockId>,
     /// What was accepted within the interval, and when, oldest first.
     asked: VecDeque<(u64, BlockId)>,
-    /// Until when nobody is believed that it does not answer.
+    /// Until when no client is believed that it does not answer.
     answers_until_ms: u64,
 }
 
@@ -37,8 +39,18 @@ impl Doubts {
         }
         let is_asked = self.asked.iter().any(|&(_, asked)| asked == block);
         if !is_asked && self.asked.len() < ASKED_MAX {
+            assert!(
+                self.asked.back().is_none_or(|last| last.0 <= now_ms),
+                "block {block} is doubted at {now_ms} ms, before {:?}",
+                self.asked.back()
+            );
             self.asked.push_back((now_ms, block));
             self.waiting.push_back(block);
+            assert!(
+                self.asked.len() <= ASKED_MAX,
+                "asked too often: {:?}",
+                self.asked
+            );
         }
     }
 }

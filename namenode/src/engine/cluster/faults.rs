@@ -3,10 +3,8 @@
 use harvestfs_placement::Lane;
 use harvestfs_protocol::ids::{BlockId, NodeId};
 
-use super::{
-    Cluster,
-    table::{Block, NodeIx, Slot},
-};
+use super::Cluster;
+use super::table::{Block, NodeIx, Slot, StorageIx};
 
 /// A block that is not as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +42,18 @@ pub enum FaultReason {
         "no server takes replicas now: each is busy, silent, full or leaving: add servers or space"
     )]
     NoTarget,
+    /// Nothing can be copied from servers whose owners need them.
+    #[error("the owners of all servers that hold it need them, or they are silent")]
+    NoSource,
     /// It has one replica on each server that there is.
     #[error("the cluster has no more datanodes")]
     NoServer,
+    /// It backs off.
+    #[error("the last attempt failed; the next one comes soon")]
+    BackOff,
+    /// It is not due yet.
+    #[error("the repair budget of the servers that hold it is used up, or it is new here")]
+    NoBudget,
     /// It is in the queue.
     #[error("it waits for its turn within the budget of repair")]
     Queued,
@@ -65,7 +72,7 @@ pub struct OrphanReplica {
     pub block: BlockId,
     /// Where it is.
     pub node: NodeId,
-    /// Whether the node is heard of, so that it can be told.
+    /// Whether the node is heard of, so that it gets commands.
     pub reachable: bool,
 }
 
@@ -133,19 +140,43 @@ impl Cluster {
         })
     }
 
+    /// Why a block that has a replica, and too few of them, is not repaired yet.
     pub(super) fn why_not_repaired(&self, now_ms: u64, slot: Slot) -> FaultReason {
-        if self.in_flight.contains_key(&slot) {
+        if let Some(repair) = self.in_flight.get(&slot) {
+            let waiting = self.queue.get(slot);
+            assert!(
+                waiting.is_none(),
+                "slot {slot} is repaired, {repair:?}, and waits: {waiting:?}"
+            );
             return FaultReason::UnderWay;
         }
-        if self.storm_remaining_ms(now_ms).is_some() {
+        if self.is_storm() {
             return FaultReason::Storm;
         }
-        match self.queue.get(slot) {
-            Some(entry) if entry.unplaced_since_ms.is_some() => FaultReason::NoPlace,
-            Some(_) if self.view.open_servers(Lane::Write, None) == 0 => FaultReason::NoTarget,
-            Some(_) => FaultReason::Queued,
-            None if self.is_held_for_maintenance(slot) => FaultReason::Maintenance,
-            None => FaultReason::Unknown,
+        let Some(entry) = self.queue.get(slot) else {
+            return if self.is_held_for_maintenance(slot) {
+                FaultReason::Maintenance
+            } else {
+                FaultReason::Unknown
+            };
+        };
+        let sources = self.sources(slot);
+        let is_available = |&(node, _): &(NodeIx, StorageIx)| {
+            let node = &self.nodes[node as usize];
+            node.is_available()
+        };
+        if entry.unplaced_since_ms.is_some() {
+            FaultReason::NoPlace
+        } else if !sources.iter().any(is_available) {
+            FaultReason::NoSource
+        } else if self.view.open_servers(Lane::Write, None) == 0 {
+            FaultReason::NoTarget
+        } else if entry.due_ms() <= now_ms {
+            FaultReason::Queued
+        } else if entry.attempts > 0 {
+            FaultReason::BackOff
+        } else {
+            FaultReason::NoBudget
         }
     }
 }

@@ -137,7 +137,7 @@ impl Cluster {
         } else {
             self.options.grid_interval_ms
         };
-        if self.now_ms - self.grid.checked_ms < interval_ms {
+        if self.ms_since(self.grid.checked_ms) < interval_ms {
             return;
         }
         let refused = std::mem::take(&mut self.grid.refused);

@@ -1,4 +1,4 @@
-//! What happens, for whoever watches. Nothing is decided by it.
+//! What happens, for observers. Nothing is decided by it.
 
 use std::collections::VecDeque;
 

@@ -6,14 +6,13 @@
 //! it last. After a restart of the namenode, what such a node holds is not known until it comes back:
 //! until then, a block that lacks no more replicas than there are such nodes waits, unless it has none.
 
-use harvestfs_protocol::{ids::NodeId, placement::ReimageImpact};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::placement::ReimageImpact;
 use rustc_hash::FxHashSet;
 
-use super::{
-    Cluster,
-    node::Life,
-    table::{NodeIx, Slot},
-};
+use super::Cluster;
+use super::node::Life;
+use super::table::{NodeIx, Slot};
 
 /// How long a node may be away.
 #[derive(Clone, Copy, Debug)]
@@ -38,11 +37,7 @@ impl Cluster {
             && !self.draining.contains(&index)
             && self.maintenance_impact(&[node]).is_safe();
         if waits {
-            let maintenance = Maintenance {
-                until_ms,
-                ends_on_return: true,
-            };
-            self.maintenance.insert(index, maintenance);
+            self.begin_maintenance(index, until_ms, true);
         }
         self.refresh_node(index);
     }
@@ -66,11 +61,7 @@ impl Cluster {
         };
         match until_ms.filter(|&until_ms| until_ms > self.now_ms) {
             Some(until_ms) => {
-                let maintenance = Maintenance {
-                    until_ms,
-                    ends_on_return: false,
-                };
-                self.maintenance.insert(index, maintenance);
+                self.begin_maintenance(index, until_ms, false);
                 self.refresh_node(index);
             }
             None => self.end_maintenance(index),
@@ -85,7 +76,7 @@ impl Cluster {
     }
 
     /// What could not be read if these nodes were away, beside those that may be already: the lost
-    /// blocks of what is told. O(blocks on them).
+    /// blocks of the impact. O(blocks on them).
     #[must_use]
     pub fn maintenance_impact(&self, nodes: &[NodeId]) -> ReimageImpact {
         let asked = nodes.iter().filter_map(|&node| self.node_index(node));
@@ -106,6 +97,20 @@ impl Cluster {
         for node in over {
             self.end_maintenance(node);
         }
+    }
+
+    fn begin_maintenance(&mut self, node: NodeIx, until_ms: u64, ends_on_return: bool) {
+        assert!(
+            until_ms > self.now_ms,
+            "node {} may be away until {until_ms} ms, but now are {} ms",
+            self.nodes[node as usize].id,
+            self.now_ms
+        );
+        let maintenance = Maintenance {
+            until_ms,
+            ends_on_return,
+        };
+        self.maintenance.insert(node, maintenance);
     }
 
     fn end_maintenance(&mut self, node: NodeIx) {
@@ -129,7 +134,7 @@ impl Cluster {
         }
         let nodes = self.maintenance.keys();
         let unknown = nodes.filter(|&&node| self.may_hold_unknown(node)).count();
-        wanted.saturating_sub(present) <= unknown
+        wanted <= present + unknown
     }
 
     /// Whether a node in maintenance was not heard of since the namenode started.

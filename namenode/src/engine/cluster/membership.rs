@@ -3,19 +3,15 @@
 use std::cmp::Reverse;
 
 use harvestfs_placement::{Lane, Lanes, Location};
-use harvestfs_protocol::{
-    ids::NodeId,
-    node::{Heartbeat, ServerDescription},
-    types::VolumeStatus,
-};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::node::{Heartbeat, ServerDescription};
+use harvestfs_protocol::types::VolumeStatus;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster, ClusterError, Happening,
-    ahead::AHEAD,
-    node::{Life, Node, Space},
-    table::{NodeIx, Slot, Storage, StorageIx},
-};
+use super::node::{Life, Node, Space};
+use super::prefetch::PREFETCHED;
+use super::table::{NodeIx, Slot, Storage, StorageIx};
+use super::{Cluster, ClusterError, Happening};
 
 /// Fewest nodes that make a storm: the loss of one is never one, however small the cluster.
 const STORM_NODES_MIN: usize = 2;
@@ -57,7 +53,11 @@ impl Cluster {
         self.nodes
             .push(Node::new(node, server.clone(), self.now_ms, window_ms));
         // Both only grow, together: a node's index is that of its server in the view.
-        debug_assert_eq!(self.view.servers().len(), self.nodes.len());
+        assert_eq!(
+            self.view.servers().len(),
+            self.nodes.len(),
+            "servers in the view and nodes, with node {node}"
+        );
         index
     }
 
@@ -80,7 +80,7 @@ impl Cluster {
             self.demands.note_founding(self.now_ms);
         }
         let index = self.add_node(node, server);
-        // What it was told before may not have reached it.
+        // Commands of before may not have reached it.
         self.cancel_repairs_to(index);
         let now_ms = self.now_ms;
         self.forget_unknown_on(index);
@@ -249,7 +249,7 @@ impl Cluster {
     /// Whether a node was heard of lately.
     pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
         let node = &self.nodes[node as usize];
-        let silent_ms = self.now_ms - node.heard_ms;
+        let silent_ms = self.ms_since(node.heard_ms);
         node.is_alive() && !node.stale && silent_ms <= self.options.stale_after_ms
     }
 
@@ -261,7 +261,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the placement view what a node can take now, whatever has changed.
+    /// Tells the placement view what a node can take now: space and offer.
     pub(super) fn refresh_node(&mut self, index: NodeIx) {
         let (space, capacity_blocks) = self.count_space(index);
         let node = &mut self.nodes[index as usize];
@@ -281,7 +281,9 @@ impl Cluster {
             }
             space.inventoried &= home.inventoried;
             let it = &self.table.storages[storage as usize];
-            space.volumes = space.volumes.saturating_add(1);
+            // A server has few, as the namespace checks when it registers.
+            space.volumes += 1;
+            // What a datanode says of its volumes may be anything.
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
             let blocks = |bytes: u64| {
                 u32::try_from(bytes / self.options.block_bytes.max(1)).unwrap_or(u32::MAX)
@@ -328,6 +330,13 @@ impl Cluster {
             urgent: may_receive && received < urgent_limit,
         };
         let coming = node.awaited + node.incoming.len() as u32;
+        assert!(
+            node.replicate.len() <= node.incoming.len(),
+            "node {} gets commands for more repairs than it receives: {:?} of {:?}",
+            node.id,
+            node.replicate,
+            node.incoming
+        );
         let room = node.space.room.less(coming);
         self.view.set_room_and_lanes_at(index as usize, room, lanes);
     }
@@ -343,7 +352,7 @@ impl Cluster {
         }
     }
 
-    /// Finds out who fell silent. Runs a few times per staleness time, O(nodes).
+    /// Finds the nodes that fell silent. Runs a few times per staleness time, O(nodes).
     pub(super) fn scan_nodes(&mut self) {
         if self.now_ms < self.next_scan_ms {
             return;
@@ -358,8 +367,8 @@ impl Cluster {
 
     fn scan_node(&mut self, index: NodeIx) {
         let may_be_away = self.is_in_maintenance(index);
+        let silent_ms = self.ms_since(self.nodes[index as usize].heard_ms);
         let node = &mut self.nodes[index as usize];
-        let silent_ms = self.now_ms - node.heard_ms;
         match node.life {
             Life::Dead { .. } => return,
             Life::Alive | Life::Unheard
@@ -404,7 +413,7 @@ impl Cluster {
                 self.options.report_timeout_ms
             };
             let report_ms = self.table.storages[storage as usize].report_ms;
-            if home.usable && self.now_ms - report_ms > due_ms {
+            if home.usable && self.ms_since(report_ms) > due_ms {
                 self.ask_for_report(index, storage);
             }
         }
@@ -428,7 +437,7 @@ impl Cluster {
             .map_or(window_start_ms, |(since_ms, _)| since_ms);
         let (mut missing, mut heard, mut died) = (0, 0, false);
         for (index, node) in self.nodes.iter().enumerate() {
-            // Whoever may be away tells nothing of the network.
+            // That a node is away which may be says nothing about the network.
             if self.is_in_maintenance(index as NodeIx) {
                 continue;
             }
@@ -437,7 +446,7 @@ impl Cluster {
                     missing += 1;
                     died |= at == self.now_ms;
                 }
-                Life::Alive if self.now_ms - node.heard_ms > self.options.stale_after_ms => {
+                Life::Alive if self.ms_since(node.heard_ms) > self.options.stale_after_ms => {
                     missing += 1;
                 }
                 Life::Alive => heard += 1,
@@ -468,9 +477,10 @@ impl Cluster {
         if !self.safe_mode {
             return;
         }
-        let reported = (self.totals.relevant - self.totals.lost) as f64;
-        let enough = self.options.safe_mode_reported_share * self.totals.relevant as f64;
-        let timed_out = self.now_ms - self.started_ms >= self.options.safe_mode_max_ms;
+        let reported = self.totals.not_lost() as f64;
+        let relevant = self.totals.relevant.get() as f64;
+        let enough = self.options.safe_mode_reported_share * relevant;
+        let timed_out = self.ms_since(self.started_ms) >= self.options.safe_mode_max_ms;
         // Repair would only race with the nodes that are still about to report.
         let all_heard = self
             .nodes
@@ -525,13 +535,13 @@ impl Cluster {
             }
             // The blocks are all over the memory: several are fetched at the same time.
             let blocks = self.table.storages[storage as usize].blocks();
-            let last = blocks.iter().rev().take(AHEAD.min(budget));
-            let last: SmallVec<[Slot; AHEAD]> = last.copied().collect();
+            let last = blocks.iter().rev().take(PREFETCHED.min(budget));
+            let last: SmallVec<[Slot; PREFETCHED]> = last.copied().collect();
             if last.is_empty() {
                 self.gone.pop_front();
             }
             budget -= last.len();
-            self.fetch_holders(&last);
+            self.prefetch_holders(&last);
             for slot in last {
                 if let Some(index) = self.table.replica_in(slot, storage) {
                     self.leave_pipeline(slot, home.node);

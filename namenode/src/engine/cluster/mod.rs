@@ -7,7 +7,7 @@
 //!
 //! - `membership`: registration, heartbeats, liveness, safe mode, storms;
 //! - `grid`: the policy and when its grid is rebuilt;
-//! - `blocks`: blocks as the namespace tells of them, placement, locations for readers;
+//! - `blocks`: changes of blocks in the namespace, placement, locations for readers;
 //! - `outlook`: what blocks can have of what they ask for;
 //! - `reports`: what datanodes say of their replicas;
 //! - `doubts`: what clients say of them;
@@ -18,10 +18,10 @@
 //! - `moves`: diversity, replicas that have to leave their server or are misplaced;
 //! - `balance`: evening out how full servers are;
 //! - `repair`: re-creating lost replicas within the budgets;
-//! - `ahead`: memory that is fetched before it is needed;
-//! - `happenings`: what is told of all that to whoever watches;
+//! - `prefetch`: memory that is fetched before it is needed;
+//! - `happenings`: what happens, for observers;
 //! - `risk`: which blocks may be lost, and why they still may;
-//! - `quarantine`: replicas of blocks that are not known and may be somebody's;
+//! - `quarantine`: replicas of blocks that are not known and may be in use on another timeline;
 //! - `removal`: removing what is too much, bad or unknown; commands.
 //!
 //! Invariants:
@@ -29,21 +29,18 @@
 //!   it has all committed bytes.
 //! - A good replica is chosen for removal only while, without it, as many as wanted are left that
 //!   their nodes, heard of within [`ClusterOptions::stale_after_ms`], have reported since they
-//!   registered. The same is checked again when the datanode is told.
-//! - Once a datanode was told to remove a replica, the replica never counts again, even if it is
+//!   registered. The same is checked again when the command is sent.
+//! - Once a command to remove a replica was sent, the replica never counts again, even if it is
 //!   reported; but it is read from and copied when nothing better is left.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 use harvestfs_placement::{Policy, View};
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use rand::Rng;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-mod ahead;
 mod balance;
 mod blocks;
 mod budget;
@@ -59,6 +56,7 @@ mod options;
 mod outlook;
 mod owners;
 mod places;
+mod prefetch;
 mod quarantine;
 mod queue;
 mod removal;
@@ -120,7 +118,7 @@ pub struct Cluster {
     view: View,
     grid: GridState,
     demands: Demands,
-    /// The latest time that any call told.
+    /// The latest time of any call.
     now_ms: u64,
     started_ms: u64,
 
@@ -241,9 +239,18 @@ impl Cluster {
         }
     }
 
-    /// Time never runs backwards here, whatever the callers' clocks do.
+    /// Time never runs backwards here, also if the callers' clocks do.
     fn advance(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
+    }
+
+    /// Milliseconds since something that happened here.
+    #[track_caller]
+    fn ms_since(&self, at_ms: u64) -> u64 {
+        match self.now_ms.checked_sub(at_ms) {
+            Some(ms) => ms,
+            None => panic!("it happened at {at_ms} ms, but now are {} ms", self.now_ms),
+        }
     }
 
     /// Nodes and the servers of the view have the same indexes.

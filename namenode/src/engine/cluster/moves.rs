@@ -1,17 +1,15 @@
 //! Replicas that are in the wrong place: diversity, and what leaves a server.
 
-use harvestfs_placement::{
-    Constraints, ServerView,
-    diversity::{conflicts, held},
-};
-use harvestfs_protocol::{ids::NodeId, types::Durability};
+use harvestfs_placement::diversity::{conflicts, held};
+use harvestfs_placement::{Constraints, ServerView};
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::types::Durability;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster,
-    queue::rank_of,
-    table::{Block, NodeIx, Slot},
-};
+use super::Cluster;
+use super::queue::{LEAVING, rank_of};
+use super::settle::SCORES;
+use super::table::{Block, NodeIx, Slot};
 
 /// How far apart the replicas of a block are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,8 +70,14 @@ impl Cluster {
         }
         let held = self.held(holders);
         let strict = block.rules.durability == Durability::Strict;
+        let score = held.count() as u8;
+        assert!(
+            usize::from(score) < SCORES,
+            "{score} constraints hold of block {}",
+            block.id
+        );
         Diversity {
-            score: Some(held.count() as u8),
+            score: Some(score),
             misplaced: !held.contains(self.promised(block)),
             curtailed: strict && !held.contains(self.given_up(&block.rules)),
         }
@@ -124,6 +128,11 @@ impl Cluster {
             risk if risk > 0.25 => 2,
             _ => 3,
         };
-        rank_of(survivors, class)
+        let rank = rank_of(survivors, class);
+        assert!(
+            rank < LEAVING,
+            "{rank} is no rank of repair, with {survivors} survivors"
+        );
+        rank
     }
 }

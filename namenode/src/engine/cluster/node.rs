@@ -3,19 +3,15 @@
 use std::collections::VecDeque;
 
 use harvestfs_placement::Room;
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::ServerDescription,
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::ServerDescription;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{
-    budget::Budget,
-    doubts::Doubts,
-    owners::QuotaOrder,
-    table::{Slot, StorageIx},
-};
+use super::budget::Budget;
+use super::doubts::Doubts;
+use super::owners::QuotaOrder;
+use super::table::{Slot, StorageIx};
 
 /// Times that a command to delete is given before it is left to the next full report.
 const DELETE_ATTEMPTS_MAX: u8 = 3;
@@ -81,8 +77,8 @@ pub(super) struct Node {
     pub(super) as_target: Budget,
     /// Blocks that it is to receive or receives now.
     pub(super) incoming: SmallVec<[Slot; 4]>,
-    /// Blocks that it is to receive and was not told of yet, in turn: no more than it may receive at a
-    /// time.
+    /// Blocks that it is to receive and got no command for yet, in turn: no more than it may receive at
+    /// a time.
     pub(super) replicate: SmallVec<[Slot; 4]>,
     /// As last counted.
     pub(super) space: Space,
@@ -92,7 +88,7 @@ pub(super) struct Node {
     pub(super) heard_ms: u64,
     pub(super) heard: bool,
     pub(super) active_streams: u32,
-    /// Bytes of replicas that it may still be told to remove, until its next heartbeat.
+    /// Bytes of replicas that it may still be commanded to remove, until its next heartbeat.
     pub(super) removable_bytes: u64,
     pub(super) seal: VecDeque<BlockId>,
     pub(super) report: SmallVec<[StorageIx; 2]>,
@@ -154,14 +150,14 @@ impl Node {
 pub(super) struct Deletes {
     /// Not yet confirmed, and what each takes, about, in bytes. Blocks are shorter than 4 GiB.
     pending: FxHashMap<BlockId, u32>,
-    /// To be told; those no longer pending are skipped.
+    /// Commands to be sent; those no longer pending are skipped.
     queue: VecDeque<BlockId>,
-    /// Told, in the order of the next attempt.
-    told: VecDeque<Told>,
+    /// Commands that were sent, in the order of the next attempt.
+    sent: VecDeque<Sent>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Sent {
     retry_ms: u64,
     block: BlockId,
     attempts: u8,
@@ -170,13 +166,13 @@ struct Told {
 /// What is next in a node's list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextDelete {
-    /// To be told, for the n-th time.
-    Tell {
+    /// A command to send, for the n-th time.
+    Send {
         block: BlockId,
         bytes: u32,
         attempts: u8,
     },
-    /// Told too often.
+    /// It was sent too often.
     GiveUp(BlockId),
 }
 
@@ -209,17 +205,17 @@ impl Deletes {
 
     /// How many entries `next` may return now, at most.
     pub(super) fn queued(&self) -> usize {
-        self.queue.len() + self.told.len()
+        self.queue.len() + self.sent.len()
     }
 
     pub(super) fn next(&mut self, now_ms: u64) -> Option<NextDelete> {
-        while let Some(first) = self.told.front() {
+        while let Some(first) = self.sent.front() {
             if first.retry_ms > now_ms {
                 break;
             }
-            let Told {
+            let Sent {
                 block, attempts, ..
-            } = self.told.pop_front()?;
+            } = self.sent.pop_front()?;
             let Some(&bytes) = self.pending.get(&block) else {
                 continue;
             };
@@ -227,7 +223,7 @@ impl Deletes {
                 self.pending.remove(&block);
                 return Some(NextDelete::GiveUp(block));
             }
-            return Some(NextDelete::Tell {
+            return Some(NextDelete::Send {
                 block,
                 bytes,
                 attempts,
@@ -235,7 +231,7 @@ impl Deletes {
         }
         while let Some(block) = self.queue.pop_front() {
             if let Some(&bytes) = self.pending.get(&block) {
-                return Some(NextDelete::Tell {
+                return Some(NextDelete::Send {
                     block,
                     bytes,
                     attempts: 0,
@@ -247,7 +243,18 @@ impl Deletes {
 
     /// Comes again at `retry_ms` unless confirmed before.
     pub(super) fn again(&mut self, block: BlockId, attempts: u8, retry_ms: u64) {
-        self.told.push_back(Told {
+        assert!(
+            attempts <= DELETE_ATTEMPTS_MAX,
+            "the command to remove a replica of block {block} was sent {attempts} times"
+        );
+        assert!(
+            self.sent
+                .back()
+                .is_none_or(|last| last.retry_ms <= retry_ms),
+            "block {block} comes again at {retry_ms} ms, before {:?}",
+            self.sent.back()
+        );
+        self.sent.push_back(Sent {
             retry_ms,
             block,
             attempts,
@@ -258,7 +265,7 @@ impl Deletes {
     pub(super) fn bytes(&self) -> usize {
         self.pending.capacity() * (size_of::<(BlockId, u32)>() + 2)
             + self.queue.capacity() * size_of::<BlockId>()
-            + self.told.capacity() * size_of::<Told>()
+            + self.sent.capacity() * size_of::<Sent>()
     }
 }
 

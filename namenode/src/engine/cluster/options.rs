@@ -1,7 +1,8 @@
 //! The times and budgets of the cluster engine.
 
 use harvestfs_placement::Lane;
-use harvestfs_protocol::{limits::BLOCK_BYTES_MAX, placement::RepairLimits};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::placement::RepairLimits;
 
 /// Replicas that a block must have to be written: a disk may fail before repair makes the others.
 pub const MIN_WRITE_REPLICAS: u8 = 2;

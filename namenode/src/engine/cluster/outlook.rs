@@ -15,20 +15,16 @@
 use std::net::IpAddr;
 
 use harvestfs_placement::{Constraints, Lane, Nodes, Request, ServerView, most_apart};
-use harvestfs_protocol::{
-    error::FsError,
-    ids::NodeId,
-    limits::REPLICATION_MAX,
-    outlook::{Shortage, Unavailable, WriteOutlook, WriteVerdict},
-    types::{Durability, PlacementRules, StorageClass},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::limits::REPLICATION_MAX;
+use harvestfs_protocol::outlook::{Shortage, Unavailable, WriteOutlook, WriteVerdict};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
 use rand::Rng;
 
-use super::{
-    Cluster,
-    node::Life,
-    table::{Block, NodeIx},
-};
+use super::Cluster;
+use super::node::Life;
+use super::table::{Block, NodeIx};
 
 /// What the cluster can give a block of so many replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +80,12 @@ impl Cluster {
         self.demands.outdated = false;
         let demands = (1..=REPLICATION_MAX).map(|wanted| self.demand_among_members(wanted));
         let demands: Vec<Demand> = demands.collect();
+        assert!(
+            demands
+                .windows(2)
+                .all(|pair| pair[0].replicas <= pair[1].replicas),
+            "blocks that want more replicas can have fewer: {demands:?}"
+        );
         if demands != self.demands.known {
             self.demands.known = demands;
             if !self.safe_mode {
@@ -153,7 +155,7 @@ impl Cluster {
 
     /// Whether more servers will register soon than are known: the cluster is new.
     fn is_growing(&self) -> bool {
-        let since_ms = self.demands.founded_ms.map(|at_ms| self.now_ms - at_ms);
+        let since_ms = self.demands.founded_ms.map(|at_ms| self.ms_since(at_ms));
         self.nodes.is_empty()
             || since_ms.is_some_and(|since_ms| since_ms < self.options.stale_after_ms)
     }
@@ -264,6 +266,10 @@ impl Cluster {
         rng: &mut dyn Rng,
     ) -> Result<Nodes, FsError> {
         let demand = self.demand_of_writers(rules);
+        assert!(
+            demand.replicas <= rules.replication.max(1),
+            "{demand:?} is more than {rules:?} ask for"
+        );
         let request = Request {
             wanted: demand.replicas,
             existing: &[],
@@ -302,7 +308,7 @@ impl Cluster {
         let needed = self.needed(demand);
         let apart = self.most_apart_now(rules, exclude, demand);
         // The policy draws one after the other, and not always as many as it could. If fewer than are
-        // needed keep the constraints, others will do: who is away took its environment along.
+        // needed keep the constraints, others will do: a server that is away took its environment along.
         for (wanted, durability) in [(apart, rules.durability), (needed, Durability::Space)] {
             if best.len() >= wanted.into() {
                 continue;
@@ -326,7 +332,7 @@ impl Cluster {
     }
 
     fn refusal(&self, rules: &PlacementRules, exclude: &[NodeId], placeable: usize) -> FsError {
-        // Of one that is away nobody knows whether it has room.
+        // Whether one that is away has room is not known.
         let has_room = self
             .servers_for(rules.class, exclude, true)
             .next()

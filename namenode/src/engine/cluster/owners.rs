@@ -1,29 +1,25 @@
 //! What owners do to their servers, with notice: reimages that wait until data is safe, and quotas
 //! that shrink by a deadline.
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, StorageId},
-    limits::BLOCKS_PER_REPORT_MAX,
-    node::NodeCommand,
-    placement::{ReimageImpact, RepairLimits, WaitingBlock},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
+use harvestfs_protocol::limits::BLOCKS_PER_REPORT_MAX;
+use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::placement::{ReimageImpact, RepairLimits, WaitingBlock};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster,
-    table::{NodeIx, ReplicaState, Slot, StorageIx},
-};
+use super::Cluster;
+use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
 
-/// A quota that a node has to be told of.
+/// A quota that a node has to be commanded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuotaOrder {
     storage: StorageIx,
     quota_bytes: u64,
     /// When it must hold.
     deadline_ms: u64,
-    /// When the node is to be told, or told again.
-    tell_ms: u64,
+    /// When the command is to be sent, or sent again.
+    send_ms: u64,
 }
 
 impl QuotaOrder {
@@ -84,6 +80,10 @@ impl Cluster {
                 });
             }
         }
+        assert!(
+            survivors <= holders.len(),
+            "of {holders:?}, {survivors} survive"
+        );
         if survivors == 0 {
             impact.lost += 1;
             list(&mut impact.lost_blocks);
@@ -166,15 +166,21 @@ impl Cluster {
         let orders: SmallVec<[QuotaOrder; 2]> = volumes
             .iter()
             .map(|&it| {
+                // An equal one of volumes that have no quota at present.
                 let equal = u128::from(quota_bytes) / volumes.len() as u128;
                 let share = (u128::from(quota_bytes) * quota_of(it))
                     .checked_div(all)
                     .unwrap_or(equal);
+                assert!(
+                    share <= u128::from(quota_bytes),
+                    "{share} bytes are the share of one volume of {all} bytes, of {quota_bytes}"
+                );
                 QuotaOrder {
                     storage: it,
-                    quota_bytes: u64::try_from(share).unwrap_or(quota_bytes),
+                    // Not more than the whole.
+                    quota_bytes: share as u64,
                     deadline_ms: self.now_ms.saturating_add(deadline_ms),
-                    tell_ms: self.now_ms,
+                    send_ms: self.now_ms,
                 }
             })
             .collect();
@@ -184,15 +190,15 @@ impl Cluster {
         !volumes.is_empty()
     }
 
-    /// The command for the next quota that a node has to be told of. Repeated until a heartbeat
+    /// The command for the next quota of a node. Repeated until a heartbeat
     /// shows the quota.
     pub(super) fn next_quota(&mut self, node: NodeIx) -> Option<NodeCommand> {
         let now_ms = self.now_ms;
         let storages = &self.table.storages;
         let quotas = &mut self.nodes[node as usize].quotas;
         quotas.retain(|it| storages[it.storage as usize].status.quota_bytes != it.quota_bytes);
-        let order = quotas.iter_mut().find(|it| it.tell_ms <= now_ms)?;
-        order.tell_ms = now_ms + self.options.command_retry_ms;
+        let order = quotas.iter_mut().find(|it| it.send_ms <= now_ms)?;
+        order.send_ms = now_ms + self.options.command_retry_ms;
         Some(NodeCommand::SetQuota {
             storage: self.table.storages[order.storage as usize].id(),
             quota_bytes: order.quota_bytes,

@@ -1,24 +1,24 @@
 //! Where blocks are, and why: what operators see of placement.
 
 use harvestfs_placement::{CELLS, Cell, Constraints, ServerView};
-use harvestfs_protocol::{
-    history::TenantName,
-    ids::BlockId,
-    limits::{BLOCKS_PER_REPORT_MAX, TENANTS_PER_REPLY_MAX},
-    placement::{BlockPlace, CellReport, GridCell, PlacementReport, ReplicaPlace, TenantReport},
-    types::Durability,
+use harvestfs_protocol::history::TenantName;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::{BLOCKS_PER_REPORT_MAX, TENANTS_PER_REPLY_MAX};
+use harvestfs_protocol::placement::{
+    BlockPlace, CellReport, GridCell, PlacementReport, ReplicaPlace, TenantReport,
 };
+use harvestfs_protocol::types::Durability;
 
-use super::{
-    Cluster,
-    table::{Block, NodeIx, ReplicaState, Slot},
-};
+use super::Cluster;
+use super::table::{Block, NodeIx, ReplicaState, Slot};
+use crate::engine::count::Count;
 
 impl Cluster {
     /// The policy, its grid, diversity, and where these blocks are; unknown ones are left out.
     /// O(servers).
     #[must_use]
     pub fn placement_report(&self, blocks: &[BlockId]) -> PlacementReport {
+        // Quotas are what datanodes say.
         let bytes = |blocks: u64| blocks.saturating_mul(self.options.block_bytes);
         let cells = self.view.cell_spaces().into_iter().enumerate();
         let cells = cells.map(|(number, space)| CellReport {
@@ -52,9 +52,9 @@ impl Cluster {
             policy: self.policy.kind().name().into(),
             cells: cells.collect(),
             tenants: tenants.collect(),
-            blocks_by_score: self.totals.scores.to_vec(),
-            misplaced_blocks: self.totals.misplaced,
-            moves_waiting: (self.queue.len() - self.queue.repairs()) as u64,
+            blocks_by_score: self.totals.scores.map(Count::get).to_vec(),
+            misplaced_blocks: self.totals.misplaced.get(),
+            moves_waiting: self.queue.moves(),
             blocks: blocks
                 .filter_map(|&block| self.block_place(block))
                 .collect(),

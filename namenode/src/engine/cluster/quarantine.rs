@@ -5,10 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-use harvestfs_protocol::{ids::BlockId, types::NodeInfo};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::NodeInfo;
 use smallvec::SmallVec;
 
-use super::{Cluster, table::NodeIx};
+use super::Cluster;
+use super::table::NodeIx;
 
 /// Which blocks were allocated on this timeline.
 #[derive(Debug, Default)]
@@ -31,6 +33,7 @@ impl Allocated {
 
     /// A block was allocated: all between the range below it and it were, too.
     pub(super) fn add(&mut self, block: BlockId) {
+        assert_ne!(block, BlockId(0), "no block is 0");
         match self.ranges.range_mut(..=block.0).next_back() {
             Some((_, last)) => *last = block.0.max(*last),
             None => {
@@ -46,6 +49,13 @@ pub(super) struct Quarantine {
     blocks: BTreeMap<BlockId, Held>,
     /// When each is over, in order.
     due: VecDeque<(u64, BlockId)>,
+}
+
+impl Quarantine {
+    fn assert_lists_match(&self) {
+        let (blocks, due) = (self.blocks.len(), self.due.len());
+        assert_eq!(blocks, due, "in quarantine, by block and by its end");
+    }
 }
 
 #[derive(Debug)]
@@ -68,7 +78,7 @@ pub struct Quarantined {
 }
 
 impl Cluster {
-    /// Says which blocks were allocated on the timeline so far. Blocks told as allocated later lie
+    /// Says which blocks were allocated on the timeline so far. Blocks allocated later lie
     /// behind the last range. `unsettled` are those of them that other timelines may have written to.
     pub fn set_allocated(
         &mut self,
@@ -105,6 +115,7 @@ impl Cluster {
             Some((_, known_bytes)) => *known_bytes = bytes.max(*known_bytes),
             None => held.replicas.push((node, bytes)),
         }
+        self.quarantine.assert_lists_match();
     }
 
     /// A node has no replica of an unknown block any more.
@@ -131,10 +142,13 @@ impl Cluster {
                 break;
             }
             self.quarantine.due.pop_front();
-            let held = self.quarantine.blocks.remove(&block);
-            for (node, bytes) in held.into_iter().flat_map(|held| held.replicas) {
+            let Some(held) = self.quarantine.blocks.remove(&block) else {
+                panic!("the quarantine of block {block} ends, which is not in it");
+            };
+            for (node, bytes) in held.replicas {
                 self.nodes[node as usize].deletes.add(block, bytes);
             }
+            self.quarantine.assert_lists_match();
         }
     }
 
@@ -154,21 +168,20 @@ impl Cluster {
     pub fn quarantined(&self, now_ms: u64, after: BlockId, blocks_max: usize) -> Vec<Quarantined> {
         let behind = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
         let held = self.quarantine.blocks.range(behind);
-        held.filter(|(_, held)| !held.replicas.is_empty())
-            .take(blocks_max)
-            .map(|(&block, held)| {
-                let lengths = held.replicas.iter().map(|&(_, bytes)| u64::from(bytes));
-                let nodes = held.replicas.iter().filter_map(|&(node, _)| {
-                    let node = &self.nodes[node as usize];
-                    self.node_info(node.id)
-                });
-                Quarantined {
-                    block,
-                    length_bytes: lengths.max().unwrap_or(0),
-                    nodes: nodes.collect(),
-                    kept_ms: held.until_ms.saturating_sub(now_ms),
-                }
+        held.filter_map(|(&block, held)| {
+            let lengths = held.replicas.iter().map(|&(_, bytes)| u64::from(bytes));
+            let nodes = held.replicas.iter().filter_map(|&(node, _)| {
+                let node = &self.nodes[node as usize];
+                self.node_info(node.id)
+            });
+            Some(Quarantined {
+                block,
+                length_bytes: lengths.max()?,
+                nodes: nodes.collect(),
+                kept_ms: held.until_ms.saturating_sub(now_ms),
             })
-            .collect()
+        })
+        .take(blocks_max)
+        .collect()
     }
 }

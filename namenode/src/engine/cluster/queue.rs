@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::table::{NodeIx, Slot};
+use crate::engine::count::Count;
 
 /// Numbers of survivors that are told apart; blocks with more than this many rank with it.
 const SURVIVORS: usize = 10;
@@ -58,7 +59,7 @@ pub(super) struct RepairQueue {
     alarms: BTreeMap<u64, Vec<Slot>>,
     places: FxHashMap<Slot, Place>,
     /// Entries with a rank of repair, due or not.
-    repairs: usize,
+    repairs: Count,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +96,7 @@ impl Default for RepairQueue {
             asleep: Slab::new(),
             alarms: BTreeMap::new(),
             places: FxHashMap::default(),
-            repairs: 0,
+            repairs: Count::default(),
         }
     }
 }
@@ -106,8 +107,16 @@ impl RepairQueue {
     }
 
     /// Entries of blocks that have too few replicas.
-    pub(super) fn repairs(&self) -> usize {
-        self.repairs
+    pub(super) fn repairs(&self) -> u64 {
+        self.repairs.get()
+    }
+
+    /// Entries of blocks that have enough replicas.
+    pub(super) fn moves(&self) -> u64 {
+        let mut rest = Count::default();
+        rest += self.len() as u64;
+        rest -= self.repairs();
+        rest.get()
     }
 
     /// Entries of a rank that are due.
@@ -145,8 +154,8 @@ impl RepairQueue {
                 // The wait may have been for the normal budget.
                 let at_once = rank < URGENT_RANKS || (rank < LEAVING && !was_repair);
                 if place.asleep && !at_once {
-                    self.repairs -= usize::from(was_repair);
-                    self.repairs += usize::from(rank < LEAVING);
+                    self.repairs -= u64::from(was_repair);
+                    self.repairs += u64::from(rank < LEAVING);
                     let rank = rank as u8;
                     self.places.insert(slot, Place { rank, ..place });
                 } else if let Some(entry) = self.remove(slot) {
@@ -168,8 +177,12 @@ impl RepairQueue {
                 self.ranks[rank].push(entry)
             },
         };
-        self.places.insert(slot, place);
-        self.repairs += usize::from(rank < LEAVING);
+        let other = self.places.insert(slot, place);
+        assert!(
+            other.is_none(),
+            "slot {slot} waits twice: {other:?}, {place:?}"
+        );
+        self.repairs += u64::from(rank < LEAVING);
     }
 
     /// Puts an entry among those that are not due; returns where.
@@ -183,24 +196,35 @@ impl RepairQueue {
 
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Entry> {
         let place = self.places.remove(&slot)?;
-        self.repairs -= usize::from(usize::from(place.rank) < LEAVING);
-        Some(self.take(place))
+        self.repairs -= u64::from(usize::from(place.rank) < LEAVING);
+        Some(self.take(slot, place))
     }
 
     /// Takes an entry from where it is. In a rank, another one may take its place.
-    fn take(&mut self, place: Place) -> Entry {
+    fn take(&mut self, slot: Slot, place: Place) -> Entry {
+        let entry = if place.asleep {
+            self.asleep.remove(place.position as usize)
+        } else {
+            self.take_due(place)
+        };
+        assert_eq!(
+            entry.slot, slot,
+            "what waits at {place:?}, and what was looked for there"
+        );
+        entry
+    }
+
+    fn take_due(&mut self, place: Place) -> Entry {
         let position = place.position as usize;
-        if place.asleep {
-            return self.asleep.remove(position);
-        }
         let Rank { entries, cursor } = &mut self.ranks[usize::from(place.rank)];
         // The one that takes its place has not had its turn.
         *cursor -= usize::from(position + 1 == *cursor);
         let entry = entries.swap_remove(position);
-        if let Some(moved) = entries.get(position)
-            && let Some(place) = self.places.get_mut(&moved.slot)
-        {
-            place.position = position as u32;
+        if let Some(moved) = entries.get(position) {
+            match self.places.get_mut(&moved.slot) {
+                Some(place) => place.position = position as u32,
+                None => panic!("{moved:?} waits, but nowhere is known where"),
+            }
         }
         entry
     }
@@ -239,7 +263,7 @@ impl RepairQueue {
         let Some(&place) = self.places.get(&slot) else {
             return;
         };
-        let mut entry = self.take(place);
+        let mut entry = self.take(slot, place);
         entry.due_ms = until_ms;
         change(&mut entry);
         let position = self.put_to_sleep(entry);
@@ -378,8 +402,9 @@ mod tests {
                     prop_assert_eq!(queue.get(slot).map(|it| it.slot), Some(slot));
                     prop_assert_eq!(usize::from(queue.places[&slot].rank), rank);
                 }
-                let repairs = model.values().filter(|it| it.0 < LEAVING).count();
+                let repairs = model.values().filter(|it| it.0 < LEAVING).count() as u64;
                 prop_assert_eq!(queue.repairs(), repairs);
+                prop_assert_eq!(queue.moves(), model.len() as u64 - repairs);
             }
             queue.wake(now_ms, usize::MAX);
             for rank in 0..RANKS {

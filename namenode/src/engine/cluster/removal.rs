@@ -1,21 +1,17 @@
 //! Removing replicas that are too many, bad, or of blocks that do not exist; and all commands.
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::NodeCommand,
-    token::BlockToken,
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::token::BlockToken;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster,
-    node::{NextDelete, Node},
-    table::{NodeIx, ReplicaState, Slot},
-};
+use super::Cluster;
+use super::node::{NextDelete, Node};
+use super::table::{NodeIx, ReplicaState, Slot};
 
 /// What to do with an entry of a node's list of replicas to remove.
 enum Verdict {
-    Tell,
+    Send,
     Later,
     /// The replica stays.
     Keep,
@@ -39,9 +35,7 @@ impl Cluster {
     }
 
     fn choose_excess_of(&mut self, slot: Slot) {
-        let Some(block) = self.table.get_mut(slot) else {
-            return;
-        };
+        let block = self.table.known_mut(slot);
         block.excess_queued = false;
         let wanted = block.wanted();
         let mut confirmed = self.confirmed(slot);
@@ -55,12 +49,15 @@ impl Cluster {
                 break;
             };
             let node = confirmed.remove(surplus);
-            if let Some(index) = self.table.replica_on(slot, node)
-                && let Some(block) = self.table.get(slot)
-            {
-                (self.nodes[node as usize].deletes).add(block.id, block.required_bytes);
-                self.table.set_state(slot, index, ReplicaState::Excess);
-            }
+            let block = self.table.known(slot);
+            let Some(index) = self.table.replica_on(slot, node) else {
+                panic!(
+                    "block {} has no replica on node {node}, which has one too many",
+                    block.id
+                );
+            };
+            (self.nodes[node as usize].deletes).add(block.id, block.required_bytes);
+            self.table.set_state(slot, index, ReplicaState::Excess);
         }
         // Comes again when what is left is still too much, but not confirmed yet.
         self.settle(slot);
@@ -68,13 +65,8 @@ impl Cluster {
 
     /// Nodes whose sealed replica may be relied on when another one is removed.
     pub(super) fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
-        let Some(block) = self.table.get(slot) else {
-            return SmallVec::new();
-        };
-        let sealed = block
-            .replicas
-            .iter()
-            .filter(|replica| replica.state == ReplicaState::Sealed);
+        let replicas = self.table.known(slot).replicas.iter();
+        let sealed = replicas.filter(|replica| replica.state == ReplicaState::Sealed);
         sealed
             .map(|replica| self.table.home(replica.storage))
             .filter(|storage| storage.usable && storage.inventoried && self.is_fresh(storage.node))
@@ -82,11 +74,9 @@ impl Cluster {
             .collect()
     }
 
-    /// Replicas that were chosen to be removed, and whose datanode was not told yet, stay.
+    /// Replicas that were chosen to be removed, and whose datanode did not get the command yet, stay.
     pub(super) fn keep_excess(&mut self, slot: Slot) {
-        let Some(block) = self.table.get(slot) else {
-            return;
-        };
+        let block = self.table.known(slot);
         let (id, replicas) = (block.id, block.replicas.clone());
         for (index, replica) in replicas.iter().enumerate() {
             if replica.state == ReplicaState::Excess {
@@ -99,9 +89,7 @@ impl Cluster {
 
     /// Bad replicas are removed.
     pub(super) fn remove_bad(&mut self, slot: Slot) {
-        let Some(block) = self.table.get(slot) else {
-            return;
-        };
+        let block = self.table.known(slot);
         for replica in &block.replicas {
             let storage = self.table.home(replica.storage);
             if replica.state.is_bad() && storage.usable {
@@ -118,7 +106,7 @@ impl Cluster {
         pending.filter(|&(block, _)| self.table.slot(block).is_none())
     }
 
-    /// There is a repair for a node to be told of.
+    /// There is a command for a node to start a repair.
     pub(super) fn command(&mut self, node: NodeIx) {
         let it = &mut self.nodes[node as usize];
         if !it.commanded {
@@ -127,8 +115,8 @@ impl Cluster {
         }
     }
 
-    /// Nodes for which repairs were started since the last call: who can reach them at once need
-    /// not wait for their heartbeats to ask for [`Cluster::next_commands`].
+    /// Nodes for which repairs were started since the last call: a caller that can reach them at once
+    /// need not wait for their heartbeats to ask for [`Cluster::next_commands`].
     pub fn take_commanded(&mut self) -> Vec<NodeId> {
         let nodes = std::mem::take(&mut self.commanded);
         let mut ids = Vec::with_capacity(nodes.len());
@@ -218,7 +206,7 @@ impl Cluster {
             match self.nodes[node as usize].deletes.next(self.now_ms) {
                 None => break,
                 Some(NextDelete::GiveUp(block)) => self.give_up_deleting(node, block),
-                Some(NextDelete::Tell {
+                Some(NextDelete::Send {
                     block,
                     bytes,
                     attempts,
@@ -226,9 +214,10 @@ impl Cluster {
                     let verdict = self.judge_deletion(node, block);
                     let deletes = &mut self.nodes[node as usize].deletes;
                     match verdict {
-                        Verdict::Tell => {
+                        Verdict::Send => {
                             deletes.again(block, attempts + 1, retry_ms);
                             blocks.push(block);
+                            // The last one may be longer than what is left.
                             left_bytes = left_bytes.saturating_sub(bytes.into());
                         }
                         Verdict::Later => deletes.again(block, attempts, retry_ms),
@@ -246,14 +235,16 @@ impl Cluster {
     /// Whether a replica may be removed now: much may have changed since that was decided.
     fn judge_deletion(&mut self, node: NodeIx, block: BlockId) -> Verdict {
         let Some(slot) = self.table.slot(block) else {
-            return Verdict::Tell;
+            return Verdict::Send;
         };
         let (Some(index), Some(it)) = (self.table.replica_on(slot, node), self.table.get(slot))
         else {
             return Verdict::Keep;
         };
-        let wanted = it.wanted();
-        let confirmed = self.confirmed(slot).len();
+        let (id, wanted) = (it.id, it.wanted());
+        let confirmed = self.confirmed(slot);
+        let elsewhere = !confirmed.contains(&node);
+        let confirmed = confirmed.len();
         let enough = match it.replicas[index].state {
             ReplicaState::Sealed | ReplicaState::Open => return Verdict::Keep,
             ReplicaState::Excess if confirmed > 0 && self.is_given_up(slot, node) => true,
@@ -268,9 +259,13 @@ impl Cluster {
         if !enough || self.is_storm() {
             return Verdict::Later;
         }
+        assert!(
+            elsewhere && confirmed > 0,
+            "block {id} has {confirmed} confirmed replicas, without the one on node {node}"
+        );
         self.table.set_state(slot, index, ReplicaState::Deleting);
         self.settle(slot);
-        Verdict::Tell
+        Verdict::Send
     }
 
     /// The datanode never confirmed. Full reports will show what it really has.
@@ -280,6 +275,7 @@ impl Cluster {
             && let Some(it) = self.table.get(slot)
             && it.replicas[index].state == ReplicaState::Deleting
         {
+            self.leave_pipeline(slot, node);
             self.table.remove_replica(slot, index);
             self.settle(slot);
         }

@@ -1,28 +1,24 @@
 //! Re-creating lost replicas, within the budgets.
 
 use harvestfs_placement::{Lane, Request};
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::NodeCommand,
-    token::BlockToken,
-    types::Durability,
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::types::Durability;
 use rand::Rng;
 use smallvec::SmallVec;
 
-use super::{
-    Cluster, Happening,
-    ahead::AHEAD,
-    happenings::RepairEnd,
-    queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS},
-    table::{NodeIx, ReplicaState, Slot, StorageIx},
-};
+use super::happenings::RepairEnd;
+use super::prefetch::PREFETCHED;
+use super::queue::{Entry, LEAVING, MISPLACED, RANKS, URGENT_RANKS};
+use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
+use super::{Cluster, Happening};
 
 /// After a failure the wait doubles, up to this many times.
 const BACKOFF_DOUBLINGS_MAX: u8 = 6;
 /// The same for a misplaced replica that finds no better place.
 const MOVE_DOUBLINGS_MAX: u8 = 3;
-/// Sources that a target is told: the one that the repair is charged to, and some to turn to when
+/// Sources in a command to a target: the one that the repair is charged to, and some to turn to when
 /// that one fails.
 const SOURCES_MAX: usize = 3;
 
@@ -78,8 +74,8 @@ impl Cluster {
                 if self.view.open_servers(lane, None) == 0 {
                     break;
                 }
-                if turn % AHEAD == 0 {
-                    self.fetch_turns(rank);
+                if turn % PREFETCHED == 0 {
+                    self.prefetch_turns(rank);
                 }
                 let Some(entry) = self.queue.next(rank) else {
                     break;
@@ -134,7 +130,7 @@ impl Cluster {
         );
     }
 
-    /// Has a block copied, and charges the budgets of those who take part.
+    /// Has a block copied, and charges the budgets of its nodes and volume.
     pub(super) fn start_repair(
         &mut self,
         slot: Slot,
@@ -144,7 +140,11 @@ impl Cluster {
         is_move: bool,
     ) {
         // It is looked at last.
-        self.fetch_target(target);
+        self.prefetch_target(target);
+        assert_ne!(
+            source, target,
+            "the node of a block that is copied to itself"
+        );
         let in_flight = InFlight {
             source,
             target,
@@ -155,7 +155,11 @@ impl Cluster {
         };
         self.deadlines
             .push_back((in_flight.deadline_ms, slot, target));
-        self.in_flight.insert(slot, in_flight);
+        let other = self.in_flight.insert(slot, in_flight);
+        assert!(
+            other.is_none(),
+            "slot {slot} is repaired twice: {other:?}, {in_flight:?}"
+        );
         self.queue.remove(slot);
         let from = &mut self.nodes[source as usize];
         from.outgoing += 1;
@@ -173,11 +177,8 @@ impl Cluster {
     /// Nodes to copy a block from, and their volumes: those with good replicas; when there is none,
     /// those with replicas that may be good.
     pub(super) fn sources(&self, slot: Slot) -> SmallVec<[(NodeIx, StorageIx); 8]> {
-        let Some(block) = self.table.get(slot) else {
-            return SmallVec::new();
-        };
         let (mut good, mut last_resort) = (SmallVec::new(), SmallVec::new());
-        for replica in &block.replicas {
+        for replica in &self.table.known(slot).replicas {
             let storage = self.table.home(replica.storage);
             match replica.state {
                 _ if !storage.usable => {}
@@ -231,7 +232,9 @@ impl Cluster {
             if node.as_source.counted() < limit {
                 return;
             }
-            first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(0));
+            // Nothing falls where the limit is zero; the block is tried again when it is raised.
+            let retry_ms = self.now_ms + self.options.repair_retry_ms;
+            first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(retry_ms));
         }
         if first_ms < u64::MAX {
             self.queue.delay(slot, first_ms, |_| {});
@@ -255,7 +258,7 @@ impl Cluster {
             return found;
         }
         let since_ms = entry.unplaced_since_ms.unwrap_or(self.now_ms);
-        let waited_ms = self.now_ms - since_ms;
+        let waited_ms = self.ms_since(since_ms);
         if found.is_some()
             || rules.durability == Durability::Space
             || (lane != Lane::Urgent && waited_ms < self.options.strict_repair_wait_ms)
@@ -268,12 +271,17 @@ impl Cluster {
     /// Whether the target of a move has used up what it may receive by moves; then the block waits
     /// until it may receive again.
     fn waits_for_target(&mut self, slot: Slot, target: NodeIx) -> bool {
-        let budget = &mut self.nodes[target as usize].as_target;
-        if budget.used(self.now_ms) < self.options.moves_per_window {
+        let node = &mut self.nodes[target as usize];
+        let used = node.as_target.used(self.now_ms);
+        if used < self.options.moves_per_window {
             return false;
         }
-        let retry_ms = self.now_ms + self.options.repair_retry_ms;
-        let free_ms = budget.falls_at_ms().unwrap_or(retry_ms);
+        let Some(free_ms) = node.as_target.falls_at_ms() else {
+            panic!(
+                "node {} received {used} repairs, which never leave its budget",
+                node.id
+            );
+        };
         self.queue.delay(slot, free_ms, |_| {});
         true
     }
@@ -388,12 +396,10 @@ impl Cluster {
         });
     }
 
-    /// Tells whoever watches that a repair ended.
+    /// Notes for observers that a repair ended.
     fn note_repair(&mut self, slot: Slot, repair: &InFlight, end: RepairEnd) {
         self.count_balance_move(slot, end);
-        let Some(block) = self.table.get(slot) else {
-            return;
-        };
+        let block = self.table.known(slot);
         self.happenings.note(Happening::RepairEnded {
             block: block.id,
             source: self.nodes[repair.source as usize].id,
@@ -412,10 +418,19 @@ impl Cluster {
     fn end_repair(&mut self, slot: Slot) -> Option<InFlight> {
         let ended = self.in_flight.remove(&slot)?;
         let from = &mut self.nodes[ended.source as usize];
-        from.outgoing = from.outgoing.saturating_sub(1);
-        self.nodes[ended.target as usize]
-            .incoming
-            .retain(|other| *other != slot);
+        match from.outgoing.checked_sub(1) {
+            Some(rest) => from.outgoing = rest,
+            None => panic!(
+                "node {} serves no repair, but one ended: {ended:?}",
+                from.id
+            ),
+        }
+        let to = &mut self.nodes[ended.target as usize];
+        match to.incoming.iter().position(|&other| other == slot) {
+            Some(place) => _ = to.incoming.remove(place),
+            None => panic!("node {} does not receive slot {slot}, but it ended", to.id),
+        }
+        to.replicate.retain(|other| *other != slot);
         self.refresh_offer(ended.target);
         Some(ended)
     }
@@ -460,8 +475,8 @@ impl Cluster {
         }
     }
 
-    /// The next repair that a node has to be told of; what [`Cluster::next_commands`] makes a message
-    /// of.
+    /// The next repair that a node has to be commanded; [`Cluster::next_commands`] makes a message of
+    /// it.
     pub fn next_repair(&mut self, now_ms: u64, node: NodeId) -> Option<Repair> {
         self.advance(now_ms);
         let index = self.live_node(node).ok()?;
@@ -477,7 +492,7 @@ impl Cluster {
             if in_flight.target != node {
                 continue;
             }
-            let sources = self.sources_to_tell(slot, in_flight.source);
+            let sources = self.sources_to_send(slot, in_flight.source);
             match self.table.get(slot) {
                 Some(block) if !sources.is_empty() => {
                     return Some(Repair {
@@ -492,7 +507,7 @@ impl Cluster {
         None
     }
 
-    /// The command for the next repair that a node has to be told of.
+    /// The command for the next repair of a node.
     pub(super) fn next_replicate(
         &mut self,
         node: NodeIx,
@@ -508,12 +523,12 @@ impl Cluster {
         })
     }
 
-    fn sources_to_tell(&self, slot: Slot, charged: NodeIx) -> SmallVec<[NodeId; SOURCES_MAX]> {
+    fn sources_to_send(&self, slot: Slot, charged: NodeIx) -> SmallVec<[NodeId; SOURCES_MAX]> {
         let mut sources = self.sources(slot);
         sources.retain(|(index, _)| self.nodes[*index as usize].is_available());
         sources.sort_by_key(|&(index, _)| index != charged);
-        let told = sources.iter().take(SOURCES_MAX);
-        told.map(|&(index, _)| self.nodes[index as usize].id)
+        let sent = sources.iter().take(SOURCES_MAX);
+        sent.map(|&(index, _)| self.nodes[index as usize].id)
             .collect()
     }
 }

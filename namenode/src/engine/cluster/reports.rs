@@ -1,15 +1,11 @@
 //! What datanodes, and readers, say of replicas.
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, StorageId},
-    node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
+use harvestfs_protocol::node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport};
 
-use super::{
-    Cluster, ClusterError,
-    ahead::AHEAD,
-    table::{NodeIx, ReplicaState, Slot, StorageIx},
-};
+use super::prefetch::PREFETCHED;
+use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
+use super::{Cluster, ClusterError};
 
 impl Cluster {
     /// A part of a full report of one volume. After the last part, what no part named and no
@@ -43,14 +39,15 @@ impl Cluster {
                 got: report.part,
             });
         }
+        // There may be any number of parts.
         it.next_part = it.next_part.saturating_add(1);
         it.report_ms = self.now_ms;
         if !self.table.home(storage).usable {
             return Ok(());
         }
-        for replicas in report.replicas.chunks(AHEAD) {
+        for replicas in report.replicas.chunks(PREFETCHED) {
             for replica in replicas {
-                self.fetch_block(replica.block);
+                self.prefetch_block(replica.block);
             }
             for replica in replicas {
                 self.have(index, storage, replica);
@@ -70,8 +67,14 @@ impl Cluster {
         let mut missing = Vec::new();
         for &slot in self.table.storages[storage as usize].blocks() {
             let replica = self.table.replica_in(slot, storage);
-            if let (Some(block), Some(replica)) = (self.table.get(slot), replica)
-                && block.replicas[replica].epoch != epoch
+            let block = self.table.known(slot);
+            let Some(replica) = replica else {
+                panic!(
+                    "block {} is on a volume's list, but has no replica there",
+                    block.id
+                );
+            };
+            if block.replicas[replica].epoch != epoch
                 // Full reports leave out what is known to be corrupt.
                 && block.replicas[replica].state != ReplicaState::Corrupt
             {
@@ -148,11 +151,18 @@ impl Cluster {
     /// A replica is on a volume.
     fn have(&mut self, node: NodeIx, storage: StorageIx, report: &ReplicaReport) {
         let Some(slot) = self.slot_at(node, report.block) else {
-            // Every block that may have replicas is known before a datanode can hear of it.
+            // Every block that may have replicas is known before a datanode can hear of it. What it
+            // says of the length of another one may be anything.
             let bytes = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);
             self.have_unknown(node, report.block, bytes);
             return;
         };
+        let home = self.table.home(storage);
+        assert!(
+            home.node == node && home.usable,
+            "a replica of block {} is reported by node {node}, on a volume of {home:?}",
+            report.block
+        );
         let state = self.judge(slot, node, report);
         match self.table.replica_on(slot, node) {
             None => {
@@ -184,10 +194,7 @@ impl Cluster {
 
     /// What a replica is worth by its length.
     fn judge(&self, slot: Slot, node: NodeIx, report: &ReplicaReport) -> ReplicaState {
-        let covered = self
-            .table
-            .get(slot)
-            .is_some_and(|block| block.is_covered_by(report.length_bytes));
+        let covered = self.table.known(slot).is_covered_by(report.length_bytes);
         match (report.sealed, covered) {
             (true, true) => ReplicaState::Sealed,
             (false, true) => ReplicaState::Open,
@@ -206,9 +213,7 @@ impl Cluster {
         storage: StorageIx,
         reported: ReplicaState,
     ) {
-        let Some(block) = self.table.get_mut(slot) else {
-            return;
-        };
+        let block = self.table.known(slot);
         let (id, bytes) = (block.id, block.required_bytes);
         let known = block.replicas[index];
         let known_is_there = self.table.home(known.storage).usable;
@@ -255,7 +260,7 @@ impl Cluster {
     fn corrupt(&mut self, block: BlockId, node: NodeIx, storage: Option<StorageIx>) {
         let Some(slot) = self.table.slot(block) else {
             if storage.is_some() {
-                // How long it is nobody said.
+                // How long it is is not reported.
                 self.have_unknown(node, block, 0);
             }
             return;

@@ -1,10 +1,11 @@
 //! Blocks that may be lost, and why they still may.
 
-use harvestfs_placement::Lane;
-use harvestfs_protocol::{ids::BlockId, placement::BlockPlace};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::placement::BlockPlace;
 use serde::Serialize;
 
-use super::{Cluster, faults::FaultReason, queue::Entry, table::Slot};
+use super::Cluster;
+use super::table::Slot;
 
 /// Slots that are gone through for lost blocks: some milliseconds.
 const SEARCHED_MAX: u32 = 1_000_000;
@@ -60,7 +61,8 @@ impl Cluster {
         }
         for entry in self.queue.most_urgent(max) {
             let waits_ms = Some(now_ms.saturating_sub(entry.since_ms));
-            found.extend(self.at_risk(entry.slot, waits_ms, self.why_waiting(entry)));
+            let why = self.why_not_repaired(now_ms, entry.slot).to_string();
+            found.extend(self.at_risk(entry.slot, waits_ms, why));
         }
         found.sort_by_key(|it| (it.left, std::cmp::Reverse(it.waits_ms), it.block));
         found.truncate(max);
@@ -78,32 +80,5 @@ impl Cluster {
             why,
             place: self.block_place(block.id)?,
         })
-    }
-
-    fn why_waiting(&self, entry: &Entry) -> String {
-        if self.is_storm() {
-            return "repair waits: many datanodes fell silent together".into();
-        }
-        if entry.unplaced_since_ms.is_some() {
-            return FaultReason::NoPlace.to_string();
-        }
-        let sources = self.sources(entry.slot);
-        if sources
-            .iter()
-            .all(|&(node, _)| !self.nodes[node as usize].is_available())
-        {
-            return "the owners of all servers that hold it need them, or they are silent".into();
-        }
-        if self.view.open_servers(Lane::Write, None) == 0 {
-            return FaultReason::NoTarget.to_string();
-        }
-        if entry.attempts > 0 && entry.due_ms() > self.now_ms {
-            return "the last attempt failed; the next one comes soon".into();
-        }
-        if entry.due_ms() > self.now_ms {
-            return "the repair budget of the servers that hold it is used up, or it is new here"
-                .into();
-        }
-        "waits for its turn".into()
     }
 }

@@ -3,11 +3,10 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    Cluster, Happening,
-    queue::{LEAVING, MISPLACED},
-    table::{Block, Health, LEFT_MAX, NodeIx, ReplicaState, Slot},
-};
+use super::queue::{LEAVING, MISPLACED};
+use super::table::{Block, Health, LEFT_MAX, NodeIx, ReplicaState, Slot};
+use super::{Cluster, Happening};
+use crate::engine::count::Count;
 
 /// The replicas of a block, counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub(super) struct Tally {
     pub(super) holders: SmallVec<[NodeIx; 8]>,
     /// Short or corrupt.
     pub(super) bad: usize,
-    /// Chosen to be removed, the datanode not told.
+    /// Chosen to be removed, the command not sent.
     pub(super) excess: usize,
     /// Of some use when no good one is left: corrupt, or being removed.
     pub(super) last_resort: usize,
@@ -26,8 +25,8 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Good replicas and those chosen to be removed: they are there until the datanode is told, and
-    /// go then only if they are still too much.
+    /// Good replicas and those chosen to be removed: they are there until the command is sent,
+    /// and go then only if they are still too much.
     pub(super) fn present(&self) -> usize {
         self.holders.len() + self.excess
     }
@@ -36,21 +35,28 @@ impl Tally {
 /// Counters over all blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
-    pub(super) relevant: u64,
-    pub(super) under_replicated: u64,
-    pub(super) lost: u64,
+    pub(super) relevant: Count,
+    pub(super) under_replicated: Count,
+    pub(super) lost: Count,
     /// Blocks with fewer replicas than wanted, by how many are left.
-    pub(super) missing: [u64; LEFT_MAX + 1],
-    pub(super) misplaced: u64,
-    pub(super) curtailed: u64,
+    pub(super) missing: [Count; LEFT_MAX + 1],
+    pub(super) misplaced: Count,
+    pub(super) curtailed: Count,
     /// Sealed blocks by the number of constraints that hold.
-    pub(super) scores: [u64; SCORES],
+    pub(super) scores: [Count; SCORES],
 }
 
 /// No constraint holds, one does, and so on up to all five.
 pub(super) const SCORES: usize = 6;
 
 impl Totals {
+    /// Relevant blocks that are not lost; what is lost is relevant.
+    pub(super) fn not_lost(&self) -> u64 {
+        let mut rest = self.relevant;
+        rest -= self.lost.get();
+        rest.get()
+    }
+
     fn add(&mut self, health: Health) {
         self.relevant += u64::from(health.relevant);
         self.under_replicated += u64::from(health.under_replicated);
@@ -125,6 +131,11 @@ impl Cluster {
             return;
         };
         let good = tally.present();
+        assert!(
+            tally.leaving <= tally.holders.len(),
+            "more replicas of block {} are to leave than there are: {tally:?}",
+            block.id
+        );
         let relevant = block.required_bytes > 0;
         let wanted = block.wanted();
         let under_replicated = relevant && block.sealed && good < due;
@@ -194,9 +205,8 @@ impl Cluster {
 
     /// Forgets what the counters and queues know of a block that is about to be removed.
     pub(super) fn unsettle(&mut self, slot: Slot) {
-        if let Some(block) = self.table.get_mut(slot) {
-            self.totals.subtract(std::mem::take(&mut block.health));
-        }
+        let block = self.table.known_mut(slot);
+        self.totals.subtract(std::mem::take(&mut block.health));
         self.queue.remove(slot);
         self.balance.moving.remove(&slot);
         if !self.victims.is_empty() {

@@ -1,18 +1,15 @@
 //! What the cluster engine tells operators.
 
-use harvestfs_protocol::{
-    admin::NodeStatus,
-    ids::{BlockId, NodeId},
-    placement::{BalanceOutcome, GridCell},
-    types::NodeInfo,
-};
+use harvestfs_protocol::admin::NodeStatus;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::placement::{BalanceOutcome, GridCell};
+use harvestfs_protocol::types::NodeInfo;
 
-use super::{
-    Cluster,
-    places::grid_cell,
-    settle::SCORES,
-    table::{LEFT_MAX, NodeIx, ReplicaState, StorageIx},
-};
+use super::Cluster;
+use super::places::grid_cell;
+use super::settle::SCORES;
+use super::table::{LEFT_MAX, NodeIx, ReplicaState, StorageIx};
+use crate::engine::count::Count;
 
 /// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
 /// worked off, a few thousand per tick.
@@ -124,7 +121,7 @@ impl Cluster {
     /// Sealed blocks that should have more than the one replica that is left; at once.
     #[must_use]
     pub fn exposed_blocks(&self) -> u64 {
-        self.totals.missing[1]
+        self.totals.missing[1].get()
     }
 
     /// How long the block that has waited longest for repair has, in milliseconds. O(blocks that
@@ -142,6 +139,7 @@ impl Cluster {
         let alive = nodes
             .filter(|(index, node)| node.is_alive() && !self.is_in_maintenance(*index as NodeIx))
             .map(|(_, node)| node);
+        // What datanodes say of their volumes may be anything.
         let usable = self
             .table
             .storages_with_homes()
@@ -160,14 +158,14 @@ impl Cluster {
             ready: !self.safe_mode,
             storm_remaining_ms: self.storm_remaining_ms(now_ms),
             blocks: self.table.len() as u64,
-            under_replicated_blocks: self.totals.under_replicated,
-            lost_blocks: self.totals.lost,
-            missing_by_left: self.totals.missing,
-            misplaced_blocks: self.totals.misplaced,
-            curtailed_blocks: self.totals.curtailed,
-            blocks_by_score: self.totals.scores,
-            repairs_waiting: self.queue.repairs() as u64,
-            moves_waiting: (self.queue.len() - self.queue.repairs()) as u64,
+            under_replicated_blocks: self.totals.under_replicated.get(),
+            lost_blocks: self.totals.lost.get(),
+            missing_by_left: self.totals.missing.map(Count::get),
+            misplaced_blocks: self.totals.misplaced.get(),
+            curtailed_blocks: self.totals.curtailed.get(),
+            blocks_by_score: self.totals.scores.map(Count::get),
+            repairs_waiting: self.queue.repairs(),
+            moves_waiting: self.queue.moves(),
             repairs_under_way: self.in_flight.len() as u64,
             repairs_done: self.repairs_done,
             moves_done: self.moves_done,

@@ -3,13 +3,12 @@
 //! A block knows its replicas and a volume knows its blocks; the two point at each other by
 //! position, so that adding or removing a replica costs O(1) and 16 bytes.
 
-use std::{hash::BuildHasher, num::NonZeroU8};
+use std::hash::BuildHasher;
+use std::num::NonZeroU8;
 
-use harvestfs_protocol::{
-    data::round_up_to_chunk,
-    ids::{BlockId, StorageId},
-    types::{PlacementRules, StorageClass, VolumeStatus},
-};
+use harvestfs_protocol::data::round_up_to_chunk;
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::types::{PlacementRules, StorageClass, VolumeStatus};
 use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -34,9 +33,9 @@ pub(super) enum ReplicaState {
     Short,
     /// Has wrong or unreadable bytes.
     Corrupt,
-    /// Sealed, and chosen to be removed; its datanode was not told yet.
+    /// Sealed, and chosen to be removed; the command was not sent yet.
     Excess,
-    /// Its datanode was told to remove it. It may be gone already.
+    /// The command to remove it was sent. It may be gone already.
     Deleting,
 }
 
@@ -57,7 +56,7 @@ impl ReplicaState {
 #[repr(C, packed(2))]
 pub(super) struct Replica {
     pub(super) storage: StorageIx,
-    /// Where its block stands in the volume's list.
+    /// Where its block is in the volume's list.
     position: u32,
     pub(super) state: ReplicaState,
     /// The volume's report in which it was named last.
@@ -107,7 +106,12 @@ impl Block {
     }
 
     pub(super) fn require(&mut self, bytes: u64) {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let Ok(bytes) = u32::try_from(bytes) else {
+            panic!(
+                "block {} is to have {bytes} bytes, more than any block",
+                self.id
+            );
+        };
         self.required_bytes = self.required_bytes.max(bytes);
     }
 }
@@ -142,12 +146,17 @@ impl Health {
 
     /// The reverse of [`Health::score`].
     pub(super) fn score_and_one(score: Option<u8>) -> Option<NonZeroU8> {
-        NonZeroU8::new(score?.saturating_add(1))
+        let score = score?;
+        assert!(
+            score < u8::MAX,
+            "{score} constraints hold, more than there are"
+        );
+        NonZeroU8::new(score + 1)
     }
 }
 
-/// Where a volume is, and whether it is there. Apart from the rest of it: whoever looks at a block
-/// looks at this of each replica, and nothing else.
+/// Where a volume is, and whether it is there. Apart from the rest of it: what looks at a block looks
+/// at this of each replica, and nothing else.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     pub(super) node: NodeIx,
@@ -212,8 +221,8 @@ fn id_at(blocks: &[Option<Block>], slot: Slot) -> Option<BlockId> {
 pub(super) struct Table {
     blocks: Vec<Option<Block>>,
     free: Vec<Slot>,
-    /// The slot of each block by the block's id, which stands in `blocks`: whoever asks for the slot
-    /// wants the block next, and a table without keys is a quarter as large.
+    /// The slot of each block by the block's id, which is in `blocks`: the block is looked at next
+    /// anyway, and a table without keys is a quarter as large.
     slots: HashTable<Slot>,
     pub(super) storages: Vec<Storage>,
     /// One of each volume.
@@ -248,6 +257,24 @@ impl Table {
         self.blocks.get_mut(slot as usize)?.as_mut()
     }
 
+    /// The block in a slot that replicas, repairs or pipelines refer to: it is there.
+    #[track_caller]
+    pub(super) fn known(&self, slot: Slot) -> &Block {
+        match self.get(slot) {
+            Some(block) => block,
+            None => panic!("slot {slot} is referred to, but has no block"),
+        }
+    }
+
+    /// As [`Table::known`], to change it.
+    #[track_caller]
+    pub(super) fn known_mut(&mut self, slot: Slot) -> &mut Block {
+        match self.get_mut(slot) {
+            Some(block) => block,
+            None => panic!("slot {slot} is referred to, but has no block"),
+        }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (Slot, &Block)> {
         self.blocks
             .iter()
@@ -262,13 +289,17 @@ impl Table {
         }
         let block = Some(Block::new(id, rules));
         let slot = if let Some(slot) = self.free.pop() {
-            self.blocks[slot as usize] = block;
+            let before = std::mem::replace(&mut self.blocks[slot as usize], block);
+            assert!(before.is_none(), "slot {slot} is free, but has {before:?}");
             slot
         } else {
             self.blocks.push(block);
             self.blocks.len() as Slot - 1
         };
-        let hash_at = |&slot: &Slot| id_at(&self.blocks, slot).map_or(0, hash);
+        let hash_at = |&slot: &Slot| match id_at(&self.blocks, slot) {
+            Some(id) => hash(id),
+            None => panic!("slot {slot} is found by an id, but has no block"),
+        };
         self.slots.insert_unique(hash(id), slot, hash_at);
         slot
     }
@@ -280,8 +311,12 @@ impl Table {
             self.remove_replica(slot, 0);
         }
         self.blocks[slot as usize] = None;
-        if let Ok(entry) = (self.slots).find_entry(hash(as_it_was.id), |&other| other == slot) {
-            entry.remove();
+        match (self.slots).find_entry(hash(as_it_was.id), |&other| other == slot) {
+            Ok(entry) => _ = entry.remove(),
+            Err(_) => panic!(
+                "block {} in slot {slot} is not found by its id",
+                as_it_was.id
+            ),
         }
         self.free.push(slot);
         Some(as_it_was)
@@ -335,31 +370,42 @@ impl Table {
 
     /// Adds a replica; the block must have none on that volume.
     pub(super) fn add_replica(&mut self, slot: Slot, storage: StorageIx, state: ReplicaState) {
-        let volume = &mut self.storages[storage as usize];
-        let replica = Replica {
+        let Self {
+            blocks, storages, ..
+        } = self;
+        let volume = &mut storages[storage as usize];
+        let Some(Some(block)) = blocks.get_mut(slot as usize) else {
+            panic!(
+                "slot {slot} gets a replica on volume {}, but has no block",
+                volume.id()
+            );
+        };
+        assert!(
+            block.replicas.iter().all(|it| it.storage != storage),
+            "block {} has a replica on volume {} already",
+            block.id,
+            volume.id()
+        );
+        block.replicas.push(Replica {
             storage,
             position: volume.blocks.len() as u32,
             state,
             epoch: volume.epoch,
-        };
-        if let Some(block) = self
-            .blocks
-            .get_mut(slot as usize)
-            .and_then(|block| block.as_mut())
-        {
-            block.replicas.push(replica);
-            volume.blocks.push(slot);
-        }
+        });
+        volume.blocks.push(slot);
     }
 
     /// Removes a replica by its index among the block's replicas.
     pub(super) fn remove_replica(&mut self, slot: Slot, index: usize) {
-        let Some(block) = self.get_mut(slot) else {
-            return;
-        };
-        let removed = block.replicas.remove(index);
+        let removed = self.known_mut(slot).replicas.remove(index);
         let volume = &mut self.storages[removed.storage as usize];
-        volume.blocks.swap_remove(removed.position as usize);
+        let listed = volume.blocks.swap_remove(removed.position as usize);
+        assert_eq!(
+            listed,
+            slot,
+            "the block of a replica, and what volume {} has in its place",
+            volume.id()
+        );
         if volume.blocks.is_empty() && !self.homes[removed.storage as usize].usable {
             // It may never come back, and thousands of reimaged volumes add up.
             volume.blocks = Vec::new();
@@ -367,20 +413,19 @@ impl Table {
         let Some(&moved) = volume.blocks.get(removed.position as usize) else {
             return;
         };
-        if let Some(block) = self.get_mut(moved)
-            && let Some(replica) = block
-                .replicas
-                .iter_mut()
-                .find(|replica| replica.storage == removed.storage)
-        {
-            replica.position = removed.position;
+        let block = self.known_mut(moved);
+        let mut replicas = block.replicas.iter_mut();
+        match replicas.find(|replica| replica.storage == removed.storage) {
+            Some(replica) => replica.position = removed.position,
+            None => panic!(
+                "block {} is on a volume's list, but has no replica there",
+                block.id
+            ),
         }
     }
 
     pub(super) fn set_state(&mut self, slot: Slot, index: usize, state: ReplicaState) {
-        if let Some(block) = self.get_mut(slot) {
-            block.replicas[index].state = state;
-        }
+        self.known_mut(slot).replicas[index].state = state;
     }
 
     /// A replica was reported again: notes its state and the report under way.
@@ -388,11 +433,12 @@ impl Table {
         let Self {
             blocks, storages, ..
         } = self;
-        if let Some(Some(block)) = blocks.get_mut(slot as usize) {
-            let replica = &mut block.replicas[index];
-            replica.state = state;
-            replica.epoch = storages[replica.storage as usize].epoch;
-        }
+        let Some(Some(block)) = blocks.get_mut(slot as usize) else {
+            panic!("slot {slot} has no block, but a replica of it was reported again");
+        };
+        let replica = &mut block.replicas[index];
+        replica.state = state;
+        replica.epoch = storages[replica.storage as usize].epoch;
     }
 
     /// Memory of the tables in bytes.

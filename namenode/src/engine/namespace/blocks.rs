@@ -1,32 +1,29 @@
-//! The journaled part of blocks: who writes them, how long they are, and how much of them files
+//! The journaled part of blocks: which session writes them, how long they are, and how much of them files
 //! use. Where their replicas are is not known here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, SessionId},
-    limits::{BLOCK_BYTES_MAX, CHUNK_BYTES},
-    meta::SealedBlock,
-    types::{Durability, PlacementRules},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, SessionId};
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, CHUNK_BYTES};
+use harvestfs_protocol::meta::SealedBlock;
+use harvestfs_protocol::types::{Durability, PlacementRules};
 
-use super::{
-    chunk_set::ChunkSet,
-    command::{BlockChange, Effects},
-    extents::{Piece, UseChanges},
-    views::BlockView,
-};
+use super::chunk_set::ChunkSet;
+use super::command::{BlockChange, Effects};
+use super::extents::{Piece, UseChanges};
+use super::views::BlockView;
+use crate::engine::count::Count;
 
 /// All blocks that files use or sessions write.
 #[derive(Debug, Default)]
 pub(super) struct BlockTable {
     blocks: BTreeMap<BlockId, Block>,
-    /// The blocks of each open session.
+    /// The blocks of each open session; each is in `blocks`.
     by_writer: BTreeSet<(SessionId, BlockId)>,
     /// The id of the last block allocated, or what the next one is greater than.
     last: u64,
-    live_bytes: u64,
+    live_bytes: Count,
     /// What the command under way touched; [`Self::settle`] empties it.
     touched: Vec<Touched>,
 }
@@ -64,26 +61,25 @@ impl Block {
         self.uses.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    fn change_use(&mut self, rules: PlacementRules, bytes: i64) {
+    /// `id` is the block itself. Only what was added before is subtracted.
+    fn change_use(&mut self, id: BlockId, rules: PlacementRules, bytes: i64) {
         let place = self
             .uses
             .binary_search_by_key(&strength(&rules), |(rules, _)| strength(rules));
+        let before = place.map_or(0, |index| self.uses[index].1);
+        let Some(after) = before.checked_add_signed(bytes) else {
+            panic!(
+                "the use of block {id} by files with {rules:?} is {before} bytes and cannot change \
+                 by {bytes}"
+            );
+        };
         match place {
-            Ok(index) => {
-                let sum = &mut self.uses[index].1;
-                *sum = sum.saturating_add_signed(bytes);
-                if *sum == 0 {
-                    self.uses.remove(index);
-                }
-            }
+            Ok(index) if after == 0 => _ = self.uses.remove(index),
+            Ok(index) => self.uses[index].1 = after,
+            Err(_) if after == 0 => {}
             Err(index) => {
-                // Only what was added before is taken away, so that this is an addition.
-                if let Ok(bytes) = u64::try_from(bytes)
-                    && bytes > 0
-                {
-                    self.uses.reserve_exact(1);
-                    self.uses.insert(index, (rules, bytes));
-                }
+                self.uses.reserve_exact(1);
+                self.uses.insert(index, (rules, after));
             }
         }
     }
@@ -121,10 +117,10 @@ impl Block {
         self.uses.is_empty() && (self.writer.is_none() || all_committed)
     }
 
-    /// Its writer will commit no more of it.
-    fn leave(&mut self) {
-        self.writer = None;
+    /// Its writer, which is returned, will commit no more of it.
+    fn leave(&mut self) -> Option<SessionId> {
         self.committed.clear();
+        self.writer.take()
     }
 
     fn view(&self, block: BlockId) -> BlockView {
@@ -164,7 +160,7 @@ impl BlockTable {
 
     /// Bytes that files use, each use counted.
     pub fn live_bytes(&self) -> u64 {
-        self.live_bytes
+        self.live_bytes.get()
     }
 
     /// The id of the last block allocated.
@@ -186,7 +182,7 @@ impl BlockTable {
         // From 1: no block is 0.
         self.last += 1;
         let block = BlockId(self.last);
-        self.blocks.insert(
+        let known = self.blocks.insert(
             block,
             Block {
                 committed_bytes: 0,
@@ -197,6 +193,7 @@ impl BlockTable {
                 uses: Vec::new(),
             },
         );
+        assert!(known.is_none(), "block {block} was allocated twice");
         self.by_writer.insert((writer, block));
         effects.blocks.push(BlockChange::Allocated {
             block,
@@ -235,13 +232,26 @@ impl BlockTable {
             })
     }
 
-    /// Notes that a piece was committed.
+    /// A block that a file, a session or a command under way has to do with: it is there.
+    #[track_caller]
+    fn known_mut(&mut self, block: BlockId) -> &mut Block {
+        match self.blocks.get_mut(&block) {
+            Some(found) => found,
+            None => panic!("block {block} is used or written, but is not in the table"),
+        }
+    }
+
+    /// Notes that a piece was committed, which [`Self::check_commit`] has checked.
     pub fn committed(&mut self, piece: &Piece) {
         let committed_bytes = piece.block_offset + piece.length_bytes;
-        if let Some(block) = self.blocks.get_mut(&piece.block) {
-            let committed = &mut block.committed;
-            committed.add_bytes(piece.block_offset, committed_bytes);
-        }
+        let block = self.known_mut(piece.block);
+        assert!(
+            block.writer.is_some(),
+            "block {} has no writer, but more of it is committed",
+            piece.block
+        );
+        let committed = &mut block.committed;
+        committed.add_bytes(piece.block_offset, committed_bytes);
         match self.touched.last_mut() {
             Some(last) if last.block == piece.block => {
                 last.committed_bytes = last.committed_bytes.max(committed_bytes);
@@ -259,12 +269,8 @@ impl BlockTable {
             if bytes == 0 {
                 continue;
             }
-            let Some(found) = self.blocks.get_mut(&block) else {
-                debug_assert!(false, "a file uses {block}, which is unknown");
-                continue;
-            };
-            found.change_use(rules, bytes);
-            self.live_bytes = self.live_bytes.saturating_add_signed(bytes);
+            self.known_mut(block).change_use(block, rules, bytes);
+            self.live_bytes.change(bytes);
             if self.touched.last().is_none_or(|last| last.block != block) {
                 self.touched.push(Touched {
                     block,
@@ -304,15 +310,12 @@ impl BlockTable {
     /// Seals blocks that [`Self::check_seal`] has checked.
     pub fn seal(&mut self, seals: &[SealedBlock], effects: &mut Effects) {
         for seal in seals {
-            let Some(block) = self.blocks.get_mut(&seal.block) else {
-                continue;
-            };
+            let block = self.known_mut(seal.block);
             if seal.length_bytes == 0 {
-                if let Some(writer) = block.writer {
+                block.sealed_bytes.get_or_insert(0);
+                if let Some(writer) = block.leave() {
                     self.by_writer.remove(&(writer, seal.block));
                 }
-                block.sealed_bytes.get_or_insert(0);
-                block.leave();
             } else if block.sealed_bytes.is_none() {
                 // At most BLOCK_BYTES_MAX, as checked.
                 block.sealed_bytes = Some(seal.length_bytes as u32);
@@ -337,10 +340,9 @@ impl BlockTable {
             .collect();
         for id in mine {
             self.by_writer.remove(&(session, id));
-            let Some(block) = self.blocks.get_mut(&id) else {
-                continue;
-            };
-            block.leave();
+            let block = self.known_mut(id);
+            let writer = block.leave();
+            assert_eq!(writer, Some(session), "block {id} has another writer");
             if !block.uses.is_empty() && block.sealed_bytes.is_none() {
                 block.sealed_bytes = Some(block.committed_bytes);
                 effects.blocks.push(BlockChange::Sealed {
@@ -383,10 +385,15 @@ impl BlockTable {
     }
 
     fn settle_block(&mut self, id: BlockId, committed_bytes: u32, effects: &mut Effects) {
-        let Some(block) = self.blocks.get_mut(&id) else {
-            return;
-        };
+        let block = self.known_mut(id);
         if committed_bytes > block.committed_bytes {
+            assert!(
+                block
+                    .sealed_bytes
+                    .is_none_or(|sealed| committed_bytes <= sealed),
+                "{committed_bytes} bytes of block {id} are committed, which is sealed at {:?}",
+                block.sealed_bytes
+            );
             block.committed_bytes = committed_bytes;
             effects.blocks.push(BlockChange::Grew {
                 block: id,
@@ -457,8 +464,8 @@ impl BlockTable {
         let Some(block) = self.blocks.get_mut(&piece.block) else {
             return false;
         };
-        block.change_use(rules, piece.length_bytes.into());
-        self.live_bytes = self.live_bytes.saturating_add(piece.length_bytes.into());
+        block.change_use(piece.block, rules, piece.length_bytes.into());
+        self.live_bytes += u64::from(piece.length_bytes);
         true
     }
 
@@ -511,5 +518,43 @@ impl BlockTable {
         let tables = self.blocks.len() * per_block
             + self.by_writer.len() * size_of::<(SessionId, BlockId)>();
         (tables + tables / 2) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: PlacementRules = PlacementRules {
+        replication: 3,
+        durability: Durability::Strict,
+        class: None,
+    };
+
+    fn piece(block: BlockId) -> Piece {
+        Piece {
+            file_offset: 0,
+            block,
+            block_offset: 0,
+            length_bytes: 5,
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "block 0000000000000007 is used or written, but is not in the table")]
+    fn the_use_of_an_unknown_block_stops() {
+        let mut changes = UseChanges::default();
+        changes.add(&piece(BlockId(7)));
+        BlockTable::default().account(RULES, &mut changes);
+    }
+
+    #[test]
+    #[should_panic(expected = "is 0 bytes and cannot change by -5")]
+    fn what_was_not_used_cannot_go_out_of_use() {
+        let mut table = BlockTable::default();
+        let block = table.allocate(SessionId(1), RULES, &mut Effects::default());
+        let mut changes = UseChanges::default();
+        changes.remove(&piece(block));
+        table.account(RULES, &mut changes);
     }
 }

@@ -2,17 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use harvestfs_protocol::{
-    admin::FsckFinding,
-    ids::{BlockId, InodeId},
-    name::SNAPSHOTS_NAME,
-    types::PlacementRules,
-};
+use harvestfs_protocol::admin::FsckFinding;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::name::SNAPSHOTS_NAME;
+use harvestfs_protocol::types::PlacementRules;
 
-use super::{
-    Namespace,
-    inode::{Body, FileData, Inode, parts},
-};
+use super::inode::{Body, FileData, Inode, parts};
+use super::{Namespace, trash};
 
 /// Findings in one report; the rest is much the same.
 const FINDINGS_MAX: usize = 1_000;
@@ -234,9 +230,15 @@ impl Namespace {
             let Ok(directory) = self.inodes.get(part).and_then(Inode::directory) else {
                 return findings.inode(part, "a part of the trash is no directory");
             };
-            for (_, child) in directory.after(None) {
+            for (name, child) in directory.after(None) {
                 if self.trash.is_part(child) {
                     continue;
+                }
+                if !name.starts_with(&trash::name_before(child)) {
+                    findings.inode(
+                        child,
+                        "its name in the trash does not start with its number",
+                    );
                 }
                 children.insert(child);
                 let known = self.trash.get(child);

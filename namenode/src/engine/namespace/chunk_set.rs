@@ -17,6 +17,10 @@ impl ChunkSet {
         if from >= to {
             return;
         }
+        assert!(
+            u64::from(to) <= BLOCK_BYTES_MAX,
+            "no block has {to} bytes, of which {from} and on are committed"
+        );
         let (start, end) = (from / CHUNK, to.div_ceil(CHUNK));
         // Those that overlap or touch the new one become one with it.
         let first = self.0.partition_point(|range| range.1 < start);
@@ -27,6 +31,12 @@ impl ChunkSet {
                 (sum.0.min(range.0), sum.1.max(range.1))
             });
         self.0.splice(first..behind, [joined]);
+        let is_apart = |pair: &[(u32, u32)]| pair[0].1 < pair[1].0;
+        let around = &self.0[first.max(1) - 1..self.0.len().min(first + 2)];
+        assert!(
+            around.windows(2).all(is_apart),
+            "{around:?} are not ranges with gaps between them, with {joined:?} added"
+        );
     }
 
     /// Whether it has every chunk of the first bytes of the block.

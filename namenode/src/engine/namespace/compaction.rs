@@ -2,23 +2,20 @@
 //! in use have moved elsewhere. A client copies them into a *scratch* file, an orphan that it holds,
 //! and has the files use the copies; the blocks that are left empty are freed as always.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::{EXTENTS_PER_REPLY_MAX, INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX},
-    meta::{MetaReply, Relocation, SparsePiece},
-    types::{Credentials, PlacementRules},
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::{
+    EXTENTS_PER_REPLY_MAX, INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX,
 };
+use harvestfs_protocol::meta::{MetaReply, Relocation, SparsePiece};
+use harvestfs_protocol::types::{Credentials, PlacementRules};
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    extents::Piece,
-    inode::{Body, FileData, Inode, parts},
-    permissions,
-    settings::{self, Settings},
-    usage::NOWHERE,
-};
+use super::command::Effects;
+use super::extents::Piece;
+use super::inode::{Body, FileData, Inode, parts};
+use super::settings::{self, Settings};
+use super::usage::NOWHERE;
+use super::{Call, Namespace, permissions};
 
 /// Only the system itself has to do with compaction.
 fn check_root(credentials: &Credentials) -> Result<(), FsError> {
@@ -86,7 +83,8 @@ impl Namespace {
             xattrs: None,
             body: Body::Regular(FileData::default()),
         })?;
-        self.orphans.insert(ino);
+        let is_new = self.orphans.insert(ino);
+        assert!(is_new, "the new scratch file {ino} was an orphan before");
         effects.inodes.push(ino);
         Ok(MetaReply::Attr(self.inodes.get(ino)?.attr(ino)))
     }
@@ -113,9 +111,15 @@ impl Namespace {
                 continue;
             };
             self.edit(relocation.ino, |file, changes| {
+                let before = file.extents.allocated_bytes();
                 for copy in copies {
                     file.extents.write(copy, changes);
                 }
+                let after = file.extents.allocated_bytes();
+                assert_eq!(
+                    before, after,
+                    "copies are not as long as what {relocation:?} names"
+                );
             })?;
             effects.inodes.push(relocation.ino);
             relocated += 1;

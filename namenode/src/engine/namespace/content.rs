@@ -1,25 +1,20 @@
 //! The content of regular files: commits, holes and clones.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::{
-        BLOCKS_PER_REQUEST_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX, FILES_PER_COMMIT_MAX,
-    },
-    meta::{FallocateMode, FileCommit, FileCommitted, MetaReply, SealedBlock},
-    types::{Extent, PlacementRules},
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::{
+    BLOCKS_PER_REQUEST_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX, FILES_PER_COMMIT_MAX,
 };
+use harvestfs_protocol::meta::{FallocateMode, FileCommit, FileCommitted, MetaReply, SealedBlock};
+use harvestfs_protocol::types::{Extent, PlacementRules};
 
-use super::{
-    Call, Namespace,
-    command::{Effects, Outcome},
-    edition::ALLOCATION_IS_WRITING,
-    extents::{Piece, UseChanges},
-    inode::{Body, FileData, Inode},
-    permissions,
-    settings::{self, Settings},
-    usage::Change,
-};
+use super::command::{Effects, Outcome};
+use super::edition::ALLOCATION_IS_WRITING;
+use super::extents::{Piece, UseChanges};
+use super::inode::{Body, FileData, Inode};
+use super::settings::{self, Settings};
+use super::usage::Change;
+use super::{Call, Namespace, permissions};
 
 /// An extent of a commit as a piece of the file, `base` bytes further.
 fn placed(extent: &Extent, base: u64) -> Result<Piece, FsError> {
@@ -55,6 +50,16 @@ impl Namespace {
         edit(file, &mut self.changes);
         self.spilled_pieces += file.extents.spilled_pieces() as u64;
         let bytes = file.extents.allocated_bytes().cast_signed() - before.cast_signed();
+        let used = self.changes.sum();
+        assert_eq!(
+            used, bytes,
+            "file {ino} has {bytes} bytes more of extents, but uses {used} more of blocks"
+        );
+        let (end, size_bytes) = (file.extents.end(), file.size_bytes);
+        assert!(
+            end <= size_bytes,
+            "file {ino} has {size_bytes} bytes, but extents up to {end}"
+        );
         self.blocks.account(rules, &mut self.changes);
         if bytes != 0
             && let Some(dir) = self.counted_in(ino)

@@ -1,10 +1,16 @@
 //! A directory's entries.
 
-use std::{borrow::Borrow, cmp::Ordering, collections::BTreeMap, num::NonZeroU32, ops::Bound};
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::ops::Bound;
 
-use harvestfs_protocol::{ids::InodeId, limits::NAME_BYTES_MAX, name::Name};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::NAME_BYTES_MAX;
+use harvestfs_protocol::name::Name;
 
-use super::usage::{Quota, Usage};
+use super::usage::{NOWHERE, Quota, Usage};
 
 /// Names up to this length sit in the tree's nodes: a lookup in a huge directory then compares
 /// names without following a pointer for each.
@@ -96,6 +102,15 @@ pub(super) struct Directory {
     entries: BTreeMap<EntryName, InodeId>,
 }
 
+/// The name of an entry. It was one when the entry was added.
+#[track_caller]
+pub(super) fn name_of_entry(name: &[u8]) -> Name {
+    match Name::new(name) {
+        Ok(name) => name,
+        Err(error) => panic!("an entry is called {}: {error}", name.escape_ascii()),
+    }
+}
+
 impl Directory {
     pub fn get(&self, name: &Name) -> Option<InodeId> {
         self.entries.get(name.as_bytes()).copied()
@@ -103,6 +118,7 @@ impl Directory {
 
     /// Makes a name lead to an inode; gives what it led to before.
     pub fn insert(&mut self, name: &Name, ino: InodeId) -> Option<InodeId> {
+        assert_ne!(ino, NOWHERE, "the name {name:?} would lead nowhere");
         self.entries.insert(EntryName::new(name.as_bytes()), ino)
     }
 

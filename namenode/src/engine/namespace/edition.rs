@@ -4,9 +4,12 @@
 //! something else than those before it, it does so from the record on that begins its edition, and
 //! replays what is before that record as it was done then.
 
-use harvestfs_protocol::{error::FsError, ids::InodeId, types::Timestamp};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::types::Timestamp;
 
-use super::{Namespace, command::Effects, command::Outcome};
+use super::Namespace;
+use super::command::{Effects, Outcome};
 
 /// The edition that this software begins.
 pub const EDITION: u8 = ACCOUNTS_KEPT;
@@ -54,9 +57,9 @@ impl Namespace {
         let lost = |ino: &InodeId| parent_of(ino).is_ok_and(|parent| !is_directory(parent));
         let lost: Vec<InodeId> = self.orphans.iter().copied().filter(lost).collect();
         for ino in lost {
-            if let Ok(inode) = self.inodes.get_mut(ino) {
-                inode.parent = InodeId::ROOT;
-            }
+            let inode = self.inodes.known_mut(ino);
+            assert_eq!(inode.nlink, 0, "the orphan {ino} has a name");
+            inode.parent = InodeId::ROOT;
         }
     }
 }

@@ -5,14 +5,13 @@
 
 use std::ops::RangeInclusive;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::BlockId,
-    timeline::{Epoch, Position},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use serde::{Deserialize, Serialize};
 
-use super::{Namespace, command::Outcome};
+use super::Namespace;
+use super::command::Outcome;
 
 /// Blocks that one epoch remembers as unsettled: they fit into a frame of a snapshot.
 const UNSETTLED_MAX: usize = 65_536;
@@ -54,6 +53,11 @@ impl Namespace {
             )));
         }
         let last_block = self.blocks.last();
+        let blocks_after = self.epochs.last().map_or(0, |it| it.blocks_after);
+        assert!(
+            blocks_after <= last_block,
+            "block {last_block} was allocated last, but an epoch began after {blocks_after}"
+        );
         match self.epochs.last_mut() {
             Some(current) => current.last_block = last_block,
             // What was allocated before there were epochs.
@@ -99,6 +103,9 @@ impl Namespace {
                 && pair[0].first_record < pair[1].first_record
                 && pair[0].last_block <= pair[1].blocks_after
         });
+        let last = self.blocks.last();
+        let within = |epoch: Epoch| (epoch.ids_after()..=epoch.last_block().0).contains(&last);
+        let fits = epochs.last().and_then(|it| it.epoch).is_none_or(within);
         let sound = epochs.iter().all(|it| {
             it.blocks_after <= it.last_block
                 && it
@@ -109,7 +116,7 @@ impl Namespace {
         if let Some(epoch) = self.epoch() {
             self.inodes.raise_generations(epoch.number);
         }
-        ordered && sound
+        ordered && sound && fits
     }
 
     /// The current epoch; none before the first.
@@ -128,7 +135,12 @@ impl Namespace {
     #[must_use]
     pub fn blocks_left(&self) -> u64 {
         self.epoch().map_or(u64::MAX, |epoch| {
-            epoch.last_block().0.saturating_sub(self.blocks.last())
+            let (last, end) = (self.blocks.last(), epoch.last_block().0);
+            assert!(
+                last <= end,
+                "block {last} was allocated, {end} is the last of {epoch}"
+            );
+            end - last
         })
     }
 
@@ -148,7 +160,7 @@ impl Namespace {
             .map(|(after, end)| BlockId(after + 1)..=BlockId(end))
     }
 
-    /// Blocks of these ranges that may have been somebody's, although they were freed.
+    /// Blocks of these ranges that files of another timeline may use, although they were freed.
     pub fn unsettled_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.epochs
             .iter()
@@ -173,10 +185,9 @@ impl Namespace {
         let Some(index) = self.epochs.iter().position(of_it) else {
             return false;
         };
-        let end = match self.epochs.get(index + 1) {
-            Some(next) => next.first_record.saturating_sub(1),
-            None => last_record,
-        };
-        position.record <= end
+        match self.epochs.get(index + 1) {
+            Some(next) => position.record < next.first_record,
+            None => position.record <= last_record,
+        }
     }
 }

@@ -6,7 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use harvestfs_protocol::{ids::BlockId, limits::BLOCK_BYTES_MAX, types::Extent};
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
+use harvestfs_protocol::types::Extent;
+
+use crate::engine::count::Count;
 
 /// Offsets in a block and lengths of pieces are kept in 32 bits.
 const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
@@ -115,6 +119,15 @@ impl UseChanges {
         }
     }
 
+    /// Of all blocks together.
+    pub fn sum(&self) -> i64 {
+        self.0.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn drain(&mut self) -> impl Iterator<Item = (BlockId, i64)> {
         self.0.drain(..)
     }
@@ -133,7 +146,7 @@ pub(super) enum Extents {
 pub(super) struct Tree {
     /// By file offset.
     pieces: BTreeMap<u64, Stretch>,
-    allocated_bytes: u64,
+    allocated_bytes: Count,
 }
 
 /// A [`Piece`] without the file offset, which is its key.
@@ -154,9 +167,10 @@ fn piece((&file_offset, stretch): (&u64, &Stretch)) -> Piece {
 }
 
 impl Tree {
+    /// Adds a piece where nothing is.
     fn put(&mut self, piece: Piece) {
         self.allocated_bytes += u64::from(piece.length_bytes);
-        self.pieces.insert(
+        let before = self.pieces.insert(
             piece.file_offset,
             Stretch {
                 block: piece.block,
@@ -164,10 +178,18 @@ impl Tree {
                 length_bytes: piece.length_bytes,
             },
         );
+        assert!(before.is_none(), "{piece:?} hides {before:?}");
     }
 
+    /// Removes a piece, all of it.
     fn take(&mut self, piece: &Piece) {
-        self.pieces.remove(&piece.file_offset);
+        let before = self.pieces.remove(&piece.file_offset);
+        let length_bytes = before.map(|stretch| stretch.length_bytes);
+        assert_eq!(
+            length_bytes,
+            Some(piece.length_bytes),
+            "{piece:?} is not in the file"
+        );
         self.allocated_bytes -= u64::from(piece.length_bytes);
     }
 
@@ -200,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// Adds a piece where nothing is.
+    /// Adds a piece where nothing is, joined with its neighbours where it continues them.
     fn insert(&mut self, mut piece: Piece) {
         if let Some(left) = self.last_before(piece.file_offset)
             && left.continues_in(&piece)
@@ -249,7 +271,7 @@ impl Extents {
         }
     }
 
-    /// Puts a piece over whatever was in its range.
+    /// Puts a piece over what was in its range.
     pub fn write(&mut self, piece: Piece, changes: &mut UseChanges) {
         self.clear(piece.file_offset, piece.file_end(), changes);
         changes.add(&piece);
@@ -319,7 +341,16 @@ impl Extents {
         match self {
             Self::Empty => 0,
             Self::One(piece) => piece.length_bytes.into(),
-            Self::Many(tree) => tree.allocated_bytes,
+            Self::Many(tree) => tree.allocated_bytes.get(),
+        }
+    }
+
+    /// Where the last piece ends in the file; 0 without one.
+    pub fn end(&self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::One(piece) => piece.file_end(),
+            Self::Many(tree) => tree.last_before(u64::MAX).map_or(0, |last| last.file_end()),
         }
     }
 

@@ -1,12 +1,14 @@
 //! Inodes and the table of them.
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    types::{Attr, FileKind, MODE_FROZEN, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::types::{Attr, FileKind, MODE_FROZEN, Timestamp};
 
-use super::{directory::Directory, extents::Extents, settings::Settings, xattr::Xattrs};
+use super::directory::Directory;
+use super::extents::Extents;
+use super::settings::Settings;
+use super::xattr::Xattrs;
+use crate::engine::count::Count;
 
 pub(super) const SET_USER_ID: u16 = 0o4000;
 pub(super) const SET_GROUP_ID: u16 = 0o2000;
@@ -140,7 +142,7 @@ pub(super) struct InodeTable {
     chunks: Vec<Vec<Slot>>,
     /// Free slots; the last one is used next.
     free: Vec<u32>,
-    used: u64,
+    used: Count,
     /// No inode that is added from now on gets a smaller generation.
     generation_min: u32,
 }
@@ -193,6 +195,42 @@ impl InodeTable {
             .ok_or(FsError::Stale)
     }
 
+    /// An inode that the state of the namespace refers to, and that is there for that reason.
+    #[track_caller]
+    pub fn known(&self, ino: InodeId) -> &Inode {
+        match self.get(ino) {
+            Ok(inode) => inode,
+            Err(_) => panic!("inode {ino} is referred to, but is not in the table"),
+        }
+    }
+
+    /// A directory that the state of the namespace refers to as such.
+    #[track_caller]
+    pub fn known_directory(&self, ino: InodeId) -> &Directory {
+        match &self.known(ino).body {
+            Body::Directory(directory) => directory,
+            _ => panic!("inode {ino} is referred to as a directory, but is none"),
+        }
+    }
+
+    /// As [`Self::known`], to change it.
+    #[track_caller]
+    pub fn known_mut(&mut self, ino: InodeId) -> &mut Inode {
+        match self.get_mut(ino) {
+            Ok(inode) => inode,
+            Err(_) => panic!("inode {ino} is referred to, but is not in the table"),
+        }
+    }
+
+    /// As [`Self::known_directory`], to change it.
+    #[track_caller]
+    pub fn known_directory_mut(&mut self, ino: InodeId) -> &mut Directory {
+        match &mut self.known_mut(ino).body {
+            Body::Directory(directory) => directory,
+            _ => panic!("inode {ino} is referred to as a directory, but is none"),
+        }
+    }
+
     /// Adds an inode; [`FsError::NoSpace`] when there are no numbers left.
     pub fn insert(&mut self, inode: Inode) -> Result<InodeId, FsError> {
         if self.slots() == 0 {
@@ -204,10 +242,13 @@ impl InodeTable {
         }
         let generation_min = self.generation_min;
         if let Some(index) = self.free.pop() {
-            let slot = self.slot_mut(index).ok_or(FsError::Stale)?;
+            let Some(slot) = self.slot_mut(index) else {
+                panic!("slot {index} of the table of inodes is free, but not there");
+            };
             slot.generation = slot.generation.max(generation_min);
-            slot.inode = Some(inode);
+            let before = slot.inode.replace(inode);
             let ino = id(index, slot.generation);
+            assert!(before.is_none(), "the slot of inode {ino} is not free");
             self.used += 1;
             return Ok(ino);
         }
@@ -220,6 +261,11 @@ impl InodeTable {
 
     /// Inodes that are added from now on have a generation of at least this.
     pub fn raise_generations(&mut self, generation_min: u32) {
+        assert!(
+            generation_min >= self.generation_min,
+            "generations fall from {} to {generation_min}: inodes would get the ids of others",
+            self.generation_min
+        );
         self.generation_min = generation_min;
     }
 
@@ -230,24 +276,24 @@ impl InodeTable {
             .slot_mut(index)
             .filter(|slot| slot.generation == generation)?;
         let inode = slot.inode.take()?;
-        self.used -= 1;
-        let slot = self.slot_mut(index)?;
         // A slot that has no generation left is never used again.
         if let Some(next) = generation.checked_add(1) {
             slot.generation = next;
             self.free.push(index);
         }
+        self.used -= 1;
         Some(inode)
     }
 
     /// How many inodes can be added.
     pub fn room(&self) -> u64 {
+        // Slot 0 has no inode, so that there may be one slot more than inodes.
         self.free.len() as u64 + INODES_MAX.saturating_sub(self.slots())
     }
 
     /// Inodes in the table.
     pub fn len(&self) -> u64 {
-        self.used
+        self.used.get()
     }
 
     /// Slots, used or not.

@@ -1,6 +1,9 @@
 //! What operators changed while the cluster ran, so that it outlives a restart.
 
-use harvestfs_protocol::{error::FsError, ids::NodeId, placement::RepairLimits, types::Timestamp};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::placement::RepairLimits;
+use harvestfs_protocol::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::servers::Server;
@@ -11,8 +14,8 @@ const POLICY_BYTES_MAX: usize = 64;
 /// What an operator chose instead of what was configured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice<T> {
-    /// What the configuration said then. Once it says something else, that holds: whoever edits it
-    /// later means it.
+    /// What the configuration said then. Once it says something else, that holds: it was
+    /// edited later.
     pub configured: T,
     /// What holds until then.
     pub chosen: T,

@@ -1,6 +1,7 @@
-//! Who may do what, as POSIX and Linux have it.
+//! Permissions, as POSIX and Linux have them.
 
-use harvestfs_protocol::{error::FsError, types::Credentials};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::Credentials;
 
 use super::inode::{GROUP_EXECUTE, Inode, SET_GROUP_ID, SET_USER_ID, STICKY};
 
@@ -21,13 +22,13 @@ pub(super) fn owns(credentials: &Credentials, inode: &Inode) -> bool {
     is_root(credentials) || credentials.uid == inode.uid
 }
 
-/// Checks the mode bits for everything in `mask`; nobody may write what is in a snapshot.
+/// Checks the mode bits for everything in `mask`; no caller may write what is in a snapshot.
 pub(super) fn check(credentials: &Credentials, inode: &Inode, mask: u8) -> Result<(), FsError> {
     if mask & WRITE != 0 && inode.is_frozen() {
         return Err(FsError::ReadOnly);
     }
     let granted = if is_root(credentials) {
-        // Root may do all, but runs only what somebody may run.
+        // Root may do all, but runs only what some user may run.
         if inode.is_directory() || inode.mode & 0o111 != 0 {
             READ | WRITE | EXECUTE
         } else {
@@ -51,8 +52,8 @@ pub(super) fn check(credentials: &Credentials, inode: &Inode, mask: u8) -> Resul
     }
 }
 
-/// Checks that the caller may take `victim`'s name out of a directory: in a sticky one, only who
-/// owns either.
+/// Checks that the caller may take `victim`'s name out of a directory: in a sticky one, only the
+/// owner of either.
 pub(super) fn check_removal(
     credentials: &Credentials,
     directory: &Inode,
@@ -65,9 +66,13 @@ pub(super) fn check_removal(
     Ok(())
 }
 
-/// What running the file would give to whoever runs it goes away when the file changes hands or
+/// What running the file would give to those who run it goes away when the file changes hands or
 /// content.
 pub(super) fn drop_privileges(credentials: &Credentials, inode: &mut Inode) {
+    assert!(
+        !inode.is_frozen(),
+        "a file of a snapshot changes: {inode:?}"
+    );
     inode.mode &= !SET_USER_ID;
     // Without the right to execute, the bit means something else (mandatory locking).
     let executable = inode.mode & GROUP_EXECUTE != 0;
@@ -79,6 +84,10 @@ pub(super) fn drop_privileges(credentials: &Credentials, inode: &mut Inode) {
 
 /// The content of a file changes: unless root does it, the file loses its privileges.
 pub(super) fn content_written(credentials: &Credentials, inode: &mut Inode) {
+    assert!(
+        !inode.is_frozen(),
+        "the content of a snapshot changes: {inode:?}"
+    );
     if is_root(credentials) {
         inode.drop_capabilities();
     } else {

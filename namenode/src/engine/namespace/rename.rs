@@ -63,10 +63,12 @@ impl Namespace {
         }
         let exchange = mode == RenameMode::Exchange;
         let mut moves = self.plan_rename(call, (source, old), (target, new), exchange)?;
-        // As they were planned: while both are still where they were.
-        for planned in &mut moves {
-            self.charge(&std::mem::take(&mut planned.charges));
-        }
+        // As they were planned: while both are still where they were. Together, since one may subtract
+        // what the other adds.
+        let charges = moves
+            .iter_mut()
+            .flat_map(|planned| std::mem::take(&mut planned.charges));
+        self.charge(&charges.collect::<Vec<_>>());
         for planned in moves {
             self.carry_out(planned);
         }

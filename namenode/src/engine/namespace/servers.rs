@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{NodeId, StorageId},
-    limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX},
-    node::ServerDescription,
-    types::Timestamp,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
+use harvestfs_protocol::node::ServerDescription;
+use harvestfs_protocol::types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{command::Outcome, views::ServerView};
+use super::command::Outcome;
+use super::views::ServerView;
 
 /// Reimages that are remembered of one server: years of the most often reimaged one.
 const REIMAGES_MAX: usize = 1_024;
@@ -61,12 +60,14 @@ impl ServerTable {
 
     pub fn by_name(&self, name: &str) -> Option<(NodeId, &Server)> {
         let node = *self.by_name.get(name)?;
-        let index = (node.0 as usize).checked_sub(1)?;
-        Some((node, self.servers.get(index)?))
+        match index_of(node).and_then(|index| self.servers.get(index)) {
+            Some(server) => Some((node, server)),
+            None => panic!("the server {name} has the number {node}, which is none's"),
+        }
     }
 
     pub fn get_mut(&mut self, node: NodeId) -> Option<&mut Server> {
-        self.servers.get_mut((node.0 as usize).checked_sub(1)?)
+        self.servers.get_mut(index_of(node)?)
     }
 
     pub fn len(&self) -> usize {
@@ -83,14 +84,12 @@ impl ServerTable {
         let mut storages = storages.to_vec();
         storages.sort_unstable();
         storages.dedup();
-        let known = self
-            .by_name
-            .get(&description.name)
-            .copied()
-            .and_then(|node| Some((node, self.get_mut(node)?)));
-        if let Some((node, server)) = known {
+        if let Some(&node) = self.by_name.get(&description.name) {
+            let Some(server) = self.get_mut(node) else {
+                panic!("the server {description:?} has the number {node}, which is none's");
+            };
             for _ in 0..reimaged(&server.storages, &storages) {
-                if server.reimages.len() == REIMAGES_MAX {
+                while server.reimages.len() >= REIMAGES_MAX {
                     server.reimages.pop_front();
                 }
                 server.reimages.push_back(now);
@@ -121,8 +120,18 @@ impl ServerTable {
         }
         self.by_name.insert(server.description.name.clone(), node);
         self.servers.push(server);
+        assert_eq!(
+            self.by_name.len(),
+            self.servers.len(),
+            "there are as many servers as names, up to server {node}"
+        );
         Some(node)
     }
+}
+
+/// Numbers count from 1.
+fn index_of(node: NodeId) -> Option<usize> {
+    (node.0 as usize).checked_sub(1)
 }
 
 fn check(description: &ServerDescription, storages: &[StorageId]) -> Result<(), FsError> {

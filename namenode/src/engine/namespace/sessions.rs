@@ -2,18 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::SessionId,
-    limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, SESSIONS_MAX},
-    types::Timestamp,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::SessionId;
+use harvestfs_protocol::limits::{LABEL_BYTES_MAX, MUTATIONS_IN_FLIGHT_MAX, SESSIONS_MAX};
+use harvestfs_protocol::types::Timestamp;
 
-use super::{
-    Namespace,
-    command::{Effects, Outcome},
-    views::SessionView,
-};
+use super::Namespace;
+use super::command::{Effects, Outcome};
+use super::views::SessionView;
 
 /// All open sessions.
 #[derive(Debug, Default)]
@@ -83,7 +79,20 @@ impl Session {
         let index = self
             .replies
             .partition_point(|(number, _)| *number < sequence);
+        let next = self.replies.get(index).map(|(number, _)| *number);
+        assert_ne!(
+            next,
+            Some(sequence),
+            "a mutation of {} was carried out twice",
+            self.client
+        );
         self.replies.insert(index, (sequence, outcome));
+        assert!(
+            self.replies.len() <= MUTATIONS_IN_FLIGHT_MAX,
+            "{} replies to {} are remembered, up to {sequence}",
+            self.replies.len(),
+            self.client
+        );
     }
 }
 
@@ -117,7 +126,7 @@ impl SessionTable {
         Ok(())
     }
 
-    /// Remembers the outcome of a mutation.
+    /// Remembers the outcome of a mutation, whose number [`Self::check_sequence`] has checked.
     pub fn answered(
         &mut self,
         session: SessionId,
@@ -125,10 +134,11 @@ impl SessionTable {
         answered_below: u64,
         outcome: &Outcome,
     ) {
-        if let Some(session) = self.sessions.get_mut(&session) {
-            session.forget_below(answered_below);
-            session.remember(sequence, outcome.clone());
-        }
+        let Some(session) = self.sessions.get_mut(&session) else {
+            panic!("mutation {sequence} of session {session} was carried out, which is not open");
+        };
+        session.forget_below(answered_below);
+        session.remember(sequence, outcome.clone());
     }
 }
 
@@ -150,9 +160,9 @@ impl Namespace {
         }
         self.sessions.last += 1;
         let id = SessionId(self.sessions.last);
-        self.sessions
-            .sessions
-            .insert(id, Session::new(client.to_owned(), now, 1));
+        let opened = Session::new(client.to_owned(), now, 1);
+        let known = self.sessions.sessions.insert(id, opened);
+        assert!(known.is_none(), "session {id} was opened twice");
         Ok(Outcome::Session(id))
     }
 

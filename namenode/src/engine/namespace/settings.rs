@@ -1,16 +1,12 @@
 //! Settings of files and directories: the extended attributes `user.harvestfs.*`. Some say how blocks
 //! are placed, and are inherited; quotas and lifetimes are of the directory on which they are set.
 
-use std::{
-    num::{NonZeroU8, NonZeroU32},
-    str::FromStr,
-};
+use std::num::{NonZeroU8, NonZeroU32};
+use std::str::FromStr;
 
-use harvestfs_protocol::{
-    error::FsError,
-    limits::REPLICATION_MAX,
-    types::{Durability, PlacementRules, StorageClass},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::limits::REPLICATION_MAX;
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
 use serde::{Deserialize, Serialize};
 
 /// Every setting starts with it.
@@ -145,6 +141,10 @@ impl Settings {
 
     /// These, when what was to be raised is.
     pub fn raised(self) -> Self {
+        assert!(
+            self.raise_replication.is_some(),
+            "nothing of {self:?} was to be raised"
+        );
         Self {
             replication: self.raise_replication.or(self.replication),
             raise_replication: None,
@@ -172,8 +172,9 @@ impl Settings {
         }
     }
 
-    /// Those from which these rules follow.
+    /// Those from which these rules, which [`check_rules`] has checked, follow.
     pub fn from_rules(rules: &PlacementRules) -> Self {
+        assert_ne!(rules.replication, 0, "{rules:?} ask for no replica");
         Self {
             replication: NonZeroU8::new(rules.replication),
             durability: Some(rules.durability),
@@ -225,7 +226,7 @@ impl Settings {
     }
 }
 
-/// The text of a setting; none for a class that nobody asked for.
+/// The text of a setting; none for a class that is not set.
 pub(super) fn text(setting: Setting, rules: &PlacementRules) -> Option<String> {
     match setting {
         Setting::Replication => Some(rules.replication.to_string()),

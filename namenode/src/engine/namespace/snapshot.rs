@@ -9,27 +9,21 @@
 
 mod read;
 
-use std::{
-    io::Write,
-    num::{NonZeroU8, NonZeroU32},
-};
+use std::io::Write;
+use std::num::{NonZeroU8, NonZeroU32};
 
-use harvestfs_protocol::{
-    ids::{InodeId, NodeId, SessionId},
-    name::Name,
-    types::{Extent, Timestamp},
-};
+use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Extent, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    BlockView, EpochView, Formatted, Namespace, Outcome,
-    chunk_set::ChunkSet,
-    inode::{Body, Inode, Slot},
-    operation::{Choice, Operations},
-    servers::Server,
-    settings::Settings,
-    usage::Quota,
-};
+use super::chunk_set::ChunkSet;
+use super::inode::{Body, Inode, Slot};
+use super::operation::{Choice, Operations};
+use super::servers::Server;
+use super::settings::Settings;
+use super::usage::Quota;
+use super::{BlockView, EpochView, Formatted, Namespace, Outcome, directory};
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic. No two differ in one bit: no checksum covers it.
@@ -154,7 +148,7 @@ enum Record {
     },
     /// Where something counts that has no name and is no directory.
     Nameless(Vec<(InodeId, InodeId)>),
-    /// Orphans that nobody holds.
+    /// Orphans that no session holds.
     Unheld(Vec<InodeId>),
 }
 
@@ -266,6 +260,12 @@ impl Namespace {
     /// # Errors
     /// [`SnapshotError::Io`].
     pub fn write_snapshot(&self, to: &mut impl Write) -> Result<(), SnapshotError> {
+        assert!(
+            self.emptied.is_empty() && self.changes.is_empty(),
+            "a command is under way: {:?} are to be released, {:?} to be counted",
+            self.emptied,
+            self.changes
+        );
         to.write_all(&MAGIC)?;
         to.write_all(&VERSION.to_le_bytes())?;
         let mut frames = Frames {
@@ -325,7 +325,7 @@ impl Namespace {
             })?;
         }
         let nameless = self.orphans.iter().filter_map(|&ino| {
-            let inode = self.inodes.get(ino).ok()?;
+            let inode = self.inodes.known(ino);
             (!inode.is_directory()).then_some((ino, inode.parent))
         });
         frames.put_parts(nameless, Record::Nameless)?;
@@ -362,9 +362,8 @@ fn write_slot<W: Write>(slot: &Slot, frames: &mut Frames<W>) -> Result<(), Snaps
             frames.put_parts(extents, Record::Extents)?;
         }
         Body::Directory(directory) => {
-            let entries = directory
-                .after(None)
-                .filter_map(|(name, ino)| Some((Name::new(name).ok()?, ino)));
+            let entries = directory.after(None);
+            let entries = entries.map(|(name, ino)| (directory::name_of_entry(name), ino));
             frames.put_parts(entries, Record::Entries)?;
             let Quota { bytes, inodes } = directory.quota;
             let trash_s = directory.trash_s;

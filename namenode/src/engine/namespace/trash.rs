@@ -1,7 +1,7 @@
 //! The trash: removed files and trees that can be restored for a while.
 //!
-//! Each user has the directory `/.trash/UID`, which is nobody else's: who could not reach something in its
-//! place does not reach it there. What is in it keeps its inode, so that nothing of it has to be copied;
+//! Each user has the directory `/.trash/UID`, which is no other user's: a user who could not reach
+//! something in its place does not reach it there. What is in it keeps its inode, so that nothing of it has to be copied;
 //! its name there starts with the number of the inode. Names come into these directories only by
 //! removals, and leave them by rename (restored) or removal (purged). When their time is over,
 //! [`Command::PurgeTrash`](super::Command) removes them.
@@ -10,24 +10,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX},
-    meta::MetaReply,
-    name::Name,
-    types::{Attr, Credentials, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX};
+use harvestfs_protocol::meta::MetaReply;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, Timestamp};
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    edition::ACCOUNTS_KEPT,
-    inode::{Inode, STICKY},
-    permissions,
-    rename::Place,
-    usage::Change,
-};
+use super::command::Effects;
+use super::directory::name_of_entry;
+use super::edition::ACCOUNTS_KEPT;
+use super::inode::STICKY;
+use super::rename::Place;
+use super::usage::Change;
+use super::{Call, Namespace, permissions};
 
 const NAME: &[u8] = b".trash";
 const MODE: u16 = 0o755;
@@ -105,17 +101,30 @@ impl Trash {
         self.remove(ino);
         self.by_expiry.insert((trashed.expires, ino));
         self.entries.insert(ino, trashed);
+        self.assert_lists_match();
     }
 
     pub fn remove(&mut self, ino: InodeId) {
         if let Some(trashed) = self.entries.remove(&ino) {
             self.by_expiry.remove(&(trashed.expires, ino));
         }
+        self.assert_lists_match();
+    }
+
+    fn assert_lists_match(&self) {
+        let (entries, expiries) = (self.entries.len(), self.by_expiry.len());
+        assert_eq!(entries, expiries, "in the trash, by inode and by expiry");
     }
 }
 
+/// What the name of something in the trash starts with. The names of no others do.
+pub(super) fn name_before(ino: InodeId) -> Vec<u8> {
+    format!("{:016x}", ino.0).into_bytes()
+}
+
 fn name_in_trash(ino: InodeId, name: &Name) -> Result<Name, FsError> {
-    let mut bytes = format!("{:016x}-", ino.0).into_bytes();
+    let mut bytes = name_before(ino);
+    bytes.push(b'-');
     bytes.extend(name.as_bytes());
     bytes.truncate(NAME_BYTES_MAX);
     Name::new(&bytes)
@@ -212,7 +221,7 @@ impl Namespace {
         Ok(MetaReply::Removed(Some(attr)))
     }
 
-    /// Moves something to the trash, whatever the quota of that.
+    /// Moves something to the trash, also above its quota.
     pub(super) fn move_to_trash(
         &mut self,
         call: &Call,
@@ -229,8 +238,8 @@ impl Namespace {
             origin.clear();
         }
         let directory = self.make_trash(call, effects)?;
-        // A file may be there already, by another of its names: one is enough. It stays with whom
-        // removed it first.
+        // A file may be there already, by another of its names: one is enough. It stays with the
+        // user who removed it first.
         let known = self.trash.get(ino);
         let (kept_in, counted_in) = match known {
             Some(known) => (known.directory, known.counted_in),
@@ -248,16 +257,24 @@ impl Namespace {
         if !is_there {
             self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
         }
-        let expires = i64::from(retention_s).saturating_mul(NANOSECONDS_PER_SECOND);
+        // Four billion seconds fit. What the clock says need not leave room for them.
+        let retention_ns = i64::from(retention_s) * NANOSECONDS_PER_SECOND;
         let trashed = Trashed {
             origin: origin.into(),
-            expires: Timestamp(call.now.0.saturating_add(expires)),
+            expires: Timestamp(call.now.0.saturating_add(retention_ns)),
             directory: kept_in,
             counted_in,
         };
         self.trash.insert(ino, trashed);
-        let inode = self.inodes.get_mut(ino)?;
-        inode.nlink -= u32::from(is_there);
+        let inode = self.inodes.known_mut(ino);
+        if is_there {
+            assert!(
+                inode.nlink > 1,
+                "file {ino} has {} names, not two",
+                inode.nlink
+            );
+            inode.nlink -= 1;
+        }
         inode.ctime = call.now;
         effects.inodes.push(ino);
         Ok(inode.attr(ino))
@@ -318,10 +335,12 @@ impl Namespace {
         if let Some(&directory) = self.trash.of_users.get(&uid) {
             return Ok(directory);
         }
-        let above = self.trash.directory.ok_or(FsError::NotFound)?;
+        let Some(above) = self.trash.directory else {
+            panic!("user {uid} is to get a directory in the trash, which is not there");
+        };
         let name = Name::new(uid.to_string().as_bytes())?;
         let made = self.add_own_directory(above, &name, MODE_OF_USER, now, effects)?;
-        self.inodes.get_mut(made)?.uid = uid;
+        self.inodes.known_mut(made).uid = uid;
         self.trash.set_directory_of(uid, made);
         Ok(made)
     }
@@ -393,11 +412,9 @@ impl Namespace {
 
     fn purge(&mut self, call: &Call, top: InodeId, budget: &mut usize, effects: &mut Effects) {
         let Some(directory) = self.trash.get(top).map(|it| it.directory) else {
-            return;
+            panic!("{top} is to be removed from the trash, but is not in it");
         };
-        let Some(name) = self.name_of(directory, top) else {
-            return;
-        };
+        let name = self.name_of(directory, top);
         let mut above = vec![(directory, name, top)];
         while *budget > 0
             && let Some((parent, name, ino)) = above.last()
@@ -407,16 +424,15 @@ impl Namespace {
                 above.push((ino, name, child));
                 continue;
             }
-            let (Ok(planned), Ok(is_directory)) = (
-                self.plan_move(ino, Some(parent), None, true),
-                self.inodes.get(ino).map(Inode::is_directory),
-            ) else {
-                return;
+            let is_directory = self.inodes.known(ino).is_directory();
+            let planned = self.plan_move(ino, Some(parent), None, true);
+            let Ok(planned) = planned else {
+                panic!("inode {ino} is in the trash, with {top}, but cannot lose its name");
             };
             self.carry_out(planned);
             self.remove_name(parent, name, is_directory, call.now, effects);
-            if self.lose_name(call, ino, effects).is_err() {
-                return;
+            if let Err(error) = self.lose_name(call, ino, effects) {
+                panic!("inode {ino} was in the trash, with {top}, but is not there: {error}");
             }
             above.pop();
             *budget -= 1;
@@ -424,16 +440,18 @@ impl Namespace {
     }
 
     fn first_entry(&self, ino: InodeId) -> Option<(Name, InodeId)> {
-        let directory = self.inodes.get(ino).ok()?.directory().ok()?;
+        let directory = self.inodes.known(ino).directory().ok()?;
         let (name, child) = directory.after(None).next()?;
-        Some((Name::new(name).ok()?, child))
+        Some((name_of_entry(name), child))
     }
 
     /// The name of what is in the trash: it starts with its number.
-    fn name_of(&self, directory: InodeId, ino: InodeId) -> Option<Name> {
-        let entries = self.inodes.get(directory).ok()?.directory().ok()?;
-        let before = Name::new(format!("{:016x}", ino.0).as_bytes()).ok()?;
-        let (name, found) = entries.after(Some(&before)).next()?;
-        (found == ino).then(|| Name::new(name).ok()).flatten()
+    fn name_of(&self, directory: InodeId, ino: InodeId) -> Name {
+        let before = name_of_entry(&name_before(ino));
+        let mut behind = self.inodes.known_directory(directory).after(Some(&before));
+        match behind.next() {
+            Some((name, found)) if found == ino => name_of_entry(name),
+            next => panic!("the directory {directory} of the trash has {next:?}, not {ino}"),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What is done to files at their time, without anybody asking: replicas are raised, and what has
+//! What is done to files at their time, without a request: replicas are raised, and what has
 //! outlived its lifetime goes.
 //!
 //! Both count from the last change of an inode (`ctime`, which is the namenode's clock). The server
@@ -6,20 +6,17 @@
 
 use std::num::NonZeroU32;
 
-use harvestfs_protocol::{
-    error::FsError,
-    ids::InodeId,
-    name::Name,
-    types::{Credentials, FileKind, Timestamp},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Credentials, FileKind, Timestamp};
 
-use super::{
-    Call, Namespace,
-    command::Effects,
-    inode::{Body, Inode},
-    rename::Place,
-    settings::Settings,
-};
+use super::command::Effects;
+use super::directory::name_of_entry;
+use super::inode::Body;
+use super::rename::Place;
+use super::settings::Settings;
+use super::{Call, Namespace};
 
 const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
@@ -47,11 +44,16 @@ impl Namespace {
         (due.collect(), rest.next())
     }
 
+    /// Whether it is time for one of the files that are to get more replicas.
     fn is_raise_due(&self, ino: InodeId, now: Timestamp) -> bool {
-        self.inodes.get(ino).is_ok_and(|inode| {
-            let raise = inode.settings.raise(self.default_rules());
-            raise.is_some_and(|(_, after_s)| is_over(inode.ctime, after_s, now))
-        })
+        let inode = self.inodes.known(ino);
+        let Some((_, after_s)) = inode.settings.raise(self.default_rules()) else {
+            panic!(
+                "file {ino} with {:?} is to get no more replicas",
+                inode.settings
+            );
+        };
+        is_over(inode.ctime, after_s, now)
     }
 
     /// Keeps the list of files to raise, after a file came or its settings changed.
@@ -110,18 +112,14 @@ impl Namespace {
         let mut looked_at = 0;
         for &dir in self.with_lifetime.range(from.0..) {
             let mut after = from.1.clone().filter(|_| dir == from.0);
-            let Ok(directory) = self.inodes.get(dir).and_then(Inode::directory) else {
-                continue;
-            };
+            let directory = self.inodes.known_directory(dir);
             let first = after.clone();
             for (name, _) in directory.after(first.as_ref()) {
                 if looked_at == limit {
                     return (expired, Some((dir, after)));
                 }
                 looked_at += 1;
-                let Ok(name) = Name::new(name) else {
-                    continue;
-                };
+                let name = name_of_entry(name);
                 after = Some(name.clone());
                 if self.expired(dir, &name, now).is_some() {
                     expired.push((dir, name));
@@ -132,7 +130,7 @@ impl Namespace {
     }
 
     /// What a name leads to, if its time is over. Names that start with a dot are left alone: they are
-    /// of those who keep the directory.
+    /// of the directory's owner.
     fn expired(&self, dir: InodeId, name: &Name, now: Timestamp) -> Option<InodeId> {
         let directory = self.inodes.get(dir).ok()?.directory().ok()?;
         let seconds = directory.lifetime_s?.get();

@@ -10,14 +10,13 @@
 
 use std::collections::BTreeMap;
 
-use harvestfs_protocol::{error::FsError, ids::InodeId};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
 
-use super::{
-    Call, Namespace,
-    edition::ACCOUNTS_KEPT,
-    extents::Piece,
-    inode::{Body, Inode, parts},
-};
+use super::edition::ACCOUNTS_KEPT;
+use super::extents::Piece;
+use super::inode::{Body, Inode, parts};
+use super::{Call, Namespace};
 
 /// What has no name and is said to count here counts nowhere: it is no user's.
 pub(super) const NOWHERE: InodeId = InodeId(0);
@@ -38,10 +37,14 @@ impl Usage {
         inodes: 1,
     };
 
+    /// Only what was added before is subtracted.
+    #[track_caller]
     fn with(self, change: Change) -> Self {
-        Self {
-            bytes: self.bytes.saturating_add_signed(change.bytes),
-            inodes: self.inodes.saturating_add_signed(change.inodes),
+        let bytes = self.bytes.checked_add_signed(change.bytes);
+        let inodes = self.inodes.checked_add_signed(change.inodes);
+        match (bytes, inodes) {
+            (Some(bytes), Some(inodes)) => Self { bytes, inodes },
+            _ => panic!("{self:?} of a directory cannot change by {change:?}"),
         }
     }
 
@@ -85,7 +88,8 @@ impl Quota {
 
     fn refuses(self, used: Usage, change: Change) -> bool {
         let beyond = |quota: Option<u64>, used: u64, change: i64| {
-            change > 0 && quota.is_some_and(|quota| used.saturating_add_signed(change) > quota)
+            let after = used.checked_add_signed(change);
+            change > 0 && quota.is_some_and(|quota| after.is_none_or(|after| after > quota))
         };
         beyond(self.bytes, used.bytes, change.bytes)
             || beyond(self.inodes, used.inodes, change.inodes)
@@ -217,13 +221,18 @@ impl Namespace {
     ) -> Result<Move, FsError> {
         let inode = self.inodes.get(ino)?;
         let mut parents = match self.further_names.get(&ino) {
-            Some(parents) => parents.clone(),
+            Some(parents) => {
+                assert!(parents.len() > 1, "{parents:?} is one name of inode {ino}");
+                parents.clone()
+            }
             None => vec![inode.parent],
         };
-        let first = parents.first().copied().unwrap_or(inode.parent);
-        let before = self.counted_by(ino, first);
-        if let Some(place) = lost.and_then(|lost| parents.binary_search(&lost).ok()) {
-            parents.remove(place);
+        let before = self.counted_by(ino, parents[0]);
+        if let Some(lost) = lost {
+            match parents.binary_search(&lost) {
+                Ok(place) => _ = parents.remove(place),
+                Err(_) => panic!("{parents:?} name inode {ino}, not {lost}, which is to lose it"),
+            }
         }
         if let Some(gained) = gained {
             let place = parents.partition_point(|&parent| parent < gained);
@@ -264,12 +273,10 @@ impl Namespace {
     /// directory leads there that is only held.
     pub(super) fn carry_out(&mut self, planned: Move) {
         self.charge(&planned.charges);
-        if let Ok(inode) = self.inodes.get_mut(planned.ino) {
-            inode.parent = match planned.parents.first() {
-                Some(&first) => first,
-                None => planned.counted_in,
-            };
-        }
+        self.inodes.known_mut(planned.ino).parent = match planned.parents.first() {
+            Some(&first) => first,
+            None => planned.counted_in,
+        };
         if planned.is_kept {
             self.orphans.insert(planned.ino);
         }
@@ -286,27 +293,39 @@ impl Namespace {
 
     /// What had no name is gone: it counts no more.
     pub(super) fn uncharge_nameless(&mut self, ino: InodeId) {
-        let (Some(dir), Ok(inode)) = (self.counted_in(ino), self.inodes.get(ino)) else {
+        let Some(dir) = self.counted_in(ino) else {
             return;
         };
+        let inode = self.inodes.known(ino);
+        assert_eq!(
+            inode.nlink, 0,
+            "inode {ino} has a name, but is to count no more"
+        );
         let change = Self::weight(inode).removed();
         self.charge(&[(dir, change)]);
     }
 
-    /// Counts changes in their directories and in all above.
+    /// Counts changes in their directories and in all above. What one of them subtracts another one may
+    /// have added, so additions come first.
     pub(super) fn charge(&mut self, charges: &[Charge]) {
-        for &(dir, change) in charges {
-            let mut next = Some(dir);
-            while let Some(ino) = next {
-                next = self.counted_in(ino);
-                if let Ok(inode) = self.inodes.get_mut(ino)
-                    && let Body::Directory(directory) = &mut inode.body
-                {
-                    directory.used = directory.used.with(change);
-                    if directory.used == Usage::default() && self.unheld.contains(&ino) {
-                        self.emptied.push(ino);
-                    }
+        let is_subtraction = |change: Change| change.bytes < 0 || change.inodes < 0;
+        for subtracts in [false, true] {
+            for &(dir, change) in charges {
+                if is_subtraction(change) == subtracts {
+                    self.charge_one(dir, change);
                 }
+            }
+        }
+    }
+
+    fn charge_one(&mut self, dir: InodeId, change: Change) {
+        let mut next = Some(dir);
+        while let Some(ino) = next {
+            next = self.counted_in(ino);
+            let directory = self.inodes.known_directory_mut(ino);
+            directory.used = directory.used.with(change);
+            if directory.used == Usage::default() && self.unheld.contains(&ino) {
+                self.emptied.push(ino);
             }
         }
     }
@@ -463,9 +482,7 @@ impl Namespace {
         let names = self.names_of_files();
         for names in names.chunk_by(|one, next| one.0 == next.0) {
             let (ino, first) = names[0];
-            if let Ok(inode) = self.inodes.get_mut(ino) {
-                inode.parent = first;
-            }
+            self.inodes.known_mut(ino).parent = first;
             if names.len() > 1 {
                 let parents = names.iter().map(|(_, dir)| *dir).collect();
                 self.further_names.insert(ino, parents);
@@ -491,11 +508,7 @@ impl Namespace {
             }
         }
         for (ino, name) in names {
-            if let Ok(inode) = self.inodes.get_mut(ino)
-                && let Body::Directory(directory) = &mut inode.body
-            {
-                directory.name = name;
-            }
+            self.inodes.known_directory_mut(ino).name = name;
         }
     }
 
@@ -547,4 +560,30 @@ fn joined(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u64, u64)> {
         }
         Some((from, to))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::meta::RenameMode;
+
+    use super::super::tests::Fixture;
+
+    /// What the exchange subtracts from `/far` it has added first: the file, which counts in the
+    /// directory that leaves when it has lost its first name.
+    #[test]
+    fn a_file_may_come_to_count_in_the_directory_that_it_changes_places_with() {
+        let mut fixture = Fixture::new();
+        for path in ["/near", "/inner", "/far", "/far/tree"] {
+            fixture.dir(path);
+        }
+        fixture
+            .rename("/inner", "/far/tree/inner", RenameMode::Replace)
+            .unwrap();
+        fixture.file("/near/file");
+        fixture.link("/near/file", "/far/tree/inner/file").unwrap();
+        // Checks all accounts.
+        fixture
+            .rename("/far/tree", "/near/file", RenameMode::Exchange)
+            .unwrap();
+    }
 }

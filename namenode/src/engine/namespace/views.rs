@@ -1,10 +1,8 @@
 //! What the rest of the namenode sees of the namespace's tables.
 
-use harvestfs_protocol::{
-    ids::{BlockId, ClusterId, NodeId, SessionId, StorageId},
-    node::ServerDescription,
-    types::{PlacementRules, Timestamp},
-};
+use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId, SessionId, StorageId};
+use harvestfs_protocol::node::ServerDescription;
+use harvestfs_protocol::types::{PlacementRules, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// What the namespace knows of a block.

@@ -1,9 +1,7 @@
 //! What operators see of balancing.
 
-use harvestfs_protocol::{
-    placement::{BalanceReport, ClassBalance, ServerFill, VolumeBalance},
-    types::StorageClass,
-};
+use harvestfs_protocol::placement::{BalanceReport, ClassBalance, ServerFill, VolumeBalance};
+use harvestfs_protocol::types::StorageClass;
 use rustc_hash::FxHashMap;
 
 use super::{CLASSES, Cluster, Fill, NodeIx};

@@ -3,15 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    placement::{BalanceOutcome, BalancePause, ClassBalance, RepairChange},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::placement::{BalanceOutcome, BalancePause, ClassBalance, RepairChange};
 
-use super::{
-    places::{change_limits, set_policy, world_of_nine, write},
-    world::{self, BLOCK_BYTES, World, rules},
-};
+use super::places::{change_limits, set_policy, world_of_nine, write};
+use super::world::{self, BLOCK_BYTES, World, rules};
 use crate::engine::cluster::ClusterOptions;
 
 const MOVES: u32 = 12;

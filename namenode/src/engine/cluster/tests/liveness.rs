@@ -1,13 +1,11 @@
 //! Who is there, and what is concluded when somebody is not.
 
 use harvestfs_placement::Stock;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::NodeId,
-    node::Heartbeat,
-    outlook::{Shortage, Unavailable},
-    types::{Durability, PlacementRules, StorageClass},
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::node::Heartbeat;
+use harvestfs_protocol::outlook::{Shortage, Unavailable};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
 
 use super::world::{BLOCK_BYTES, World, options, rules};
 use crate::engine::cluster::{Cluster, ClusterError};

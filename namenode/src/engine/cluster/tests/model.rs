@@ -3,17 +3,15 @@
 //! faults stop every block gets the replicas it wants and nothing else is left.
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
-use rand::{RngExt, seq::IndexedRandom};
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
+use harvestfs_protocol::node::ReplicaChange;
+use rand::RngExt;
+use rand::seq::IndexedRandom;
 
 use super::world::{BLOCK_BYTES, CHUNK, World, options, rules};
-use crate::engine::{
-    cluster::{ClusterOptions, FsckCounts, settle::Totals},
-    namespace::BlockChange,
-};
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, StorageId},
-    node::ReplicaChange,
-};
+use crate::engine::cluster::settle::Totals;
+use crate::engine::cluster::{ClusterOptions, FsckCounts};
+use crate::engine::namespace::BlockChange;
 
 /// Histories in a normal run; a number in [`SEEDS_VARIABLE`] asks for more.
 const SEEDS: u64 = 200;

@@ -1,16 +1,12 @@
 //! Where replicas are: what is moved, drained and given up, and in which order it is repaired.
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::NodeCommand,
-    placement::RepairChange,
-    types::{Durability, PlacementRules},
-};
-use harvestfs_telemetry::{
-    hours::WeekHours,
-    profile::{Pattern, TenantKey, TenantProfile},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::placement::RepairChange;
+use harvestfs_protocol::types::{Durability, PlacementRules};
+use harvestfs_telemetry::hours::WeekHours;
+use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
 
 use super::world::{BLOCK_BYTES, World, options, rules, token};
 use crate::engine::cluster::{BlockFault, ClusterOptions, FaultReason};

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::{NodeCommand, ReplicaChange},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 
 use super::world::{CHUNK, World, options, rules};
-use crate::engine::{cluster::ClusterOptions, namespace::BlockChange};
+use crate::engine::cluster::ClusterOptions;
+use crate::engine::namespace::BlockChange;
 
 /// Blocks that the next heartbeat of a node tells it to delete.
 fn deletes(world: &mut World, node: usize) -> Vec<BlockId> {

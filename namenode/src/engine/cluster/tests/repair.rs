@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId},
-    node::{NodeCommand, ReplicaChange},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 
 use super::world::{CHUNK, World, options, rules};
 use crate::engine::cluster::{ClusterOptions, FaultReason};
@@ -364,4 +362,42 @@ fn every_fault_has_its_reason() {
         .filter(|fault| fault.reason == FaultReason::NoReplica);
     assert_eq!(without_replica.count() as u64, lost);
     assert!(lost > 0);
+}
+
+/// Why each block that lacks a replica is not repaired yet.
+fn reasons(world: &World) -> Vec<FaultReason> {
+    let faults = world.cluster.faults(world.now_ms, 1_000);
+    faults.iter().map(|fault| fault.reason).collect()
+}
+
+#[test]
+fn what_waits_for_servers_or_budgets_says_so() {
+    let options = ClusterOptions {
+        repairs_per_window: 1,
+        urgent_repairs_per_window: 1,
+        ..options()
+    };
+    let mut world = World::new(4, 4, options, 1);
+    for _ in 0..40 {
+        world.write(2);
+    }
+    world.pass(300);
+    for node in 0..4 {
+        world.nodes[node].busy = true;
+        world.heartbeat(node, true);
+    }
+    lose_node(&mut world, 0);
+    world.pass(300);
+    let waiting = reasons(&world);
+    assert!(!waiting.is_empty(), "the test loses something");
+    assert_eq!(waiting, vec![FaultReason::NoSource; waiting.len()]);
+
+    for node in 0..4 {
+        world.nodes[node].busy = false;
+        world.heartbeat(node, true);
+    }
+    world.pass(20_000);
+    let waiting = reasons(&world);
+    assert!(!waiting.is_empty(), "more than the budget lets be repaired");
+    assert_eq!(waiting, vec![FaultReason::NoBudget; waiting.len()]);
 }

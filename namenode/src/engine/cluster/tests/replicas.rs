@@ -1,12 +1,11 @@
 //! What counts as a replica, and where readers are sent.
 
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, StorageId},
-    node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport},
-};
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
+use harvestfs_protocol::node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport};
 
 use super::world::{CHUNK, World, options, rules};
-use crate::engine::{cluster::ClusterError, namespace::BlockChange};
+use crate::engine::cluster::ClusterError;
+use crate::engine::namespace::BlockChange;
 
 fn first_disk(world: &World, node: NodeId) -> StorageId {
     let disks = &world.nodes[node.0 as usize].disks;
@@ -293,4 +292,19 @@ fn nodes_and_summary_tell_what_is_there() {
         (info.name.as_str(), info.rack.as_str()),
         ("server-2", "rack-0")
     );
+}
+
+/// A client may say anything of the nodes that hold what it wrote.
+#[test]
+fn a_node_that_is_named_twice_is_awaited_once() {
+    let mut world = World::new(3, 3, options(), 1);
+    let block = world.allocate(rules(2)).expect("room is left");
+    world.append(block, 3 * CHUNK);
+    world.restart_namenode();
+    world
+        .cluster
+        .sealed_by_client(world.now_ms, block, &[NodeId(1), NodeId(1)]);
+    assert_eq!(world.cluster.nodes[1].awaited, 1);
+    world.free(block);
+    assert_eq!(world.cluster.nodes[1].awaited, 0);
 }

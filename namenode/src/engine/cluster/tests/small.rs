@@ -1,17 +1,13 @@
 //! Clusters of few servers: each goes on with what it has, says what is missing, and mends it.
 
 use harvestfs_placement::PolicyKind;
-use harvestfs_protocol::{
-    error::FsError,
-    ids::{BlockId, NodeId},
-    outlook::{WriteOutlook, WriteVerdict},
-    types::Durability,
-};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::outlook::{WriteOutlook, WriteVerdict};
+use harvestfs_protocol::types::Durability;
 
-use super::{
-    places::{set_policy, strict, write},
-    world::{World, options, rules},
-};
+use super::places::{set_policy, strict, write};
+use super::world::{World, options, rules};
 use crate::engine::cluster::{Cluster, ClusterOptions};
 
 /// What is the matter with the first server.

@@ -3,7 +3,7 @@
 use harvestfs_protocol::ids::NodeId;
 
 use super::world::{World, options};
-use crate::engine::cluster::{Happening, RepairEnd};
+use crate::engine::cluster::{FaultReason, Happening, RepairEnd};
 
 #[test]
 fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
@@ -30,6 +30,18 @@ fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
     assert_eq!(at_risk.len() as u64, held);
     assert!(at_risk.iter().all(|it| (it.left, it.wanted) == (1, 2)));
     assert_eq!(world.cluster.blocks_at_risk(world.now_ms, 2).len(), 2);
+    // As `fsck` does; of what is under way more is said.
+    let faults = world.cluster.faults(world.now_ms, 1_000);
+    assert_eq!(faults.len(), at_risk.len());
+    for fault in faults {
+        let listed = at_risk.iter().find(|it| it.block == fault.block);
+        let why = listed.map(|it| it.why.clone()).unwrap_or_default();
+        if fault.reason == FaultReason::UnderWay {
+            assert!(why.contains("is being copied from"), "{why}");
+        } else {
+            assert_eq!(why, fault.reason.to_string());
+        }
+    }
 
     world.pass(2_000);
     let oldest_ms = world.cluster.oldest_repair_ms(world.now_ms);

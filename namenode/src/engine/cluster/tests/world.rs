@@ -3,17 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use harvestfs_placement::Stock;
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, StorageId},
-    limits::COMMANDS_PER_HEARTBEAT_MAX,
-    node::{
-        BlockReport, Heartbeat, IncrementalReport, NodeCommand, ReplicaChange, ReplicaReport,
-        ServerDescription,
-    },
-    token::{BlockToken, Right, TokenKey, TokenSigner},
-    types::{Durability, PlacementRules, StorageClass, VolumeStatus},
+use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
+use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
+use harvestfs_protocol::node::{
+    BlockReport, Heartbeat, IncrementalReport, NodeCommand, ReplicaChange, ReplicaReport,
+    ServerDescription,
 };
-use rand::{SeedableRng, rngs::SmallRng};
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, VolumeStatus};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 
 use super::super::{Cluster, ClusterError, ClusterOptions};
 

@@ -1,13 +1,12 @@
 //! What the namespace and its clients do in the [`World`].
 
 use harvestfs_placement::Stock;
-use harvestfs_protocol::{
-    ids::{BlockId, NodeId, SessionId},
-    types::PlacementRules,
-};
+use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
+use harvestfs_protocol::types::PlacementRules;
 
 use super::world::{CHUNK, FileBlock, World, rules};
-use crate::engine::{cluster::Cluster, namespace::BlockChange};
+use crate::engine::cluster::Cluster;
+use crate::engine::namespace::BlockChange;
 
 impl World {
     pub(super) fn change(&mut self, change: &BlockChange) {

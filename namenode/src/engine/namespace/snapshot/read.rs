@@ -2,26 +2,21 @@
 
 use std::io::Read;
 
-use harvestfs_protocol::{
-    ids::{InodeId, SessionId},
-    limits::REPLICATION_MAX,
-    name::Name,
-    types::Extent,
-};
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::limits::REPLICATION_MAX;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::Extent;
 
 use super::{
     BodyRecord, FRAME_BYTES_MAX, InodeRecord, MAGIC, Record, SnapshotError, VERSION,
     VERSIONS_BEFORE, damaged,
 };
-use crate::engine::namespace::{
-    EDITION, EpochView, Namespace,
-    extents::{Extents, Piece, UseChanges},
-    inode::{Body, FileData, Inode, Slot},
-    sessions::Session,
-    settings,
-    trash::Trashed,
-    usage::Quota,
-};
+use crate::engine::namespace::extents::{Extents, Piece, UseChanges};
+use crate::engine::namespace::inode::{Body, FileData, Inode, Slot};
+use crate::engine::namespace::sessions::Session;
+use crate::engine::namespace::trash::Trashed;
+use crate::engine::namespace::usage::{NOWHERE, Quota};
+use crate::engine::namespace::{EDITION, EpochView, Namespace, settings};
 
 /// No counter gets that far in the life of a cluster, and each can go on from there.
 const COUNTER_MAX: u64 = u64::MAX / 2;
@@ -172,7 +167,9 @@ impl Reader {
                 .and_then(|session| namespace.sessions.sessions.get_mut(&session))
                 .is_some_and(|session| session.restore_reply(sequence, outcome)),
             Record::Block { view, committed } => {
-                self.live_bytes = self.live_bytes.saturating_add(view.live_bytes);
+                let live_bytes = self.live_bytes.checked_add(view.live_bytes);
+                self.live_bytes = live_bytes
+                    .ok_or_else(|| damaged("files use more bytes of blocks than there can be"))?;
                 namespace.blocks.restore(&view, committed)
             }
             Record::Vacant { generation } => {
@@ -220,19 +217,20 @@ impl Reader {
                 ino,
                 origin,
                 expires,
-            } => {
-                let fresh = namespace.trash.get(ino).is_none();
-                // As edition 0 has it, unless the next record says otherwise.
-                let directory = namespace.trash.directory;
-                let trashed = Trashed {
-                    origin: origin.into(),
-                    expires,
-                    directory: directory.unwrap_or(InodeId::ROOT),
-                    counted_in: None,
-                };
-                namespace.trash.insert(ino, trashed);
-                fresh && directory.is_some()
-            }
+            } => match namespace.trash.directory {
+                Some(directory) if namespace.trash.get(ino).is_none() => {
+                    // As edition 0 has it, unless the next record says otherwise.
+                    let trashed = Trashed {
+                        origin: origin.into(),
+                        expires,
+                        directory,
+                        counted_in: None,
+                    };
+                    namespace.trash.insert(ino, trashed);
+                    true
+                }
+                _ => false,
+            },
             Record::TrashOfUser { uid, directory } => {
                 namespace.trash.set_directory_of(uid, directory)
             }
@@ -334,7 +332,7 @@ impl Reader {
         };
         entries
             .iter()
-            .all(|(name, ino)| directory.insert(name, *ino).is_none())
+            .all(|(name, ino)| *ino != NOWHERE && directory.insert(name, *ino).is_none())
     }
 
     fn take_directory_settings(&mut self, quota: Quota, trash_s: Option<u32>) -> bool {

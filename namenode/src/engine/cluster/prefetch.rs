@@ -1,22 +1,20 @@
-//! Memory is fetched before it is needed. Blocks, nodes and volumes lie all over it. Who works on one
-//! after the other waits for each; who asks for all of them first waits for several at the same time.
+//! Prefetching. Blocks, nodes and volumes lie all over the memory. A loop that works on one after the
+//! other waits for each; one that prefetches all of them first waits for several at the same time.
 
 use std::hint::black_box;
 
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use smallvec::SmallVec;
 
-use super::{
-    Cluster,
-    table::{NodeIx, Replica, Slot},
-};
+use super::Cluster;
+use super::table::{NodeIx, Replica, Slot};
 
-/// Blocks that are fetched together.
-pub(super) const AHEAD: usize = 16;
+/// Blocks that are prefetched together.
+pub(super) const PREFETCHED: usize = 16;
 
 /// Asks for the cache line of a value, without waiting for it. Elsewhere than on x86-64 it does
 /// nothing: stable Rust has no such instruction there yet.
-fn fetch<T>(it: &T) {
+fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch is a hint that neither reads nor writes anything
     // that a program can see, whatever the address.
@@ -30,29 +28,29 @@ fn fetch<T>(it: &T) {
 
 impl Cluster {
     /// Says which nodes are about to report which blocks, a few dozen at most. Changes nothing: the
-    /// reports take less time then. For who has many at a time: a simulation.
+    /// reports take less time then. For a caller that has many at a time: a simulation.
     pub fn expect_reports(&self, coming: impl Iterator<Item = (NodeId, BlockId)>) {
-        // In steps, because each tells where to look next.
-        let mut targets: SmallVec<[(NodeIx, BlockId); AHEAD]> = SmallVec::new();
+        // In steps, because each shows where to look next.
+        let mut targets: SmallVec<[(NodeIx, BlockId); PREFETCHED]> = SmallVec::new();
         for (node, block) in coming {
             let Some(index) = self.node_index(node) else {
                 continue;
             };
-            self.fetch_target(index);
+            self.prefetch_target(index);
             targets.push((index, block));
         }
         for &(node, block) in &targets {
             let node = &self.nodes[node as usize];
             for &storage in &node.storages {
                 let volume = &self.table.storages[storage as usize];
-                fetch(&volume.status);
-                fetch(&volume.epoch);
+                prefetch(&volume.status);
+                prefetch(&volume.epoch);
             }
             if node.incoming.is_empty() {
-                self.fetch_block(block);
+                self.prefetch_block(block);
             }
             for &slot in &node.incoming {
-                fetch(self.table.get_ahead(slot));
+                prefetch(self.table.get_ahead(slot));
             }
         }
         for &(node, _) in &targets {
@@ -60,14 +58,14 @@ impl Cluster {
             for &storage in &node.storages {
                 let volume = &self.table.storages[storage as usize];
                 if let Some(last) = volume.blocks().last() {
-                    fetch(last);
+                    prefetch(last);
                 }
             }
             for &slot in &node.incoming {
                 if let Some(it) = self.in_flight.get(&slot) {
-                    fetch(&self.nodes[it.source as usize]);
+                    prefetch(&self.nodes[it.source as usize]);
                 }
-                self.fetch_homes(slot);
+                self.prefetch_homes(slot);
             }
         }
     }
@@ -78,73 +76,73 @@ impl Cluster {
         let indexes = asked.iter().filter_map(|&node| self.node_index(node));
         let nodes = || indexes.clone().map(|index| &self.nodes[index as usize]);
         for node in nodes() {
-            fetch(node);
-            fetch(&node.replicate);
+            prefetch(node);
+            prefetch(&node.replicate);
         }
-        self.fetch_blocks(nodes().flat_map(|node| node.replicate.iter().copied()));
+        self.prefetch_blocks(nodes().flat_map(|node| node.replicate.iter().copied()));
         let slots = nodes().flat_map(|node| &node.replicate);
         for replica in slots.flat_map(|&slot| self.replicas_at(slot)) {
             let source = self.table.home(replica.storage).node;
-            fetch(&self.nodes[source as usize]);
+            prefetch(&self.nodes[source as usize]);
         }
     }
 
     /// A node that is about to receive a block.
-    pub(super) fn fetch_target(&self, index: NodeIx) {
+    pub(super) fn prefetch_target(&self, index: NodeIx) {
         let node = &self.nodes[index as usize];
-        fetch(node);
-        fetch(&node.as_target);
-        fetch(&node.incoming);
-        self.fetch_server(index as usize);
+        prefetch(node);
+        prefetch(&node.as_target);
+        prefetch(&node.incoming);
+        self.prefetch_server(index as usize);
     }
 
-    fn fetch_server(&self, index: usize) {
+    fn prefetch_server(&self, index: usize) {
         if let Some(server) = self.view.server_at(index) {
-            fetch(server);
+            prefetch(server);
         }
     }
 
-    /// A block, found by its id. This waits: without it, nobody knows where the block is.
-    pub(super) fn fetch_block(&self, block: BlockId) {
+    /// A block, found by its id. This waits: where the block is is not known before.
+    pub(super) fn prefetch_block(&self, block: BlockId) {
         black_box(self.table.slot(block));
     }
 
     /// What is asked of the holders of the blocks in a rank whose turns are next.
-    pub(super) fn fetch_turns(&self, rank: usize) {
-        let slots = || self.queue.next_slots(rank, AHEAD);
-        self.fetch_blocks(slots());
+    pub(super) fn prefetch_turns(&self, rank: usize) {
+        let slots = || self.queue.next_slots(rank, PREFETCHED);
+        self.prefetch_blocks(slots());
         for replica in slots().flat_map(|slot| self.replicas_at(slot)) {
             let index = self.table.home(replica.storage).node as usize;
             let node = &self.nodes[index];
-            fetch(node);
-            fetch(&node.as_source);
-            fetch(&self.table.storages[replica.storage as usize].as_source);
-            self.fetch_server(index);
+            prefetch(node);
+            prefetch(&node.as_source);
+            prefetch(&self.table.storages[replica.storage as usize].as_source);
+            self.prefetch_server(index);
         }
     }
 
     /// What ranks blocks: how often the tenants of the nodes with their replicas are reimaged.
-    pub(super) fn fetch_holders(&self, slots: &[Slot]) {
-        self.fetch_blocks(slots.iter().copied());
+    pub(super) fn prefetch_holders(&self, slots: &[Slot]) {
+        self.prefetch_blocks(slots.iter().copied());
         for replica in slots.iter().flat_map(|&slot| self.replicas_at(slot)) {
             let index = self.table.home(replica.storage).node as usize;
-            self.fetch_server(index);
+            self.prefetch_server(index);
         }
     }
 
     /// Blocks, and where their volumes are.
-    fn fetch_blocks(&self, slots: impl Iterator<Item = Slot> + Clone) {
+    fn prefetch_blocks(&self, slots: impl Iterator<Item = Slot> + Clone) {
         for slot in slots.clone() {
-            fetch(self.table.get_ahead(slot));
+            prefetch(self.table.get_ahead(slot));
         }
         for slot in slots {
-            self.fetch_homes(slot);
+            self.prefetch_homes(slot);
         }
     }
 
-    fn fetch_homes(&self, slot: Slot) {
+    fn prefetch_homes(&self, slot: Slot) {
         for replica in self.replicas_at(slot) {
-            fetch(self.table.home_ahead(replica.storage));
+            prefetch(self.table.home_ahead(replica.storage));
         }
     }
 
