@@ -369,13 +369,13 @@ impl Namespace {
         }
         let kept = [
             self.inodes.len(),
-            self.files,
-            self.spilled_pieces,
-            self.directories,
-            self.names,
-            self.directories_with_settings,
-            self.directories_with_quota,
-            self.directories_with_trash,
+            self.files.get(),
+            self.spilled_pieces.get(),
+            self.directories.get(),
+            self.names.get(),
+            self.directories_with_settings.get(),
+            self.directories_with_quota.get(),
+            self.directories_with_trash.get(),
         ];
         if sums != kept {
             findings.add(None, None, format!("the sums are {kept:?}, not {sums:?}"));

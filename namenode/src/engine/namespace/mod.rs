@@ -66,6 +66,7 @@ pub use snapshot::SnapshotError;
 pub use upkeep::EntryCursor;
 pub use views::{BlockView, Counts, Formatted, ServerView, SessionView};
 
+use crate::engine::count::Count;
 use blocks::BlockTable;
 use directory::Directory;
 use extents::UseChanges;
@@ -104,13 +105,13 @@ pub struct Namespace {
     with_lifetime: BTreeSet<InodeId>,
 
     // Sums, to answer without a walk.
-    files: u64,
-    directories: u64,
-    directories_with_settings: u64,
-    directories_with_quota: u64,
-    directories_with_trash: u64,
-    names: u64,
-    spilled_pieces: u64,
+    files: Count,
+    directories: Count,
+    directories_with_settings: Count,
+    directories_with_quota: Count,
+    directories_with_trash: Count,
+    names: Count,
+    spilled_pieces: Count,
 
     /// What the edit under way does to the use of blocks; empty between edits, kept for its
     /// memory.
@@ -440,16 +441,16 @@ impl Namespace {
     #[must_use]
     pub fn counts(&self) -> Counts {
         // A tree's nodes are about two thirds full.
-        let names = self.names * (size_of::<[u64; 4]>() as u64) * 3 / 2;
-        let pieces = self.spilled_pieces * (size_of::<[u64; 3]>() as u64) * 3 / 2;
-        let directories = self.directories * size_of::<Directory>() as u64;
+        let names = self.names.get() * (size_of::<[u64; 4]>() as u64) * 3 / 2;
+        let pieces = self.spilled_pieces.get() * (size_of::<[u64; 3]>() as u64) * 3 / 2;
+        let directories = self.directories.get() * size_of::<Directory>() as u64;
         let several = self.further_names.values().map(Vec::len).sum::<usize>();
         let several = several * size_of::<[InodeId; 4]>();
         let servers = self.servers.len() * size_of::<Server>();
         Counts {
             inodes: self.inodes.len(),
-            files: self.files,
-            directories: self.directories,
+            files: self.files.get(),
+            directories: self.directories.get(),
             orphans: (self.orphans.len() - self.unheld.len()) as u64,
             blocks: self.blocks.len() as u64,
             sessions: self.sessions.sessions.len() as u64,
