@@ -12,16 +12,15 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{AttrChanges, FallocateMode};
 use harvestfs_protocol::types::Credentials;
 
 use crate::directory::OpenDirectory;
 use crate::metrics::Operation;
-use crate::pages::ShortRead;
 use crate::read::Read;
 use crate::serve::Adapter;
+use crate::write::Write;
 use crate::{convert, errno, kernel_options, reply};
 
 impl Filesystem for Adapter {
@@ -31,9 +30,8 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), name.to_owned());
-        let caller = self.caller(request);
+        let (inner, credentials, caller) = self.context(request);
+        let name = name.to_owned();
         let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Lookup, async move {
             let parent = convert::inode(parent);
@@ -45,10 +43,8 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _request: &Request, node_id: INodeNo, lookups: u64) {
-        self.inner
-            .shared
-            .nodes
-            .forget(convert::inode(node_id), lookups);
+        let nodes = &self.inner.shared.nodes;
+        nodes.forget(convert::inode(node_id), lookups);
     }
 
     fn getattr(
@@ -58,8 +54,7 @@ impl Filesystem for Adapter {
         _handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         self.serve(Operation::GetAttr, async move {
             let ino = convert::inode(node_id);
             let credentials = credentials.await;
@@ -96,8 +91,7 @@ impl Filesystem for Adapter {
             mtime: mtime.map(convert::set_time),
             opened_for_writing: handle.is_some(),
         };
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         self.serve(Operation::SetAttr, async move {
             let ino = convert::inode(node_id);
             let credentials = credentials.await;
@@ -110,12 +104,12 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, request: &Request, node_id: INodeNo, reply: ReplyData) {
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (client, credentials) = self.asked(request);
+        let caller = self.caller(request);
         self.serve(Operation::ReadLink, async move {
             let read = async {
                 let ino = convert::inode(node_id);
-                inner.client.readlink(&credentials.await, ino).await
+                client.readlink(&credentials.await, ino).await
             };
             match caller.unless_killed(read).await {
                 Ok(target) => reply.data(&target),
@@ -134,14 +128,13 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(name);
         self.entry(request, Operation::MakeNode, reply, async move {
             let parent = convert::inode(parent);
             let kind = convert::file_kind(mode)?;
             let mode = convert::permissions(mode, umask);
-            inner
-                .client
+            client
                 .mknod(&credentials.await, parent, &name?, kind, mode, rdev)
                 .await
         });
@@ -156,37 +149,31 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(name);
         self.entry(request, Operation::MakeDir, reply, async move {
             let parent = convert::inode(parent);
             let mode = convert::permissions(mode, umask);
-            inner
-                .client
-                .mkdir(&credentials.await, parent, &name?, mode)
-                .await
+            client.mkdir(&credentials.await, parent, &name?, mode).await
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(name);
         self.empty(request, Operation::Unlink, reply, async move {
             let parent = convert::inode(parent);
-            inner
-                .client
-                .unlink(&credentials.await, parent, &name?)
-                .await?;
+            client.unlink(&credentials.await, parent, &name?).await?;
             Ok(())
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(name);
         self.empty(request, Operation::RemoveDir, reply, async move {
             let parent = convert::inode(parent);
-            inner.client.rmdir(&credentials.await, parent, &name?).await
+            client.rmdir(&credentials.await, parent, &name?).await
         });
     }
 
@@ -198,13 +185,12 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(name);
         let target = target.as_os_str().as_bytes().to_vec();
         self.entry(request, Operation::Symlink, reply, async move {
             let parent = convert::inode(parent);
-            inner
-                .client
+            client
                 .symlink(&credentials.await, parent, &name?, &target)
                 .await
         });
@@ -220,24 +206,16 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let credentials = self.callers.credentials(request);
-        let inner = self.inner.clone();
+        let (client, credentials) = self.asked(request);
         let (name, new_name) = (convert::name(name), convert::name(new_name));
         self.empty(request, Operation::Rename, reply, async move {
             let parent = convert::inode(parent);
             let new_parent = convert::inode(new_parent);
             let mode = convert::rename_mode(flags)?;
-            inner
-                .client
-                .rename(
-                    &credentials.await,
-                    parent,
-                    &name?,
-                    new_parent,
-                    &new_name?,
-                    mode,
-                )
-                .await?;
+            let (name, new_name) = (name?, new_name?);
+            let credentials = credentials.await;
+            let renamed = client.rename(&credentials, parent, &name, new_parent, &new_name, mode);
+            renamed.await?;
             Ok(())
         });
     }
@@ -250,21 +228,17 @@ impl Filesystem for Adapter {
         new_name: &OsStr,
         reply: ReplyEntry,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(new_name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::name(new_name);
         self.entry(request, Operation::Link, reply, async move {
             let ino = convert::inode(node_id);
             let parent = convert::inode(new_parent);
-            inner
-                .client
-                .link(&credentials.await, ino, parent, &name?)
-                .await
+            client.link(&credentials.await, ino, parent, &name?).await
         });
     }
 
     fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         self.serve(Operation::Open, async move {
             let credentials = credentials.await;
             let opened = inner.open(&credentials, convert::inode(node_id), flags);
@@ -282,9 +256,8 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::name(name));
-        let caller = self.caller(request);
+        let (inner, credentials, caller) = self.context(request);
+        let name = convert::name(name);
         let asked_at = inner.shared.invalidations.count();
         self.serve(Operation::Create, async move {
             let created = async {
@@ -313,28 +286,13 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        let observed = self.begin(Operation::Read);
-        let read = Read::new(
-            &self.inner,
-            &open,
-            convert::inode(node_id),
+        let read = Read {
+            ino: convert::inode(node_id),
             offset,
             size,
-            flags,
-        );
-        if let Some(pieces) = open.file.try_read_pieces(offset, size as usize)
-            && read.verdict(&pieces) == ShortRead::Answer
-        {
-            return self.inner.answer_read(reply, Ok(pieces));
-        }
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
-        self.go_on(observed, async move {
-            let pieces = open.file.read_pieces(offset, size as usize);
-            match caller.unless_killed(pieces).await {
-                Ok(pieces) if read.must_be_refused(&pieces).await => reply.error(Errno::EINTR),
-                result => inner.answer_read(reply, result),
-            }
-        });
+            direct: convert::is_direct(flags),
+        };
+        self.serve_read(request, open, read, reply);
     }
 
     fn write(
@@ -352,31 +310,12 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        // At most the size of a request, which the kernel was told.
-        let written = data.len() as u32;
-        let observed = self.begin(Operation::Write);
-        self.inner.metrics.written.inc_by(written.into());
-        let mut data = self.write_buffers.copy(data);
-        // Pages that are written back have their place, however the file was opened.
-        let append = open.append && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        if !append && !kill_privileges {
-            match open.file.try_write(offset, data) {
-                Ok(result) => {
-                    let result = result.map(|()| written);
-                    let ino = convert::inode(node_id);
-                    return self.inner.answer_written(reply, ino, offset, result);
-                }
-                Err(given_back) => data = given_back,
-            }
-        }
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
-        self.go_on(observed, async move {
-            let written_all = inner.write(&open.file, offset, data, append, kill_privileges);
-            let result = caller.unless_killed(written_all).await;
-            let ino = convert::inode(node_id);
-            inner.answer_written(reply, ino, offset, result.map(|()| written));
-        });
+        let write = Write {
+            ino: convert::inode(node_id),
+            offset,
+            flags: write_flags,
+        };
+        self.serve_write(request, open, write, data, reply);
     }
 
     fn flush(
@@ -463,18 +402,10 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EINVAL);
         };
-        // As Linux says it of both.
-        let Ok(offset) = u64::try_from(offset) else {
-            return reply.error(Errno::ENXIO);
-        };
         let caller = self.caller(request);
         self.serve(Operation::Lseek, async move {
-            let found = match whence {
-                convert::SEEK_DATA => caller.unless_killed(open.file.seek_data(offset)).await,
-                convert::SEEK_HOLE => caller.unless_killed(open.file.seek_hole(offset)).await,
-                _ => return reply.error(Errno::EINVAL),
-            };
-            reply::offset(reply, found);
+            let found = open.seek(offset, whence);
+            reply::offset(reply, caller.unless_killed(found).await);
         });
     }
 
@@ -521,8 +452,7 @@ impl Filesystem for Adapter {
         let Some(directory) = self.inner.directories.get(handle.0) else {
             return reply.error(Errno::EBADF);
         };
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         self.serve(Operation::ReadDir, async move {
             let credentials = credentials.await;
             let filled = directory.fill(&inner, &credentials, offset, &mut reply);
@@ -545,8 +475,7 @@ impl Filesystem for Adapter {
         let Some(directory) = self.inner.directories.get(handle.0) else {
             return reply.error(Errno::EBADF);
         };
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         self.serve(Operation::ReadDirPlus, async move {
             let credentials = credentials.await;
             let filled = directory.fill_plus(&inner, &credentials, offset, &mut reply);
@@ -586,8 +515,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, request: &Request, node_id: INodeNo, reply: ReplyStatfs) {
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, credentials, caller) = self.context(request);
         // The kernel asks about the mount as a whole by its root, or by no inode.
         let ino = match convert::inode(node_id) {
             ino if inner.shared.nodes.knows(ino) => ino,
@@ -610,13 +538,12 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::xattr_name(name);
         let (value, mode) = (value.to_vec(), convert::set_xattr_mode(flags));
         self.empty(request, Operation::SetXattr, reply, async move {
             let ino = convert::inode(node_id);
-            inner
-                .client
+            client
                 .setxattr(&credentials.await, ino, &name?, &value, mode)
                 .await
         });
@@ -630,37 +557,34 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::xattr_name(name);
         let caller = self.caller(request);
         self.serve(Operation::GetXattr, async move {
             let value = async {
                 let ino = convert::inode(node_id);
-                inner.client.getxattr(&credentials.await, ino, &name?).await
+                client.getxattr(&credentials.await, ino, &name?).await
             };
             reply::xattr(reply, size, caller.unless_killed(value).await);
         });
     }
 
     fn listxattr(&self, request: &Request, node_id: INodeNo, size: u32, reply: ReplyXattr) {
-        let credentials = self.callers.credentials(request);
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (client, credentials) = self.asked(request);
+        let caller = self.caller(request);
         self.serve(Operation::ListXattr, async move {
             let list = async {
                 let ino = convert::inode(node_id);
-                let names = inner.client.listxattr(&credentials.await, ino).await?;
-                let with_ends = names
-                    .into_iter()
-                    .flat_map(|name| name.into_iter().chain([0]));
-                Ok::<_, ClientError>(with_ends.collect())
+                let names = client.listxattr(&credentials.await, ino).await?;
+                Ok(convert::xattr_list(&names))
             };
             reply::xattr(reply, size, caller.unless_killed(list).await);
         });
     }
 
     fn removexattr(&self, request: &Request, node_id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let credentials = self.callers.credentials(request);
-        let (inner, name) = (self.inner.clone(), convert::xattr_name(name));
+        let (client, credentials) = self.asked(request);
+        let name = convert::xattr_name(name);
         self.empty(request, Operation::RemoveXattr, reply, async move {
             let (ino, name) = (convert::inode(node_id), name?);
             // The kernel itself drops a file's capabilities when somebody writes to it, in the name of
@@ -669,7 +593,7 @@ impl Filesystem for Adapter {
                 b"security.capability" => Credentials::root(),
                 _ => credentials.await,
             };
-            inner.client.removexattr(&credentials, ino, &name).await
+            client.removexattr(&credentials, ino, &name).await
         });
     }
 }

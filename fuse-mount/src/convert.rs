@@ -23,7 +23,7 @@ pub const SEEK_HOLE: i32 = 4;
 /// In the flags of an open: for `execve(2)`, of `linux/fs.h`.
 const FMODE_EXEC: i32 = 1 << 5;
 
-/// The inode that a node id stands for: the kernel's number of it is ours.
+/// The inode of a node id: the kernel uses our numbers.
 pub fn inode(node_id: INodeNo) -> InodeId {
     InodeId(node_id.0)
 }
@@ -104,6 +104,12 @@ pub fn set_xattr_mode(flags: i32) -> SetXattrMode {
     }
 }
 
+/// Names of attributes as `listxattr(2)` returns them: each with its end.
+pub fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
+    let with_ends = names.iter().flat_map(|name| name.iter().chain(&[0]));
+    with_ends.copied().collect()
+}
+
 /// The flags of `renameat2(2)`.
 pub fn rename_mode(flags: RenameFlags) -> Result<RenameMode, FsError> {
     if flags.is_empty() {
@@ -143,6 +149,11 @@ fn system_time(timestamp: Timestamp) -> SystemTime {
     } else {
         UNIX_EPOCH + distance
     }
+}
+
+/// Whether a file is read past the kernel's pages.
+pub fn is_direct(flags: fuser::OpenFlags) -> bool {
+    OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT)
 }
 
 /// What a file is opened for.

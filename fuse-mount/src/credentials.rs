@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::Request;
 use harvestfs_protocol::limits::GROUPS_MAX;
 use harvestfs_protocol::types::Credentials;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -106,10 +107,7 @@ impl Cache {
             );
             return Vec::new();
         };
-        let mut processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut processes = self.processes.lock();
         if processes.len() >= PROCESSES_MAX {
             processes.clear();
         }
@@ -118,10 +116,7 @@ impl Cache {
     }
 
     fn remembered(&self, process: Process) -> Option<Vec<u32>> {
-        let processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let processes = self.processes.lock();
         let (read_at, groups) = processes.get(&process)?;
         (read_at.elapsed() < GROUPS_LIFETIME).then(|| groups.clone())
     }

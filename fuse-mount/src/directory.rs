@@ -11,7 +11,7 @@ use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::DirEntry;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind, Timestamp};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::convert;
 use crate::inner::Inner;
@@ -24,22 +24,24 @@ const FIRST_ENTRY_OFFSET: u64 = 2;
 #[derive(Debug)]
 pub struct OpenDirectory {
     ino: InodeId,
-    window: Mutex<Window>,
+    /// None: nothing was read yet.
+    window: Mutex<Option<Window>>,
 }
 
 /// Consecutive entries. Entries that others add or remove before it shift no offsets: it goes on
 /// by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Window {
     /// The directory's parent.
-    parent: Option<InodeId>,
+    parent: InodeId,
     /// Offset of the first entry.
     start: u64,
     entries: Vec<DirEntry>,
     /// No entry follows.
     end: bool,
-    /// The count of invalidations before it was asked for; none: nothing was read yet.
-    asked_at: Option<u64>,
+    /// The count of invalidations before it was asked for, which may have been on behalf of an
+    /// earlier request.
+    asked_at: u64,
 }
 
 impl OpenDirectory {
@@ -47,7 +49,7 @@ impl OpenDirectory {
     pub fn new(ino: InodeId) -> Self {
         Self {
             ino,
-            window: Mutex::new(Window::default()),
+            window: Mutex::new(None),
         }
     }
 
@@ -59,7 +61,7 @@ impl OpenDirectory {
         offset: u64,
         reply: &mut ReplyDirectory,
     ) -> Result<(), ClientError> {
-        let (window, _) = self.window_at(inner, credentials, offset).await?;
+        let window = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             if reply.add(INodeNo(ino.0), next, FileType::Directory, name) {
                 return Ok(());
@@ -83,7 +85,7 @@ impl OpenDirectory {
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<(), ClientError> {
-        let (window, asked_at) = self.window_at(inner, credentials, offset).await?;
+        let window = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             // The kernel does not take these two for lookups.
             let attr = convert::attributes(&bare_directory(ino));
@@ -114,7 +116,9 @@ impl OpenDirectory {
                 continue;
             };
             // One time to live serves both, and entries have the shorter one.
-            let ttl = inner.shared.entry_ttl(inner.remember(&attr, asked_at));
+            let ttl = inner
+                .shared
+                .entry_ttl(inner.remember(&attr, window.asked_at));
             let told = convert::attributes(&attr);
             if reply.add(INodeNo(attr.ino.0), next, name, &ttl, &told, GENERATION) {
                 // It did not fit, so the kernel never hears of this lookup.
@@ -131,71 +135,77 @@ impl OpenDirectory {
         window: &Window,
         offset: u64,
     ) -> impl Iterator<Item = (u64, &'static str, InodeId)> {
-        let parent = window.parent.unwrap_or(self.ino);
-        [(1, ".", self.ino), (2, "..", parent)]
+        [(1, ".", self.ino), (2, "..", window.parent)]
             .into_iter()
             .filter(move |(next, ..)| *next > offset)
     }
 
-    /// The window, moved so that it holds the entry at `offset`, unless the directory ends before;
-    /// and when it was asked for, which may have been on behalf of an earlier request.
+    /// The window, moved so that it holds the entry at `offset`, unless the directory ends before.
     async fn window_at(
         &self,
         inner: &Inner,
         credentials: &Credentials,
         offset: u64,
-    ) -> Result<(MutexGuard<'_, Window>, u64), ClientError> {
-        let mut window = self.window.lock().await;
+    ) -> Result<MappedMutexGuard<'_, Window>, ClientError> {
+        let mut guard = self.window.lock().await;
         let offset = offset.max(FIRST_ENTRY_OFFSET);
-        let mut asked_at = match window.asked_at {
-            Some(asked_at) if offset >= window.start && offset != FIRST_ENTRY_OFFSET => asked_at,
+        let window = match &mut *guard {
+            Some(window) if offset >= window.start && offset != FIRST_ENTRY_OFFSET => window,
             // A new reading, or `rewinddir` or `seekdir`: what changed meanwhile is to be seen.
-            _ => {
-                self.load(&mut window, inner, credentials, FIRST_ENTRY_OFFSET, None)
-                    .await?
+            outdated => {
+                let first = self.load(inner, credentials, FIRST_ENTRY_OFFSET, None);
+                outdated.insert(first.await?)
             }
         };
-        while !window.end && offset >= window.start + window.entries.len() as u64 {
-            let start = window.start + window.entries.len() as u64;
+        while !window.end && offset >= window.next_start() {
+            let start = window.next_start();
             let after = window.entries.last().map(|entry| entry.name.clone());
-            asked_at = self
-                .load(&mut window, inner, credentials, start, after)
-                .await?;
+            *window = self.load(inner, credentials, start, after).await?;
         }
-        Ok((window, asked_at))
+        Ok(MutexGuard::map(guard, |window| {
+            window.as_mut().expect("it was read above")
+        }))
     }
 
     async fn load(
         &self,
-        window: &mut Window,
         inner: &Inner,
         credentials: &Credentials,
         start: u64,
         after: Option<Name>,
-    ) -> Result<u64, ClientError> {
+    ) -> Result<Window, ClientError> {
         let asked_at = inner.shared.invalidations.count();
         let after = after.as_ref();
         let page = inner
             .client
             .readdir(credentials, self.ino, after, ENTRIES_PER_REPLY_MAX, true)
             .await?;
-        *window = Window {
-            parent: Some(page.parent),
+        Ok(Window {
+            parent: page.parent,
             start,
             // A page without entries that is not the end would be asked for for ever.
             end: page.end || page.entries.is_empty(),
             entries: page.entries,
-            asked_at: Some(asked_at),
-        };
-        Ok(asked_at)
+            asked_at,
+        })
     }
 }
 
 impl Window {
+    /// The offset of the first entry after it.
+    fn next_start(&self) -> u64 {
+        self.start + self.entries.len() as u64
+    }
+
     /// The entries from `offset` on, each with the offset to go on at after it.
     fn entries_from(&self, offset: u64) -> impl Iterator<Item = (u64, &DirEntry)> {
         let offset = offset.max(FIRST_ENTRY_OFFSET);
-        let skip = offset.saturating_sub(self.start) as usize;
+        assert!(
+            offset >= self.start,
+            "entries from {offset} on are asked of a window that starts at {}",
+            self.start
+        );
+        let skip = (offset - self.start) as usize;
         self.entries
             .iter()
             .enumerate()

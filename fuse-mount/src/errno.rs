@@ -32,7 +32,7 @@ pub fn of(error: &ClientError) -> Errno {
     }
 }
 
-/// The errno for what the namenode, or a check of ours that stands in for it, refused.
+/// The errno for an operation that the namenode, or a check of ours in its place, refused.
 pub fn of_fs(error: &FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,

@@ -43,7 +43,7 @@ impl Guard {
             .stdout(Stdio::null())
             .stderr(Stdio::inherit());
         let (sender, started) = mpsc::channel();
-        // Its death is what the guard is told: it must live as long as the process.
+        // The kernel signals the guard when this thread dies: it must live as long as the process.
         thread::Builder::new()
             .name("mount-guard".into())
             .spawn(move || {

@@ -1,8 +1,10 @@
 //! Open files and directories, by the numbers that the kernel knows them under.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use parking_lot::RwLock;
 
 /// Numbers for open things.
 #[derive(Debug)]
@@ -23,27 +25,17 @@ impl<T> Handles<T> {
     /// Takes a number for `value`.
     pub fn insert(&self, value: T) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.open
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(number, Arc::new(value));
+        self.open.write().insert(number, Arc::new(value));
         number
     }
 
     /// What has the number.
     pub fn get(&self, number: u64) -> Option<Arc<T>> {
-        self.open
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&number)
-            .cloned()
+        self.open.read().get(&number).cloned()
     }
 
     /// Gives the number back.
     pub fn remove(&self, number: u64) -> Option<Arc<T>> {
-        self.open
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&number)
+        self.open.write().remove(&number)
     }
 }

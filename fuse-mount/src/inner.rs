@@ -50,6 +50,19 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
+    /// Where data or a hole begins, as `lseek(2)` asks for it; none: beyond the end, or before the
+    /// beginning, which Linux does not tell apart.
+    pub async fn seek(&self, offset: i64, whence: i32) -> Result<Option<u64>, ClientError> {
+        let Ok(offset) = u64::try_from(offset) else {
+            return Ok(None);
+        };
+        match whence {
+            convert::SEEK_DATA => self.file.seek_data(offset).await,
+            convert::SEEK_HOLE => self.file.seek_hole(offset).await,
+            _ => Err(FsError::InvalidArgument("unknown kind of seek".into()).into()),
+        }
+    }
+
     /// Makes a range of another file share the data of a range of this one. Returns how many bytes
     /// there were to share.
     pub async fn copy_range(
@@ -68,6 +81,7 @@ impl OpenFile {
                 .clone_range(offset, &destination.file, destination_offset, length)
                 .await?;
         }
+        // At most `COPY_BYTES_MAX`.
         Ok(length as u32)
     }
 }
@@ -176,7 +190,7 @@ impl Inner {
         reply::attr(reply, ttl, result);
     }
 
-    /// Answers with attributes that the request changed. The kernel takes them even if it was told to
+    /// Answers with attributes that the request changed. The kernel takes them even if it was asked to
     /// forget older ones while they were on their way, which it does not with those that it only asked
     /// for; so it caches nothing of them.
     pub async fn answer_changed_attr(

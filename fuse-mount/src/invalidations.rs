@@ -1,9 +1,9 @@
 //! What was invalidated last, to tell whether an answer may be older than that.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use harvestfs_protocol::ids::InodeId;
+use parking_lot::Mutex;
 
 /// Invalidations of single inodes that are remembered, many more than come in while one request is
 /// served. What is asked about an older moment counts as invalidated.
@@ -37,12 +37,12 @@ pub enum Since {
 impl Invalidations {
     /// How many there were. A moment to ask [`Invalidations::since`] about.
     pub fn count(&self) -> u64 {
-        self.recent().count
+        self.recent.lock().count
     }
 
     /// An inode is invalidated.
     pub fn add(&self, ino: InodeId) {
-        let mut recent = self.recent();
+        let mut recent = self.recent.lock();
         recent.count += 1;
         if recent.inodes.len() == REMEMBERED_MAX {
             recent.inodes.pop_front();
@@ -52,29 +52,33 @@ impl Invalidations {
 
     /// Everything is invalidated.
     pub fn add_all(&self) {
-        let mut recent = self.recent();
+        let mut recent = self.recent.lock();
         recent.count += 1;
         recent.inodes.clear();
     }
 
     /// What was invalidated since there were `count`, as it concerns an inode.
     pub fn since(&self, count: u64, ino: InodeId) -> Since {
-        let recent = self.recent();
-        let since = usize::try_from(recent.count - count).unwrap_or(usize::MAX);
+        let recent = self.recent.lock();
+        assert!(
+            count <= recent.count,
+            "inode {ino}: asked about {count} invalidations of {}",
+            recent.count
+        );
+        let since = recent.count - count;
         if since == 0 {
             return Since::Nothing;
         }
-        if since > recent.inodes.len()
-            || recent.inodes.iter().rev().take(since).any(|&it| it == ino)
-        {
+        if since > recent.inodes.len() as u64 {
             return Since::This;
         }
-        Since::Others
-    }
-
-    fn recent(&self) -> MutexGuard<'_, Recent> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        // No more than are remembered.
+        let mut newest = recent.inodes.iter().rev().take(since as usize);
+        if newest.any(|&it| it == ino) {
+            Since::This
+        } else {
+            Since::Others
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel is told when another session changed what it has cached.
+//! Invalidates the kernel's caches when another session changed an inode or entry.
 //!
 //! Nothing here may wait for a lock that the kernel holds during a request of ours, or two mounts
 //! that change one directory would wait for each other's acknowledgement. That rules out the

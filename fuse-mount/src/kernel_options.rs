@@ -1,4 +1,5 @@
-//! How the kernel is told to talk to us. Public, so that a benchmark can measure what that takes alone.
+//! The options of the connection with the kernel. Public, so that a benchmark can measure the cost of
+//! FUSE alone.
 
 use std::fs::File;
 use std::io;
@@ -18,11 +19,14 @@ const BACKGROUND_REQUESTS_MAX: u16 = 64;
 /// from when it arrives: what is cached must be old before the lease is over.
 pub(crate) const ANSWER_DELAY_MAX: Duration = Duration::from_secs(2);
 
-/// How long the kernel may cache what it is told, at most.
-pub const TTL_MAX: Duration = LEASE.saturating_sub(ANSWER_DELAY_MAX);
+/// Longest time for which the kernel may cache attributes and entries.
+pub const TTL_MAX: Duration = match LEASE.checked_sub(ANSWER_DELAY_MAX) {
+    Some(ttl) => ttl,
+    None => panic!("a lease is over before an answer has arrived"),
+};
 
 /// What the kernel lets programs do in a mount. Unless it is asked for, neither programs with another
-/// user's rights nor device files work: whoever can write on one machine would else be root on all.
+/// user's rights nor device files work: otherwise root on one machine could become root on all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
     /// Users other than the mounting one may use it.

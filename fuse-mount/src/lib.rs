@@ -5,6 +5,8 @@
 //! The threads that read requests from the kernel never wait for the network: what the client's
 //! cache or buffers can answer is answered at once, everything else in a task.
 
+#![forbid(unsafe_code)]
+
 mod adapter;
 mod caller;
 mod convert;
@@ -30,6 +32,7 @@ mod serve;
 mod shared;
 mod submounts;
 mod unmount;
+mod write;
 mod write_buffers;
 
 pub use self::mount::{Mount, MountError, MountOptions};

@@ -76,7 +76,7 @@ fn hint(error: &io::Error) -> &'static str {
             " (is the directory there, is /dev/fuse there, is fusermount3 installed?)"
         }
         io::ErrorKind::PermissionDenied => {
-            " (users who are not root need fusermount3, and `user_allow_other` in /etc/fuse.conf \
+            " (users other than root need fusermount3, and `user_allow_other` in /etc/fuse.conf \
              for --allow-other)"
         }
         _ => "",
@@ -187,7 +187,7 @@ impl Mount {
         &self.client
     }
 
-    /// What is told to Prometheus, whenever it is called; without waiting.
+    /// A function that returns the metrics for Prometheus, without waiting.
     pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
         let (client, metrics) = (self.client.clone(), self.metrics.clone());
         move || metrics.text(&client.counters())
@@ -226,7 +226,7 @@ type Ended = watch::Receiver<Option<Result<(), String>>>;
 
 async fn finish(client: Client, mut ended: Ended) -> Result<(), MountError> {
     let result = match ended.wait_for(Option::is_some).await {
-        Ok(result) => result.clone().unwrap_or(Ok(())),
+        Ok(result) => result.clone().expect("it was waited for"),
         Err(_) => Err("its thread panicked".to_owned()),
     };
     client.close().await?;

@@ -1,13 +1,14 @@
 //! The inodes that the kernel knows. What it calls an inode, its *node id*, is the inode number, so
-//! that one file is one inode with one page cache, whatever the namenode, the lease or other mounts
-//! do (adr/0016).
+//! that one file is one inode with one page cache, also when the namenode restarts, the lease ends or
+//! other mounts change it (adr/0016).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, FileKind};
+use parking_lot::Mutex;
 
 use crate::pages::Pages;
 
@@ -47,7 +48,7 @@ impl Nodes {
 
     /// Counts one lookup of an inode.
     pub fn remember(&self, attr: &Attr) {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let node = nodes.entry(attr.ino).or_insert_with(|| Node {
             kind: match attr.kind {
                 FileKind::Regular => Kind::Regular(Arc::new(Pages::new(attr.size_bytes))),
@@ -60,16 +61,16 @@ impl Nodes {
         node.learn(attr);
     }
 
-    /// The kernel is told these attributes of an inode that it knows.
+    /// The kernel gets these attributes of an inode that it knows.
     pub fn learn(&self, attr: &Attr) {
-        if let Some(node) = self.lock().get_mut(&attr.ino) {
+        if let Some(node) = self.nodes.lock().get_mut(&attr.ino) {
             node.learn(attr);
         }
     }
 
     /// The attributes of a directory that the namenode does not know any more.
     pub fn removed_directory(&self, ino: InodeId) -> Option<Attr> {
-        match &self.lock().get(&ino)?.kind {
+        match &self.nodes.lock().get(&ino)?.kind {
             Kind::Directory(Some(attr)) => Some(Attr {
                 nlink: 0,
                 size_bytes: 0,
@@ -84,10 +85,11 @@ impl Nodes {
         if ino == InodeId::ROOT {
             return;
         }
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(&ino) else {
             return;
         };
+        // The kernel's count; a wrong one must not end the mount.
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 {
             nodes.remove(&ino);
@@ -96,12 +98,12 @@ impl Nodes {
 
     /// Whether the kernel knows the inode.
     pub fn knows(&self, ino: InodeId) -> bool {
-        self.lock().contains_key(&ino)
+        self.nodes.lock().contains_key(&ino)
     }
 
     /// What the kernel has of a regular file that it knows.
     pub fn pages(&self, ino: InodeId) -> Option<Arc<Pages>> {
-        match &self.lock().get(&ino)?.kind {
+        match &self.nodes.lock().get(&ino)?.kind {
             Kind::Regular(pages) => Some(pages.clone()),
             _ => None,
         }
@@ -109,12 +111,7 @@ impl Nodes {
 
     /// Every inode that the kernel knows.
     pub fn all(&self) -> Vec<InodeId> {
-        self.lock().keys().copied().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Node>> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().keys().copied().collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel is told without being asked: that attributes are old, and that pages are.
+//! Notifications to the kernel: that attributes, entries and pages that it has cached are old.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -3,7 +3,7 @@
 //!
 //! Two rules keep reads right (adr/0016):
 //!
-//! 1. *Pages are dropped before a larger size is told.* The last page that the kernel read ends with
+//! 1. *Pages are dropped before the kernel gets a larger size.* The last page that the kernel read ends with
 //!    zeros; with a larger size they would be data.
 //! 2. *A read that ends early is answered only if the kernel takes it for the end.* The kernel fills the
 //!    rest of the page with zeros, and makes its size smaller, but not if it was disturbed after it
@@ -11,8 +11,9 @@
 //!    Such a read is refused; the kernel asks again for what it read ahead, and is not disturbed until
 //!    that is answered.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// How long a request takes at most from the kernel's deciding on it until it is read here, as far as
 /// that matters. A longer delay needs a change of the file by another mount in just that time to do
@@ -64,7 +65,7 @@ pub enum ShortRead {
 }
 
 impl Pages {
-    /// The kernel is told a size with the inode, which it did not know.
+    /// The kernel gets a size with the inode, which it did not know.
     pub fn new(size_bytes: u64) -> Self {
         Self {
             state: Mutex::new(State {
@@ -78,13 +79,13 @@ impl Pages {
 
     /// The most that the kernel may take for the size.
     pub fn size_bytes(&self) -> u64 {
-        self.lock().size_bytes
+        self.state.lock().size_bytes
     }
 
     /// Pages may be old. Whether somebody has to see to it that they are dropped.
     #[must_use]
     pub fn want_drop(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let before = state.drop;
         state.drop = match before {
             Drop::Done | Drop::Wanted => Drop::Wanted,
@@ -96,7 +97,7 @@ impl Pages {
     /// The kernel is to be asked to drop pages, unless it must not be disturbed now.
     #[must_use]
     pub fn begin_drop(&self, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_quiet(now) {
             return false;
         }
@@ -108,7 +109,7 @@ impl Pages {
     /// The kernel has dropped all pages. Whether it has to be asked again.
     #[must_use]
     pub fn end_drop(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let again = state.drop == Drop::RunningAndWanted;
         state.drop = if again { Drop::Wanted } else { Drop::Done };
         again
@@ -117,47 +118,47 @@ impl Pages {
     /// Whether pages may be old.
     #[must_use]
     pub fn are_old(&self) -> bool {
-        self.lock().drop != Drop::Done
+        self.state.lock().drop != Drop::Done
     }
 
-    /// Whether attributes with this size may be told: no page is old, and none becomes so by it. The
+    /// Whether the kernel may get attributes with this size: no page is old, and none becomes so by it. The
     /// kernel is not to be disturbed before.
     #[must_use]
     pub fn may_tell(&self, size_bytes: u64, now: Instant) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.drop == Drop::Done && size_bytes <= state.size_bytes && !state.is_quiet(now)
     }
 
     /// Whether a size needs pages to be dropped first that nobody asked to drop yet.
     #[must_use]
     pub fn grows_unasked(&self, size_bytes: u64) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.drop == Drop::Done && size_bytes > state.size_bytes
     }
 
-    /// All pages were dropped after this size was known: it can be told.
+    /// All pages were dropped after this size was known: the kernel may get it.
     pub fn grow(&self, size_bytes: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.size_bytes = state.size_bytes.max(size_bytes);
     }
 
-    /// Attributes with a size are told, which the kernel need not believe; or it wrote up to here.
+    /// The kernel gets attributes with a size, which it need not believe; or it wrote up to here.
     pub fn tell(&self, size_bytes: u64, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.size_bytes = state.size_bytes.max(size_bytes);
         state.disturbed_at = Some(now);
     }
 
     /// The kernel sets its size to this itself, at the answer to its request.
     pub fn resize(&self, size_bytes: u64, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.size_bytes = size_bytes;
         state.disturbed_at = Some(now);
     }
 
     /// Other attributes change in the kernel.
     pub fn disturb(&self, now: Instant) {
-        self.lock().disturbed_at = Some(now);
+        self.state.lock().disturbed_at = Some(now);
     }
 
     /// A read that was asked for at `asked_at`, when the kernel believed in at most `believed_bytes`,
@@ -170,7 +171,7 @@ impl Pages {
         asked_at: Instant,
         now: Instant,
     ) -> ShortRead {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if end >= state.size_bytes.min(believed_bytes) {
             return ShortRead::Answer;
         }
@@ -194,11 +195,6 @@ impl Pages {
         }
         state.refused_at = Some(now);
         ShortRead::Refuse
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -235,7 +231,7 @@ mod tests {
         assert!(!pages.want_drop(), "it is wanted already");
         assert!(!pages.grows_unasked(11) && !pages.may_tell(10, now));
         assert!(pages.begin_drop(now));
-        assert!(!pages.want_drop(), "whoever drops goes on");
+        assert!(!pages.want_drop(), "the task that drops them goes on");
         assert!(pages.end_drop(), "some became old meanwhile");
         assert!(!pages.may_tell(10, now));
         assert!(pages.begin_drop(now));

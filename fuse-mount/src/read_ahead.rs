@@ -1,4 +1,4 @@
-//! How far the kernel reads ahead on the mount: 128 KiB unless it is told otherwise, which only
+//! How far the kernel reads ahead on the mount: 128 KiB by default, which only
 //! root may. With more, one request fetches what one packet carries.
 
 use std::io;

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 
 use fuser::{FileHandle, ReplyEmpty, ReplyEntry, Request};
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::types::Attr;
+use harvestfs_protocol::types::{Attr, Credentials};
 use tokio::runtime::Handle;
 
 use crate::caller::{Caller, Looks};
@@ -60,7 +60,7 @@ impl Adapter {
         self.go_on(self.begin(operation), work);
     }
 
-    /// A request is taken in hand.
+    /// A request begins.
     pub fn begin(&self, operation: Operation) -> Observed {
         self.inner.metrics.begin(operation)
     }
@@ -73,11 +73,33 @@ impl Adapter {
         });
         let mut work = Box::pin(work);
         let _runtime = self.runtime.enter();
-        // Whatever wakes it before the task has it is not lost: the task begins with a look.
+        // A wake-up before the task has it is not lost: the task begins with a poll.
         let first_look = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if first_look.is_pending() {
             self.runtime.spawn(work);
         }
+    }
+
+    /// The client to ask, and on whose behalf.
+    pub fn asked(
+        &self,
+        request: &Request,
+    ) -> (Client, impl Future<Output = Credentials> + Send + use<>) {
+        let credentials = self.callers.credentials(request);
+        (self.inner.client.clone(), credentials)
+    }
+
+    /// What a request works on, and on whose behalf.
+    pub fn context(
+        &self,
+        request: &Request,
+    ) -> (
+        Arc<Inner>,
+        impl Future<Output = Credentials> + Send + use<>,
+        Caller,
+    ) {
+        let credentials = self.callers.credentials(request);
+        (self.inner.clone(), credentials, self.caller(request))
     }
 
     /// The thread that made a request.

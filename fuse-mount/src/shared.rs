@@ -14,7 +14,7 @@ use crate::notices::Notices;
 use crate::pages::{Pages, QUIET_MAX};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
-/// datanode; then the kernel is told no larger size than it knows.
+/// datanode; then the kernel gets no larger size than it has.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
 /// What the kernel has cached, as far as it concerns both sides.
@@ -41,10 +41,10 @@ impl Shared {
         }
     }
 
-    /// From now on the kernel can be told.
+    /// From now on the kernel can be notified.
     pub fn connect(&self, notices: Arc<Notices>) {
-        // Once for each mount.
-        let _ = self.notices.set(notices);
+        let first = self.notices.set(notices);
+        assert!(first.is_ok(), "a mount has two connections to the kernel");
     }
 
     /// Whether the kernel may cache entries; not if nobody can make it forget them.
@@ -127,8 +127,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a file's attributes may be told to the kernel; see [`Pages`]. False: it takes too
-    /// long, and the size was made one that may be told meanwhile.
+    /// Waits until the kernel may get a file's attributes; see [`Pages`]. False: it takes too long, and
+    /// the size was replaced by one that the kernel may get meanwhile.
     pub async fn settle(&self, attr: &mut Attr) -> bool {
         if attr.kind != FileKind::Regular {
             return true;
@@ -171,7 +171,7 @@ mod tests {
     use crate::directory::bare_directory;
 
     const LEASE: Duration = Duration::from_secs(10);
-    const TTL: Duration = LEASE.saturating_sub(ANSWER_DELAY_MAX);
+    const TTL: Duration = Duration::from_secs(8);
     const OTHER: InodeId = InodeId(9);
 
     fn file() -> Attr {

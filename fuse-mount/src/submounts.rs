@@ -6,9 +6,9 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::mount_table::{mounted_below, mounts};
@@ -46,7 +46,7 @@ impl Submounts {
     /// For how long something has been seen mounted in the mount; none: nothing is.
     pub fn seen_for(&self) -> Option<Duration> {
         // Held while the table is read, or another thread would find that it did not change.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if self.table_changed() {
             let is_any = match mounts() {
                 Ok(mounts) => !mounted_below(&mounts, &self.device).is_empty(),

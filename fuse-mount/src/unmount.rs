@@ -60,7 +60,7 @@ pub fn asked_by_mount() -> Option<bool> {
 
 /// Unmounts by a child, after what programs changed is written back.
 pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
-    // This program as it is now, whatever its file is meanwhile.
+    // This program as it runs, even if its file has been replaced meanwhile.
     let output = tokio::process::Command::new("/proc/self/exe")
         .env(DEVICE_VARIABLE, device)
         .current_dir("/")
@@ -90,7 +90,7 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
         detach(&below.mount_point)?;
     }
     // Of a file system in use the kernel keeps what programs have changed until they close it. An
-    // error is for whoever syncs or closes; an unmounted file system tells it to nobody.
+    // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
     let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
     if let Err(error) = written_back {
         eprintln!("cannot write back everything: {error}");
@@ -121,7 +121,7 @@ fn detach(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Users who are not root need this program.
+/// Users other than root need this program.
 fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
     let output = Command::new("fusermount3")
         .args([OsStr::new(option), OsStr::new("-q"), OsStr::new("--")])

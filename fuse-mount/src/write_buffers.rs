@@ -2,10 +2,11 @@
 //! the kernel, and the kernel clears each page before it gives it out anew: an eighth of all time that
 //! a large write took.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+use parking_lot::Mutex;
 
 /// Most buffers that are kept while no data is in them: 32 MiB for a mount.
 const FREE_MAX: usize = 32;
@@ -24,17 +25,13 @@ impl WriteBuffers {
         if data.len() < WRITE_BYTES_MIN {
             return Bytes::copy_from_slice(data);
         }
-        let free = self.lock().pop();
+        let free = self.free.lock().pop();
         let mut buffer = free.unwrap_or_else(|| Vec::with_capacity(PACKET_BYTES_MAX));
         buffer.extend_from_slice(data);
         Bytes::from_owner(Lent {
             buffer,
             pool: self.clone(),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -54,7 +51,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
-        let mut free = self.pool.lock();
+        let mut free = self.pool.free.lock();
         if free.len() < FREE_MAX {
             free.push(buffer);
         }
@@ -89,9 +86,9 @@ mod tests {
             .map(|_| buffers.copy(&[1; WRITE_BYTES_MIN]))
             .collect();
         drop(many);
-        assert_eq!(buffers.lock().len(), FREE_MAX);
+        assert_eq!(buffers.free.lock().len(), FREE_MAX);
         let small = buffers.copy(&[4; WRITE_BYTES_MIN - 1]);
         assert_eq!(small[..], [4; WRITE_BYTES_MIN - 1]);
-        assert_eq!(buffers.lock().len(), FREE_MAX);
+        assert_eq!(buffers.free.lock().len(), FREE_MAX);
     }
 }
