@@ -206,7 +206,7 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         if !matches!(error, LiveError::Interrupted)
             && let Some(directory) = temporary.take()
         {
-            // For whoever has to find out why.
+            // To find out why.
             eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
         }
     })?;

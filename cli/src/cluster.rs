@@ -1,4 +1,4 @@
-//! Which cluster a command talks to, and as whom.
+//! Which cluster a command talks to, and with which identity.
 
 use std::path::{Path, PathBuf};
 

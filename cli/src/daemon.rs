@@ -97,8 +97,8 @@ pub struct MountArgs {
     /// needed unless root mounts).
     #[arg(long)]
     allow_other: bool,
-    /// Let set-user-id and set-group-id bits and file capabilities count. Who can write on one machine
-    /// may be root on this one then.
+    /// Honour set-user-id bits, set-group-id bits and file capabilities. Then a user who is root on
+    /// another machine that mounts the cluster can become root on this one.
     #[arg(long)]
     suid: bool,
     /// Let device files be devices; with the same risk.
@@ -290,7 +290,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     });
-    // Whatever still waits for something is not waited for.
+    // Without waiting for tasks that still wait.
     runtime.shutdown_background();
     result
 }

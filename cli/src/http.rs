@@ -1,5 +1,5 @@
-//! `[http]` in the configuration of a part: where its metrics, and the namenode's page, can be looked
-//! at, and by whom.
+//! `[http]` in the configuration of a part: the address of its metrics, and of the namenode's page, and
+//! how they are protected.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const TOKEN_FILE: &str = "http-token";
 pub struct HttpConfig {
     /// Address to listen on.
     pub listen: SocketAddr,
-    /// Who may look.
+    /// How it is protected.
     #[serde(default)]
     pub access: AccessConfig,
     /// File of the token; relative to the configuration.
@@ -28,16 +28,16 @@ pub struct HttpConfig {
     pub token: PathBuf,
 }
 
-/// Who may look.
+/// How the metrics and the page are protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessConfig {
-    /// Whoever shows the certificate of an administrator, or the token; with TLS.
+    /// By the certificate of an administrator, or the token; with TLS.
     #[default]
     Proven,
-    /// Whoever shows the token, on this machine; without TLS.
+    /// By the token, on this machine; without TLS.
     Token,
-    /// Everybody on this machine; without TLS.
+    /// Not at all, on this machine; without TLS.
     Anyone,
 }
 
@@ -55,7 +55,7 @@ impl HttpConfig {
         }
     }
 
-    /// For whoever knows the token, on this machine; makes it beside the configuration in `directory` unless
+    /// With the token, on this machine. Makes the token beside the configuration in `directory` unless
     /// there is one.
     ///
     /// # Errors
@@ -87,8 +87,7 @@ impl HttpConfig {
         })
     }
 
-    /// For whoever proves that they may look; makes the token beside the configuration in
-    /// `directory`.
+    /// With a certificate or the token. Makes the token beside the configuration in `directory`.
     ///
     /// # Errors
     /// When the token cannot be written.

@@ -49,8 +49,8 @@ enum What {
         /// Address of the namenode.
         #[arg(long, default_value = "127.0.0.1:9310")]
         listen: SocketAddr,
-        /// Address of its page and metrics, for whoever shows an administrator's certificate or the
-        /// token that is made.
+        /// Address of its page and metrics. They need an administrator's certificate, or the token
+        /// that is made.
         #[arg(long, value_name = "ADDRESS")]
         http: Option<SocketAddr>,
         #[command(flatten)]
@@ -93,8 +93,8 @@ enum What {
         /// How it competes with others for CPU and disks: `idle`, `low` or `normal`.
         #[arg(long, default_value = "idle")]
         priority: Priority,
-        /// Address of its metrics, for whoever shows an administrator's certificate or the token that
-        /// is made.
+        /// Address of its metrics. They need an administrator's certificate, or the token that is
+        /// made.
         #[arg(long, value_name = "ADDRESS")]
         http: Option<SocketAddr>,
         /// A directory and the most bytes to use there.

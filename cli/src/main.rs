@@ -1,5 +1,7 @@
 //! The `harvestfs` command: every part of the system in one binary.
 
+#![deny(unsafe_code)]
+
 #[macro_use]
 mod output;
 

@@ -37,7 +37,7 @@ pub fn line(text: Arguments<'_>) {
     std::process::exit(BROKEN_PIPE_STATUS.into());
 }
 
-/// Writes to standard output. A reader that has gone is told apart from everything else that breaks.
+/// Writes to standard output. A reader that has gone is an error of its own.
 pub fn stdout() -> Stdout {
     Stdout(io::stdout().lock())
 }

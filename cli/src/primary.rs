@@ -12,7 +12,7 @@ use harvestfs_telemetry::traces::{Series, SeriesReader};
 
 use crate::config::{self, PrimaryConfig, PrimarySourceConfig, SourceName, TraceConfig};
 
-/// Flags of `harvestfs datanode` that stand in for `[primary]` in its configuration.
+/// Flags of `harvestfs datanode` that replace `[primary]` in its configuration.
 #[derive(Debug, Args)]
 pub struct PrimaryArgs {
     /// Where the use of the primary tenant is read: `none`, `machine`, `cgroup` or `trace`.
@@ -147,8 +147,8 @@ impl PrimaryArgs {
 
     /// How long the replay has run before; nothing if the clock went back since.
     fn skipped(&self) -> Duration {
-        let now_ms = unix_now_ms().unwrap_or(0);
-        self.trace_began.map_or(Duration::ZERO, |began_ms| {
+        let began_ms = self.trace_began.zip(unix_now_ms());
+        began_ms.map_or(Duration::ZERO, |(began_ms, now_ms)| {
             Duration::from_millis(now_ms.saturating_sub(began_ms))
         })
     }
@@ -208,14 +208,13 @@ impl Cast {
             files,
             series,
             speed,
-            began_unix_ms: unix_now_ms().unwrap_or(0),
+            began_unix_ms: unix_now_ms().context("the clock of this machine is before 1970")?,
         })
     }
 
-    /// The flags of the datanode with a number from 1. When there are more datanodes than series, they
+    /// The flags of the datanode with an index from 0. When there are more datanodes than series, they
     /// share them.
-    pub fn flags(&self, number: usize) -> Vec<std::ffi::OsString> {
-        let index = number.saturating_sub(1);
+    pub fn flags(&self, index: usize) -> Vec<std::ffi::OsString> {
         vec![
             "--primary-trace".into(),
             self.files[index % self.files.len()].clone().into(),
@@ -252,10 +251,10 @@ mod tests {
         let file = directory.path().join("cpu.csv");
         std::fs::write(&file, "series,values\na,100,200\nb,300,400\n").unwrap();
         let cast = Cast::open(&file, 60.0).unwrap();
-        let series = |number| cast.flags(number)[3].clone();
-        assert_eq!([series(1), series(2), series(3)], ["1", "2", "1"]);
+        let series = |index| cast.flags(index)[3].clone();
+        assert_eq!([series(0), series(1), series(2)], ["1", "2", "1"]);
         let of_directory = Cast::open(directory.path(), 60.0).unwrap();
-        assert_eq!(of_directory.flags(2)[1], file.as_os_str());
+        assert_eq!(of_directory.flags(1)[1], file.as_os_str());
         assert_eq!(find_series(&file, Some("b")).unwrap().name, "b");
         for wrong in ["0", "3", "c"] {
             let error = find_series(&file, Some(wrong)).unwrap_err().to_string();

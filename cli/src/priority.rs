@@ -1,5 +1,7 @@
 //! Yielding to the owner's processes, as far as the kernel does it for us.
 
+#![allow(unsafe_code, reason = "libc has calls that rustix has not")]
+
 use crate::config::Priority;
 
 /// The nice value that yields most.

@@ -256,7 +256,7 @@ pub(super) async fn wait_until_safe(
             return Err(link::unexpected());
         };
         let timed_out = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
-        // Whoever holds wants every block complete elsewhere, not only out of danger.
+        // A hold waits until every block is complete elsewhere, and not only out of danger.
         if !hold || timed_out || (impact.is_safe() && impact.waiting == 0) {
             return Ok(impact);
         }
@@ -298,7 +298,9 @@ async fn set_quota(
             }
         }
         if start.elapsed() > QUOTA_CONFIRM_DEADLINE {
-            bail!("{server} has not confirmed the quota yet; it is told again until it does");
+            bail!(
+                "{server} has not confirmed the quota yet; the namenode repeats the request until it does"
+            );
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -9,6 +9,7 @@ use clap::Args;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, QuarantinedBlock};
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch};
+use harvestfs_protocol::durable;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::CHUNK_BYTES;
@@ -96,7 +97,7 @@ async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> 
 /// cannot be written to.
 pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
     let blocks = quarantined(link).await?;
-    std::fs::create_dir_all(directory)
+    durable::create_directories(directory, 0o777)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let mut failed = 0;
     for it in &blocks {
@@ -135,6 +136,7 @@ async fn read_block(
         match read_replica(link, it, node, &partial).await {
             Ok(()) => {
                 std::fs::rename(&partial, &path)
+                    .and_then(|()| durable::sync_name_of(&path))
                     .with_context(|| format!("cannot name {}", path.display()))?;
                 return Ok(path);
             }

@@ -13,6 +13,7 @@ use harvestfs_chaos::report::Table;
 use harvestfs_checkpoint::criu;
 use harvestfs_checkpoint::process::Tree;
 use harvestfs_checkpoint::store::{Job, Store};
+use harvestfs_protocol::durable;
 
 use super::dump::{HowArgs, dump};
 use super::{CheckpointArgs, Runner, fill, restore};
@@ -65,7 +66,7 @@ pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let interrupted = interrupts()?;
     let mut records = Vec::new();
-    // The table comes when all is measured; who interrupts that has at least this.
+    // The table comes when all is measured; until then, this shows what is measured already.
     let mut measured = |record: Record| {
         let (suspend_s, resume_s) = (record.suspend_s, record.resume_s);
         eprintln!("  suspended in {suspend_s:.2} s, resumed in {resume_s:.2} s");
@@ -149,6 +150,7 @@ fn alone(
     for entry in fs::read_dir(images.path())? {
         File::open(entry?.path())?.sync_all()?;
     }
+    durable::sync_directory(images.path())?;
     let suspend_s = started.elapsed().as_secs_f64();
     filled.reap()?;
     forget(images.path())?;

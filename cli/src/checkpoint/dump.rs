@@ -60,7 +60,7 @@ pub struct HowArgs {
     /// Store everything, also what the last checkpoint has.
     #[arg(long)]
     full: bool,
-    /// What CRIU refuses unless it is told: `shell-job`, `tcp-established`, `ext-unix-sk`,
+    /// What CRIU refuses unless it is allowed: `shell-job`, `tcp-established`, `ext-unix-sk`,
     /// `file-locks`. Remembered for the restore.
     #[arg(long, value_name = "WHAT")]
     allow: Vec<Allow>,
@@ -80,7 +80,7 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
         (None, None) => anyhow::bail!("say which process, or which --cgroup"),
     };
     let dumped = dump(&runner, &job, pid, freezer, &command.how)?;
-    tell(&dumped);
+    report(&dumped);
     tidy(&runner, &job, keep);
     Ok(())
 }
@@ -90,15 +90,15 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
 pub struct Dumped {
     /// It.
     pub checkpoint: Checkpoint,
-    /// Whether the kernel told what was changed since its parent; else all memory was compared.
-    pub told_by_kernel: bool,
+    /// Whether the kernel tracked what was changed since its parent; else all memory was compared.
+    pub tracked_by_kernel: bool,
 }
 
-/// Says what was stored.
-pub fn tell(dumped: &Dumped) {
+/// Prints what was stored.
+pub fn report(dumped: &Dumped) {
     let manifest = &dumped.checkpoint.manifest;
     println!(
-        "{} {}: {} of memory and state, {} sent{}{}; the job stood still for {:.2} s",
+        "{} {}: {} of memory and state, {} sent{}{}; the job was stopped for {:.2} s",
         manifest.job,
         manifest.number,
         units::human(manifest.size_bytes()),
@@ -107,7 +107,7 @@ pub fn tell(dumped: &Dumped) {
             Some(parent) => format!(", the rest shared with checkpoint {parent}"),
             None => String::new(),
         },
-        if dumped.told_by_kernel {
+        if dumped.tracked_by_kernel {
             " (changes were tracked by the kernel)"
         } else {
             ""
@@ -116,21 +116,21 @@ pub fn tell(dumped: &Dumped) {
     );
 }
 
-/// What can wait until the job no longer stands still. The checkpoint is safe whatever becomes of
-/// it, so a failure is only told.
+/// Work that can wait until the job goes on. The checkpoint is safe without it, so a failure is only
+/// a warning.
 pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
-    let told = |what: &str, error: &dyn std::fmt::Display| {
+    let warn = |what: &str, error: &dyn std::fmt::Display| {
         eprintln!("harvestfs: the checkpoint is stored, but {what}: {error}");
     };
     let lock = match job.lock() {
         Ok(lock) => lock,
-        Err(error) => return told("old ones are not removed", &error),
+        Err(error) => return warn("old ones are not removed", &error),
     };
     if let Err(error) = job.collect(&lock, &runner.node_name, keep) {
-        told("old ones are not removed", &error);
+        warn("old ones are not removed", &error);
     }
     if let Err(error) = image::compact_newest(job, &lock, CHAIN_DEPTH_MAX) {
-        told("its chain is not shortened", &error);
+        warn("its chain is not shortened", &error);
     }
 }
 
@@ -171,7 +171,7 @@ pub fn dump(
 
     let cpu_ms = tree.cpu_ms();
     let started = Instant::now();
-    // CRIU leaves them stopped when it succeeds. Whatever fails then, they go on.
+    // CRIU leaves them stopped when it succeeds. They go on if a later step fails.
     let mut stopped = Stopped(Some(pid));
     let mut changes = None;
     if let Some(parent) = parent.as_ref().filter(|_| track && tracked_since) {
@@ -187,7 +187,7 @@ pub fn dump(
             }
         }
     }
-    let told_by_kernel = changes.is_some();
+    let tracked_by_kernel = changes.is_some();
     let images = match changes {
         Some(images) => images,
         None => dump_all(&runner.criu, &dump, &draft, parent.as_ref())?,
@@ -230,12 +230,12 @@ pub fn dump(
     }
     Ok(Dumped {
         checkpoint,
-        told_by_kernel,
+        tracked_by_kernel,
     })
 }
 
-/// The checkpoint to compare with. One that cannot be used is told and left alone: the new one is
-/// stored whole then.
+/// The checkpoint to compare with. If it cannot be used, a warning says so, and the new one is stored
+/// whole.
 fn parent(job: &Job, is_full: bool) -> Option<Checkpoint> {
     if is_full {
         return None;
@@ -272,7 +272,8 @@ fn dump_changes(
     parent: &Checkpoint,
 ) -> anyhow::Result<Vec<Image>> {
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket for CRIU's pages")?;
-    let name = parent.directory.file_name().unwrap_or_default();
+    let name = parent.directory.file_name();
+    let name = name.expect("the directory of a checkpoint is named after its number");
     let mut child = criu.dump_changes(dump, draft.directory(), name, theirs.into())?;
     let received = page_server::receive(ours, draft.directory(), parent, || is_alive(&mut child));
     let received = ended(child, received, dump.work)?;

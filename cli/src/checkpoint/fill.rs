@@ -84,7 +84,7 @@ fn asked(directory: &Path) -> Option<(u64, String)> {
     Some((number.parse().ok()?, ask.to_owned()))
 }
 
-/// Writes a file so that no reader sees half of it.
+/// Writes a file so that no reader sees half of it. Not durable: it says what a running process does.
 pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)

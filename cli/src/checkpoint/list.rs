@@ -70,15 +70,7 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
 
 fn table(manifests: &[Manifest]) -> Table {
     let mut table = Table::new(&[
-        "job",
-        "number",
-        "made",
-        "node",
-        "size",
-        "sent",
-        "parent",
-        "depth",
-        "stood still",
+        "job", "number", "made", "node", "size", "sent", "parent", "depth", "stopped",
     ]);
     for manifest in manifests {
         let made = std::time::Duration::from_millis(manifest.created_unix_ms);

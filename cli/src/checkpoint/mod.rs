@@ -22,7 +22,7 @@ use harvestfs_checkpoint::store::{Job, Store};
 use crate::cluster::ClusterArgs;
 use crate::config::CheckpointConfig;
 
-/// Checkpoints of a job that are kept unless told otherwise: the last good one, and one before it.
+/// Checkpoints of a job that are kept by default: the last good one, and one before it.
 const KEEP: usize = 2;
 /// Where a node keeps its queue and what it measured.
 const NODE_DIRECTORY: &str = "/var/lib/harvestfs/checkpoint";

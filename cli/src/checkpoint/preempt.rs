@@ -10,7 +10,7 @@ use harvestfs_checkpoint::process::Tree;
 use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
-use super::dump::{HowArgs, dump, tell, tidy};
+use super::dump::{HowArgs, dump, report, tidy};
 use super::resume::bandwidth;
 use crate::units::{self, Size};
 
@@ -119,7 +119,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Preemption::Checkpoint | Preemption::Incremental => {
                 let dumped = dump(&runner, &it.job, it.tree.root(), None, &command.how)
                     .with_context(|| format!("cannot checkpoint job {}", it.job.name()))?;
-                tell(&dumped);
+                report(&dumped);
                 tidy(&runner, &it.job, keep);
             }
         }

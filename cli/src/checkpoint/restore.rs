@@ -118,7 +118,10 @@ fn wait_while(is_in_use: impl Fn() -> bool) {
 
 /// Which checkpoint is left when one cannot be used.
 fn before(job: &Job, number: u32) -> String {
-    let numbers = job.numbers().unwrap_or_default();
+    let numbers = match job.numbers() {
+        Ok(numbers) => numbers,
+        Err(error) => return format!("which others there are cannot be seen: {error}"),
+    };
     match numbers.iter().rev().find(|&&other| other < number) {
         Some(other) => format!(
             "the one before it is there: `harvestfs checkpoint restore {} --number {other}`",

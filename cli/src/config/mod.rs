@@ -256,7 +256,7 @@ pub fn default_scrub_rate() -> Size {
     Size(8 << 20)
 }
 
-/// What an owner's syncs do not notice on a disk that is told at once what became free.
+/// Does not delay an owner's syncs noticeably on a disk that learns at each commit what became free.
 pub fn default_removal_rate() -> Size {
     Size(400 << 20)
 }

@@ -123,7 +123,8 @@ impl Files {
                 if args.kind.is_some_and(|kind| !kind.is(entry.attr.kind)) {
                     continue;
                 }
-                let name = full.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+                let mut backwards = full.rsplit(|&byte| byte == b'/');
+                let name = backwards.next().expect("the last part, which may be empty");
                 let name = String::from_utf8_lossy(name);
                 if args.name.as_ref().is_some_and(|it| !it.matches(&name)) {
                     continue;
@@ -160,12 +161,9 @@ impl Files {
         Ok(())
     }
 
-    async fn used_bytes(&self, attr: &Attr) -> anyhow::Result<u64> {
+    pub(super) async fn used_bytes(&self, attr: &Attr) -> anyhow::Result<u64> {
         match attr.kind {
-            FileKind::Directory => {
-                let used = self.number(attr.ino, quota::USED_BYTES).await?;
-                used.context("the namenode does not tell what is below a directory")
-            }
+            FileKind::Directory => self.used(attr.ino, quota::USED_BYTES).await,
             _ => Ok(attr.allocated_bytes),
         }
     }

@@ -117,7 +117,7 @@ enum FsCommand {
         /// Path in the cluster: an existing directory, or the new name.
         destination: OsString,
     },
-    /// Remove, to the trash unless told otherwise.
+    /// Remove, to the trash by default.
     Rm {
         /// Paths in the cluster.
         #[arg(required = true)]

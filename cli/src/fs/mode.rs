@@ -8,9 +8,9 @@ const ALL_BITS: u16 = 0o7777;
 /// A change of a mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ModeChange {
-    /// Whatever the mode is.
+    /// To this mode.
     To(u16),
-    /// One after the other.
+    /// By these clauses, one after the other.
     By(Vec<Clause>),
 }
 

@@ -127,6 +127,12 @@ impl Files {
     }
 
     /// The number in an extended attribute, if it has one.
+    /// What is below a directory, which the namenode tells of each.
+    pub(super) async fn used(&self, ino: InodeId, name: &str) -> anyhow::Result<u64> {
+        let used = self.number(ino, name).await?;
+        used.with_context(|| format!("the namenode does not tell {name} of a directory"))
+    }
+
     pub(super) async fn number(&self, ino: InodeId, name: &str) -> anyhow::Result<Option<u64>> {
         match self
             .client

@@ -61,7 +61,7 @@ impl Files {
         }
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
-            // What another client wrote is seen by who opens the file after it was flushed.
+            // Data that another client has flushed is seen by an `open` after that.
             let file = self.open_to_read(attr.ino).await.with_context(context)?;
             offset = print(&file, offset, &mut out).await.with_context(context)?;
         }

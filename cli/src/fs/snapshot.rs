@@ -145,10 +145,10 @@ impl Files {
         let mut all = Vec::new();
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
-            match self.number(attr.ino, quota::USED_BYTES).await {
+            match self.used(attr.ino, quota::USED_BYTES).await {
                 // It was removed meanwhile.
                 Err(error) if is_gone(&error) => {}
-                used_bytes => all.push((name, attr, used_bytes?.unwrap_or(0))),
+                used_bytes => all.push((name, attr, used_bytes?)),
             }
         }
         if json {

@@ -14,7 +14,7 @@ use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, is_gone, list, quota};
+use super::{Files, is_gone, list};
 use crate::units;
 
 /// Seconds for which `fs rm` keeps what it removes, unless a directory above says otherwise: a day.
@@ -53,7 +53,7 @@ pub(super) enum TrashCommand {
     },
 }
 
-/// Where something is in the trash: `UID/NAME`, with the number of the user who removed it.
+/// Where something is in the trash: `UID/NAME`, with the id of the user who removed it.
 struct Place {
     uid: Name,
     directory: InodeId,
@@ -202,14 +202,11 @@ impl Files {
         let expires_s = String::from_utf8(read(EXPIRES).await?).ok();
         let expires_s: Option<i64> = expires_s.and_then(|text| text.parse().ok());
         let expires = expires_s.and_then(|seconds| seconds.checked_mul(1_000_000_000));
-        let used_bytes = match attr.kind {
-            FileKind::Directory => self.number(attr.ino, quota::USED_BYTES).await?,
-            _ => Some(attr.allocated_bytes),
-        };
+        let used_bytes = self.used_bytes(&attr).await?;
         Ok(Trashed {
             place,
             attr,
-            used_bytes: used_bytes.unwrap_or(0),
+            used_bytes,
             origin,
             expires: expires.map(Timestamp),
         })

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
@@ -13,6 +12,7 @@ use harvestfs_chaos::simulate::durability::{
 };
 use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::{LeastReimaged, Locality, PolicyKind, PolicyOptions};
+use parking_lot::Mutex;
 
 use super::{Campaign, DatacentreArgs, OutputArgs, Setup, SetupArgs, bad_argument};
 
@@ -171,13 +171,13 @@ fn run_all(
                         return;
                     };
                     let result = run_one(history, options, campaign);
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut results = results.lock();
                     results.insert(number, result);
                 }
             });
         }
     });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let results = results.into_inner();
     results
         .into_values()
         .filter(|result| *result != Err(SimulationError::Interrupted))

@@ -19,7 +19,7 @@ use harvestfs_chaos::report::{Statement, Table, statements_table};
 use harvestfs_placement::PolicyKind;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Replications that `all` stands for.
+/// Replications that `all` means.
 const REPLICATIONS: [u8; 3] = [2, 3, 4];
 
 /// Arguments of `harvestfs simulate`.

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use harvestfs_protocol::durable;
 use serde::{Deserialize, Serialize};
 
 use super::UpArgs;
@@ -20,7 +21,7 @@ use crate::units::{self, Size};
 
 /// Nine, so that each cell of the grid has a tenant.
 const DATANODES: u16 = 9;
-/// What a datanode may use at most unless told otherwise.
+/// Most that a datanode may use by default.
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
 /// Holds the path of the mount while it is ready.
 const READY_FILE: &str = "up.ready";
@@ -46,7 +47,7 @@ pub struct Layout {
     pub mount: PathBuf,
     /// Where the namenode listens.
     pub namenode: SocketAddr,
-    /// Where its page is, and who may look.
+    /// Where its page is, and how it is protected.
     page: HttpConfig,
     made: Made,
     /// What the datanodes replay as their primary tenants, if anything.
@@ -115,7 +116,8 @@ impl Layout {
     /// Says that the mount is ready, and where it is.
     pub fn announce_ready(&self) -> anyhow::Result<()> {
         let path = self.ready_path();
-        std::fs::write(&path, self.mount.as_os_str().as_bytes())
+        // A process that finds the file reads it at once: it has to be complete then.
+        durable::replace_file(&path, self.mount.as_os_str().as_bytes(), 0o644)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -197,8 +199,8 @@ impl Layout {
         Ok(config.listen)
     }
 
-    /// The policy as asked for, and a page for whoever knows the token; returns it. The page shows all names
-    /// that root sees, and other users of this machine can reach it.
+    /// Sets the policy, and a page that needs the token; returns the page. It shows all names that root
+    /// sees, and other users of this machine can reach it.
     fn configure_namenode(data: &Path, args: &UpArgs) -> anyhow::Result<HttpConfig> {
         let directory = data.join("namenode");
         let path = directory.join("namenode.toml");
@@ -343,7 +345,7 @@ fn default_quota_bytes(data: &Path, datanodes: u16) -> anyhow::Result<u64> {
     let existing = data
         .ancestors()
         .find(|path| path.exists())
-        .unwrap_or(Path::new("/"));
+        .with_context(|| format!("no directory above {} is there", data.display()))?;
     let disk = rustix::fs::statvfs(existing)
         .with_context(|| format!("cannot tell the free space of {}", existing.display()))?;
     let free_bytes = disk.f_bavail * disk.f_frsize;

@@ -233,7 +233,10 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
 }
 
 fn tail(path: &Path) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => return format!("(it cannot be read: {error})"),
+    };
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
@@ -250,7 +253,7 @@ fn check_machine() -> anyhow::Result<()> {
         .context("/dev/fuse cannot be opened: its mode must let you read and write it (0666)")?;
     if !rustix::process::geteuid().is_root() && find_program("fusermount3").is_none() {
         bail!(
-            "fusermount3 is missing, which mounts for users who are not root: `apt install fuse3`"
+            "fusermount3 is missing; users other than root need it to mount: `apt install fuse3`"
         );
     }
     Ok(())

@@ -96,7 +96,7 @@ fn parts(layout: &Layout) -> Vec<Part> {
             .map(|(index, (name, config))| {
                 let mut arguments = vec!["datanode".into(), "--config".into(), config.into()];
                 if let Some(cast) = &layout.cast {
-                    arguments.extend(cast.flags(index + 1));
+                    arguments.extend(cast.flags(index));
                 }
                 Part::new(&name, arguments, &logs)
             }),

@@ -21,6 +21,7 @@ const FULL_PERCENT: u64 = 90;
 const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 const ONE_RELEASE: &str =
     "all parts run the same release: copy the new binary everywhere and restart the parts";
+const SET_CLOCKS: &str = "have a time service (chrony, systemd-timesyncd) set the clocks";
 
 /// Asks the namenode, and judges what it says.
 pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
@@ -29,7 +30,7 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
         Ok(AdminReply::Status(status)) => {
             let delay = asked.elapsed();
             judge_status(&status, diagnosis);
-            judge_clock(&status, unix_now_ms().unwrap_or(0), delay, diagnosis);
+            judge_clock(&status, unix_now_ms(), delay, diagnosis);
         }
         other => refused(other, diagnosis),
     }
@@ -173,8 +174,20 @@ fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
 }
 
 /// Compares the namenode's clock with ours; the answer took `delay`.
-fn judge_clock(status: &ClusterStatus, now_ms: u64, delay: Duration, diagnosis: &mut Diagnosis) {
+fn judge_clock(
+    status: &ClusterStatus,
+    now_ms: Option<u64>,
+    delay: Duration,
+    diagnosis: &mut Diagnosis,
+) {
     diagnosis.checked(Area::Clocks);
+    let Some(now_ms) = now_ms else {
+        return diagnosis.error(
+            Area::Clocks,
+            "the clock of this machine is before 1970",
+            SET_CLOCKS,
+        );
+    };
     let difference = Duration::from_millis(now_ms.abs_diff(status.unix_ms));
     if difference > CLOCK_DIFFERENCE_MAX + delay {
         diagnosis.error(
@@ -183,7 +196,7 @@ fn judge_clock(status: &ClusterStatus, now_ms: u64, delay: Duration, diagnosis: 
                 "the namenode's clock and this one differ by {} s",
                 difference.as_secs()
             ),
-            "have a time service (chrony, systemd-timesyncd) set both",
+            SET_CLOCKS,
         );
     }
 }
@@ -212,15 +225,19 @@ fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
             );
             continue;
         }
-        let ahead = Duration::from_millis(node.clock_ahead_ms.unwrap_or(0).unsigned_abs());
-        if ahead > CLOCK_DIFFERENCE_MAX {
+        let ahead = node
+            .clock_ahead_ms
+            .map(|ahead_ms| Duration::from_millis(ahead_ms.unsigned_abs()));
+        if let Some(ahead) = ahead
+            && ahead > CLOCK_DIFFERENCE_MAX
+        {
             diagnosis.error(
                 Area::Clocks,
                 format!(
                     "the clock of {name} and the namenode's differ by {} s",
                     ahead.as_secs()
                 ),
-                "have a time service (chrony, systemd-timesyncd) set both",
+                SET_CLOCKS,
             );
         }
         if let Some(version) = &node.version
@@ -360,7 +377,7 @@ mod tests {
         assert_eq!(found(|it| judge_nodes(&[away], it)), []);
         let second = Duration::from_secs(1);
         assert_eq!(
-            found(|it| judge_clock(&status(), 1_031_000, second, it)),
+            found(|it| judge_clock(&status(), Some(1_031_000), second, it)),
             []
         );
     }
@@ -436,7 +453,7 @@ mod tests {
         }
         let zero = Duration::ZERO;
         for now_ms in [1_031_000, 969_000] {
-            let found = found(|it| judge_clock(&status(), now_ms, zero, it));
+            let found = found(|it| judge_clock(&status(), Some(now_ms), zero, it));
             assert_eq!(found, [(Area::Clocks, Severity::Error)]);
         }
     }

@@ -1,6 +1,7 @@
 //! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
 //! and mounts.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -8,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE, MountEntry};
 use harvestfs_protocol::identity::Identity;
+use harvestfs_protocol::outlook::count;
 use serde::de::DeserializeOwned;
 
 use super::{Area, Diagnosis};
@@ -37,7 +39,7 @@ pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<
         (None, Some(file)) => examine_client(file, diagnosis),
         (None, None) => {}
     }
-    // Whatever is wrong with the identity has been found above; no mount can be of its cluster then.
+    // Without a valid identity, which is reported above, no mount is known to be of this cluster.
     if let Ok(access) = args.access("admin") {
         examine_mounts(&access.identity.cluster(), diagnosis);
     }
@@ -122,20 +124,21 @@ fn examine_certificate(directory: &Path, diagnosis: &mut Diagnosis) {
         Ok(all) => {
             for (what, expires_s, advice) in all {
                 let what = format!("the {what} in {}", directory.display());
-                judge_expiry(&what, expires_s.saturating_sub(now_s), advice, diagnosis);
+                judge_expiry(&what, expires_s, now_s, advice, diagnosis);
             }
         }
     }
 }
 
-fn judge_expiry(what: &str, left_s: u64, advice: &str, diagnosis: &mut Diagnosis) {
-    if left_s < EXPIRY_NOTICE.as_secs() {
-        let days = left_s / 86_400;
-        diagnosis.warning(
+fn judge_expiry(what: &str, expires_s: u64, now_s: u64, advice: &str, diagnosis: &mut Diagnosis) {
+    match expires_s.checked_sub(now_s) {
+        None => diagnosis.error(Area::Certificates, format!("{what} has expired"), advice),
+        Some(left_s) if left_s < EXPIRY_NOTICE.as_secs() => diagnosis.warning(
             Area::Certificates,
-            format!("{what} expires in {days} days"),
+            format!("{what} expires in {}", count(left_s / 86_400, "day")),
             advice,
-        );
+        ),
+        Some(_) => {}
     }
 }
 
@@ -167,15 +170,25 @@ fn examine_disk(path: &Path, volume: &VolumeConfig, diagnosis: &mut Diagnosis) {
 /// The mounts of a cluster on this machine.
 fn examine_mounts(cluster: &str, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Mounts);
-    let bad: Vec<_> = mounts(cluster)
+    if let Err(error) = find_bad_mounts(cluster, diagnosis) {
+        diagnosis.warning(
+            Area::Mounts,
+            format!("the kernel's table of mounts cannot be read: {error}"),
+            "see that /proc is mounted",
+        );
+    }
+}
+
+fn find_bad_mounts(cluster: &str, diagnosis: &mut Diagnosis) -> io::Result<()> {
+    let bad: Vec<_> = mounts(cluster)?
         .into_iter()
         .filter(|mount| fault_of(mount).is_some())
         .collect();
     if bad.is_empty() {
-        return;
+        return Ok(());
     }
     thread::sleep(UNMOUNT_PAUSE);
-    let still_mounted = mounts(cluster);
+    let still_mounted = mounts(cluster)?;
     for mount in bad.iter().filter(|mount| still_mounted.contains(mount)) {
         if let Some(fault) = fault_of(mount) {
             let shown = mount.display();
@@ -189,6 +202,7 @@ fn examine_mounts(cluster: &str, diagnosis: &mut Diagnosis) {
             );
         }
     }
+    Ok(())
 }
 
 /// What is wrong with a mount, if anything.
@@ -204,9 +218,8 @@ fn fault_of(mount: &Path) -> Option<String> {
     }
 }
 
-fn mounts(cluster: &str) -> Vec<PathBuf> {
-    // Without /proc there is nothing to be seen, and nothing to be done about it here.
-    of_cluster(mount_table::mounts().unwrap_or_default(), cluster)
+fn mounts(cluster: &str) -> io::Result<Vec<PathBuf>> {
+    Ok(of_cluster(mount_table::mounts()?, cluster))
 }
 
 fn of_cluster(mounts: Vec<MountEntry>, cluster: &str) -> Vec<PathBuf> {
@@ -245,9 +258,18 @@ mod tests {
         let day_s = 86_400;
         for (days, findings) in [(31, 0), (29, 1), (0, 1)] {
             let mut diagnosis = Diagnosis::default();
-            judge_expiry("it", days * day_s, RENEW, &mut diagnosis);
+            judge_expiry(
+                "it",
+                (100 + days) * day_s,
+                100 * day_s,
+                RENEW,
+                &mut diagnosis,
+            );
             assert_eq!(diagnosis.findings.len(), findings, "{days}");
         }
+        let mut diagnosis = Diagnosis::default();
+        judge_expiry("it", 99 * day_s, 100 * day_s, RENEW, &mut diagnosis);
+        assert_eq!(diagnosis.findings[0].what, "it has expired");
     }
 
     #[test]

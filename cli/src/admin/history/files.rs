@@ -2,7 +2,7 @@
 //!
 //! | first line | holds |
 //! |---|---|
-//! | `from_s,server,environment,machine_function` | who owns a server from some second (since 1970) on |
+//! | `from_s,server,environment,machine_function` | the tenant that owns a server from some second (since 1970) on |
 //! | `at_s,server` | reimages |
 //! | `series[,period_s][,start_unix_s],values` | CPU use of a tenant's average server; `series` is `ENVIRONMENT/MACHINE_FUNCTION` |
 //! | `tenant,env,env_kind,...` | tenants of a synthetic datacentre; gives the numbers in the next three their names |
@@ -32,7 +32,7 @@ const SYNTHETIC_S: u64 = 36 * 30 * 86_400;
 /// Most samples in one record: several fit in a request.
 const SAMPLES_PER_RECORD: usize = 32_768;
 
-/// A record, and the line that it stands on.
+/// A record, and the number of its line.
 pub type Line = anyhow::Result<(HistoryRecord, u64)>;
 
 /// What a file holds. In the order in which they must be read: reimages need owners.
@@ -46,7 +46,7 @@ enum Kind {
     Series,
 }
 
-/// Who owns a server from some time on, in the format of our own.
+/// The tenant that owns a server from some time on, in HarvestFS's own format.
 struct OwnerLine {
     from_s: u32,
     server: String,
@@ -219,7 +219,7 @@ impl Files {
                 let start_s = start_s.with_context(|| {
                     format!("{name}:{line}: expected a start between 1970 and 2106")
                 })?;
-                Ok(pieces(&series, &tenant, start_s, line))
+                pieces(&series, &tenant, start_s, line).with_context(|| format!("{name}:{line}"))
             });
             all_or_error(converted)
         })))
@@ -257,7 +257,7 @@ impl Files {
             let converted = line.and_then(|(series, line)| {
                 let mut all = Vec::new();
                 for tenant in followers.get(series.name.as_str()).into_iter().flatten() {
-                    let part = window(&tenant.cpu_window).unwrap_or(0..0);
+                    let part = window(&tenant.cpu_window).expect("it was checked when it was read");
                     let part = turned(&series.slice(part), tenant.cpu_shift_samples);
                     let start_s = self.start_before_end(&part).with_context(|| {
                         format!("{name}: the series have no date here; say with --ends when they end")
@@ -266,7 +266,8 @@ impl Files {
                         format!("{name}:{line}: the series would begin before 1970; choose a later --ends")
                     })?;
                     let tenant = self.synthetic_tenant(tenant.tenant)?;
-                    all.extend(pieces(&part, &tenant, start_s, line));
+                    let pieces = pieces(&part, &tenant, start_s, line);
+                    all.extend(pieces.with_context(|| format!("{name}:{line}"))?);
                 }
                 Ok(all)
             });
@@ -374,25 +375,30 @@ fn all_or_error(converted: anyhow::Result<Vec<(HistoryRecord, u64)>>) -> Vec<Lin
 
 /// Sample `i` of what is turned is sample `i - shift`, modulo the length.
 fn turned(series: &Series, shift: i32) -> Series {
-    let length = series.len() as i64;
-    let sample = |index: i64| {
-        let from = (index - i64::from(shift)).rem_euclid(length.max(1));
-        series.percent(usize::try_from(from).unwrap_or(0))
-    };
-    Series::new(&series.name, series.period_s, (0..length).map(sample))
+    let mut samples: Vec<_> = series.percents().collect();
+    if !samples.is_empty() {
+        let by = i64::from(shift).rem_euclid(samples.len() as i64);
+        samples.rotate_right(by as usize);
+    }
+    Series::new(&series.name, series.period_s, samples)
 }
 
 /// A series as records that each fit into a request.
+///
+/// # Errors
+/// When it ends later than records can say.
 fn pieces(
     series: &Series,
     tenant: &TenantName,
     start_s: u32,
     line: u64,
-) -> Vec<(HistoryRecord, u64)> {
+) -> anyhow::Result<Vec<(HistoryRecord, u64)>> {
     let percents: Vec<Option<f32>> = series.percents().collect();
-    let mut start_s = start_s;
     let mut pieces = Vec::new();
-    for samples in percents.chunks(SAMPLES_PER_RECORD) {
+    for (number, samples) in percents.chunks(SAMPLES_PER_RECORD).enumerate() {
+        let before_s = (number * SAMPLES_PER_RECORD) as u64 * u64::from(series.period_s);
+        let start_s = u32::try_from(u64::from(start_s) + before_s)
+            .map_err(|_| anyhow::anyhow!("expected samples between 1970 and 2106"))?;
         let encode = |percent: &Option<f32>| match percent {
             // More than 100 % counts as 100 %.
             Some(percent) => (percent * 100.0).round().clamp(0.0, 10_000.0) as u16,
@@ -405,10 +411,8 @@ fn pieces(
             samples: samples.iter().map(encode).collect(),
         };
         pieces.push((record, line));
-        let length_s = (samples.len() as u32).saturating_mul(series.period_s);
-        start_s = start_s.saturating_add(length_s);
     }
-    pieces
+    Ok(pieces)
 }
 
 fn synthetic_server(number: u32) -> String {

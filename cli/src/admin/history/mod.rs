@@ -31,7 +31,7 @@ pub enum HistoryCommand {
     /// Add history from CSV files, plain or gzip-compressed; what is there already is not added again.
     ///
     /// The first line of a file says what it holds:
-    /// `from_s,server,environment,machine_function` (who owns a server from that second since 1970
+    /// `from_s,server,environment,machine_function` (the tenant owns the server from that second since 1970
     /// on), `at_s,server` (reimages), `series,period_s,start_unix_s,values` (CPU use of the tenant
     /// ENVIRONMENT/MACHINE_FUNCTION in 0.01 %, one series in a line), or a synthetic datacentre:
     /// tenants, servers, reimages, and the series that its tenants follow.
@@ -181,7 +181,14 @@ impl<'a> Request<'a> {
                 self.counts.too_old += counts.too_old;
             }
             HistoryReply::Refused { record, reason } => {
-                let line = self.lines.get(record as usize).copied().unwrap_or(0);
+                let Some(line) = self.lines.get(record as usize) else {
+                    return Err(link::unexpected()).with_context(|| {
+                        format!(
+                            "it refused record {record} of {}: {reason}",
+                            self.lines.len()
+                        )
+                    });
+                };
                 bail!("{}:{line}: {reason}", self.path.display());
             }
             _ => return Err(link::unexpected()),

@@ -185,6 +185,7 @@ fn long_series_come_in_pieces() {
         machine_function: "b".into(),
     };
     let starts: Vec<_> = pieces(&series, &tenant, 10, 1)
+        .unwrap()
         .into_iter()
         .map(|(record, _)| match record {
             HistoryRecord::Utilisation {
@@ -201,4 +202,6 @@ fn long_series_come_in_pieces() {
             (10 + 65_536 * 60, 4_464)
         ]
     );
+    let refused = pieces(&series, &tenant, u32::MAX - 60, 1).unwrap_err();
+    assert!(refused.to_string().contains("2106"), "{refused}");
 }
