@@ -37,7 +37,7 @@ pub fn checkpoint_files(input: &[u8]) {
         }
         _ => {
             for layout in [Layout::Narrow, Layout::Wide] {
-                // Whatever it is, it is refused or read.
+                // Any input is refused or read.
                 let _ = Message::decode(body, layout);
             }
         }

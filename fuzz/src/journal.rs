@@ -184,7 +184,7 @@ struct Snapshot {
     trailing: Vec<u8>,
 }
 
-/// A snapshot is returned as it was written, or passed over for the records that it stands for.
+/// A snapshot is returned as it was written, or passed over for the records that it contains.
 pub fn journal_snapshot(input: &[u8]) {
     let Ok(plan) = Snapshot::arbitrary(&mut Unstructured::new(input)) else {
         return;
