@@ -151,7 +151,7 @@ impl Browser {
         self.call("Input.dispatchKeyEvent", key_event("keyUp"));
     }
 
-    /// Roles and names of everything on the page, as assistive programs are told them.
+    /// Roles and names of everything on the page, as assistive programs get them.
     ///
     /// # Panics
     /// When the browser does not tell.
@@ -173,7 +173,7 @@ impl Browser {
 
     /// What the page complained of since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
-        // Whatever came before the answer is heard by then.
+        // Events from before the answer have arrived by then.
         self.evaluate("0");
         std::mem::take(&mut self.complaints)
     }

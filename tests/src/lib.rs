@@ -4,6 +4,8 @@
 //! a test can kill and start again. Everything lies in one temporary directory and is gone when the
 //! cluster is dropped, also after a panic.
 
+#![forbid(unsafe_code)]
+
 mod binary;
 mod browser;
 mod cluster;

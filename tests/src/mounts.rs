@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Unmounts whatever is mounted there, under whoever uses it.
+/// Unmounts the file system that is mounted there, also while programs use it.
 pub fn remove(mount: &Path) {
     if rustix::process::geteuid().is_root() {
         let detach = rustix::mount::UnmountFlags::DETACH;

@@ -36,7 +36,7 @@ pub enum TargetAccess {
     Certificate(Server),
 }
 
-/// A part that proves who it is.
+/// A part with a certificate.
 #[derive(Clone, Debug)]
 pub struct Server {
     /// The name in its certificate.

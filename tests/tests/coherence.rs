@@ -1,4 +1,4 @@
-//! One file is one inode on a mount, whatever happens elsewhere, and shows there what others changed.
+//! One file is one inode on a mount, whatever other mounts do, and shows what they changed.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -481,7 +481,7 @@ impl Handle {
     }
 }
 
-/// A handle leads to its file on each mount, under whatever name, until the file is gone.
+/// A handle leads to its file on each mount, also after renames, until the file is gone.
 #[test]
 fn a_file_is_opened_by_its_handle_until_it_is_gone() {
     if !rustix::process::geteuid().is_root() {

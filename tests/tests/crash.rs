@@ -6,11 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle, sleep};
 use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+use parking_lot::Mutex;
 
 /// What was acknowledged: for each file, the length that `fsync` returned for.
 type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
@@ -42,7 +43,7 @@ impl Writer {
                 if words.next() == Some("acknowledged") {
                     let name = words.next().expect("a name").to_owned();
                     let length = words.next().expect("a length").parse().expect("a number");
-                    let mut acknowledged = acknowledged.lock().expect("no reader panics");
+                    let mut acknowledged = acknowledged.lock();
                     acknowledged.insert(name, length);
                 }
             }
@@ -93,7 +94,7 @@ fn writes_where_it_is_told() {
 }
 
 fn check(mount: &Path, acknowledged: &Acknowledged) -> usize {
-    let acknowledged = acknowledged.lock().expect("no writer panics");
+    let acknowledged = acknowledged.lock();
     for (name, &length) in acknowledged.iter() {
         let (number, round) = name[1..].split_once('-').expect("our names");
         let seed = number.parse::<u64>().expect("a number") << 32

@@ -289,7 +289,7 @@ fn what_an_operator_set_outlives_the_namenode() {
         impact["waiting"] == 0 && impact["lost"] == 0 && impact["exposed"] == 0
     });
 
-    // Whoever edits the configuration means it.
+    // An edit of the configuration is on purpose.
     cluster.stop("namenode");
     let config = cluster.path("namenode/namenode.toml");
     let text = fs::read_to_string(&config).expect("the configuration");

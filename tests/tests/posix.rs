@@ -157,7 +157,7 @@ fn what_differs_from_local_file_systems_says_so() {
         assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1_025)), Ok(1_026));
         file.sync_all().expect("fsync");
     }
-    // The kernel asks for this once, and is told that there is nothing to do.
+    // The kernel asks for this once, and learns that there is nothing to do.
     let directory = File::open(&mount).expect("a directory");
     for _ in 0..2 {
         directory.sync_all().expect("fsync");

@@ -417,7 +417,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
         assert_eq!(get(&cluster, path), Ok(content(seed)), "{path}");
     }
 
-    // Whoever has the copy go on takes that datanode, and no other.
+    // Accepting the loss of the copy takes that datanode, and no other.
     ask_copy(&["admin", "recover", "--accept-loss"]);
     wait_until("the datanode obeys the copy", DEADLINE, || {
         obeyed(&cluster)[3] > before[3]
@@ -425,7 +425,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
     cluster.stop("datanode-4");
     cluster.begin_datanode(4);
     let advice = "take the datanode back";
-    wait_until("the operator is told", DEADLINE, || {
+    wait_until("the operator sees it", DEADLINE, || {
         let doctor = cluster.command(&["admin", "doctor"]);
         String::from_utf8_lossy(&doctor.stdout).contains(advice)
     });
@@ -466,7 +466,7 @@ fn a_wiped_namenode_does_not_start_and_a_new_one_takes_no_datanode() {
     assert!(!refused.status.success());
     assert!(stderr(&refused).contains("disk may"), "{refused:?}");
 
-    // One that was made anew is of another cluster, whatever its certificate says.
+    // A new one is of another cluster, also with a certificate of this one.
     let _ = fs::remove_dir_all(&data);
     let other = cluster.path("other");
     let made = cluster.command(&["init", "cluster", "--data", &other.to_string_lossy()]);

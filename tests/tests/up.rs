@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use harvestfs_tests::{can_mount, harvestfs, have_program, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The user whom every system has and who may do nothing special.
+/// A user without privileges that every system has.
 const NOBODY: u32 = 65_534;
 
 fn run(arguments: &[&str], data: &Path) -> Output {
@@ -50,7 +50,7 @@ fn get(address: &str, path: &str, headers: &str) -> String {
     answer
 }
 
-/// The page is where `up` says, for whoever has the address from it, and for nobody else. Returns the
+/// The page is at the address that `up` prints, and needs the token in it. Returns the
 /// token.
 fn check_page(said: &str) -> String {
     let address = said.split_whitespace().find(|it| it.starts_with("http://"));

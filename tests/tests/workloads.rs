@@ -264,7 +264,7 @@ fn a_mount_reads_the_files_of_datanodes_on_its_host() {
     });
 }
 
-/// What a datanode answers late, after it stood still, is not taken for the answer to something else.
+/// What a datanode answers late, after a pause, is not taken for the answer to something else.
 #[test]
 fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     const BLOCK: usize = 1 << 20;
@@ -282,7 +282,7 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     };
     // Now each datanode lends files.
     read(0..16);
-    // Of one that stands still, other replicas are read instead; nobody waits until it has been asked in
+    // While one is paused, other replicas are read instead; nobody waits until it has been asked in
     // vain.
     let still = Cluster::datanode(1);
     cluster.pause(&still);

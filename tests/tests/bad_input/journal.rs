@@ -66,7 +66,7 @@ fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost
     files(&mount, 0..30, false);
     cluster.kill("namenode");
 
-    // What a crash leaves behind: the beginning of records that nobody was told of.
+    // What a crash leaves behind: the beginning of records that were never acknowledged.
     let path = last_segment(&cluster);
     let segment = OpenOptions::new()
         .read(true)

@@ -106,7 +106,7 @@ fn a_quota_of_zero_takes_nothing_and_harms_nobody() {
     }
     assert_eq!(cluster.node_status(4)["replicas"], 0);
     assert_serves(&mut cluster, &mount, 6);
-    // Everybody else is gone: writes wait for them, and that is told.
+    // The other datanodes are gone: writes wait for them, and `doctor` says so.
     for number in 1..=3 {
         cluster.kill(&Cluster::datanode(number));
     }

@@ -1,4 +1,4 @@
-//! Connections that say whatever a test wants.
+//! Connections that send any bytes that a test wants.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,9 +28,9 @@ pub const DEADLINE: Duration = Duration::from_secs(15);
 /// A part of the cluster to talk to.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Who.
+    /// Its identity.
     pub peer: Peer,
-    /// Where.
+    /// Its address.
     pub addr: SocketAddr,
 }
 

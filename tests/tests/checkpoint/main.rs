@@ -1,173 +1,25 @@
 //! Jobs that are suspended on one mount and resumed from another. Needs root and CRIU; the one of
 //! `tests/criu-root.sh` is used.
 
+mod cgroup;
+mod job;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, criu, harvestfs, skip, wait_until};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, skip, wait_until};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
+
+use self::cgroup::Cgroup;
+use self::job::{Checkpoints, Job};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const MEMORY_BYTES: u64 = 128 << 20;
-
-/// A process that counts, has memory full of what is random, and does what it is asked.
-struct Job {
-    pid: i32,
-    /// Until it was suspended for the first time.
-    child: Option<Child>,
-    directory: tempfile::TempDir,
-    asked: u64,
-}
-
-impl Job {
-    fn start() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let child = Command::new("setsid")
-            .arg(harvestfs())
-            .args(["checkpoint", "fill", &MEMORY_BYTES.to_string()])
-            .arg(directory.path())
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("setsid is there");
-        let mut job = Self {
-            pid: i32::try_from(child.id()).expect("a process id"),
-            child: Some(child),
-            directory,
-            asked: 0,
-        };
-        job.ask("digest");
-        job
-    }
-
-    fn ask(&mut self, ask: &str) -> String {
-        self.asked += 1;
-        let expected = format!("{} ", self.asked);
-        let path = |name: &str| self.directory.path().join(name);
-        fs::write(path("ask.new"), format!("{expected}{ask}")).expect("it is asked");
-        fs::rename(path("ask.new"), path("ask")).expect("it is asked");
-        let mut answer = None;
-        wait_until(ask, DEADLINE, || {
-            let done = fs::read_to_string(path("done")).unwrap_or_default();
-            answer = done.strip_prefix(&expected).map(str::to_owned);
-            answer.is_some()
-        });
-        answer.expect("it was waited for")
-    }
-
-    fn count(&self) -> u64 {
-        let count = fs::read_to_string(self.directory.path().join("count"));
-        count.expect("it counts").parse().expect("a number")
-    }
-
-    fn goes_on(&self) {
-        let before = self.count();
-        wait_until("the job counts", DEADLINE, || self.count() > before);
-    }
-
-    /// Whether it is stopped, or traced: CRIU has a traced process run code that sends its memory.
-    fn is_held(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("it is there");
-        let value = |name| status.lines().find_map(|line| line.strip_prefix(name));
-        let state = value("State:\t").expect("it has a state");
-        let tracer = value("TracerPid:\t").expect("it may be traced");
-        state.starts_with('T') || tracer != "0"
-    }
-
-    fn has_ended(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.wait().expect("it is ours");
-        }
-        let pid = Pid::from_raw(self.pid).expect("a process id");
-        wait_until("the job ends", DEADLINE, || test_kill_process(pid).is_err());
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        if let Some(pid) = Pid::from_raw(self.pid) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-        if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
-        }
-    }
-}
-
-/// `harvestfs checkpoint` with the checkpoints in `mount`.
-struct Checkpoints {
-    criu: PathBuf,
-    node: tempfile::TempDir,
-}
-
-impl Checkpoints {
-    /// Skips when there is no CRIU.
-    fn new() -> Option<Self> {
-        if !can_mount() {
-            return None;
-        }
-        Some(Self {
-            criu: criu()?.to_owned(),
-            node: tempfile::tempdir().expect("a directory"),
-        })
-    }
-
-    fn command(&self, mount: &Path, arguments: &[&str]) -> Command {
-        let mut command = Command::new(harvestfs());
-        command
-            .arg("checkpoint")
-            .args(arguments)
-            .arg("--store")
-            .arg(mount.join("checkpoints"))
-            .arg("--criu")
-            .arg(&self.criu)
-            .arg("--node-directory")
-            .arg(self.node.path())
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, mount: &Path, arguments: &[&str]) -> String {
-        let output = self.output(mount, arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        String::from_utf8(output.stdout).expect("text")
-    }
-
-    /// What it says when it fails.
-    fn refusal(&self, mount: &Path, arguments: &[&str]) -> String {
-        let output = self.output(mount, arguments);
-        assert!(!output.status.success(), "{arguments:?}: {output:?}");
-        String::from_utf8(output.stderr).expect("text")
-    }
-
-    fn output(&self, mount: &Path, arguments: &[&str]) -> Output {
-        let output = self.command(mount, arguments).output();
-        output.expect("the binary runs")
-    }
-
-    fn list(&self, mount: &Path) -> Vec<Value> {
-        serde_json::from_str(&self.run(mount, &["list", "--json"])).expect("JSON")
-    }
-
-    fn dump(&self, mount: &Path, job: &mut Job) {
-        let pid = job.pid.to_string();
-        self.run(mount, &["dump", &pid, "--job", "job"]);
-        job.has_ended();
-    }
-
-    fn restore(&self, mount: &Path, job: &Job) {
-        let said = self.run(mount, &["restore", "job"]);
-        assert!(said.contains(&format!("process {}", job.pid)), "{said}");
-        job.goes_on();
-    }
-}
 
 fn sent_bytes(manifest: &Value) -> u64 {
     let images = manifest["images"].as_array().expect("images");
@@ -400,7 +252,7 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
     let said = without.refusal(&here, &["dump", &pid, "--job", "job"]);
     assert!(said.contains("there is no CRIU at"), "{said}");
 
-    // The mount goes away in the middle: the datanodes stand still, so the dump cannot end before.
+    // The mount goes away in the middle: the datanodes are paused, so the dump cannot end before.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -466,7 +318,7 @@ fn a_datanode_that_goes_in_the_middle_of_a_restore_is_passed_over() {
     cluster.wait_healthy();
     // So that this mount has the manifest, which comes before the node's queue.
     checkpoints.run(&there, &["list"]);
-    // While they stand still, the restore cannot end before one of them is gone.
+    // While they are paused, the restore cannot end before one of them is gone.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -525,43 +377,6 @@ fn a_restore_that_is_interrupted_leaves_no_process() {
     wait_until("nothing is left of it", DEADLINE, || !process.exists());
     checkpoints.restore(&there, &job);
     assert_eq!(job.ask("digest"), digest);
-}
-
-/// A cgroup of this test; gone when it is dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// Skips when none can be made.
-    fn new() -> Option<Self> {
-        let mounted = Path::new("/sys/fs/cgroup");
-        let freezer = mounted.join("freezer");
-        let parent = if freezer.is_dir() { &freezer } else { mounted };
-        let directory = parent.join(format!("harvestfs-test-{}", std::process::id()));
-        if let Err(error) = fs::create_dir(&directory) {
-            skip(&format!("{}: {error}", directory.display()));
-            return None;
-        }
-        Some(Self(directory))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // A test that failed may have left it frozen, and what is frozen does not end.
-        for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
-            let _ = fs::write(self.0.join(file), thawed);
-        }
-        // The job was killed, or has ended; its cgroup is not empty until it is gone. No panic: a
-        // test may be failing.
-        let end = Instant::now() + DEADLINE;
-        while let Err(error) = fs::remove_dir(&self.0) {
-            if Instant::now() > end {
-                eprintln!("{} is left behind: {error}", self.0.display());
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
 }
 
 #[test]

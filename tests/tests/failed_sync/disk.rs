@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -18,6 +18,7 @@ use fuser::{
     WriteFlags,
 };
 use harvestfs_fuse_mount::kernel_options::{self, Permissions};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 const ROOT: u64 = 1;
@@ -63,7 +64,7 @@ impl Disk {
 
     /// What was written is stored, as after some time.
     pub fn store_all(&self) {
-        for node in lock(&self.state).nodes.values_mut() {
+        for node in self.state.lock().nodes.values_mut() {
             node.stored.clone_from(&node.cached);
             node.dirty.clear();
         }
@@ -71,25 +72,21 @@ impl Disk {
 
     /// The next sync fails of a file below a directory with this name, if it was written to.
     pub fn fail_next_sync(&self, directory: &'static str) {
-        lock(&self.state).fails_in = Some(directory);
+        self.state.lock().fails_in = Some(directory);
     }
 
     /// How many bytes syncs did not store that failed.
     pub fn failed_bytes(&self) -> usize {
-        lock(&self.state).failed_bytes
+        self.state.lock().failed_bytes
     }
 
     /// What no sync stored is gone. Nothing may have a file open.
     pub fn lose_power(&self) {
-        for node in lock(&self.state).nodes.values_mut() {
+        for node in self.state.lock().nodes.values_mut() {
             node.cached.clone_from(&node.stored);
             node.dirty.clear();
         }
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct State {
@@ -251,13 +248,13 @@ fn answer_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
 
 impl Filesystem for Server {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let found = state.find(parent, name);
         answer_entry(reply, found.map(|ino| state.nodes[&ino].attr(ino)));
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(node) => reply.attr(&TTL, &node.attr(ino.0)),
             Err(error) => reply.error(error),
         }
@@ -281,7 +278,7 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(node) => {
                 if let Some(size_bytes) = size {
                     node.resize(size_bytes as usize);
@@ -303,7 +300,7 @@ impl Filesystem for Server {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let created = lock(&self.0).create(parent, name, true, mode & !umask);
+        let created = self.0.lock().create(parent, name, true, mode & !umask);
         answer_entry(reply, created);
     }
 
@@ -317,7 +314,7 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        match lock(&self.0).create(parent, name, false, mode & !umask) {
+        match self.0.lock().create(parent, name, false, mode & !umask) {
             Ok(attr) => reply.created(
                 &TTL,
                 &attr,
@@ -330,7 +327,9 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = lock(&self.0)
+        let removed = self
+            .0
+            .lock()
             .node(parent)
             .map(|node| node.names.remove(name));
         answer_empty(reply, removed.map(drop));
@@ -350,12 +349,12 @@ impl Filesystem for Server {
         _flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let renamed = lock(&self.0).rename((parent, name), (new_parent, new_name));
+        let renamed = self.0.lock().rename((parent, name), (new_parent, new_name));
         answer_empty(reply, renamed);
     }
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
             Err(error) => reply.error(error),
         }
@@ -372,7 +371,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(node) => {
                 let length = node.cached.len();
                 let begin = length.min(offset as usize);
@@ -395,7 +394,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(node) => {
                 let range = offset as usize..offset as usize + data.len();
                 if range.end > node.cached.len() {
@@ -403,7 +402,7 @@ impl Filesystem for Server {
                 }
                 node.cached[range.clone()].copy_from_slice(data);
                 node.dirty.push(range);
-                // At most the size of a request, which the kernel was told.
+                // At most the size of a request, which was negotiated with the kernel.
                 reply.written(data.len() as u32);
             }
             Err(error) => reply.error(error),
@@ -415,7 +414,7 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let synced = lock(&self.0).sync(ino);
+        let synced = self.0.lock().sync(ino);
         answer_empty(reply, synced);
     }
 
@@ -434,7 +433,7 @@ impl Filesystem for Server {
         reply: ReplyEmpty,
     ) {
         let end = (offset + length) as usize;
-        match lock(&self.0).node(ino) {
+        match self.0.lock().node(ino) {
             Ok(node) if mode == 0 => {
                 node.resize(node.cached.len().max(end));
                 reply.ok();
@@ -452,7 +451,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         let Some(node) = state.nodes.get(&ino.0) else {
             return reply.error(Errno::ENOENT);
         };

@@ -23,7 +23,7 @@ const LASTS: Duration = Duration::from_secs(3);
 const STEP_MAX: Duration = Duration::from_secs(5);
 /// The same while the namenode is started again.
 const STEP_WITH_RESTART_MAX: Duration = Duration::from_secs(30);
-/// Leaves the processor to those who make something to be synced.
+/// Leaves the processor to the programs that make files to be synced.
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
 /// How long a listener waits for events in a step.
 const POLL_MS: u8 = 20;
@@ -135,7 +135,7 @@ pub fn listen(place: &str) -> io::Result<Step> {
             let Some(file) = event.fd() else { continue };
             let wants_permission = MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ACCESS_PERM;
             if event.mask().intersects(wants_permission) {
-                // Whoever asked may have been killed meanwhile.
+                // The process that asked may have been killed meanwhile.
                 let _ = listener.write_response(FanotifyResponse::new(file, Response::FAN_ALLOW));
             } else {
                 rustix::fs::fstat(file)?;

@@ -16,7 +16,7 @@ use crate::worker::{Said, Script, Worker};
 /// How long a transaction waits for another one.
 const BUSY_TIMEOUT_MS: u32 = 60_000;
 const SERVER_DEADLINE: Duration = Duration::from_secs(60);
-/// Who runs PostgreSQL if the test is root: it refuses to be.
+/// The user that runs PostgreSQL if the test is root, as which it refuses to run.
 const NOBODY: u32 = 65_534;
 
 fn text_of(output: &std::process::Output) -> String {

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 use crate::Workload;
-use crate::worker::{Said, Worker};
+use crate::worker::{Said, Worker, last_of};
 
-/// What a worker does when it is told to; gives the number that it answers with.
+/// One step of a worker; returns the number that it answers with.
 pub type Step = Box<dyn FnMut() -> io::Result<u64>>;
 
 const PAGE_BYTES: usize = 8192;
@@ -180,8 +180,7 @@ impl Workload for Appends {
     }
 
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker> {
-        let done = said.get("appends").and_then(|said| said.last());
-        let done = done.map_or(0, |&(done, _)| done);
+        let done = last_of(said, "appends");
         let log = followed(&self.mount);
         vec![Worker::of_this_test("appends", "append", &log, done)]
     }
@@ -230,8 +229,7 @@ impl Workload for Follows {
     }
 
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker> {
-        let seen = said.get("follows").and_then(|said| said.last());
-        let seen = seen.map_or(0, |&(seen, _)| seen);
+        let seen = last_of(said, "follows");
         let log = followed(&self.mount);
         vec![Worker::of_this_test("follows", "follow", &log, seen)]
     }

@@ -171,7 +171,7 @@ impl Disturbed {
     }
 
     fn check(mut self) {
-        // Whoever follows has to see what others did last.
+        // A follower has to see the last records of the others.
         let appended = self.end("appends");
         wait_until("the last record is seen", PROGRESS_DEADLINE, || {
             let follows = self.running_mut("follows");

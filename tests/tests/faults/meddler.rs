@@ -14,7 +14,7 @@ use rustix::fs::XattrFlags;
 
 use crate::Workload;
 use crate::logs::Step;
-use crate::worker::{Said, Worker};
+use crate::worker::{Said, Worker, last_of};
 
 const PAUSE: Duration = Duration::from_millis(5);
 /// So many files that were changed last are meddled with,
@@ -39,8 +39,7 @@ impl Workload for Meddler {
     }
 
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker> {
-        let done = said.get("meddles").and_then(|said| said.last());
-        let done = done.map_or(0, |&(done, _)| done);
+        let done = last_of(said, "meddles");
         let work = self.mount.join("work");
         vec![Worker::of_this_test("meddles", "meddle", &work, done)]
     }

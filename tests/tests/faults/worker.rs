@@ -1,20 +1,28 @@
 //! A program that works on a mount step by step, and what it said that it has done.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::wait_until;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How long a program may take to end, also when its mount is gone.
 const END_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A number that a program said when a step was done, and when.
 pub type Said = (u64, Instant);
+
+/// The last number that a program said; 0 before its first.
+pub fn last_of(said: &BTreeMap<String, Vec<Said>>, program: &str) -> u64 {
+    let last = said.get(program).and_then(|said| said.last());
+    last.map_or(0, |&(number, _)| number)
+}
 
 /// Set for the processes of this test that are workers: what they do. See `works_as_told`.
 pub const ROLE: &str = "HARVESTFS_TESTS_ROLE";
@@ -23,7 +31,7 @@ pub const PLACE: &str = "HARVESTFS_TESTS_PLACE";
 /// What they have done before, if they are started again.
 pub const DONE: &str = "HARVESTFS_TESTS_DONE";
 
-/// What a worker is told at its standard input.
+/// What a worker gets at its standard input.
 pub struct Script {
     /// Makes it answer `ready`.
     pub greeting: String,
@@ -96,7 +104,7 @@ impl Worker {
     }
 
     pub fn said(&self) -> MutexGuard<'_, Vec<Said>> {
-        self.said.lock().expect("its thread does not panic")
+        self.said.lock()
     }
 
     /// Checks that it works.
@@ -172,9 +180,7 @@ fn converse(
             return Some(answer);
         };
         let now = Instant::now();
-        said.lock()
-            .expect("nobody panics with it")
-            .push((number, now));
+        said.lock().push((number, now));
     }
     drop(stdin);
     // What it says at its end must not block it.

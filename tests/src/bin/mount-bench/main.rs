@@ -15,6 +15,8 @@
 //! The result is a table in Markdown (medians, smallest and largest value, ratio to MooseFS) and,
 //! with `--json`, every single sample. Rows that start with cold caches need root.
 
+#![forbid(unsafe_code)]
+
 mod cpu;
 mod fuse_alone;
 mod harvestfs;

@@ -61,7 +61,7 @@ fn write_back() {
 }
 
 /// Waits until a disk has as much free as before something was written and removed: clusters remove it
-/// later, and where the disk is told of what became free, every sync waits for that. One that takes
+/// later, and where the disk learns what became free, every sync waits for that. One that takes
 /// longer goes on meanwhile.
 fn wait_for_removal(disk: &Path, before_bytes: u64, written_bytes: u64) -> Result<()> {
     let enough_bytes = before_bytes.saturating_sub(written_bytes / 20);

@@ -166,7 +166,7 @@ pub fn is_mounted(path: &Path) -> bool {
     }
 }
 
-/// Detaches whatever is mounted at `path`, also when its process is gone or busy.
+/// Detaches the file system that is mounted at `path`, also when its process is gone or busy.
 pub fn force_unmount(path: &Path) {
     for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"]] {
         if !is_mounted(path) {

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 use std::{fs, io};
 
@@ -16,6 +15,7 @@ use fuser::{
 };
 use harvestfs_fuse_mount::kernel_options::{self, Permissions, TTL_MAX};
 use harvestfs_protocol::limits::NAME_BYTES_MAX;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::OFlags;
 use rustix::process::Signal;
 
@@ -30,7 +30,7 @@ const STATFS_UNIT_BYTES: u32 = 4_096;
 
 /// Serves an empty file system on a directory until it is unmounted.
 pub fn serve(directory: &Path) -> Result<()> {
-    // Who ends the benchmark by force leaves neither the mount nor its memory behind.
+    // If the benchmark is killed, neither the mount nor its memory stays behind.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let file_system = FileSystem {
@@ -54,7 +54,7 @@ struct FileSystem {
 impl FileSystem {
     /// Answers are sent without it, so that the other thread need not wait for them.
     fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tree.lock()
     }
 
     fn create_entry(
@@ -332,7 +332,7 @@ impl Filesystem for FileSystem {
     ) {
         let written = self.tree().write(node_id.0, offset, data);
         match written {
-            // At most the size of a request, which the kernel was told.
+            // At most the size of a request, which was negotiated with the kernel.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error),
         }
