@@ -126,9 +126,9 @@ pub struct Metric {
 pub fn documentation() -> String {
     let mut text = String::from(
         "# Metrics\n\n\
-         Made from the table in `telemetry/src/metrics/table.rs`; a test checks that it is in step. How to\n\
-         have Prometheus read them is in [OPERATIONS](OPERATIONS.md#metrics). Stable metrics keep name, unit\n\
-         and labels; internal ones may change with any release.\n",
+         Made from the table in `telemetry/src/metrics/table.rs`; a test checks that both agree. How Prometheus\n\
+         reads them is in [OPERATIONS](OPERATIONS.md#metrics). Stable metrics keep their name, unit and labels;\n\
+         internal ones may change with any release.\n",
     );
     for part in Part::ALL {
         let _ = write!(

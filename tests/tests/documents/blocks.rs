@@ -8,7 +8,7 @@ use std::path::Path;
 pub struct Block {
     /// Document and line, for messages.
     pub place: String,
-    /// What stands behind the opening fence; empty for a block that is indented.
+    /// The text behind the opening fence; empty for a block that is indented.
     pub label: String,
     pub lines: Vec<String>,
 }

@@ -29,11 +29,6 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/OPERATIONS.md",
-        "for part in namenode admin client",
-        "retires the certificates that all later commands use",
-    ),
-    (
-        "docs/OPERATIONS.md",
         "journalctl",
         "no part runs under systemd in tests; `metrics.rs` follows a request through the logs",
     ),
