@@ -8,7 +8,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{MetaReply, mutation};
 use harvestfs_protocol::types::{BlockInfo, Located, PlacementRules};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::error::ClientError;
@@ -59,16 +59,12 @@ impl Allocator {
             // By the time that it is needed, there may be more datanodes.
             give_back(core, new);
         }
-        self.lock().entry(rules).or_default().extend(blocks);
+        self.stock.lock().entry(rules).or_default().extend(blocks);
         first.ok_or(ClientError::UnexpectedReply("allocate_blocks"))
     }
 
     fn pop(&self, rules: PlacementRules) -> Option<NewBlock> {
-        self.lock().get_mut(&rules)?.pop()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<PlacementRules, Vec<NewBlock>>> {
-        self.stock.lock()
+        self.stock.lock().get_mut(&rules)?.pop()
     }
 }
 

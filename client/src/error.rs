@@ -91,15 +91,6 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The error of the file system behind it, if it is one.
-    #[must_use]
-    pub fn as_fs(&self) -> Option<&FsError> {
-        match self {
-            Self::Fs(error) => Some(error),
-            _ => None,
-        }
-    }
-
     /// Whether what it was about is not there: it was removed, or never was.
     #[must_use]
     pub fn is_gone(&self) -> bool {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
 use harvestfs_protocol::meta::housekeeping;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::session::Session;
@@ -53,7 +53,7 @@ impl Holds {
 
     /// Opens once more what is held; false when it is not, or not to be read.
     pub(crate) fn open_held(&self, ino: InodeId, to_read: bool) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if to_read && inner.unreadable.contains(&ino) {
             return false;
         }
@@ -66,7 +66,7 @@ impl Holds {
 
     /// The namenode holds it now; `readable`: for somebody who may read it.
     pub(crate) fn opened(&self, ino: InodeId, readable: bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let was_held = inner.take_idle(ino) || inner.open.contains_key(&ino);
         if readable {
             inner.unreadable.remove(&ino);
@@ -79,7 +79,7 @@ impl Holds {
 
     /// Somebody opened it who may read it.
     pub(crate) fn read_permitted(&self, ino: InodeId) {
-        self.lock().unreadable.remove(&ino);
+        self.inner.lock().unreadable.remove(&ino);
     }
 
     /// To be awaited before the namenode is asked to hold something: a release on its way would
@@ -88,7 +88,7 @@ impl Holds {
         loop {
             let released = self.released.notified();
             {
-                let mut inner = self.lock();
+                let mut inner = self.inner.lock();
                 inner.to_release.remove(&ino);
                 if !inner.releasing.contains(&ino) {
                     return;
@@ -101,7 +101,7 @@ impl Holds {
     /// Waits for a release on its way; false when there is none.
     pub(crate) async fn releases_answered(&self) -> bool {
         let released = self.released.notified();
-        let are_some = !self.lock().releasing.is_empty();
+        let are_some = !self.inner.lock().releasing.is_empty();
         if are_some {
             released.await;
         }
@@ -110,7 +110,7 @@ impl Holds {
 
     /// Closed once; with `keep`, the hold stays for a while.
     pub(crate) fn closed(&self, ino: InodeId, now: Instant, keep: bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Some(opens) = inner.open.get_mut(&ino) else {
             return;
         };
@@ -134,7 +134,7 @@ impl Holds {
     /// Its last name was removed here.
     pub(crate) fn lost_last_name(&self, ino: InodeId) {
         self.drop_idle(ino);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.open.contains_key(&ino) {
             inner.nameless.insert(ino);
         }
@@ -142,12 +142,12 @@ impl Holds {
 
     /// Whether something is open that has no name.
     fn has_nameless(&self) -> bool {
-        !self.lock().nameless.is_empty()
+        !self.inner.lock().nameless.is_empty()
     }
 
     /// Somebody changed it or removed its name: no reason to hold it if it is not open.
     pub(crate) fn drop_idle(&self, ino: InodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.take_idle(ino) {
             inner.to_release.insert(ino);
         }
@@ -155,7 +155,7 @@ impl Holds {
 
     /// What is to be released now; [`Holds::release_answered`] must follow.
     pub(crate) fn begin_release(&self, now: Instant) -> Vec<InodeId> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         while inner
             .idle
             .first()
@@ -179,7 +179,7 @@ impl Holds {
 
     /// The namenode knows of the release, or it failed and will end with the session.
     pub(crate) fn release_answered(&self, batch: &[InodeId]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for ino in batch {
             inner.releasing.remove(ino);
         }
@@ -189,13 +189,9 @@ impl Holds {
 
     /// Everything held, for a session that is opened again.
     pub(crate) fn all(&self) -> Vec<InodeId> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let open = inner.open.keys();
         open.chain(inner.idle_since.keys()).copied().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

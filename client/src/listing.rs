@@ -9,7 +9,7 @@ use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::{DirEntry, MetaReply, query};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::Credentials;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::cache::Ticket;
 use crate::client::DirPage;
@@ -48,7 +48,7 @@ impl Listings {
                 entries: Vec::new(),
             });
         };
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let continues = |listing: &Listing| {
             listing
                 .entries
@@ -60,15 +60,11 @@ impl Listings {
     }
 
     fn put(&self, ino: InodeId, listing: Listing) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.retain(|_, listing| listing.began.elapsed() < LISTING_AGE_MAX);
         if inner.len() < LISTINGS_MAX && listing.entries.len() < ENTRIES_MAX {
             inner.insert(ino, listing);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Listing>> {
-        self.inner.lock()
     }
 }
 

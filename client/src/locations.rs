@@ -15,7 +15,7 @@ use harvestfs_protocol::transport::{
 };
 use harvestfs_protocol::types::{Credentials, FileBlock, Located, NodeInfo};
 use harvestfs_protocol::unix_now_ms;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::error::ClientError;
 use crate::session::Session;
@@ -72,7 +72,7 @@ impl Locations {
 
     /// Remembers what the namenode told.
     pub(crate) fn learn(&self, located: &Located) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for node in &located.nodes {
             let known = inner.nodes.get(&node.node);
             if known.is_none_or(|known| **known != *node) {
@@ -95,7 +95,7 @@ impl Locations {
 
     /// A block's pipeline lost some datanodes.
     pub(crate) fn narrow(&self, block: BlockId, nodes: &[NodeId]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(location) = inner.get(block) {
             let kept = location.replicas.iter();
             let replicas = kept.filter(|replica| nodes.contains(&replica.node));
@@ -109,7 +109,7 @@ impl Locations {
 
     /// A replica turned out to be bad. It is not asked again while there are others.
     pub(crate) fn drop_replica(&self, block: BlockId, bad: NodeId) {
-        let known = self.lock().get(block);
+        let known = self.inner.lock().get(block);
         if let Some(location) = known.filter(|location| location.replicas.len() > 1) {
             let others = location.replicas.iter().map(|replica| replica.node);
             let others: Vec<NodeId> = others.filter(|node| *node != bad).collect();
@@ -118,14 +118,14 @@ impl Locations {
     }
 
     pub(crate) fn forget(&self, block: BlockId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.young.remove(&block);
         inner.old.remove(&block);
     }
 
     /// Where a block is, if that is remembered and the token is good for a while.
     pub(crate) fn known(&self, block: BlockId) -> Option<Arc<Location>> {
-        let location = self.lock().get(block)?;
+        let location = self.inner.lock().get(block)?;
         let enough = unix_now_ms().unwrap_or(0) + TOKEN_MARGIN.as_millis() as u64;
         (location.token.expires_unix_ms() > enough && !location.replicas.is_empty())
             .then_some(location)
@@ -159,7 +159,7 @@ impl Locations {
         if located.blocks.iter().all(|info| info.block != block) {
             return Err(ClientError::LeftFile { block, ino });
         }
-        let found = self.lock().get(block);
+        let found = self.inner.lock().get(block);
         match found {
             Some(location) if !location.replicas.is_empty() => Ok(location),
             _ => Err(ClientError::NoReplica {
@@ -171,7 +171,7 @@ impl Locations {
 
     /// A block's replicas, those first that answered lately, those last that failed.
     pub(crate) fn in_order(&self, location: &Location, now: Instant) -> Vec<Arc<NodeInfo>> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let mut replicas = location.replicas.clone();
         replicas.sort_by_key(|node| {
             (
@@ -184,7 +184,7 @@ impl Locations {
 
     /// Datanodes that failed lately or are busy.
     pub(crate) fn avoided(&self, now: Instant) -> Vec<NodeId> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner
             .failed
             .retain(|_, failed| now.saturating_duration_since(*failed) < AVOID);
@@ -200,13 +200,13 @@ impl Locations {
     }
 
     pub(crate) fn node(&self, node: NodeId) -> Option<Arc<NodeInfo>> {
-        self.lock().nodes.get(&node).cloned()
+        self.inner.lock().nodes.get(&node).cloned()
     }
 
     /// A datanode failed. It is dialled anew when it is asked again.
     pub(crate) fn note_failure(&self, node: NodeId, now: Instant) {
         let known = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.failed.insert(node, now);
             inner.nodes.get(&node).cloned()
         };
@@ -220,14 +220,14 @@ impl Locations {
     /// A datanode's owner needs it.
     pub(crate) fn note_busy(&self, node: NodeId, retry_after_ms: u32, now: Instant) {
         let wait = Duration::from_millis(retry_after_ms.into()).clamp(BUSY_MIN, BUSY_MAX);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.busy.insert(node, now + wait);
         inner.denials += 1;
     }
 
     /// How often a datanode said that its owner needs it.
     pub(crate) fn denials(&self) -> u64 {
-        self.lock().denials
+        self.inner.lock().denials
     }
 
     /// A datanode would not take or give what it was asked for.
@@ -239,7 +239,7 @@ impl Locations {
     }
 
     pub(crate) fn note_success(&self, node: NodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.failed.is_empty() {
             inner.failed.remove(&node);
         }
@@ -261,10 +261,6 @@ impl Locations {
             .await?;
         connection.close(CloseCode::DONE, "probed");
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

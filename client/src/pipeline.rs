@@ -15,7 +15,7 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
 use harvestfs_protocol::types::{NodeInfo, StorageClass};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -334,14 +334,14 @@ enum Stall {
 impl BlockStream {
     /// Why it can no longer be written, if a datanode failed.
     pub(crate) fn failure(&self) -> Option<NodeFailure> {
-        match &self.lock().phase {
+        match &self.state.lock().phase {
             Phase::Failed(failure) => Some(failure.clone()),
             _ => None,
         }
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
-        matches!(self.lock().phase, Phase::Sealed)
+        matches!(self.state.lock().phase, Phase::Sealed)
     }
 
     /// How long it has been written.
@@ -351,29 +351,29 @@ impl BlockStream {
 
     /// Packets and bytes that are not acknowledged yet.
     pub(crate) fn unacked(&self) -> (usize, u64) {
-        let state = self.lock();
+        let state = self.state.lock();
         (state.in_flight.len(), state.unacked_bytes)
     }
 
     /// Bytes that still fit in a block of `block_bytes`, from where the next packet would start.
     pub(crate) fn room(&self, block_bytes: u64) -> usize {
-        let start = round_up_to_chunk(self.lock().sent_bytes);
+        let start = round_up_to_chunk(self.state.lock().sent_bytes);
         usize::try_from(block_bytes.saturating_sub(start)).unwrap_or(usize::MAX)
     }
 
     /// Whether somebody waits for data that was acknowledged to become stable.
     pub(crate) fn wants_sync(&self) -> bool {
-        self.lock().sync_wanted
+        self.state.lock().sync_wanted
     }
 
     /// The end of what all datanodes acknowledged; what survives when the pipeline breaks.
     pub(crate) fn acked_bytes(&self) -> u64 {
-        self.lock().acked_bytes
+        self.state.lock().acked_bytes
     }
 
     /// The jobs that were not acknowledged, in order; nothing is in flight any more.
     pub(crate) fn take_unacked(&self) -> Vec<Job> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.unacked_bytes = 0;
         let packets = std::mem::take(&mut state.in_flight);
         let jobs = packets.into_iter().flat_map(|packet| packet.jobs);
@@ -382,7 +382,7 @@ impl BlockStream {
 
     /// Ends it: `Ok` when its replicas are sealed, else why all of them are lost.
     pub(crate) fn settle(&self, result: Result<(), String>) {
-        self.lock().phase = match result {
+        self.state.lock().phase = match result {
             Ok(()) => Phase::Sealed,
             Err(reason) => Phase::Lost(reason),
         };
@@ -397,7 +397,7 @@ impl BlockStream {
             tokio::pin!(changed);
             changed.as_mut().enable();
             {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let target = *target.get_or_insert(state.last_acked_data);
                 match &state.phase {
                     Phase::Sealed => return Ok(()),
@@ -422,7 +422,7 @@ impl BlockStream {
     /// A datanode failed. The task that sends takes it from there.
     pub(crate) fn fail(&self, failure: NodeFailure) {
         {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Open) {
                 return;
             }
@@ -449,7 +449,7 @@ impl BlockStream {
     fn acked(self: &Arc<Self>, index: usize, packets: u64) -> bool {
         let mut written = Vec::new();
         let sealed = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Open) {
                 return false;
             }
@@ -495,13 +495,13 @@ impl BlockStream {
 
     /// Whether a pipeline has acknowledged everything up to the end of the block.
     fn is_done_by(&self, index: usize) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let ended = state.in_flight.back().is_none_or(|last| last.seals);
         ended && state.acked_by[index] == state.sent
     }
 
     fn stalled(&self, index: usize) -> Stall {
-        let state = self.lock();
+        let state = self.state.lock();
         if !matches!(state.phase, Phase::Open) {
             return Stall::Over;
         }
@@ -518,7 +518,7 @@ impl BlockStream {
     /// datanode failed a moment ago, is noted too: its jobs are among those that were not
     /// acknowledged.
     fn begin_packet(&self, layout: Content) -> Option<u64> {
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         state.sent += 1;
         let start = round_up_to_chunk(state.sent_bytes);
@@ -545,10 +545,6 @@ impl BlockStream {
             sent: Instant::now(),
         });
         matches!(state.phase, Phase::Open).then_some(start)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -594,7 +590,7 @@ impl StreamSender {
     /// Ends the block.
     pub(crate) async fn send_seal(&mut self) {
         if self.stream.begin_packet(Content::Seal).is_some() {
-            let length_bytes = self.stream.lock().sent_bytes;
+            let length_bytes = self.stream.state.lock().sent_bytes;
             self.send_packet(&Packet::Seal { length_bytes }, None).await;
             for (_, sender) in &mut self.senders {
                 // Fails only if the stream is broken, which the acknowledgements tell.

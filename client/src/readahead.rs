@@ -10,7 +10,7 @@ use bytes::Bytes;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Credentials, Extent, FileBlock};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::core::Core;
@@ -107,7 +107,7 @@ pub(crate) struct Reader<'a> {
 impl ReadAhead {
     /// Takes note of a read and starts reading ahead if it continues a sequence.
     pub(crate) fn note(&self, reader: &Reader<'_>, range: &Range<u64>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let near = range.start <= inner.high.saturating_add(DISORDER_BYTES)
             && range.end.saturating_add(DISORDER_BYTES) >= inner.high;
         if range.start == inner.high || near && inner.streak >= STREAK_MIN {
@@ -163,13 +163,9 @@ impl ReadAhead {
     }
 
     fn unit(&self, block: BlockId, offset: u64) -> Option<Arc<Unit>> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let mut units = inner.units.iter();
         units.find(|unit| unit.covers(block, offset)).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

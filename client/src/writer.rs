@@ -13,7 +13,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::PlacementRules;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -159,7 +159,7 @@ impl DataWriter {
 
     pub(crate) fn submit(&self, jobs: Vec<Job>) {
         {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             if !queue.closed {
                 queue.jobs.extend(jobs);
                 self.wake.notify_one();
@@ -174,7 +174,7 @@ impl DataWriter {
 
     /// No more pieces will come: the block is sealed once everything is written.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
+        self.queue.lock().closed = true;
         self.wake.notify_one();
     }
 
@@ -267,7 +267,7 @@ impl DataWriter {
     }
 
     fn next_step(&self, core: &Core, active: Option<&StreamSender>, nothing_ends: bool) -> Step {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let Some(sender) = active else {
             return match (queue.jobs.front(), queue.closed) {
                 (Some(first), _) => Step::Open(first.request, first.file.ino),
@@ -339,7 +339,7 @@ impl DataWriter {
     fn refuse(&self, file: InodeId) {
         let mut refused = Vec::new();
         {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             let jobs = std::mem::take(&mut queue.jobs);
             for job in jobs {
                 if job.file.ino == file {
@@ -403,7 +403,7 @@ impl DataWriter {
                 other => other,
             };
             *trouble = None;
-            let jobs = std::mem::take(&mut self.lock().jobs);
+            let jobs = std::mem::take(&mut self.queue.lock().jobs);
             for job in jobs {
                 job.file.piece_failed(job.order, job.piece.id, &error);
             }
@@ -441,7 +441,7 @@ impl DataWriter {
         }
         let jobs = stream.take_unacked();
         {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             for job in jobs.into_iter().rev() {
                 queue.jobs.push_front(job);
             }
@@ -453,10 +453,6 @@ impl DataWriter {
             let error = ClientError::Write(failure.error);
             self.after_failure(core, trouble, error).await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock()
     }
 }
 

@@ -6,21 +6,20 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::DirEntry;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Extent, FileKind, PlacementRules};
-use parking_lot::MutexGuard;
 
-use super::{Inner, Subject, Ticket};
+use super::{Subject, Ticket};
 use crate::extents::ExtentMap;
 
 /// What replies to read-only requests tell.
 impl Ticket {
     /// Whether an inode changed since the ticket was taken, or may have.
     pub(crate) fn is_overtaken(&self, ino: InodeId) -> bool {
-        !self.lock().is_fresh(self.at, &Subject::Inode(ino))
+        !self.inner.lock().is_fresh(self.at, &Subject::Inode(ino))
     }
 
     /// Whether nothing has overtaken them.
     pub(crate) fn learn_attr(&self, attr: &Attr) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         if fresh {
             inner.inode_mut(attr.ino).attr = Some(attr.clone());
@@ -29,7 +28,7 @@ impl Ticket {
     }
 
     pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(attr) = found
             && inner.is_fresh(self.at, &Subject::Inode(attr.ino))
         {
@@ -41,7 +40,7 @@ impl Ticket {
     }
 
     pub(crate) fn learn_content(&self, attr: &Attr, extents: &Arc<ExtentMap>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
             inner.inode_mut(attr.ino).attr = Some(attr.clone());
             inner.set_extents(attr.ino, Some((attr.content_version, extents.clone())));
@@ -49,21 +48,21 @@ impl Ticket {
     }
 
     pub(crate) fn learn_link_target(&self, ino: InodeId, target: &[u8]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.is_fresh(self.at, &Subject::Inode(ino)) {
             inner.inode_mut(ino).link_target = Some(target.to_vec());
         }
     }
 
     pub(crate) fn learn_rules(&self, ino: InodeId, rules: PlacementRules) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.is_fresh(self.at, &Subject::Inode(ino)) {
             inner.inode_mut(ino).rules = Some(rules);
         }
     }
 
     pub(crate) fn learn_xattr(&self, ino: InodeId, name: &[u8], value: Option<&[u8]>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.is_fresh(self.at, &Subject::Inode(ino)) {
             let value = value.map(<[u8]>::to_vec);
             inner.inode_mut(ino).xattrs.insert(name.to_vec(), value);
@@ -78,7 +77,7 @@ impl Ticket {
         entries: &[DirEntry],
         complete: bool,
     ) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for entry in entries {
             if let Some(attr) = &entry.attr
                 && inner.is_fresh(self.at, &Subject::Inode(entry.ino))
@@ -103,7 +102,7 @@ impl Ticket {
 impl Ticket {
     /// A mutation changed an inode's attributes to this.
     pub(crate) fn changed_attr(&self, attr: &Attr) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
@@ -116,14 +115,14 @@ impl Ticket {
 
     /// A mutation changed an inode in a way that its reply does not tell.
     pub(crate) fn changed_inode(&self, ino: InodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
         inner.forget_inode(ino);
     }
 
     /// A mutation changed times only: the content is as it was.
     pub(crate) fn changed_times(&self, ino: InodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
         if let Some(inode) = inner.inodes.get_mut(&ino) {
             inode.attr = None;
@@ -133,7 +132,7 @@ impl Ticket {
     /// A mutation changed extended attributes.
     pub(crate) fn changed_xattrs(&self, ino: InodeId) {
         self.changed_times(ino);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(inode) = inner.inodes.get_mut(&ino) {
             inode.xattrs.clear();
             inode.no_other_xattrs = false;
@@ -143,9 +142,12 @@ impl Ticket {
 
     /// An inode was moved to another directory.
     pub(crate) fn moved(&self, attr: &Attr, to: InodeId) {
-        let is_there = self.lock().is_fresh(self.at, &Subject::Inode(attr.ino));
+        let is_there = self
+            .inner
+            .lock()
+            .is_fresh(self.at, &Subject::Inode(attr.ino));
         self.changed_attr(attr);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(directory) = inner.dirs.get_mut(&attr.ino) {
             directory.parent = is_there.then_some(to);
         }
@@ -153,7 +155,7 @@ impl Ticket {
 
     /// A mutation changed the size or the content to something else than extents tell.
     pub(crate) fn changed_content(&self, attr: &Attr, change: impl FnOnce(&mut ExtentMap)) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
@@ -177,7 +179,7 @@ impl Ticket {
 
     /// A mutation made a name lead to an inode, or to nothing.
     pub(crate) fn changed_entry(&self, parent: InodeId, name: &Name, to: Option<InodeId>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Entry(parent, name.clone()));
         inner.entry_happened(parent, name);
         if fresh {
@@ -190,7 +192,7 @@ impl Ticket {
     /// A name and its directory changed in a way that is not known (the mutation failed, or its
     /// outcome is not known).
     pub(crate) fn unknown_entry(&self, parent: InodeId, name: &Name) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.entry_happened(parent, name);
         inner.forget_entry(parent, name);
         inner.happened(Subject::Inode(parent));
@@ -199,7 +201,7 @@ impl Ticket {
 
     /// A new inode was made: nothing but its attributes needs to be asked for.
     pub(crate) fn created(&self, attr: &Attr, link_target: Option<&[u8]>, parent: InodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
             return;
         }
@@ -219,20 +221,16 @@ impl Ticket {
 
     /// An inode is gone.
     pub(crate) fn removed(&self, ino: InodeId) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
         inner.forget_inode(ino);
         inner.remove_directory(ino);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.tickets -= 1;
         if inner.tickets == 0 {
             // Nobody is left to whom an event could matter.

@@ -13,7 +13,7 @@ const CLOSED_EARLY_MAX: usize = 4_096;
 
 impl FileState {
     pub(crate) fn handle_opened(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.handles += 1;
         inner.failures_unseen = 0;
     }
@@ -21,7 +21,7 @@ impl FileState {
     /// A handle is gone.
     pub(crate) fn handle_closed(self: &Arc<Self>) {
         let last = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.handles -= 1;
             inner.handles == 0
         };
@@ -39,7 +39,7 @@ impl FileState {
     /// is to go into the file.
     fn release_hold(&self) {
         {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             if inner.held_bytes() > 0 {
                 inner.holds_owed += 1;
                 return;
@@ -57,13 +57,13 @@ impl FileState {
 
     /// The blocks of the file's own are ended once everything is written.
     pub(crate) fn close_writer(&self) {
-        if let Some(writer) = self.lock().writer.take() {
+        if let Some(writer) = self.inner.lock().writer.take() {
             writer.close();
         }
     }
 
     pub(crate) fn is_unused(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.handles == 0 && inner.held_bytes() == 0
     }
 
@@ -85,7 +85,7 @@ impl FileState {
             return false;
         }
         let (early, first) = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             let written = &inner.written.data;
             let early = inner.failure.is_none()
                 && inner.appended.data.is_empty()
@@ -102,6 +102,6 @@ impl FileState {
 
     /// Whether it was closed with something in memory that is not committed yet.
     pub(crate) fn is_closed_early(&self) -> bool {
-        self.lock().closed_early
+        self.inner.lock().closed_early
     }
 }

@@ -13,7 +13,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::committer::Entry;
@@ -193,46 +193,46 @@ impl FileState {
     }
 
     pub(crate) fn is_dirty_for(&self, age: Duration) -> bool {
-        let since = self.lock().dirty_since;
+        let since = self.inner.lock().dirty_since;
         since.is_some_and(|since| since.elapsed() >= age)
     }
 
     pub(crate) fn has_data(&self) -> bool {
-        self.lock().held_bytes() > 0
+        self.inner.lock().held_bytes() > 0
     }
 
     /// Bytes in memory.
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.lock().held_bytes()
+        self.inner.lock().held_bytes()
     }
 
     pub(crate) fn has_appends(&self) -> bool {
-        !self.lock().appended.data.is_empty()
+        !self.inner.lock().appended.data.is_empty()
     }
 
     pub(crate) fn rules(&self) -> Option<PlacementRules> {
-        self.lock().rules
+        self.inner.lock().rules
     }
 
     /// The rules may have changed.
     pub(crate) fn forget_rules(&self) {
-        self.lock().rules = None;
+        self.inner.lock().rules = None;
     }
 
     /// The file was just created, with these rules when they are known.
     pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.rules = rules;
         inner.reopened = false;
     }
 
     pub(crate) fn set_rules(&self, rules: PlacementRules) {
-        self.lock().rules = Some(rules);
+        self.inner.lock().rules = Some(rules);
     }
 
     /// Data that was given up so far, and the last reason.
     pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         (inner.losses, inner.loss.clone())
     }
 
@@ -254,13 +254,13 @@ impl FileState {
 
     /// What is in memory of a range, in order, and where everything in memory ends.
     pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         (inner.written.data.overlay(range), inner.written.data.end())
     }
 
     /// What commits will change of the attributes.
     pub(crate) fn uncommitted(&self) -> Uncommitted {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         if inner.held_bytes() == 0 {
             return Uncommitted::default();
         }
@@ -275,7 +275,7 @@ impl FileState {
     /// Sets the modification time that the next commit tells, if one is given; false when nothing
     /// waits for a commit.
     pub(crate) fn change_with_commit(&self, mtime: Option<Timestamp>) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let uncommitted = [&inner.written, &inner.appended]
             .iter()
             .any(|lane| lane.data.held_bytes() > 0 && !lane.data.is_committing());
@@ -330,7 +330,7 @@ impl FileState {
             tokio::pin!(progress);
             progress.as_mut().enable();
             {
-                let inner = self.lock();
+                let inner = self.inner.lock();
                 if let Some(loss) = inner.loss.as_ref().filter(|_| inner.losses > losses) {
                     return Err(loss.clone());
                 }
@@ -350,7 +350,7 @@ impl FileState {
 
     async fn make_durable(&self) -> Result<(), ClientError> {
         let (mut unstable, relaxed, reopened) = {
-            let inner = self.lock();
+            let inner = self.inner.lock();
             (inner.unstable.clone(), inner.relaxed, inner.reopened)
         };
         if reopened {
@@ -358,7 +358,7 @@ impl FileState {
         }
         for stream in &unstable {
             let stable = stream.stable().await;
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
             if let Err(error) = stable {
                 inner.losses += 1;
@@ -366,7 +366,7 @@ impl FileState {
                 return Err(error);
             }
         }
-        self.lock().reopened = false;
+        self.inner.lock().reopened = false;
         self.core.session.make_durable(relaxed).await
     }
 
@@ -432,7 +432,7 @@ impl FileState {
 
     /// A mutation of the file with this number may not be durable; `fsync` sees to it.
     pub(crate) fn note_relaxed(&self, relaxed: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.relaxed = inner.relaxed.max(relaxed);
     }
 
@@ -486,7 +486,7 @@ impl FileState {
     fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut Inner) -> R) -> R {
         let mut holds_owed = 0;
         let (result, actions, before, after) = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             let before = inner.held_bytes();
             let result = change(&mut inner);
             let actions = self.advance(&mut inner);
@@ -510,10 +510,6 @@ impl FileState {
             self.core.committer.submit(&self.core, entry);
         }
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

@@ -197,11 +197,6 @@ impl Connection {
         matches!(self.inner.local, LocalStreams::Opened(_))
     }
 
-    /// The round trip as measured last.
-    pub fn round_trip(&self) -> Duration {
-        self.inner.quinn.rtt()
-    }
-
     /// Largest packet that the path carries in bytes, as found so far.
     pub fn path_mtu_bytes(&self) -> u16 {
         self.inner.quinn.stats().path.current_mtu

@@ -31,8 +31,7 @@ pub struct CountedConnection {
 impl Counts {
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, u32>> {
         // Each critical section is a single change.
-        let counts = self.of_addresses.lock();
-        counts
+        self.of_addresses.lock()
     }
 }
 

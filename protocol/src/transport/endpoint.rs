@@ -70,18 +70,6 @@ impl Endpoint {
         Self::start(socket, identity, options, true).map_err(|error| bind_error(error.to_string()))
     }
 
-    /// Starts the endpoint on a socket from elsewhere: a simulated network.
-    ///
-    /// # Errors
-    /// As [`Endpoint::bind`].
-    pub fn with_socket(
-        socket: Arc<dyn AsyncUdpSocket>,
-        identity: &Identity,
-        options: TransportOptions,
-    ) -> Result<Self, TransportError> {
-        Self::start(socket, identity, options, false)
-    }
-
     fn start(
         socket: Arc<dyn AsyncUdpSocket>,
         identity: &Identity,

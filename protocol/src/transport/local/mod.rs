@@ -183,8 +183,7 @@ impl Opener {
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // It is set and read whole.
-        let locked = self.resting_until.lock();
-        locked
+        self.resting_until.lock()
     }
 }
 
