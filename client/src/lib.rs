@@ -57,6 +57,8 @@
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
 //! do no I/O and are tested against obvious models.
 
+#![forbid(unsafe_code)]
+
 mod allocator;
 mod cache;
 mod calls;
