@@ -1,11 +1,11 @@
-//! Calls to the namenode: numbered so that a repeated mutation is executed once, repeated until
-//! there is an answer.
+//! Calls to the namenode: numbered so that a repeated mutation is executed once, and repeated until
+//! they are answered.
 //!
-//! Commits that are not demanded durable, and changes of the attributes of files whose first content
-//! is still to be committed, are answered before they are durable. Should the namenode crash
-//! just then, it has forgotten them, and they are repeated with their old numbers when the session
-//! resumes. So their requests are kept until a later durable mutation was answered: the journal is
-//! written in order.
+//! Commits that are not demanded durable, and changes of the attributes of files whose first
+//! content is not committed yet, are answered before they are durable. A namenode that crashes just
+//! then forgets them, and the client replays them with their old numbers when the session resumes.
+//! So their requests are kept until a later durable mutation is answered: the journal is written in
+//! order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ struct Beside<'a> {
     others: &'a [InodeId],
 }
 
-/// A mutation whose caller waits for it. If the caller goes away, a task sees it through, so that
-/// the cache does not go on believing what it changed.
+/// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
+/// cache does not keep what it changed.
 struct Pending<'a> {
     /// None while it goes on in another session.
     number: Option<Numbered>,
@@ -98,7 +98,7 @@ impl Drop for Pending<'_> {
         let session = number.session.clone();
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            // Whatever the answer is, nothing waits for it.
+            // No caller is left for the answer.
             let answer = session.ask(&request, Some(number.generation)).await;
             drop(number);
             let changed = Changed::by(&request, &others);
@@ -109,7 +109,7 @@ impl Drop for Pending<'_> {
                 }
             }
             changed.forget(&ticket);
-            // The kernel was told that it failed.
+            // The kernel got an error for it.
             session
                 .tell_listener(move |listener| {
                     for (parent, name) in &changed.entries {
@@ -124,7 +124,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// The inode that the reply to a mutation tells as created.
+/// The inode that the reply to a mutation says it created.
 fn created(reply: &Reply) -> impl Iterator<Item = InodeId> {
     let reply = match reply {
         Reply::Mutated(Mutated { reply, .. }) => Some(reply),
@@ -180,7 +180,7 @@ impl Session {
         self.ask_unnumbered(credentials.clone(), op).await
     }
 
-    /// Tells the namenode something of the session or of a replica.
+    /// Sends the namenode something about the session or about a replica.
     pub(crate) async fn keep_house(
         &self,
         operation: impl Into<Housekeeping>,
@@ -205,9 +205,9 @@ impl Session {
         }
     }
 
-    /// Executes a mutation once. What it changes is forgotten if it fails. If it succeeds, the cache knows
-    /// the directories of its names, and the caller tells the ticket what else it has changed, before it
-    /// awaits anything else.
+    /// Executes a mutation once. If it fails, what it changes is dropped from the cache. If it
+    /// succeeds, the cache knows the directories of its names, and the caller notes in the ticket
+    /// what else it has changed, before it awaits anything else.
     pub(crate) async fn mutate(
         self: &Arc<Self>,
         credentials: &Credentials,

@@ -27,9 +27,9 @@ const DROP_DEADLINE: Duration = Duration::from_secs(30);
 /// Attributes with this prefix are answers of the cluster, not stored values.
 const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
-/// What wants to know when the namenode takes back what it granted: the mount, which has to tell
-/// the kernel. Called from blocking threads, at the end of a lease beside a notice that still runs;
-/// the namenode waits for a notice (at most the length of a lease).
+/// Is notified when the namenode invalidates what it granted: the mount, which invalidates it in
+/// the kernel. Called from blocking threads; at the end of a lease, also while a notice still runs.
+/// The namenode waits for a notice (at most the length of a lease).
 pub trait CacheListener: Send + Sync + 'static {
     /// Attributes and content of an inode may have changed.
     fn invalidate_inode(&self, ino: InodeId);
@@ -118,7 +118,7 @@ impl Client {
         &self.inner.core
     }
 
-    /// Who is told of invalidations from now on.
+    /// The listener that is notified of invalidations from now on.
     pub fn set_cache_listener(&self, listener: Arc<dyn CacheListener>) {
         self.core().session.set_listener(listener);
     }
@@ -311,7 +311,7 @@ impl Client {
         Some(value.ok_or(FsError::NoAttribute))
     }
 
-    /// An extended attribute. `user.harvestfs.locations` tells where a file's replicas are.
+    /// An extended attribute. `user.harvestfs.locations` says where a file's replicas are.
     ///
     /// # Errors
     /// [`FsError::NoAttribute`] and others.
@@ -348,7 +348,7 @@ impl Client {
     /// The names of all extended attributes.
     ///
     /// # Errors
-    /// Those of the namenode.
+    /// The errors of the namenode.
     pub async fn listxattr(
         &self,
         credentials: &Credentials,
@@ -364,7 +364,7 @@ impl Client {
     /// What counts in a directory with everything below it, and its own quotas.
     ///
     /// # Errors
-    /// Those of the namenode.
+    /// The errors of the namenode.
     pub async fn usage(
         &self,
         credentials: &Credentials,
@@ -380,7 +380,7 @@ impl Client {
     /// Totals of the file system, as far as the quotas at and above an inode leave them.
     ///
     /// # Errors
-    /// Those of the namenode.
+    /// The errors of the namenode.
     pub async fn statfs(
         &self,
         credentials: &Credentials,
@@ -503,8 +503,8 @@ impl Client {
         }
     }
 
-    /// As [`Client::with_memory`] of a file that changes all the time, or for whoever looks at many: what
-    /// is known of the last commit.
+    /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at
+    /// many: what is known of the last commit.
     fn with_latest(&self, mut attr: Attr) -> Attr {
         let core = self.core();
         let file = core.file(attr.ino);

@@ -1,5 +1,5 @@
-//! Commits of many files in one request: whatever was queued while the previous request was on its
-//! way goes out together.
+//! Commits of many files in one request: all that were queued while the previous request was in
+//! flight go out together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub(crate) commit: FileCommit,
     pub(crate) credentials: Credentials,
     pub(crate) durable: bool,
-    /// Who waits for it.
+    /// The request that waits for it.
     pub(crate) request: RequestId,
 }
 

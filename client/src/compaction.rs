@@ -16,7 +16,7 @@ use crate::error::ClientError;
 use crate::file::{File, OpenFlags};
 use crate::reader::read_block;
 
-/// Bytes that are copied before files are told to use the copies: bounds what a failure wastes.
+/// Bytes that are copied before files switch to the copies: bounds what a failure wastes.
 const BATCH_BYTES: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const READ_BYTES: u64 = 4 << 20;
@@ -26,7 +26,7 @@ const READ_BYTES: u64 = 4 << 20;
 pub struct Compacted {
     /// Pieces of files that were found in mostly unused blocks.
     pub found_pieces: u64,
-    /// Those that are elsewhere now. Of the others, some changed meanwhile, some could not be read.
+    /// Pieces that were moved. Of the others, some changed meanwhile, some could not be read.
     pub moved_pieces: u64,
     /// Bytes that were copied.
     pub copied_bytes: u64,

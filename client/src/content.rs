@@ -1,4 +1,4 @@
-//! What the namenode tells about files: attributes with extents, placement rules.
+//! What the namenode says about files: attributes with extents, placement rules.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::ClientError;
 use crate::extents::ExtentMap;
 use crate::file_state::FileState;
 
-/// How often a file is asked for again that somebody else is changing all the time.
+/// How often a file is asked for again that another session changes all the time.
 pub(crate) const CONTENT_ATTEMPTS: u32 = 16;
 /// How often attributes are asked for again that this client is changing.
 pub(crate) const ATTR_ATTEMPTS: u32 = 8;
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// All extents of a file after those that are known.
+    /// All extents of a file after the known ones.
     pub(crate) async fn extents(
         &self,
         credentials: &Credentials,

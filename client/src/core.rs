@@ -65,7 +65,7 @@ pub(crate) struct Core {
     files: Mutex<HashMap<InodeId, Arc<FileState>>>,
     /// Files that were closed before what was written to them was committed.
     pub(crate) closed_early: AtomicUsize,
-    /// Those of them that are not even on their way.
+    /// The ones among them whose data is not even in flight.
     closing: Mutex<Vec<(RequestId, Arc<FileState>)>>,
 }
 
@@ -160,8 +160,7 @@ impl Core {
         unsealed.push(Arc::downgrade(stream));
     }
 
-    /// The blocks of a file that this client has written to and not sealed yet, whoever had the file
-    /// open then.
+    /// The blocks of a file that this client has written to and not sealed yet, through any handle.
     pub(crate) async fn unsealed_blocks(
         &self,
         ino: InodeId,
@@ -195,7 +194,7 @@ impl Core {
         file
     }
 
-    /// Forgets the state of an inode if nobody needs it.
+    /// Forgets the state of an inode if nothing needs it.
     pub(crate) fn reap(&self, file: &Arc<FileState>) {
         let mut files = lock(&self.files);
         if file.is_unused()
@@ -275,7 +274,7 @@ impl Core {
         Ok(())
     }
 
-    /// Commits what is in memory of files that somebody else asks about, and tells the namenode.
+    /// Commits what is in memory of files that another session asks about; notifies the namenode.
     pub(crate) async fn commit_recalled(self: Arc<Self>, inodes: Vec<InodeId>) {
         let files: Vec<_> = inodes.iter().filter_map(|ino| self.file(*ino)).collect();
         for file in &files {
@@ -350,7 +349,7 @@ impl Core {
     }
 }
 
-/// Flushes what is in memory for long, confirms commits, forgets and gives back what nobody needs.
+/// Flushes what was in memory for long, confirms commits, evicts and releases what is not needed.
 async fn flush_old_data(core: Arc<Core>) {
     let age_max = core.session.options.dirty_age_max;
     while !core.session.is_closed() {

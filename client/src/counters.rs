@@ -1,4 +1,4 @@
-//! What a client counts, for whoever watches it.
+//! What a client counts, for monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

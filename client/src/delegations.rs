@@ -1,5 +1,5 @@
 //! Delegations of this session: files that it created and whose first content it may commit after
-//! `close`, because the namenode asks for it before it tells another session of the file.
+//! `close`, because the namenode asks for it before it shows the file to another session.
 
 use std::collections::HashSet;
 
@@ -63,8 +63,8 @@ impl Delegations {
         state.inodes.clear();
     }
 
-    /// What the session tells the namenode that it has when it comes back. The namenode takes back
-    /// what is not among them.
+    /// What the session declares to the namenode when it comes back. The namenode takes back every
+    /// delegation that is not among them.
     pub(crate) fn declare(&self) -> Vec<InodeId> {
         let mut state = self.lock();
         state.takings.0 += 1;

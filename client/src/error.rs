@@ -6,7 +6,7 @@ use harvestfs_protocol::error::{DataError, FsError};
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::transport::TransportError;
 
-/// Why an operation failed. Clone, because everyone who waited for a shared flush gets it.
+/// Why an operation failed. Clone, because every caller that waited for a shared flush gets it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The namenode refused it.
@@ -71,7 +71,7 @@ pub enum ClientError {
     /// The client was closed.
     #[error("the client is closed")]
     Closed,
-    /// Whoever wanted it waits no longer. Whether a mutation is executed is unknown.
+    /// The caller has stopped waiting. Whether a mutation is executed is unknown.
     #[error("nobody waits for it any more")]
     Interrupted,
     /// A block is not in a file any more where its extents said.

@@ -26,7 +26,7 @@ pub struct OpenFlags {
     pub read: bool,
     /// To write.
     pub write: bool,
-    /// Every [`File::append`] goes to the end, whoever else appends.
+    /// Every [`File::append`] goes to the end, also when others append.
     pub append: bool,
     /// Cut to length 0 first.
     pub truncate: bool,
@@ -91,7 +91,7 @@ struct Handle {
     credentials: Credentials,
     flags: OpenFlags,
     read_ahead: ReadAhead,
-    /// Losses of the file's data that this handle need not tell any more.
+    /// Losses of the file's data that this handle need not report any more.
     losses_told: AtomicU64,
 }
 
@@ -150,7 +150,7 @@ impl File {
     /// Attributes, with what this client has written and not yet committed.
     ///
     /// # Errors
-    /// Whatever keeps the namenode from answering.
+    /// What keeps the namenode from answering.
     pub async fn attr(&self) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
         handle.client.getattr(&handle.credentials, self.ino()).await
@@ -204,8 +204,8 @@ impl File {
         Ok(Ok(()))
     }
 
-    /// Appends, for a file opened with `append`. One call's data stays together, whoever else
-    /// appends, if it is no longer than a block.
+    /// Appends, for a file opened with `append`. One call's data stays together, also when others
+    /// append, if it is no longer than a block.
     ///
     /// # Errors
     /// As [`File::write`].
@@ -227,8 +227,8 @@ impl File {
         Ok(())
     }
 
-    /// Makes what was written visible to every later `open` (what `close` promises). For a small new
-    /// file that may be before it is committed: the namenode asks for it when somebody looks.
+    /// Makes what was written visible to every later `open` (what `close` promises). For a small
+    /// new file that may be before its commit: the namenode asks for it when another session looks.
     ///
     /// # Errors
     /// What kept the data from being stored; it stays in memory and is tried again by the next flush.

@@ -34,7 +34,7 @@ struct Inner {
     open: HashMap<InodeId, usize>,
     /// Open, and without a name as far as this session knows.
     nameless: HashSet<InodeId>,
-    /// Held, but not opened by anybody who may read it.
+    /// Held, but not opened by a user that may read it.
     unreadable: HashSet<InodeId>,
     idle_since: HashMap<InodeId, Instant>,
     idle: BTreeSet<(Instant, InodeId)>,
@@ -64,7 +64,7 @@ impl Holds {
         true
     }
 
-    /// The namenode holds it now; `readable`: for somebody who may read it.
+    /// The namenode holds it now; `readable`: for a user that may read it.
     pub(crate) fn opened(&self, ino: InodeId, readable: bool) {
         let mut inner = self.inner.lock();
         let was_held = inner.take_idle(ino) || inner.open.contains_key(&ino);
@@ -77,7 +77,7 @@ impl Holds {
         *inner.open.entry(ino).or_default() += 1;
     }
 
-    /// Somebody opened it who may read it.
+    /// A user that may read it has opened it.
     pub(crate) fn read_permitted(&self, ino: InodeId) {
         self.inner.lock().unreadable.remove(&ino);
     }
@@ -145,7 +145,7 @@ impl Holds {
         !self.inner.lock().nameless.is_empty()
     }
 
-    /// Somebody changed it or removed its name: no reason to hold it if it is not open.
+    /// Another session changed it or removed its name: no reason to hold it if it is not open.
     pub(crate) fn drop_idle(&self, ino: InodeId) {
         let mut inner = self.inner.lock();
         if inner.take_idle(ino) {
@@ -216,7 +216,7 @@ impl Session {
     /// True when that may have changed something.
     pub(crate) async fn release_now(self: &Arc<Self>) -> bool {
         if self.holds.has_nameless() {
-            // The kernel tells of the last `close` some time after that has returned.
+            // The kernel reports the last `close` some time after that has returned.
             tokio::time::sleep(RELEASE_INTERVAL).await;
             self.release_batch().await;
             return true;

@@ -23,7 +23,7 @@
 //! let log = client.open_path(&me, b"/log", OpenFlags::READ_WRITE, Some(0o644)).await?;
 //! log.write(0, Bytes::from_static(b"first line\n")).await?;
 //! log.flush().await?; // others see it from now on
-//! log.sync().await?; // and it survives whatever happens
+//! log.sync().await?; // and it survives crashes and power losses
 //! let start = log.read(0, 5).await?;
 //! assert_eq!(&start[..], b"first");
 //! log.close().await?;
@@ -52,7 +52,7 @@
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
 //! | `compaction` | moves what is left of mostly unused blocks |
 //! | `requests` | what travels together for several requests |
-//! | `sections`, `reader`, `readahead`, `recent`, `locations` | reading from whichever replica answers |
+//! | `sections`, `reader`, `readahead`, `recent`, `locations` | reading from any replica that answers |
 //!
 //! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
 //! do no I/O and are tested against obvious models.

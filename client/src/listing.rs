@@ -96,7 +96,7 @@ impl Core {
             after: after.cloned(),
             // It fits: at most ENTRIES_PER_REPLY_MAX.
             max_entries: u32::try_from(max_entries).unwrap_or(1),
-            // Whoever lists a directory mostly wants to know more about what is in it.
+            // A caller that lists a directory mostly looks at the attributes of its entries next.
             with_attributes: true,
         };
         let MetaReply::Entries {

@@ -24,7 +24,7 @@ use crate::session::Session;
 const BLOCKS_MAX: usize = 65_536;
 /// How long a datanode that failed is asked last, and not written to.
 const AVOID: Duration = Duration::from_secs(15);
-/// Bounds of how long a busy datanode is left alone, whatever it says itself.
+/// Bounds of how long a busy datanode is left alone, even if it asks for another time.
 const BUSY_MIN: Duration = Duration::from_secs(1);
 const BUSY_MAX: Duration = Duration::from_secs(10);
 /// A token that ends sooner is renewed before it is used.
@@ -70,7 +70,7 @@ impl Locations {
         }
     }
 
-    /// Remembers what the namenode told.
+    /// Remembers what the namenode answered.
     pub(crate) fn learn(&self, located: &Located) {
         let mut inner = self.inner.lock();
         for node in &located.nodes {
@@ -131,11 +131,11 @@ impl Locations {
             .then_some(location)
     }
 
-    /// Where a block of a file is. When it has to be asked for, `others` are asked for along with it.
+    /// Where a block of a file is. When it has to be asked for, `others` are asked for with it.
     ///
     /// # Errors
     /// [`ClientError::LeftFile`] when the extents that named it are out of date;
-    /// [`ClientError::NoReplica`]; whatever keeps the namenode from answering.
+    /// [`ClientError::NoReplica`]; what keeps the namenode from answering.
     pub(crate) async fn locate(
         &self,
         session: &Session,
@@ -169,7 +169,7 @@ impl Locations {
         }
     }
 
-    /// A block's replicas, those first that answered lately, those last that failed.
+    /// A block's replicas: first the ones that answered lately, last the ones that failed.
     pub(crate) fn in_order(&self, location: &Location, now: Instant) -> Vec<Arc<NodeInfo>> {
         let inner = self.inner.lock();
         let mut replicas = location.replicas.clone();

@@ -17,7 +17,7 @@ use crate::file_state::FileState;
 
 /// `S_ISUID` and `S_ISGID`.
 const SPECIAL_BITS: u16 = 0o6000;
-/// What running a file gives to whoever runs it. Writing takes it away.
+/// The capabilities that a program gets when it is run. Writing the file removes them.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether a commit that follows a change would undo some of it: the length, the time, bits that
@@ -28,7 +28,7 @@ fn is_undone_by_commit(changes: &AttrChanges) -> bool {
 }
 
 impl Client {
-    /// Changes attributes; those that are `None` stay. Returns them as they are afterwards. The change
+    /// Changes attributes; `None` leaves one as it is. Returns them as they are then. The change
     /// is durable, except of a new file whose first content is not committed yet: then, owner and
     /// mode become durable with that content or within milliseconds.
     ///
@@ -80,9 +80,9 @@ impl Client {
         self.told_or_asked(credentials, ino, told).await
     }
 
-    /// Leaves to the commit that is due anyway what it does as well: it tells a modification time,
-    /// and counts as a change when owner or mode are set to what they are. Every file that is
-    /// unpacked from an archive gets these.
+    /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a
+    /// modification time, and counts as a change when owner or mode are set to what they are. Every
+    /// file that is unpacked from an archive gets these.
     fn leave_to_commit(
         &self,
         credentials: &Credentials,
@@ -157,8 +157,8 @@ impl Client {
         Ok(attr)
     }
 
-    /// Tells how the blocks of a regular file are to be placed, unless it was created before the
-    /// namenode was asked again.
+    /// Returns how the blocks of a regular file are to be placed, unless the namenode was asked
+    /// again and the file existed by then.
     async fn create(
         &self,
         credentials: &Credentials,

@@ -1,4 +1,4 @@
-//! What a client can be told.
+//! The options of a client.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub struct ClientOptions {
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenodes' certificate.
     pub namenode_name: String,
-    /// Who this client is.
+    /// The identity of this client.
     pub identity: Identity,
     /// The local address to send from; by default any address and port of the family of the first
     /// namenode.
@@ -26,7 +26,7 @@ pub struct ClientOptions {
     pub read_ahead_bytes: u64,
     /// Most bytes that are read ahead, of all files together.
     pub read_ahead_total_bytes: u64,
-    /// Replicas of new blocks, whatever the directory says.
+    /// Replicas of new blocks; overrides the directory's.
     pub replication: Option<u8>,
     /// How long an operation waits for datanodes that are all busy.
     pub busy_timeout: Duration,
@@ -35,8 +35,8 @@ pub struct ClientOptions {
     pub unreachable_timeout: Duration,
     /// Most inodes and directory entries that the metadata cache keeps.
     pub cache_entries_max: usize,
-    /// Most closed files that the namenode is told to be still open, so that opening them again
-    /// needs no trip.
+    /// Most closed files that the session goes on holding open at the namenode, so that opening
+    /// them again needs no round trip.
     pub idle_holds_max: usize,
 }
 

@@ -86,7 +86,7 @@ impl Client {
                     .await;
                 match created {
                     Ok((_, file)) => Ok(file),
-                    // Somebody else was faster.
+                    // Another caller was faster.
                     Err(ClientError::Fs(FsError::Exists)) => {
                         let attr = self.resolve(credentials, path).await?;
                         self.open(credentials, attr.ino, flags).await

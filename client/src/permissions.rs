@@ -15,7 +15,7 @@ pub(crate) fn permits(attr: &Attr, credentials: &Credentials, mask: u8) -> bool 
         return false;
     }
     if credentials.uid == 0 {
-        // Root may execute what somebody may.
+        // Root may execute what any user may execute.
         let executable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
         return mask & EXECUTE == 0 || executable;
     }

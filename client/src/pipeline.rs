@@ -361,7 +361,7 @@ impl BlockStream {
         usize::try_from(block_bytes.saturating_sub(start)).unwrap_or(usize::MAX)
     }
 
-    /// Whether somebody waits for data that was acknowledged to become stable.
+    /// Whether a caller waits for acknowledged data to become stable.
     pub(crate) fn wants_sync(&self) -> bool {
         self.state.lock().sync_wanted
     }
@@ -514,9 +514,8 @@ impl BlockStream {
         }
     }
 
-    /// Notes a packet before it is sent; returns where it starts. One that is not to be sent, because a
-    /// datanode failed a moment ago, is noted too: its jobs are among those that were not
-    /// acknowledged.
+    /// Notes a packet before it is sent; returns where it starts. A packet that is not sent,
+    /// because a datanode failed a moment ago, is noted too: its jobs count as not acknowledged.
     fn begin_packet(&self, layout: Content) -> Option<u64> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -593,7 +592,7 @@ impl StreamSender {
             let length_bytes = self.stream.state.lock().sent_bytes;
             self.send_packet(&Packet::Seal { length_bytes }, None).await;
             for (_, sender) in &mut self.senders {
-                // Fails only if the stream is broken, which the acknowledgements tell.
+                // Fails only if the stream is broken, which the acknowledgements show.
                 let _ = sender.finish();
             }
         }

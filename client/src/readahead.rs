@@ -1,5 +1,5 @@
-//! Reading ahead of a sequential reader. What was fetched is kept by block and offset: blocks never
-//! change, so it stays right whatever happens to the file.
+//! Prefetch for a sequential reader. Data is kept by block and offset: blocks never change, so it
+//! stays right when the file changes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -228,7 +228,7 @@ fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Un
             result = fetch => {
                 sender.send_replace(Some(result));
             }
-            // Nobody wants it any more.
+            // No reader wants it any more.
             () = sender.closed() => {}
         }
     };

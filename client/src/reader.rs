@@ -166,13 +166,13 @@ struct Target {
     chunks: Range<u64>,
 }
 
-/// Reads a range of a block of a file, at most a few MiB; it starts at `at` in the file. When the block
-/// has to be located, `others` are along with it.
+/// Reads a range of a block of a file, at most a few MiB; it starts at `at` in the file. When the
+/// block has to be located, `others` are located with it.
 ///
 /// # Errors
 /// [`ClientError::LeftFile`] when the extents that named the block are out of date;
 /// [`ClientError::AllReplicasBusy`] and [`ClientError::NoReplica`] after the patience of the options;
-/// whatever keeps the namenode from saying where the block is.
+/// what keeps the namenode from saying where the block is.
 pub(crate) async fn read_block(
     core: &Arc<Core>,
     credentials: &Credentials,
@@ -211,8 +211,8 @@ pub(crate) async fn read_block(
             if waited + retry_after > options.busy_timeout {
                 return Err(ClientError::AllReplicasBusy { block, waited });
             }
-            // The namenode may know by then of a replica that is not busy. Spread, so that not
-            // everybody who was denied comes back in the same moment.
+            // The namenode may know by then of a replica that is not busy. Spread, so that not all
+            // refused readers come back in the same moment.
             core.locations.forget(block);
             tokio::time::sleep(retry_after.mul_f64(rand::random_range(1.0..1.2))).await;
             continue;

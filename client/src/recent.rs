@@ -1,6 +1,6 @@
-//! What this client committed last, for whoever reads it back: `git status` reads what was checked out
-//! within its clock's tick, and compilers what was just unpacked. The kernel keeps no page that was
-//! not written as a whole, as the last one of most files. Kept by block and offset, as what is read ahead.
+//! What this client committed last, for reading it back: `git status` reads what was checked out
+//! within its clock's tick, compilers what was just unpacked. The kernel keeps no page that was not
+//! written as a whole, as the last of most files. Kept by block and offset, as prefetched data is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

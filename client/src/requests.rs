@@ -2,8 +2,8 @@
 
 use harvestfs_protocol::request_id::RequestId;
 
-/// The request in whose name something goes out that several wait for: the first. The log of each of
-/// the others says so, that one can go on following it there.
+/// The request in whose name something goes out that several wait for: the first. The log of each
+/// of the others names it, so that one can follow it there.
 pub(crate) fn carrier(requests: impl Iterator<Item = RequestId>) -> RequestId {
     let mut requests = requests.filter(|request| request.is_some());
     let Some(first) = requests.next() else {

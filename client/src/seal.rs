@@ -22,7 +22,7 @@ use crate::pipeline::{BlockStream, NewBlock, ended_early};
 const SEAL_DEADLINE: Duration = Duration::from_secs(4);
 const SEAL_RETRY: Duration = Duration::from_millis(50);
 
-/// Seals what survives of a block whose pipeline broke.
+/// Seals the surviving replicas of a block whose pipeline broke.
 pub(crate) async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
     let block = stream.new.block;
     let expired = stream.new.generation != core.session.generation();

@@ -250,8 +250,8 @@ impl Session {
         matches!(*self.link.borrow(), LinkState::Closed)
     }
 
-    /// From here on calls use the link, and what is cached may be believed: whoever caches something
-    /// must have forgotten what was taken back while nobody listened.
+    /// From here on calls use the link, and the cache may be used: a caller that caches something
+    /// must first have forgotten what was invalidated while the session was disconnected.
     fn publish(&self, link: Link) -> Arc<Link> {
         let link = Arc::new(link);
         self.link.send_if_modified(|state| {
@@ -339,7 +339,7 @@ impl Session {
         }
         match reply {
             Ok(Ok(Reply::SessionOpened(opened))) => {
-                // What was cached before may have been taken back while nobody listened.
+                // Entries from before may have been invalidated while the session was disconnected.
                 self.cache.invalidate_all();
                 let generation = match resumed {
                     Some(generation) => generation,

@@ -1,8 +1,8 @@
 //! Reading sealed replicas of datanodes on this host from their files; see
 //! [`harvestfs_protocol::short_circuit`].
 //!
-//! Whatever goes wrong here, the caller asks the datanode over the network, which tells what it is: a
-//! busy server, a replica that is gone, a chunk that does not match.
+//! When anything fails here, the caller asks the datanode over the network, which reports what it
+//! is: a busy server, a missing replica, a chunk that does not match.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -45,7 +45,7 @@ const FILE_DEADLINE: Duration = Duration::from_secs(1);
 /// When a datanode is tried again that has ended the connection, and one that has no socket for us.
 const ENDED_PAUSE: Duration = Duration::from_secs(1);
 const NO_SOCKET_PAUSE: Duration = Duration::from_secs(600);
-/// How long a block is read over the network whose file is not lent: it will be, once it is sealed.
+/// How long a block whose file is not lent is read over the network: once sealed, it will be lent.
 const NOT_LENT_PAUSE: Duration = Duration::from_secs(2);
 /// Use of a file ends this long before the loan does, so that a read that has begun has the time.
 const LOAN_MARGIN: Duration = Duration::from_secs(5);
@@ -78,8 +78,8 @@ struct Lender {
     socket: UnixStream,
     /// One request at a time.
     asking: Mutex<()>,
-    /// An answer did not come in time, or was none: what comes next would be taken for the answer to
-    /// another request. Known here, as whoever asked may have been cancelled.
+    /// An answer did not come in time, or was malformed: the next one would be taken for the answer
+    /// to another request. Kept here, because the caller that asked may have been cancelled.
     out_of_step: AtomicBool,
     files: Mutex<HashMap<BlockId, Answered>>,
 }
@@ -179,7 +179,7 @@ impl ShortCircuit {
                 until: Instant::now() + NO_SOCKET_PAUSE,
             },
             Err(error) => {
-                tracing::debug!(node = node.name, %error, "a datanode does not tell its socket");
+                tracing::debug!(node = node.name, %error, "a datanode does not name its socket");
                 return None;
             }
         };
@@ -239,8 +239,8 @@ impl Lender {
         }
     }
 
-    /// Reads and verifies chunks, as long as the connection stands; `None` if this block is not lent,
-    /// or what was read is not right.
+    /// Reads and verifies chunks, as long as the connection lasts; `None` if this block is not
+    /// lent, or what was read is not right.
     ///
     /// # Errors
     /// The connection is over.
@@ -276,7 +276,7 @@ impl Lender {
             return Ok(answered.file);
         }
         let _asking = lock(&self.asking);
-        // Somebody else may have asked meanwhile, and may have got no answer.
+        // Another caller may have asked meanwhile, and may have got no answer.
         self.check()?;
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
@@ -324,7 +324,7 @@ impl LentFile {
     /// `None` if it is not the file of a sealed replica, or cannot be read.
     ///
     /// # Errors
-    /// It is that of another block, which checksums would not tell.
+    /// It is another block's file, which checksums would not show.
     fn new(file: File, block: BlockId) -> io::Result<Option<Self>> {
         let mut page = page_aligned(PAGE_BYTES);
         let length = file.metadata().map_or(0, |metadata| metadata.len());
@@ -453,7 +453,7 @@ mod tests {
         }
     }
 
-    /// Takes the next request, and answers it with a file when it is told to; false: the reader has
+    /// Takes the next request, and answers it with a file after `go`; false: the reader has
     /// gone.
     fn lend(
         mut socket: &UnixStream,
@@ -484,8 +484,8 @@ mod tests {
         Mutex::new(LruCache::new(TABLES_MAX))
     }
 
-    /// A datanode that stood still answers late. Its answer is to a question that nobody asks any more,
-    /// and must not be taken for the answer to the next one.
+    /// A datanode that stalled answers late. The caller of that request is gone, and the answer
+    /// must not be taken for the answer to the next one.
     #[tokio::test]
     async fn a_late_answer_is_not_taken_for_the_next_one() {
         let directory = tempfile::tempdir().unwrap();
@@ -503,14 +503,14 @@ mod tests {
         });
         assert!(lender.read(&tables(), request(first), 0..1).is_err());
         go_on.send(()).unwrap();
-        // Whoever waited for its turn to ask is not told that the other one has failed.
+        // A caller that waited for its turn does not learn that the other one has failed.
         let late = lender.read(&tables(), request(second), 0..1);
         assert!(late.is_err(), "{late:?}");
         drop(lender);
         assert!(!datanode.join().unwrap(), "it was asked once more");
     }
 
-    /// Checksums do not tell one replica from another.
+    /// Checksums do not distinguish replicas.
     #[tokio::test]
     async fn the_file_of_another_block_is_not_read() {
         let directory = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ impl Writeback {
         self.held_bytes
     }
 
-    /// Bytes that nobody has taken.
+    /// Bytes that no writer has taken.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty.bytes()
     }
@@ -251,7 +251,7 @@ impl Writeback {
     }
 
     /// Pieces that fulfil a condition on their block were lost by the datanodes; returns whether
-    /// there were any. Those that are being committed follow when the commit is over.
+    /// there were any. Pieces that are being committed follow when the commit is over.
     pub(crate) fn lost(&mut self, is_lost: impl Fn(BlockId) -> bool) -> bool {
         let mut ids = Vec::new();
         let mut any = false;

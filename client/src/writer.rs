@@ -55,7 +55,7 @@ pub(crate) struct Job {
     pub(crate) piece: TakenPiece,
     /// To be on stable storage when it is acknowledged.
     pub(crate) sync: bool,
-    /// Who waits for it.
+    /// The request that waits for it.
     pub(crate) request: RequestId,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct DataWriter {
     rules: PlacementRules,
     queue: Mutex<Queue>,
     wake: Arc<Notify>,
-    /// A pipeline stands, and nothing failed since.
+    /// A pipeline is set up, and nothing failed since.
     flowing: AtomicBool,
 }
 
@@ -126,7 +126,7 @@ enum Step {
 }
 
 /// Failures, one after the other, without a byte that was acknowledged in between. A pipeline that
-/// merely stands is no progress: the next packet may break it again.
+/// is merely set up is no progress: the next packet may break it again.
 struct Trouble {
     since: Instant,
     attempts: u32,
@@ -224,7 +224,7 @@ impl DataWriter {
                         .as_ref()
                         .is_some_and(|sender| sender.stream.unacked().0 == 0);
                     if idle || active.is_none() {
-                        // Nobody waits for anything.
+                        // No job waits.
                         trouble = None;
                     }
                     if !idle {
@@ -391,12 +391,12 @@ impl DataWriter {
             None => options.unreachable_timeout,
         };
         let waited = trouble_now.since.elapsed();
-        // Whoever found no namenode has waited for it already.
+        // The call that found no namenode has waited for it already.
         let waited_enough = matches!(error, ClientError::Unreachable { .. });
         let hopeless = waited_enough || !error.is_transient() || core.session.is_closed();
         if hopeless || waited >= patience {
             let error = match error {
-                // Whatever broke, it broke because of that.
+                // The failure, of any kind, is due to the close.
                 _ if core.session.is_closed() => ClientError::Closed,
                 _ if busy.is_some() => ClientError::AllServersBusy { waited },
                 ClientError::Write(DataError::NoSpace) => FsError::NoSpace.into(),

@@ -1,9 +1,9 @@
-//! What this client may believe about the namespace while its lease lasts.
+//! What this client may cache of the namespace while its lease lasts.
 //!
-//! A reply can be overtaken: while it was on its way, the namenode may have taken back what it says,
-//! or another request of this client may have changed it. So every request takes a [`Ticket`] before
-//! it is sent, every invalidation and every own change is remembered by number, and what a reply
-//! tells about something that was invalidated or changed after its ticket is not cached.
+//! A reply can be overtaken: while it is in flight, the namenode may invalidate what it says, or
+//! another request of this client may change it. So every request takes a [`Ticket`] before it is
+//! sent, and every invalidation and every own change is remembered by number. What a reply says
+//! about something that was invalidated or changed after its ticket is not cached.
 
 #[cfg(test)]
 mod tests;
@@ -78,7 +78,7 @@ struct Inode {
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,
     xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
-    /// It is new and has no attributes but those of HarvestFS itself.
+    /// It is new and has no attributes but HarvestFS's own.
     no_other_xattrs: bool,
     used: bool,
     /// Whether `clock` knows it.

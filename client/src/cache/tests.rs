@@ -77,7 +77,7 @@ fn a_complete_directory_knows_what_it_does_not_have() {
     assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
     let (_, entries, end) = cache.listing(DIR, None, 10, false).unwrap();
     assert_eq!((entries.len(), end), (1, true));
-    // Somebody else changes one name: the others may be anything as well.
+    // Another session changes one name: the others may have changed as well.
     cache.invalidate(&[], &[(DIR, name("b"))]);
     assert_eq!(cache.entry(DIR, &name("b")), None);
     assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));

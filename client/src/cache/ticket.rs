@@ -1,4 +1,4 @@
-//! What replies tell the cache.
+//! What replies add to the cache.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use harvestfs_protocol::types::{Attr, Extent, FileKind, PlacementRules};
 use super::{Subject, Ticket};
 use crate::extents::ExtentMap;
 
-/// What replies to read-only requests tell.
+/// What replies to read-only requests say.
 impl Ticket {
     /// Whether an inode changed since the ticket was taken, or may have.
     pub(crate) fn is_overtaken(&self, ino: InodeId) -> bool {
@@ -113,7 +113,7 @@ impl Ticket {
         }
     }
 
-    /// A mutation changed an inode in a way that its reply does not tell.
+    /// A mutation changed an inode in a way that its reply does not say.
     pub(crate) fn changed_inode(&self, ino: InodeId) {
         let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
@@ -153,7 +153,7 @@ impl Ticket {
         }
     }
 
-    /// A mutation changed the size or the content to something else than extents tell.
+    /// A mutation changed the size or the content to something that extents do not say.
     pub(crate) fn changed_content(&self, attr: &Attr, change: impl FnOnce(&mut ExtentMap)) {
         let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
@@ -233,7 +233,7 @@ impl Drop for Ticket {
         let mut inner = self.inner.lock();
         inner.tickets -= 1;
         if inner.tickets == 0 {
-            // Nobody is left to whom an event could matter.
+            // No request is left to which an event could matter.
             inner.events.clear();
         }
     }

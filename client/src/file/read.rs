@@ -21,12 +21,12 @@ impl File {
     ///
     /// # Errors
     /// [`ClientError::AllReplicasBusy`], [`ClientError::NoReplica`], [`ClientError::ChangesTooFast`],
-    /// and whatever keeps the namenode from answering.
+    /// and what keeps the namenode from answering.
     pub async fn read_pieces(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
         let ino = self.ino();
         for _ in 0..CONTENT_ATTEMPTS {
             match self.read_once(offset, len).await {
-                // Somebody else changed the file, and the notice of that is on its way.
+                // Another session changed the file, and the notice of that is in flight.
                 Err(ClientError::LeftFile { .. }) => {
                     let cache = &self.inner.client.core().session.cache;
                     cache.ticket().changed_inode(ino);

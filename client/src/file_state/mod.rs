@@ -26,8 +26,8 @@ use crate::writer::{DataWriter, Job};
 /// Times that a refused commit is tried with its data in other blocks.
 const REWRITES_MAX: u32 = 3;
 
-/// Flushes of a file that nobody has open any more, before its data is given up: nobody is left to
-/// whom its failure could be told, and memory is needed.
+/// Flushes of a file that no handle has open, before its data is given up: no caller is left to get
+/// the error, and memory is needed.
 const FAILURES_UNSEEN_MAX: u32 = 5;
 
 /// See the module.
@@ -67,7 +67,7 @@ struct Inner {
     rewrites: u32,
     /// Its `close` returned before the commit.
     closed_early: bool,
-    /// Handles that were closed and are to be told of once nothing is in memory.
+    /// Closed handles that the namenode hears of once nothing is in memory.
     holds_owed: u32,
     /// Its last name was removed here.
     is_nameless: bool,
@@ -272,8 +272,8 @@ impl FileState {
         }
     }
 
-    /// Sets the modification time that the next commit tells, if one is given; false when nothing
-    /// waits for a commit.
+    /// Sets the modification time of the next commit, if one is given; false when nothing waits for
+    /// a commit.
     pub(crate) fn change_with_commit(&self, mtime: Option<Timestamp>) -> bool {
         let mut inner = self.inner.lock();
         let uncommitted = [&inner.written, &inner.appended]
@@ -443,7 +443,7 @@ impl FileState {
             if inner.handles == 0
                 && let Some(error) = inner.failure.clone()
             {
-                // Nobody can look for it any more.
+                // No reader can find it any more.
                 inner.give_up(Order::File, error.clone());
                 inner.give_up(Order::Append, error);
             }
@@ -456,7 +456,7 @@ impl FileState {
             let lane = inner.lane(order);
             lane.data.commit_failed();
             match error {
-                // The file is gone: nobody can see the data any more.
+                // The file is gone: no reader can see the data any more.
                 error if error.is_gone() => {
                     inner.give_up(order, error.clone());
                 }

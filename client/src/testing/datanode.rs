@@ -40,7 +40,7 @@ pub(crate) enum Mood {
     Slow(Duration),
     /// Fails each write at the packet with this number, from 1, and cannot seal.
     FailsAtPacket(u64),
-    /// Its disk is full: a pipeline stands, and its first packet fails.
+    /// Its disk is full: a pipeline is set up, and its first packet fails.
     Full,
     /// Accepts streams and says nothing.
     Silent,

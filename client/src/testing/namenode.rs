@@ -142,7 +142,7 @@ impl Namenode {
         self.shared.state.lock().holds_notices = hold;
     }
 
-    /// Knows nothing of a block any more, whatever files say.
+    /// Forgets a block, even if files use it.
     pub(crate) fn forget_block(&self, block: BlockId) {
         self.shared.state.lock().blocks.remove(&block);
     }

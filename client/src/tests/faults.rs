@@ -136,7 +136,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
         .unwrap();
     file.sync().await.unwrap();
     assert!(!session.has_unconfirmed());
-    // Once it has content, a change waits until it is durable, whatever is in memory.
+    // Once it has content, a change waits until it is durable, also with data in memory.
     file.write(0, Bytes::from_static(b"changed")).await.unwrap();
     client
         .setattr(&root(), attr.ino, mode(0o644))
@@ -270,7 +270,7 @@ async fn a_busy_datanode_is_left_alone() {
     assert!(cluster.datanode(2).replicas().is_empty());
     cluster.datanode(1).set_mood(Mood::Busy);
     assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
-    // Nobody counts as failed for being busy.
+    // No datanode counts as failed for being busy.
     assert_eq!(cluster.namenode.bad_replicas(), []);
 
     for datanode in &cluster.datanodes {
@@ -328,7 +328,7 @@ async fn a_datanode_that_becomes_busy_is_written_and_read_around() {
             .unwrap();
     }
     file.sync().await.unwrap();
-    // At most what was asked of it while nobody knew.
+    // At most what was asked of it before the client knew that it is busy.
     let held_after = cluster.datanode(2).replicas().len();
     assert!(held_after <= held.unwrap() + 2, "{held:?}, {held_after}");
     assert!(read_elsewhere(&cluster, "/file").await == content);
@@ -371,8 +371,8 @@ async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
             asked < 20,
             "the namenode was asked {asked} times for blocks"
         );
-        // Nothing is lost: once there is room, it is written. What attempts under way met before is
-        // still to be told.
+        // Nothing is lost: once there is room, it is written. The failure that attempts in flight
+        // met before is still to be reported.
         cluster.datanode(2).set_mood(Mood::Well);
         let began = Instant::now();
         while let Err(error) = file.sync().await {
@@ -401,7 +401,7 @@ async fn a_writer_goes_on_with_two_of_three_and_with_one_waits_and_says_why() {
         cluster.datanode(3).set_mood(Mood::FailsAtPacket(1));
         write_all(&other, &content).await;
         let refused = tokio::time::timeout(DEADLINE, other.sync()).await;
-        // Between the attempts to place it, those are tried that failed a moment ago.
+        // Between the attempts to place it, datanodes that failed a moment ago are tried.
         assert!(
             matches!(
                 refused,
@@ -511,7 +511,7 @@ async fn a_cancelled_mutation_does_not_leave_a_wrong_cache() {
     for round in 0..20 {
         let (attr, _) = create(&client, &format!("file-{round}")).await;
         let (me, file_name) = (root(), name(&format!("file-{round}")));
-        // Polled once: sent or not, nobody waits for it any more.
+        // Polled once: sent or not, no caller waits for it any more.
         tokio::select! {
             biased;
             // On a busy machine the answer may be there before the poll is over.

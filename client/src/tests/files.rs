@@ -67,7 +67,7 @@ async fn what_was_committed_lately_is_read_back_from_memory() {
     assert_eq!(pieces.concat(), b"world");
     assert_eq!(&again.read(0, 5).await.unwrap()[..], b"hello");
     assert_eq!(client.counters().network_bytes, 0);
-    // Somebody else has to fetch it.
+    // Another client has to fetch it.
     let other = cluster.client("b").await;
     assert_eq!(other.read_file(&me, path).await.unwrap(), b"hello, world");
     assert_ne!(other.counters().network_bytes, 0);
@@ -329,7 +329,7 @@ async fn a_listed_directory_answers_for_what_it_does_not_have() {
         .await
         .unwrap();
     assert_eq!(cluster.namenode.calls("lookup"), lookups);
-    // Until somebody else adds something.
+    // Until another client adds something.
     create(&writer, "nothing").await;
     client
         .lookup(&root(), InodeId::ROOT, &name("nothing"))
@@ -521,7 +521,7 @@ async fn a_commit_that_overtakes_attributes_is_not_forgotten() {
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
     assert_eq!(size_bytes(&old), Some(7));
     file.flush().await.unwrap();
-    // Whoever asked before the commit was told what was before it, also when the cache has forgotten it.
+    // A caller that asked before the commit got the state before it, even if the cache forgot it.
     assert_eq!(size_bytes(&old), None);
     client.core().session.cache.invalidate(&[old.ino], &[]);
     drop(file);

@@ -13,7 +13,7 @@ use super::{create, name, root};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, OpenFlags};
 
-/// A file is a `Vec<u8>`, whatever happens to datanodes and to the namenode meanwhile.
+/// A file is a `Vec<u8>`, through all failures of datanodes and of the namenode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_an_array_of_bytes() {
     for seed in 0..4 {

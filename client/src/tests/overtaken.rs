@@ -1,4 +1,4 @@
-//! Reads whose extents another client has made stale, before this one is told.
+//! Reads whose extents another client has made stale, before this client is notified.
 
 use bytes::Bytes;
 use harvestfs_protocol::types::Attr;

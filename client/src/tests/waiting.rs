@@ -1,4 +1,4 @@
-//! The namenode is away, and whoever waits for it gives up or does not.
+//! The namenode is away, and callers that wait for it give up or do not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::{create, name, pattern, root};
 use crate::testing::Cluster;
 use crate::{CacheListener, Client, ClientError, OpenFlags};
 
-/// Counts the names that it is told of.
+/// Counts the names that it is notified of.
 #[derive(Default)]
 struct Heard(AtomicU64);
 
