@@ -135,7 +135,7 @@ pub struct ClusterStatus {
     pub repairs_done: u64,
     /// Open sessions.
     pub sessions: u64,
-    /// Datanodes that are alive, those in maintenance left out.
+    /// Datanodes that are alive, without the ones in maintenance.
     pub nodes_alive: u64,
     /// Datanodes that may be away for a while.
     pub nodes_in_maintenance: u64,

@@ -1,5 +1,5 @@
-//! The clock for leases: it only goes forward, and counts also while the machine is suspended. Rust's
-//! `Instant` stands still then: a machine that wakes up would believe what others changed long ago.
+//! The clock for leases: it only goes forward, and counts also while the machine is suspended.
+//! Rust's `Instant` stops then: a machine that wakes up would believe what others changed long ago.
 
 use std::time::Duration;
 

@@ -340,7 +340,7 @@ pub enum StreamKind {
 }
 
 impl StreamKind {
-    /// The byte that stands for the kind.
+    /// The byte of this kind.
     pub fn encode(self) -> u8 {
         match self {
             StreamKind::Rpc => 1,
@@ -348,7 +348,7 @@ impl StreamKind {
         }
     }
 
-    /// The kind that a byte stands for.
+    /// The kind of a byte.
     ///
     /// # Errors
     /// [`WireError::Malformed`] for any other byte.

@@ -98,12 +98,12 @@ pub enum Packet {
     },
 }
 
-/// The answer to a write stream. The first one says whether the pipeline stands.
+/// The answer to a write stream. The first one says whether the pipeline is set up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WriteAck {
-    /// The pipeline stands.
+    /// The pipeline is set up.
     Ready,
-    /// Every datanode has written the first `packets` packets of the stream; those that demanded
+    /// Every datanode has written the first `packets` packets of the stream; packets that demanded
     /// it are on stable storage.
     Acked {
         /// Packets since the start of the stream, `Sync` and `Seal` included.

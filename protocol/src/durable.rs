@@ -4,9 +4,9 @@
 //!
 //! When a sync fails, the kernel keeps the pages as if they had been written, and no later sync of
 //! that file writes them. So a file gets its name only after a sync of it that succeeded, and what
-//! failed is thrown away: the next attempt writes a file of its own. Whoever relies at its start on
-//! what such files say has to [`recover`] their directory before: the content of a file is proven
-//! by its name, but a process may have been killed before the name was durable.
+//! failed is thrown away: the next attempt writes a file of its own. A process that relies at its
+//! start on what such files say has to [`recover`] their directory before: the content of a file is
+//! proven by its name, but a process may have been killed before the name was durable.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -55,8 +55,8 @@ fn replace_with(
     sync_name_of(path)
 }
 
-/// Makes a directory, and those above it that are missing; their names are durable when this
-/// returns. One that is there already stays as it is.
+/// Makes a directory and its missing ancestors; their names are durable when this returns. One that
+/// is there already stays as it is.
 ///
 /// # Errors
 /// What the operating system says.
@@ -115,8 +115,8 @@ pub fn sync_name_of(path: &Path) -> io::Result<()> {
     sync_directory(directory_of(path))
 }
 
-/// Prepares a directory in which nobody else writes: what a killed process has left half written is
-/// removed, and the names that it gave are durable when this returns.
+/// Prepares a directory in which only the caller writes: what a killed process has left half
+/// written is removed, and the names that it gave are durable when this returns.
 ///
 /// # Errors
 /// What the operating system says.

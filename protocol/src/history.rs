@@ -42,7 +42,7 @@ pub enum HistoryRecord {
     Owner {
         /// The server.
         server: String,
-        /// Who owns it.
+        /// Its owner.
         tenant: TenantName,
         /// From when on.
         from_s: u32,
@@ -75,7 +75,7 @@ pub const MISSING_SAMPLE: u16 = u16::MAX;
 pub enum HistoryReply {
     /// To `Import`.
     Imported(ImportCounts),
-    /// To `Import`: this record was refused; those before it were added.
+    /// To `Import`: this record was refused; the records before it were added.
     Refused {
         /// Its place in the request, from 0.
         record: u32,

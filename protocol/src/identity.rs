@@ -1,4 +1,4 @@
-//! Who is who: the cluster's certificate authority and the identities it issues.
+//! The cluster's certificate authority and the identities it issues.
 //!
 //! Every part of a cluster (namenode, datanode, client, administrator) owns an [`Identity`]: a key
 //! and a certificate that the cluster's [`CertificateAuthority`] signed. The certificate carries the
@@ -65,7 +65,7 @@ impl Role {
     /// All roles.
     pub const ALL: [Role; 4] = [Role::Namenode, Role::Datanode, Role::Client, Role::Admin];
 
-    /// The role as it stands in certificates, configuration and messages.
+    /// The role as written in certificates, configuration and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Namenode => "namenode",
@@ -129,12 +129,12 @@ impl Peer {
         }
     }
 
-    /// The DNS name that stands for this peer in its certificate.
+    /// This peer's DNS name in its certificate.
     pub fn dns_name(&self) -> String {
         format!("{}.{}.{DOMAIN}", self.name, self.role)
     }
 
-    /// The peer that a DNS name of a certificate stands for.
+    /// The peer of a DNS name of a certificate.
     ///
     /// # Errors
     /// Any name that [`Peer::dns_name`] cannot have produced is refused.
@@ -257,7 +257,7 @@ pub enum IdentityError {
     Issue(#[from] rcgen::Error),
 }
 
-/// The cluster's certificate authority: whoever holds it decides who belongs to the cluster.
+/// The cluster's certificate authority: its holder decides which parts belong to the cluster.
 pub struct CertificateAuthority {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
@@ -429,7 +429,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Who this identity is.
+    /// The peer that this identity names.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
@@ -460,14 +460,14 @@ impl Identity {
         &self.authority
     }
 
-    /// Tells clusters apart: the first 16 hexadecimal digits of the SHA-256 of the authority's
+    /// Distinguishes clusters: the first 16 hexadecimal digits of the SHA-256 of the authority's
     /// certificate.
     #[must_use]
     pub fn cluster(&self) -> String {
         fingerprint(&self.authority)
     }
 
-    /// A copy of the private key, for TLS. It is nobody else's.
+    /// A copy of the private key, for TLS. It is this identity's alone.
     pub fn clone_key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
     }

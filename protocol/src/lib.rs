@@ -9,7 +9,7 @@
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
 //! - [`timeline`]: which namenode says something, and how much it had seen;
 //! - [`durable`]: small files that survive a power loss;
-//! - [`settings`]: what is wrong with a file that somebody wrote.
+//! - [`settings`]: what is wrong with a file that a user wrote.
 //!
 //! Messages are encoded with postcard, whose format is written down and stable. Any change of a
 //! message is a change of [`PROTOCOL_VERSION`].
@@ -46,6 +46,6 @@ pub use timestamp::unix_now_ms;
 /// The version of everything in this crate that goes over the wire.
 pub const PROTOCOL_VERSION: u32 = 11;
 
-/// The first word of the line that a part prints on standard output once it serves: whoever started
-/// it waits for that.
+/// The first word of the line that a part prints on standard output once it serves: the process
+/// that started it waits for that.
 pub const READY: &str = "ready";

@@ -49,8 +49,8 @@ pub const TRASH_INODES_PER_COMMAND_MAX: usize = 1_024;
 /// Most files or names that are looked at in one tick of the namenode for whether something is to be
 /// done to them by now: a fraction of a millisecond.
 pub const UPKEEP_INODES_PER_TICK_MAX: usize = 1_024;
-/// Most names, inodes and extents in a snapshot of a directory: the namenode answers nobody while it
-/// copies them, for a fraction of a second.
+/// Most names, inodes and extents in a snapshot of a directory: the namenode answers no request
+/// while it copies them, for a fraction of a second.
 pub const SNAPSHOT_ITEMS_MAX: u64 = 524_288;
 /// Most directory entries in one reply.
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
@@ -72,7 +72,7 @@ pub const BLOCKS_PER_REPORT_MAX: usize = 1_024;
 pub const TENANTS_PER_REPLY_MAX: usize = 1_024;
 /// Most commands that one heartbeat's reply carries; the rest waits for the next.
 pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
-/// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; nobody has
+/// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; no user has
 /// more than this in practice and it bounds a request).
 pub const GROUPS_MAX: usize = 1_024;
 /// Most volumes of one datanode.
@@ -95,7 +95,7 @@ pub const CONNECTIONS_PER_ADDRESS_MAX: u32 = 1_024;
 /// Most blocks that one session writes at a time, for each of which datanodes keep room: two for each file that is
 /// written in bulk, and some in advance.
 pub const BLOCKS_PER_SESSION_MAX: usize = 4_096;
-/// Most block streams at a time of one peer at one datanode, also of those on which nothing is asked: as many as one
+/// Most block streams at a time of one peer at one datanode, idle ones included: as many as one
 /// connection may have, and a quarter of what a datanode serves.
 pub const STREAMS_PER_PEER_MAX: u32 = 1_024;
 

@@ -1,6 +1,6 @@
 //! Metadata requests of a client to the namenode.
 //!
-//! Consistency rests on *leases*: what a reply tells about an inode or about a directory's entries
+//! Consistency rests on *leases*: what a reply says about an inode or about a directory's entries
 //! (a name that does not exist included), the client may believe until the namenode takes it back
 //! with [`Notice::Invalidate`] or until the session was silent for [`crate::limits::LEASE`]. The
 //! namenode acknowledges a mutation to its author only after every other session that may have
@@ -8,7 +8,7 @@
 //!
 //! Two rules make that safe without any order between replies and notices:
 //!
-//! - a client does not cache what a reply tells if a notice that names the same came after the
+//! - a client does not cache what a reply says if a notice that names the same came after the
 //!   request was sent: the reply may be the older of the two;
 //! - a client counts its lease from when it sent a request that was answered since, never from
 //!   when the answer came; and forgets everything when that is [`crate::limits::LEASE`] ago.
@@ -44,11 +44,11 @@ pub struct OpenSession {
     /// The session to go on with after a lost connection or a restarted namenode. Refused with
     /// [`FsError::SessionExpired`] when it has ended or belongs to another certificate.
     pub resume: Option<SessionId>,
-    /// Inodes that the client holds open (see [`query::Open`]); told again on resumption because
-    /// the namenode does not journal them. As with credentials, it is believed that they were opened
-    /// with permission.
+    /// Inodes that the client holds open (see [`query::Open`]); declared again on resumption, as
+    /// the namenode does not journal them. As with credentials, the namenode believes that they
+    /// were opened with permission.
     pub holds: Vec<InodeId>,
-    /// Files of which the client has the delegation (see [`MetaReply::Created`]); told again on
+    /// Files of which the client has the delegation (see [`MetaReply::Created`]); declared again on
     /// resumption for the same reason. `None`: it takes none.
     pub delegations: Option<Vec<InodeId>>,
     /// Where the namenode was when it last opened or resumed the session. Refused with
@@ -75,7 +75,7 @@ pub struct SessionOpened {
 /// One metadata operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaCall {
-    /// On whose behalf.
+    /// The user on whose behalf the request is made.
     pub credentials: Credentials,
     /// What to do.
     pub op: MetaOp,
@@ -130,7 +130,7 @@ pub struct MutationCall {
 pub enum Cached {
     /// Attributes, extents, extended attributes and symlink target of an inode.
     Inode(InodeId),
-    /// Names in a directory, those that do not exist included.
+    /// Names in a directory, also names that do not exist.
     Entries(InodeId),
 }
 
@@ -162,7 +162,7 @@ pub enum MetaReply {
         extents: Vec<Extent>,
         /// No extent follows.
         end: bool,
-        /// The blocks of the first few of them; of none for who may not read them.
+        /// The blocks of the first few of them; of none for a caller that may not read them.
         located: Located,
     },
     /// A part of a file's extents.
@@ -248,12 +248,12 @@ impl MetaReply {
 pub struct Mutated {
     /// What the operation says.
     pub reply: MetaReply,
-    /// The attributes, afterwards, of the directories in which names came, went, or lead elsewhere (see
-    /// [`mutation::MutationFacts::entries`]); of those that are still there.
+    /// The attributes, afterwards, of the directories in which names came, went, or lead elsewhere
+    /// (see [`mutation::MutationFacts::entries`]), as far as they still exist.
     pub directories: Vec<Attr>,
 }
 
-/// What the namenode tells a client without being asked.
+/// What the namenode sends a client without being asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Notice {
     /// Forget what you know of these; answer with [`crate::rpc::Request::AckInvalidation`].
@@ -270,7 +270,7 @@ pub enum Notice {
         /// Number to acknowledge.
         id: u64,
     },
-    /// Somebody asks about these files: commit their content, then answer with
+    /// Another session asks about these files: commit their content, then answer with
     /// [`housekeeping::ReturnDelegations`] within [`crate::limits::LEASE`].
     Recall {
         /// Files that the session has the delegation of.

@@ -64,7 +64,7 @@ pub struct Heartbeat {
     /// answer. What it holds is not lost.
     pub busy: bool,
     /// What the primary tenant uses; `None` when that is not known (no source is configured, or it
-    /// has told nothing lately).
+    /// has reported nothing lately).
     pub primary: Option<PrimaryLoad>,
     /// Block streams under way.
     pub active_streams: u32,
@@ -84,11 +84,11 @@ pub struct PrimaryLoad {
     /// CPU, in thousandths of all cores: 0 to 1000.
     pub cpu_permille: u16,
     /// Memory, in thousandths of what the server has: 0 to 1000; `None` where the source does not
-    /// tell.
+    /// report it.
     pub memory_permille: Option<u16>,
     /// Time in which some of its tasks waited for CPU, memory or a disk (pressure stall
     /// information, the worst of the three), in thousandths: 0 to 1000; `None` where the kernel
-    /// does not tell.
+    /// does not report it.
     pub stalled_permille: Option<u16>,
 }
 
@@ -97,7 +97,7 @@ pub struct PrimaryLoad {
 pub struct HeartbeatReply {
     /// At most [`crate::limits::COMMANDS_PER_HEARTBEAT_MAX`].
     pub commands: Vec<NodeCommand>,
-    /// All keys that sign block tokens; `None`: those that were told last.
+    /// All keys that sign block tokens; `None`: the keys that were sent last.
     pub keys: Option<Vec<TokenKey>>,
     /// With what authority the commands are given.
     pub authority: Authority,
@@ -137,8 +137,8 @@ pub enum NodeCommand {
         storage: StorageId,
         /// The new quota in bytes.
         quota_bytes: u64,
-        /// Milliseconds from now until it must hold; what the namenode has not told to delete by
-        /// then, the datanode chooses itself.
+        /// Milliseconds from now until it must hold; if the namenode has ordered too few deletions
+        /// by then, the datanode chooses the rest itself.
         deadline_ms: u64,
     },
     /// Send a full report of a volume.
@@ -212,7 +212,7 @@ pub enum NodeRequest {
     BlockReport(BlockReport),
     /// Reply: [`NodeReply::Accepted`].
     IncrementalReport(IncrementalReport),
-    /// The last one: the datanode was told to stop, and keeps what it has. Reply:
+    /// The last one: the datanode is being stopped, and keeps what it has. Reply:
     /// [`NodeReply::Accepted`].
     Stopping,
 }

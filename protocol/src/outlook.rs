@@ -22,7 +22,7 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// All but the full ones: they come back by themselves, or when somebody brings them back.
+    /// All but the full ones: they come back by themselves, or when an operator brings them back.
     #[must_use]
     pub fn away(&self) -> u32 {
         self.busy + self.silent + self.drained + self.in_maintenance + self.unregistered
@@ -65,7 +65,7 @@ impl fmt::Display for Unavailable {
 pub struct Shortage {
     /// Datanodes that a write needs at least.
     pub needed: u8,
-    /// Those that can take it now.
+    /// Datanodes that can take it now.
     pub placeable: u8,
     /// The others.
     pub unavailable: Unavailable,
@@ -104,7 +104,7 @@ pub enum WriteVerdict {
     Fewer,
     /// They wait for datanodes that are away, and fail in the end.
     Waits,
-    /// Those that demand diversity are refused: datanodes are full that it needs.
+    /// Writes that demand diversity are refused: datanodes that it needs are full.
     NotDiverse,
     /// They are refused: no datanode has room.
     Full,

@@ -141,7 +141,7 @@ pub struct TenantReport {
     pub cell: Option<GridCell>,
     /// Its servers.
     pub servers: u32,
-    /// Whether there is history of it; if not, the next two are those of the average server.
+    /// Whether there is history of it; if not, the next two are the average server's.
     pub has_history: bool,
     /// Reimages per 1,000 servers and month.
     pub reimages_per_1000: u32,
@@ -371,8 +371,8 @@ pub struct VolumeBalance {
     pub outcome: BalanceOutcome,
 }
 
-/// What came of looking for a replica of a volume to move. Of several, the last in this order is told:
-/// it came nearest to a move.
+/// What came of looking for a replica of a volume to move. Of several, the last in this order is
+/// reported: it came nearest to a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum BalanceOutcome {
     /// Its server is busy or silent.
@@ -384,7 +384,7 @@ pub enum BalanceOutcome {
     /// Elsewhere, the block would break a constraint of placement or be with a tenant that is reimaged
     /// more often.
     Constraints,
-    /// Who would take part has used up the budget of moves.
+    /// A server that would take part has used up the budget of moves.
     Budget,
     /// The move of one began.
     Begun,

@@ -1,9 +1,9 @@
-//! The name of a request, by which the logs of a client, the namenode and datanodes tell what they did
-//! for it.
+//! The name of a request, by which the logs of a client, the namenode and datanodes say what they
+//! did for it.
 //!
-//! A client chooses it for each operation; calls and block streams that are made while a future or a
-//! closure runs in its scope carry it. What is logged there is written with it. It is no secret and
-//! proves nothing.
+//! A client chooses it for each operation; calls and block streams that are made while a future or
+//! a closure runs in its scope carry it. What is logged there is written with it. It is no secret
+//! and proves nothing.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +19,7 @@ tokio::task_local! {
 pub struct RequestId(u64);
 
 impl RequestId {
-    /// What nobody asked for: work in the background.
+    /// No request: work in the background.
     pub const NONE: Self = Self(0);
 
     /// A new name.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with a file that somebody wrote, and where.
+/// What is wrong with a file that a user wrote, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsError {
     path: PathBuf,
@@ -23,8 +23,8 @@ impl SettingsError {
         }
     }
 
-    /// About what stands at a byte of the file's `text`, such as the start of the span that a TOML
-    /// parser names. An offset behind the end is in the last line.
+    /// About a byte of the file's `text`, such as the start of the span that a TOML parser names.
+    /// An offset behind the end is in the last line.
     #[must_use]
     pub fn at(path: &Path, text: &str, offset: usize, message: impl Into<String>) -> Self {
         let before = &text.as_bytes()[..offset.min(text.len())];

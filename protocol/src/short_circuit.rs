@@ -1,7 +1,7 @@
 //! Short circuit: a client reads sealed replicas on its own host from their files.
 //!
 //! The client asks the datanode, over the network, for its Unix socket
-//! ([`crate::data::DataRequest::ShortCircuit`]); only a client on the same host is told. On that
+//! ([`crate::data::DataRequest::ShortCircuit`]); only a client on the same host gets it. On that
 //! socket every request is a frame with a [`FileRequest`] and is answered, one after the other, by a
 //! frame with a [`FileReply`]. With `Ok` comes the replica's file, opened for reading past the page
 //! cache. The client verifies that the file's header names the block, and every chunk with the checksums
@@ -11,7 +11,7 @@
 //! A file is *lent*: until the connection ends, and no longer than [`LOAN`]. The datanode ends the
 //! connection when the server is to be left to its owner, and when it stops.
 //!
-//! Whatever goes wrong here, the network is the way that always works.
+//! When anything fails here, the network is the way that always works.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -55,7 +55,7 @@ pub struct FileRequest {
 /// The answer to [`FileRequest`]. With `Ok` comes the file.
 pub type FileReply = Result<(), DataError>;
 
-/// What this host is told apart by, until it is started again.
+/// What distinguishes this host from others, until it is started again.
 ///
 /// # Errors
 /// Where the kernel does not say.

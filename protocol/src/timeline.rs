@@ -19,10 +19,10 @@ const BLOCKS_BITS: u32 = 22;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Epoch {
-    /// Greater than those of all epochs before it on its timeline, and at least the seconds from
-    /// 2020 to its beginning: so what different timelines begin at different times differs, too.
+    /// Greater than the number of each earlier epoch on its timeline, and at least the seconds from
+    /// 2020 to its beginning: epochs that begin at different times on different timelines differ.
     pub number: u32,
-    /// Random: tells epochs of different timelines apart that have the same number.
+    /// Random: distinguishes epochs of different timelines that have the same number.
     pub id: u64,
 }
 
@@ -39,7 +39,7 @@ impl Epoch {
         u64::from(self.number) << BLOCKS_BITS
     }
 
-    /// The number of the epoch that allocated a block; 0 for those from before there were epochs.
+    /// The number of the epoch that allocated a block; 0 for blocks from before there were epochs.
     #[must_use]
     pub fn number_of(block: BlockId) -> u32 {
         // Numbers have 31 bits. What a peer names beyond is of no epoch, and as none later than any.

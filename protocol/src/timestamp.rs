@@ -22,8 +22,8 @@ impl Timestamp {
     /// one machine could have the earlier time: the kernel's stamps are up to a tick behind the wall
     /// clock, and from Linux 6.13 on up to a tick ahead of `CLOCK_REALTIME_COARSE`, because they are
     /// never before a finer stamp that any file on the machine was given
-    /// (Documentation/filesystems/multigrain-ts.rst). So a file that nobody else sees is stamped, and
-    /// read. Where that is not to be had (before Linux 6.3), the coarse clock is as good.
+    /// (Documentation/filesystems/multigrain-ts.rst). So a private file is stamped
+    /// and read. Where that is not available (before Linux 6.3), the coarse clock is as good.
     ///
     /// Only the time of access is read: after a look at the others, the kernel gives the next stamp by
     /// the fine clock, and no file of the machine an earlier one from then on. With a look for every

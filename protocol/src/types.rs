@@ -28,8 +28,8 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// A bit of [`Attr::mode`] beyond those of POSIX: the inode is a part of a snapshot of a directory, and
-/// nobody may change it.
+/// A bit of [`Attr::mode`] beyond POSIX's: the inode is a part of a snapshot of a directory, and
+/// cannot be changed.
 pub const MODE_FROZEN: u16 = 0o100_000;
 
 /// The attributes of an inode, as `stat(2)` shows them.
@@ -59,7 +59,7 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Grows with each change of the content, its length included. Tells a cache whether what it
+    /// Grows with each change of the content, its length included. Shows a cache whether what it
     /// has is still the file.
     pub content_version: u64,
 }
@@ -71,14 +71,14 @@ impl Attr {
         self.mode & !MODE_FROZEN
     }
 
-    /// Whether it is a part of a snapshot of a directory, which nobody may change.
+    /// Whether it is a part of a snapshot of a directory, which cannot be changed.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.mode & MODE_FROZEN != 0
     }
 }
 
-/// On whose behalf a request is made. Asserted by the mount, which is authenticated.
+/// The user on whose behalf a request is made. Asserted by the mount, which is authenticated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// Effective user.
@@ -90,7 +90,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Root, who may do everything that POSIX lets root do.
+    /// Root, which may do everything that POSIX lets root do.
     #[must_use]
     pub fn root() -> Self {
         Self::default()

@@ -1,5 +1,5 @@
-//! Records: how the bytes of a stream between processes on one host are laid out, so that its end can be
-//! told from a peer that is gone.
+//! Records: how the bytes of a stream between processes on one host are laid out, so that its end
+//! differs from the loss of the peer.
 //!
 //! ```text
 //! stream: record* end
@@ -15,7 +15,7 @@ pub const RECORD_PREFIX_BYTES: usize = 4;
 /// What marks the end.
 pub const END: [u8; RECORD_PREFIX_BYTES] = [0; RECORD_PREFIX_BYTES];
 
-/// Takes records apart, however they arrive. Takes no memory, whatever length is claimed.
+/// Takes records apart, in pieces of any size. Allocates nothing, for any claimed length.
 #[derive(Debug, Default)]
 pub struct Records {
     prefix: [u8; RECORD_PREFIX_BYTES],
@@ -37,7 +37,7 @@ impl Records {
         self.ended
     }
 
-    /// Counts bytes of the current record, at most those that remain, that were taken elsewhere.
+    /// Counts bytes of the current record, at most the remaining ones, that were taken elsewhere.
     pub fn taken(&mut self, bytes: usize) {
         self.remaining -= bytes;
     }

@@ -72,9 +72,9 @@ pub enum Inodes<'a> {
     None,
     /// This one.
     One(InodeId),
-    /// Those of the files.
+    /// The files' inodes.
     Files(&'a [FileCommit]),
-    /// Those of the pieces.
+    /// The pieces' inodes.
     Pieces(&'a [Relocation]),
 }
 
@@ -287,7 +287,7 @@ fn of_blocks<'a>() -> MutationFacts<'a> {
     }
 }
 
-/// Changes attributes; those that are `None` stay. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Changes attributes; `None` keeps the old. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// Inode.

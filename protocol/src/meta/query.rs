@@ -139,8 +139,8 @@ pub struct Open {
     pub execute: bool,
 }
 
-/// A file's extents at and after an offset. For who may read the file, and for a session that has it
-/// open. Reply: [`MetaReply::Extents`](super::MetaReply::Extents).
+/// A file's extents at and after an offset. For a caller that may read the file, and for a session
+/// that has it open. Reply: [`MetaReply::Extents`](super::MetaReply::Extents).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetExtents {
     /// Inode.
@@ -149,9 +149,9 @@ pub struct GetExtents {
     pub from_offset: u64,
 }
 
-/// Where blocks of a file are. For who may read the file, and for a session that has it open to read.
-/// What is not in the file any more as the caller says is left out: it has to ask for the extents
-/// again. Reply: [`MetaReply::Located`](super::MetaReply::Located).
+/// Where blocks of a file are. For a caller that may read the file, and for a session that has it
+/// open to read. Blocks that are not in the file where the caller says are left out: it has to ask
+/// for the extents again. Reply: [`MetaReply::Located`](super::MetaReply::Located).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Locate {
     /// File.
@@ -179,12 +179,12 @@ pub struct ListXattr {
 /// Reply: [`MetaReply::StatFs`](super::MetaReply::StatFs).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatFs {
-    /// Any inode: the quotas of the directory that it is, or is in, and of those above count.
+    /// Any inode: the quotas of the directory that it is, or is in, and of its ancestors count.
     pub ino: InodeId,
 }
 
 /// Pieces of files in *sparse* blocks: sealed ones of which files use less than half. Looks at
-/// a bounded number of inodes. One session at a time may ask; others are told when to try
+/// a bounded number of inodes. One session at a time may ask; others learn when to try
 /// again. Reply: [`MetaReply::SparsePieces`](super::MetaReply::SparsePieces).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindSparse {
@@ -192,8 +192,8 @@ pub struct FindSparse {
     pub from: Option<InodeId>,
 }
 
-/// What counts in a directory with everything below it, and what its own quotas are. For a caller who may
-/// read the directory. Reply: [`MetaReply::Usage`](super::MetaReply::Usage).
+/// What counts in a directory with everything below it, and what its own quotas are. For a caller
+/// that may read the directory. Reply: [`MetaReply::Usage`](super::MetaReply::Usage).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetUsage {
     /// Directory.

@@ -12,8 +12,8 @@ use rustls::crypto::ring as ring_provider;
 use super::TransportError;
 use crate::identity::Identity;
 
-/// The protocol as TLS names it. The version is exchanged in the hello, so that a mismatch can be
-/// told from a stranger.
+/// The protocol as TLS names it. The version is exchanged in the hello, so that a mismatch is
+/// distinguished from a stranger.
 const ALPN: &[u8] = b"harvestfs";
 
 /// Most streams that a peer may have open at once on one connection: each transfer uses one, and a
@@ -220,7 +220,7 @@ fn client_crypto(
         .with_client_auth_cert(vec![identity.certificate().clone()], identity.clone_key())
         .map_err(identity_error)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // Every connection proves anew who is at its ends.
+    // Every connection proves anew which peers are at its ends.
     config.resumption = rustls::client::Resumption::disabled();
     QuicClientConfig::try_from(config)
         .map(Arc::new)

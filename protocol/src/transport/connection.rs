@@ -50,7 +50,7 @@ impl Connection {
         }
     }
 
-    /// Who is at the other end.
+    /// The peer at the other end.
     pub fn peer(&self) -> &Peer {
         &self.inner.peer
     }
@@ -65,7 +65,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`TransportError::Deadline`] while the peer already has as many streams as it allows, and
-    /// whatever broke the connection.
+    /// what broke the connection.
     pub async fn open_stream(
         &self,
         kind: StreamKind,
@@ -108,7 +108,7 @@ impl Connection {
     /// The next stream that the peer opens. Cancellation-safe.
     ///
     /// # Errors
-    /// Whatever ended the connection; a stream of unknown kind ends it too.
+    /// What ended the connection; a stream of unknown kind ends it too.
     pub async fn accept_stream(
         &self,
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
@@ -165,7 +165,7 @@ impl Connection {
         error.into()
     }
 
-    /// Closes the connection at once: streams break, and the peer is told `code` and `reason`.
+    /// Closes the connection at once: streams break, and the peer gets `code` and `reason`.
     pub fn close(&self, code: CloseCode, reason: &str) {
         self.inner.quinn.close(code.0.into(), reason.as_bytes());
     }

@@ -8,8 +8,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{CloseCode, Connection};
 
-/// Counts the connections that a listening part has, by the address that they come from. Only those are
-/// counted that are established: nobody takes the places of an address that is not theirs.
+/// Counts the connections that a listening part has, by the address that they come from. Only
+/// established ones are counted: a peer cannot use up the places of an address that is not its own.
 #[derive(Clone, Debug)]
 pub struct ConnectionCounts {
     shared: Arc<Counts>,

@@ -125,13 +125,13 @@ impl Endpoint {
             .map_err(|_| TransportError::EndpointClosed)
     }
 
-    /// Dials `addr`, proves this side's identity, and makes sure that `expected` is the one who
-    /// answers and that both sides speak the same version.
+    /// Dials `addr`, proves this side's identity, and verifies that `expected` answers and that
+    /// both sides speak the same version.
     ///
     /// # Errors
     /// [`TransportError::PeerNotTrusted`] (another authority, another name),
     /// [`TransportError::RefusedByPeer`], [`WireError::VersionMismatch`],
-    /// [`TransportError::Deadline`] and whatever breaks a connection.
+    /// [`TransportError::Deadline`] and what breaks a connection.
     pub async fn connect(
         &self,
         addr: SocketAddr,
@@ -176,7 +176,7 @@ impl Endpoint {
         }
     }
 
-    /// The next connection that somebody opens, not yet established; `None` once the endpoint is
+    /// The next connection that a peer opens, not yet established; `None` once the endpoint is
     /// closed, and at once if this identity's role does not listen. Cancellation-safe.
     pub async fn accept(&self) -> Option<Incoming> {
         if !self.shared.configs.listens() {
@@ -189,13 +189,13 @@ impl Endpoint {
         })
     }
 
-    /// Closes all connections at once and refuses new ones; peers are told `reason`.
+    /// Closes all connections at once and refuses new ones; peers get `reason`.
     pub fn close(&self, reason: &str) {
         self.quinn
             .close(CloseCode::DONE.0.into(), reason.as_bytes());
     }
 
-    /// Waits until all connections are gone, so that peers were told of [`Endpoint::close`].
+    /// Waits until all connections are gone, so that peers have heard of [`Endpoint::close`].
     ///
     /// # Errors
     /// [`TransportError::Deadline`].
@@ -208,7 +208,7 @@ impl Endpoint {
     }
 }
 
-/// A connection that somebody opens. Establish it in a task of its own: that takes several round
+/// A connection that a peer opens. Establish it in a task of its own: that takes several round
 /// trips, and a slow peer must not keep others waiting.
 #[derive(Debug)]
 pub struct Incoming {
@@ -227,7 +227,7 @@ impl Incoming {
         self.quinn.refuse();
     }
 
-    /// Finds out who it is and makes sure that both sides speak the same version, within
+    /// Identifies the peer and verifies that both sides speak the same version, within
     /// [`TransportOptions::handshake_deadline`].
     ///
     /// # Errors
@@ -269,7 +269,7 @@ impl Incoming {
     }
 }
 
-/// Who is at the other end of a connection that TLS has verified.
+/// The peer at the other end of a connection that TLS has verified.
 fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
     let not_trusted = |reason: String| TransportError::PeerNotTrusted { reason };
     let certificates = connection
@@ -285,8 +285,8 @@ fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
     Peer::from_certificate(certificate).map_err(|error| not_trusted(error.to_string()))
 }
 
-/// Tells the other side this side's version and what it is offered, and learns its own. That the answer
-/// comes also means that the other side has accepted this side's certificate.
+/// Sends this side's version and its offer to the other side, and receives the other's. That the
+/// answer comes also means that the other side has accepted this side's certificate.
 async fn exchange_hello(
     connection: &quinn::Connection,
     version: u32,

@@ -32,7 +32,7 @@ impl CloseCode {
 pub struct StreamCode(pub u32);
 
 impl StreamCode {
-    /// Nobody needs the rest any more.
+    /// The receiver does not need the rest.
     pub const CANCELLED: StreamCode = StreamCode(0);
     /// The sender failed in the middle.
     pub const FAILED: StreamCode = StreamCode(2);
@@ -66,7 +66,7 @@ pub enum TransportError {
         /// Why.
         reason: String,
     },
-    /// This side does not trust the other's certificate, or it is somebody else's.
+    /// This side does not trust the other's certificate, or it is another peer's.
     #[error("the peer's certificate is not accepted: {reason}")]
     PeerNotTrusted {
         /// Why.
@@ -81,9 +81,9 @@ pub enum TransportError {
     /// A peer expected another one than it is to talk to.
     #[error("{expected} was expected, but it is {actual}")]
     WrongPeer {
-        /// Who was expected.
+        /// The expected peer.
         expected: Peer,
-        /// Who it is.
+        /// The actual peer.
         actual: Peer,
     },
     /// The wait was over.

@@ -1,7 +1,7 @@
 //! The one transport of HarvestFS: QUIC with mutual TLS between all parts.
 //!
 //! An [`Endpoint`] is one UDP socket that dials and, if its role allows, accepts. A [`Connection`]
-//! knows for certain who is at its other end ([`crate::identity::Peer`]) and that both sides speak
+//! knows for certain its peer ([`crate::identity::Peer`]) and that both sides speak
 //! the same version of the protocol. It carries streams of frames ([`crate::codec`]): one stream per
 //! block transfer ([`FrameSender`], [`FrameReceiver`]), and one long-lived stream on which many
 //! requests are in flight at once ([`RpcClient`], [`RpcServer`]).

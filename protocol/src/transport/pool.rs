@@ -12,7 +12,7 @@ use super::{Connection, Endpoint, TransportError, within};
 use crate::identity::Peer;
 
 /// One connection for each (address, peer), dialled when it is first asked for and again once it is
-/// broken. Whoever asks while it is being dialled waits for the same attempt. Cheap to clone.
+/// broken. Callers that ask while it is being dialled wait for the same attempt. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ConnectionPool {
     inner: Arc<Inner>,
@@ -72,7 +72,7 @@ impl ConnectionPool {
     /// others. Must be called on the endpoint's runtime.
     ///
     /// # Errors
-    /// As [`Endpoint::connect`]; all who waited for a failed attempt get its error.
+    /// As [`Endpoint::connect`]; all callers that waited for a failed attempt get its error.
     pub async fn get(&self, addr: SocketAddr, peer: &Peer) -> Result<Connection, TransportError> {
         let mut outcome = self.outcome_of((addr, peer.clone()));
         // The attempt has this deadline itself; the longer one here only guards against its end.
@@ -124,7 +124,7 @@ impl ConnectionPool {
         let (endpoint, deadline) = (self.inner.endpoint.clone(), self.inner.dial_deadline);
         tokio::spawn(async move {
             let result = endpoint.connect(key.0, &key.1, deadline).await;
-            // Nobody may wait any more; the slot has the outcome all the same.
+            // All callers may have gone; the slot gets the outcome all the same.
             sender.send_replace(Some(result));
         });
         outcome

@@ -1,6 +1,6 @@
 //! What lets a peer notice at once that a process was killed and started again.
 //!
-//! Whoever gets a packet of a connection that it does not know answers with a *stateless reset*
+//! A peer that gets a packet of a connection that it does not know answers with a *stateless reset*
 //! (RFC 9000, section 10.3), which the sender accepts only if its token was announced on that
 //! connection. So the tokens must survive a restart: they are made with a key that is derived from
 //! the identity's own. Without it, a peer finds out when its idle timeout is over.

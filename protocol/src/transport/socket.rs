@@ -39,8 +39,8 @@ fn grow_buffers(socket: &socket2::Socket, buffer_bytes: usize) -> io::Result<()>
 
 /// Keeps batches of datagrams (generic segmentation offload) below what the kernel can send.
 ///
-/// Quinn asks for a number of segments whatever their size; with packets of 16 KiB and more, a full
-/// batch would be too large. So the number follows from the largest segment seen, and the few
+/// Quinn asks for a number of segments regardless of their size; with packets of 16 KiB and more, a
+/// full batch would be too large. So the number follows from the largest segment seen, and the few
 /// batches that were filled before it was seen are cut here.
 #[derive(Debug)]
 pub(crate) struct BatchLimiter {

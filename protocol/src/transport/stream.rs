@@ -59,8 +59,8 @@ impl FrameSender {
     /// Sends a message without data.
     ///
     /// # Errors
-    /// [`TransportError::Wire`] if the message is too large (nothing was sent), else whatever broke
-    /// the stream; after [`TransportError::Deadline`] the stream is reset.
+    /// [`TransportError::Wire`] if the message is too large (nothing was sent), else what broke the
+    /// stream; after [`TransportError::Deadline`] the stream is reset.
     pub async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), TransportError> {
         self.send_parts(message, &mut []).await
     }
@@ -158,7 +158,7 @@ impl FrameSender {
         }
     }
 
-    /// Gives up sending: what has not arrived yet is dropped, and the peer is told `code`, if the
+    /// Gives up sending: what has not arrived yet is dropped, and the peer gets `code`, if the
     /// stream goes over the network.
     pub(super) fn reset(&mut self, code: StreamCode) {
         self.usable = false;
@@ -185,7 +185,7 @@ impl Drop for FrameSender {
 /// After [`FrameReceiver::recv`] returned a message with data attached, the data is taken with one
 /// of [`FrameReceiver::read_data`], [`FrameReceiver::read_data_into`] or
 /// [`FrameReceiver::read_data_chunk`]; what is left of it is skipped by the next `recv`. Dropping the
-/// receiver tells the peer to stop sending.
+/// receiver asks the peer to stop sending.
 #[derive(Debug)]
 pub struct FrameReceiver {
     way: ReceivingWay,
@@ -193,7 +193,7 @@ pub struct FrameReceiver {
     arrived: Bytes,
     /// Prefix and header of the next frame as far as they have arrived.
     head: BytesMut,
-    /// Bytes of the current frame's data that nobody took yet.
+    /// Bytes of the current frame's data that were not taken yet.
     data_remaining: usize,
 }
 
@@ -240,7 +240,7 @@ impl FrameReceiver {
     ///
     /// # Errors
     /// [`TransportError::Deadline`] (call again to wait on), [`TransportError::StreamReset`],
-    /// [`TransportError::Wire`], or whatever broke the connection.
+    /// [`TransportError::Wire`], or what broke the connection.
     pub async fn recv<M: DeserializeOwned>(
         &mut self,
         deadline: Duration,
@@ -298,7 +298,7 @@ impl FrameReceiver {
     ///
     /// # Errors
     /// [`WireError::Truncated`] if `buffer` is longer than what remains of the data, or the stream
-    /// ends early; [`TransportError::Deadline`]; whatever broke the stream.
+    /// ends early; [`TransportError::Deadline`]; what broke the stream.
     pub async fn read_data_into(
         &mut self,
         buffer: &mut [u8],
@@ -343,7 +343,7 @@ impl FrameReceiver {
                 Some(piece) => piece,
                 None => return Ok(Bytes::new()),
             };
-            // Grows with what arrives, whatever length was announced.
+            // Grows with what arrives, not with the announced length.
             let mut all = BytesMut::from(first);
             while let Some(piece) = self.next_data_piece(usize::MAX).await? {
                 all.extend_from_slice(&piece);
@@ -393,7 +393,7 @@ impl FrameReceiver {
         }
     }
 
-    /// The next bytes of the stream whatever frames they belong to, or `None` at its end.
+    /// The next bytes of the stream, across frames, or `None` at its end.
     /// Cancellation-safe.
     pub(crate) async fn read_bytes(&mut self) -> Result<Option<Bytes>, TransportError> {
         if self.arrived.is_empty() && !self.fetch().await? {

@@ -1,8 +1,8 @@
 //! A UDP socket of the operating system that is watched for what arrives, and for room to send only
 //! while there is none.
 //!
-//! A socket that is always watched for both wakes its owner twice for each packet that it sends: the
-//! kernel tells of the room that the packet leaves when the receiver has taken it. With small
+//! A socket that is always watched for both wakes its owner twice for each packet that it sends:
+//! the kernel reports the room that the packet leaves when the receiver has taken it. With small
 //! requests that is one wake-up in three.
 
 use std::io::{self, IoSliceMut};
@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 pub(crate) struct SystemSocket {
     socket: AsyncFd<UdpSocket>,
     state: UdpSocketState,
-    /// Something could not be sent, and nobody has found room since.
+    /// Something could not be sent, and no room was found since.
     full: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl SystemSocket {
     }
 }
 
-/// Has the runtime watch a descriptor that nobody else can close.
+/// Has the runtime watch a descriptor that no other code can close.
 pub(super) fn watch<T: Into<OwnedFd> + AsRawFd>(
     owned: T,
     interest: Interest,

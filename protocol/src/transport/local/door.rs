@@ -18,18 +18,18 @@ use super::{
 };
 use crate::codec::StreamKind;
 
-/// Most who have come and not shown their ticket yet; others have to use the network.
+/// Most callers that have not shown their ticket yet; others have to use the network.
 const CALLERS_MAX: usize = 256;
 /// Streams of one connection that wait to be accepted.
 const WAITING_MAX: usize = 64;
 /// Most streams of all connections. Each is a descriptor, of which there must be enough for files.
 const ALL_STREAMS_MAX: usize = 4096;
-/// When to try again to accept somebody, when the system lacks something for it.
+/// When to try again to accept callers, when the system lacks something for it.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 const KNOCK_BYTES: usize = SECRET_BYTES + 1;
 
-/// What the one who opens a stream says.
+/// What a caller that opens a stream sends.
 pub(super) fn knock(ticket: &Secret, kind: StreamKind) -> [u8; KNOCK_BYTES] {
     let mut bytes = [kind.encode(); KNOCK_BYTES];
     bytes[..SECRET_BYTES].copy_from_slice(ticket);
@@ -44,7 +44,7 @@ pub(in crate::transport) struct Door {
     _open: oneshot::Sender<()>,
 }
 
-/// Who may come, by ticket, as long as its connection stands.
+/// The callers that may come, by ticket, as long as their connections last.
 type Expected = HashMap<Secret, Caller>;
 
 #[derive(Clone)]
@@ -111,7 +111,7 @@ fn lock(expected: &Mutex<Expected>) -> MutexGuard<'_, Expected> {
     expected.lock()
 }
 
-/// Answers those who come until `closed`.
+/// Answers callers until `closed`.
 fn keep_open(
     listener: std_unix::UnixListener,
     expected: Arc<Mutex<Expected>>,
@@ -149,7 +149,7 @@ async fn answer(listener: UnixListener, expected: Arc<Mutex<Expected>>) {
         tokio::spawn(async move {
             let admitted = admit(socket, &expected, streams);
             if let Ok(Err(error)) = tokio::time::timeout(KNOCK_DEADLINE, admitted).await {
-                tracing::debug!(%error, "somebody on this host is turned away");
+                tracing::debug!(%error, "a caller on this host is refused");
             }
             drop(calling);
         });

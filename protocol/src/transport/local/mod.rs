@@ -1,15 +1,15 @@
 //! Streams between two processes on one host, past the network.
 //!
-//! A part that listens has a *door*: a Unix socket of a random abstract name, which exists in its network
-//! namespace only and needs no file. With its hello it makes a peer on the same host an [`Offer`]: the name
-//! and two secrets, over the connection on which both sides have proven who they are. To open a stream, the
-//! peer connects to the door and shows the first secret; the answer is the second. Nobody but the kernel
-//! is between the two ends, so nothing is encrypted, and bytes are copied into the kernel and out of it, no
-//! more.
+//! A part that listens has a *door*: a Unix socket of a random abstract name, which exists in its
+//! network namespace only and needs no file. With its hello it makes a peer on the same host an
+//! [`Offer`]: the name and two secrets, over the connection on which both sides have proven their
+//! identities. To open a stream, the peer connects to the door and shows the first secret; the
+//! answer is the second. Only the kernel is between the two ends, so nothing is encrypted, and
+//! bytes are copied into the kernel and out of it, no more.
 //!
-//! Where there is no door (another host, another namespace), and whenever it does not answer, streams are
-//! those of the QUIC connection. The connection stays what tells whether the peer is there: its streams end
-//! with it.
+//! Where there is no door (another host, another namespace), and whenever it does not answer,
+//! streams go over the QUIC connection. The connection always shows whether the peer is there: its
+//! streams end with it.
 
 mod door;
 mod stream;
@@ -36,15 +36,15 @@ pub(super) const OFFER_BYTES: usize = NAME_BYTES + 2 * SECRET_BYTES;
 const NAME_BYTES: usize = 16;
 const SECRET_BYTES: usize = 32;
 
-/// How long the one who comes to a door may take to say what it wants.
+/// How long a caller at a door may take to say what it wants.
 const KNOCK_DEADLINE: Duration = Duration::from_millis(100);
 /// How long the door may take to answer: both sides are on this host. Tests of these streams are not to
 /// become tests of the network when the machine is busy.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 100 });
 /// How long streams go over the network after the door has not answered.
 const REST: Duration = Duration::from_secs(1);
-/// What the one who opens a stream may be ahead of the other side, as far as the system allows; as on
-/// loopback. The other side keeps the system's default.
+/// How many bytes the side that opens a stream may be ahead of the other, as far as the system
+/// allows; as on loopback. The other side keeps the system's default.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024;
 
 type Name = [u8; NAME_BYTES];
@@ -112,8 +112,8 @@ pub(super) enum LocalStreams {
 }
 
 impl LocalStreams {
-    /// The next stream that the other side opens; without an end, as the connection tells its own.
-    /// Cancellation-safe.
+    /// The next stream that the other side opens; never ends, as the connection reports its own
+    /// end. Cancellation-safe.
     pub(super) async fn accept(&self) -> (StreamKind, StreamSocket) {
         if let Self::Accepted(streams) = self
             && let Some(stream) = streams.lock().await.recv().await
@@ -202,15 +202,15 @@ fn grow_send_buffer(socket: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the kernel refuse descriptors that somebody sends to this socket, where it can (Linux 6.16). Without a
-/// place for them, the kernel closes them while the bytes are read that they came with, and a close may
-/// wait: for a socket that lingers, or a file on FUSE.
+/// Has the kernel refuse descriptors that are sent to this socket, where it can (Linux 6.16).
+/// Without a place for them, the kernel closes them while the bytes are read that they came with,
+/// and a close may wait: for a socket that lingers, or a file on FUSE.
 fn refuse_descriptors(socket: &impl AsRawFd) {
     /// Of asm-generic/socket.h.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let off: libc::c_int = 0;
     // SAFETY: the descriptor is open as long as `socket` is, and the kernel reads an integer of the
-    // length that it is told.
+    // length that is given.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -40,8 +40,8 @@ struct Socket {
 }
 
 impl Socket {
-    /// Lets others run now and then, as a stream that never waits would not; and fails once this side has
-    /// closed the connection: nothing counts any more, whatever still comes.
+    /// Yields now and then, as a stream that never waits would not; and fails once this side has
+    /// closed the connection: bytes that still come do not count.
     async fn check(&self) -> Result<(), TransportError> {
         tokio::task::coop::consume_budget().await;
         match self.connection.close_reason() {
@@ -69,8 +69,8 @@ impl Socket {
         sendmsg(&self.fd, &pieces[..count], &mut nothing, flags)
     }
 
-    /// Waits until the receiver has taken something. The socket is watched for that only meanwhile, as
-    /// the kernel would tell of room after each message.
+    /// Waits until the receiver has taken something. The socket is watched for that only meanwhile,
+    /// as the kernel would report room after each message.
     async fn room(&self) -> Result<(), TransportError> {
         let again = self.fd.get_ref().try_clone();
         let Ok(watched) = again.and_then(|again| watch(again, Interest::WRITABLE)) else {
@@ -165,8 +165,8 @@ impl LocalSender {
         }
     }
 
-    /// Tells the receiver that this is all, once it has taken enough of what went before; for `deadline`
-    /// at most.
+    /// Ends the stream for the receiver, once it has taken enough of what went before; for
+    /// `deadline` at most.
     pub(in crate::transport) fn finish(&mut self, deadline: Duration) {
         let socket = self.socket.clone();
         let send_end = move || socket.send(iter::once(&END[..]));
@@ -207,7 +207,7 @@ impl Drop for LocalSender {
     }
 }
 
-/// The receiving direction. Dropping it tells the sender to stop.
+/// The receiving direction. Dropping it asks the sender to stop.
 #[derive(Debug)]
 pub(in crate::transport) struct LocalReceiver {
     socket: Arc<Socket>,
@@ -312,7 +312,7 @@ impl Drop for LocalReceiver {
             return;
         }
         self.socket.shut_down(Shutdown::Read);
-        // A sender that waits for room is woken only by room, and then learns that nobody reads.
+        // Only room wakes a sender that waits for room; it then learns that the receiver is gone.
         let mut discarded = [0; RECEIVE_BYTES];
         while let Ok((1.., _)) = recv(&self.socket.fd, &mut discarded[..], RecvFlags::DONTWAIT) {}
     }

@@ -119,7 +119,7 @@ impl Outgoing {
         queue.broken = true;
         queue.frames = Vec::new();
         drop(queue);
-        // Whoever waits for room or for permits must not wait for ever.
+        // Tasks that wait for room or for permits must not wait for ever.
         self.drained.notify_one();
         written.close();
         result
@@ -166,7 +166,7 @@ impl Outgoing {
     }
 }
 
-/// Closes the queue when the last of those who add to it is gone.
+/// Closes the queue when its last producer is gone.
 #[derive(Debug)]
 pub(super) struct Producer(pub(super) Arc<Outgoing>);
 

@@ -48,7 +48,7 @@ where
             let (outgoing, unanswered) = (outgoing.clone(), unanswered.clone());
             let connection = connection.clone();
             async move {
-                // The connection tells its own end; requests then end with it.
+                // The connection reports its own end; requests then end with it.
                 let _ = outgoing.write_to(sender, &connection, &unanswered).await;
             }
         });
@@ -69,7 +69,7 @@ where
     /// unwritten, nothing is read, so that the client has to wait. Cancellation-safe.
     ///
     /// # Errors
-    /// Whatever ended the connection. A malformed request ends it.
+    /// What ended the connection. A malformed request ends it.
     pub async fn next(&mut self) -> Result<Option<(Req, Responder<Resp>)>, TransportError> {
         let outgoing = &self.link.producer.0;
         outgoing.wait_below(QUEUED_BYTES_MAX).await;
@@ -131,8 +131,8 @@ impl Link {
     }
 }
 
-/// Answers one request, from any thread or task. Dropping it tells the client that there will be no
-/// answer.
+/// Answers one request, from any thread or task. Dropping it notifies the client that no
+/// answer will come.
 pub struct Responder<Resp> {
     request: RequestId,
     pending: Option<Pending>,
@@ -155,7 +155,7 @@ impl<Resp> Responder<Resp> {
 
 impl<Resp: Serialize> Responder<Resp> {
     /// Queues the answer; never waits. If the connection is gone, so is the answer. An answer over
-    /// the limit of a frame is a mistake of the caller: it is logged, and the client is told that
+    /// the limit of a frame is a mistake of the caller: it is logged, and the client learns that
     /// there is none.
     pub fn send(mut self, response: &Resp) {
         if let Some(pending) = self.pending.take() {

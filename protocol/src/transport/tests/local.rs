@@ -58,7 +58,7 @@ async fn streams_of_both_ways_are_accepted() {
     sender.send(&1_u8).await.unwrap();
     assert_eq!(receiver.recv::<u8>(LONG).await.unwrap(), Some((1, 0)));
 
-    // Who accepted the connection opens streams over the network.
+    // The side that accepted the connection opens streams over the network.
     let (mut sender, _back) = pair.server.open_stream(StreamKind::Rpc).await.unwrap();
     assert!(!sender.is_local());
     sender.send(&2_u8).await.unwrap();
@@ -192,7 +192,7 @@ async fn streams_end_with_their_connection() {
         reason: "enough".to_owned(),
     };
     assert_eq!(received.unwrap_err(), enough);
-    // Nobody reads, and nobody will.
+    // The server does not read, and will not.
     let error = loop {
         let data = Bytes::from(vec![0; 1 << 20]);
         if let Err(error) = sender.send_with_data(&(), data).await {
@@ -225,7 +225,7 @@ async fn a_stream_given_up_before_its_first_word_is_reset() {
         code: StreamCode::FAILED,
     };
     assert_eq!(receiver.recv::<u8>(LONG).await.unwrap_err(), reset);
-    // Also for who waits but shortly, again and again.
+    // Also for a receiver that waits only shortly, again and again.
     let error = loop {
         match receiver.recv::<u8>(Duration::from_millis(1)).await {
             Err(TransportError::Deadline { .. }) => {}

@@ -74,7 +74,7 @@ async fn pair() -> Pair {
     pair_with(TransportOptions::default()).await
 }
 
-/// A pair whose streams are those of QUIC.
+/// A pair whose streams go over QUIC.
 pub(super) async fn network_pair() -> Pair {
     pair_with(TransportOptions {
         local_streams: false,

@@ -272,7 +272,7 @@ async fn a_send_that_is_cancelled_in_the_middle_makes_the_sender_unusable(pair: 
     let (mut sender, _back, _to_client, _receiver) = data_stream(&pair).await;
     let data = random_bytes(MAX_DATA_BYTES, 0);
     let cancelled = tokio::time::timeout(SHORT, async {
-        // More than all windows take, and nobody reads.
+        // More than all windows take, and the receiver does not read.
         loop {
             sender.send_with_data(&(), data.clone()).await.unwrap();
         }
