@@ -1,4 +1,4 @@
-//! What happened lately, kept in memory for whoever looks.
+//! What happened lately, kept in memory for operators.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,7 +26,7 @@ pub struct LoadPoint {
     pub busy: bool,
 }
 
-/// Something that happened, as the page tells it.
+/// Something that happened, as the page shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Told {
     /// Counts happenings since the start.
@@ -88,7 +88,7 @@ impl Activity {
         }
     }
 
-    /// Something happened; `name` tells the names of datanodes.
+    /// Something happened; `name` gives the names of datanodes.
     pub(super) fn note(
         &mut self,
         now_s: u32,

@@ -28,7 +28,7 @@ impl Clock {
     }
 
     /// Takes out time in which the namenode did not run (stopped, suspended, waiting for its disk):
-    /// whoever could not reach it then was not silent.
+    /// clients that could not reach it then were not silent.
     pub(crate) fn take_out(&mut self, paused_ms: u64) {
         self.paused_ms += paused_ms;
     }

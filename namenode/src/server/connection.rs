@@ -20,33 +20,33 @@ use super::sessions::ConnectionId;
 /// How long a connection may take until it has opened its request stream.
 const FIRST_STREAM_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a connection tells the owner.
+/// What a connection sends the owner.
 pub(crate) enum Event {
-    /// Somebody is there.
+    /// A peer has connected.
     Connected {
         /// Its number.
         connection: ConnectionId,
-        /// Who.
+        /// Its identity.
         peer: Peer,
         /// From where.
         ip: IpAddr,
-        /// How to tell it what it did not ask for.
+        /// How to notify it without a request.
         notices: NoticeSender<Notice>,
     },
     /// A request.
     Request {
-        /// From whom.
+        /// The connection that sent it.
         connection: ConnectionId,
         /// What.
         request: Request,
         /// How to answer.
         responder: Responder,
     },
-    /// Somebody looks.
+    /// An observer asks.
     Look(Question),
     /// Nothing more will come.
     Disconnected {
-        /// From whom.
+        /// The connection that ended.
         connection: ConnectionId,
     },
 }
@@ -85,7 +85,7 @@ pub(crate) async fn serve(
         ip: remote.ip().to_canonical(),
         notices: server.notice_sender(),
     };
-    // The owner is gone when the namenode stops; then nobody needs to know anything.
+    // The owner is gone when the namenode stops; then there is nothing to report.
     if events.send(connected).await.is_err() {
         return;
     }

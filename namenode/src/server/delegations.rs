@@ -2,12 +2,12 @@
 //!
 //! A session gets the delegation of a file that it creates. When another session asks about the
 //! file, the namenode recalls the delegation and keeps the question until the content was committed,
-//! so nobody sees a file that was closed without what was written to it. The write delegations of
-//! NFS version 4 (RFC 8881, section 10.4) work the same way, for any file; these are for new files
-//! only, because those cost a trip for `close` that nobody looks at.
+//! so no session sees a file that was closed without what was written to it. The write delegations
+//! of NFS version 4 (RFC 8881, section 10.4) work the same way, for any file; these are for new
+//! files only, because there `close` costs a round trip although no other session looks.
 //!
-//! Soft state: in no journal. After a restart, sessions that come back tell what they have; a file
-//! without content may be delegated to any session that has not come back.
+//! Soft state: in no journal. After a restart, sessions that come back declare what they have; a
+//! file without content may be delegated to any session that has not come back.
 //!
 //! Pure: time comes from the caller. Memory is bounded by what a session may have.
 
@@ -36,9 +36,9 @@ struct Delegation {
 pub(crate) enum Standing {
     /// Nothing.
     Free,
-    /// This session has to be told to commit the file's content first.
+    /// This session must be asked to commit the file's content first.
     Recall(SessionId),
-    /// It was told.
+    /// It was asked.
     Recalled(SessionId),
 }
 
@@ -93,8 +93,8 @@ impl Delegations {
         }
     }
 
-    /// The session takes delegations; what it says it has is all that it has. When it came back, it
-    /// is told anew of what is recalled: the notice may have gone with its connection.
+    /// The session takes delegations; the ones that it declares are all that it has. A session that
+    /// came back gets pending recalls again: the notice may have been lost with its connection.
     pub(crate) fn declared(&mut self, session: SessionId, inodes: &[InodeId]) {
         self.ended(session);
         self.by_session.insert(session, BTreeSet::new());
@@ -128,7 +128,7 @@ impl Delegations {
         self.by_inode.keys().copied()
     }
 
-    /// The holder is being told.
+    /// The recall is being sent to the holder.
     pub(crate) fn recalled(&mut self, now_ms: u64, ino: InodeId) {
         if let Some(delegation) = self.by_inode.get_mut(&ino) {
             delegation.recalled_ms = Some(now_ms);

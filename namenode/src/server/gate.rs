@@ -103,8 +103,8 @@ impl<T> Gate<T> {
 }
 
 /// Inodes with changes that were promised to be durable and are not yet. A reply that could show
-/// such a change to somebody must wait as the one to its author does: after a crash it would have
-/// told of something that never was.
+/// such a change must wait as the reply to its author does: after a crash it would have shown
+/// something that never was.
 #[derive(Debug, Default)]
 pub(crate) struct Undurable {
     changed: HashMap<InodeId, Lsn>,

@@ -1,19 +1,19 @@
-//! Leases: who may have cached what, and who has to forget it before a mutation is acknowledged.
+//! Leases: what sessions may have cached, and must forget before a mutation is acknowledged.
 //!
-//! What a reply tells a session about an inode or about the entries of a directory, the session may
-//! believe while its lease lasts. The lease is renewed by everything that is heard of the session
-//! and runs out when it was silent for too long. A mutation asks [`Leases::changed`] which other
-//! sessions have to be told; its reply waits until each of them has acknowledged the notice or its
-//! lease has run out.
+//! What a reply says to a session about an inode or about the entries of a directory, the session
+//! may cache while its lease lasts. Every message from the session renews the lease, which ends
+//! when the session was silent for too long. A mutation asks [`Leases::changed`] which other
+//! sessions must be notified; its reply waits until each of them has acknowledged the notice or its
+//! lease has ended.
 //!
 //! A session's cache is followed in one of two ways:
 //!
 //! - *exactly*: each grant is an entry in a table;
 //! - *as everything*: the session counts as holding everything, so each mutation of others is
-//!   announced to it. Costs nothing while nobody else changes anything. It is how a session starts
-//!   that is alone, that was resumed after a restart of the namenode, or whose grants no longer fit
-//!   in the table. After [`ANNOUNCED_MAX`] announcements it is told to forget everything, once, and
-//!   is followed exactly from then on.
+//!   announced to it. Costs nothing while no other session changes anything. A session is followed
+//!   so when it starts alone, was resumed after a restart of the namenode, or its grants no longer
+//!   fit in the table. After [`ANNOUNCED_MAX`] announcements it gets one notice to forget
+//!   everything, and is followed exactly from then on.
 //!
 //! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
 //! table, and by the mutations that wait.
@@ -24,9 +24,9 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::meta::{Cached, Notice};
 use harvestfs_protocol::name::Name;
 
-/// Announcements to a session that counts as holding everything, before it is told to forget
-/// everything instead. A short-lived session that changes a few files must not cost a mount its
-/// cache; one that goes on changing must not cost a message for each change.
+/// Announcements to a session that counts as holding everything, before one notice to forget
+/// everything replaces them. A short-lived session that changes a few files must not cost a mount
+/// its cache; one that goes on changing must not cost a message for each change.
 const ANNOUNCED_MAX: u32 = 64;
 
 /// A reply that waits for acknowledgements; the number is the caller's.
@@ -38,7 +38,7 @@ type NoticeId = u64;
 /// A time during which a session's grants were followed exactly. Forgetting it forgets all of them.
 type Period = u32;
 
-/// A notice and whom to send it to.
+/// A notice and the session that gets it.
 pub(crate) type Announcement = (SessionId, Notice);
 
 /// What the clock changed.
@@ -163,7 +163,7 @@ impl Leases {
         if !lapsed {
             return Vec::new();
         }
-        // Its own clock told it before ours that the lease ran out: it has forgotten everything.
+        // Its own clock ended the lease before ours did: it has forgotten everything.
         let released = self.lapse(session);
         self.follow_anew(session);
         released
@@ -188,7 +188,7 @@ impl Leases {
         }
     }
 
-    /// A reply tells `session` about this.
+    /// A reply says something about this to `session`.
     pub(crate) fn granted(&mut self, session: SessionId, cached: Cached) {
         let Some(lease) = self.sessions.get(&session) else {
             return;
@@ -197,7 +197,7 @@ impl Leases {
             return;
         };
         if self.grants.len() >= self.grants_max {
-            // Following nobody exactly is always right, and the table fills anew with what is
+            // To follow no session exactly is always right, and the table fills anew with what is
             // asked for now.
             self.follow_nobody_exactly();
             return;
@@ -205,7 +205,7 @@ impl Leases {
         self.grants.insert((cached, period));
     }
 
-    /// `author` has changed inodes and entries. Returns whom to tell, and whether the reply
+    /// `author` has changed inodes and entries. Returns the notices to send, and whether the reply
     /// numbered `wait` has to wait for acknowledgements.
     pub(crate) fn changed(
         &mut self,
@@ -313,7 +313,7 @@ impl Leases {
         expired
     }
 
-    /// Who, other than the author, has to forget what.
+    /// Which sessions, other than the author, have to forget what.
     fn holders(
         &mut self,
         now_ms: u64,
@@ -339,7 +339,7 @@ impl Leases {
                 if holder == Some(author) {
                     continue;
                 }
-                // Forgotten means no longer held; what is told later is granted anew.
+                // Forgotten means no longer held; later replies grant it anew.
                 self.grants.remove(&(cached, period));
                 if let Some(session) = holder.filter(|&s| self.is_alive(now_ms, s)) {
                     holders.entry(session).or_default().inodes.push(ino);
@@ -422,7 +422,7 @@ impl Leases {
         self.unacked.insert(id, unacked);
     }
 
-    /// Nothing that was told to the session counts any more.
+    /// Nothing that the session cached counts any more.
     fn lapse(&mut self, session: SessionId) -> Vec<WaitId> {
         let mut released = Vec::new();
         self.follow(session, Followed::HoldsNothing);
@@ -436,7 +436,7 @@ impl Leases {
         released
     }
 
-    /// Nobody waits for this notice any more.
+    /// No reply waits for this notice any more.
     fn settle(&mut self, id: NoticeId, released: &mut Vec<WaitId>) {
         let Some(unacked) = self.remove_unacked(id) else {
             return;
@@ -490,8 +490,8 @@ impl Leases {
         self.follow(session, Followed::Exactly(period));
     }
 
-    /// Whatever was known of the session's cache is forgotten. Its grants stay in the table as
-    /// remains that count against its size but for nobody.
+    /// All that was known of the session's cache is forgotten. Its grants stay in the table as
+    /// remains that count against its size but for no session.
     fn follow(&mut self, session: SessionId, followed: Followed) {
         let Some(lease) = self.sessions.get_mut(&session) else {
             return;

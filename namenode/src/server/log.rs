@@ -17,7 +17,7 @@ pub(crate) struct Log {
     counters: Arc<JournalCounters>,
     /// Records of this round.
     records: Vec<Vec<u8>>,
-    /// Somebody waits for one of them.
+    /// Something waits for one of them.
     awaited: bool,
     last_lsn: Lsn,
     /// Something that was awaited is on stable storage, or the journal failed.

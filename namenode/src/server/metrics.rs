@@ -1,4 +1,4 @@
-//! What a namenode tells Prometheus.
+//! What a namenode reports to Prometheus.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,8 +92,8 @@ impl RequestMetrics {
     }
 }
 
-/// Answers one request and measures how long that took. Dropping it tells the client that there will
-/// be no answer, and measures nothing.
+/// Answers one request and measures how long that took. Dropping it notifies the client that no
+/// answer will come, and measures nothing.
 pub(crate) struct Responder {
     inner: transport::Responder<Response>,
     measured: Arc<Measured>,
@@ -126,7 +126,7 @@ impl Responder {
             measured.refusals.inc();
             request.during(|| tracing::debug!(operation, %error, ?took, "refused"));
         } else if request.is_some() {
-            // What nobody asked for, heartbeats above all, would fill the log.
+            // Calls without a request id, heartbeats above all, would fill the log.
             request.during(|| tracing::debug!(operation, ?took, "answered"));
         }
     }

@@ -97,7 +97,7 @@ impl Namenode {
         thread::Builder::new()
             .name("namenode".to_owned())
             .spawn(move || {
-                // Whoever started it may be gone, and then nobody wants to know.
+                // The caller that started it may be gone; then the result is not needed.
                 let _ = ended_sender.send(run(options, ready_sender, stop));
             })
             .map_err(NamenodeError::Thread)?;
@@ -144,7 +144,7 @@ impl Namenode {
         self.end(Stop::AtOnce).await
     }
 
-    /// Waits until the namenode ends although nobody stopped it: its journal failed.
+    /// Waits until the namenode ends without being stopped: its journal failed.
     ///
     /// # Errors
     /// Why it ended.
@@ -243,7 +243,7 @@ async fn serve(
     let endpoint = Endpoint::bind(options.listen, &options.identity, options.transport.clone())
         .map_err(listen_error)?;
     let local_addr = endpoint.local_addr().map_err(listen_error)?;
-    // Blocks this thread; whoever dials in meanwhile tries again.
+    // Blocks this thread; peers that dial meanwhile try again.
     let metrics = Arc::new(Metrics::new());
     let owner = prepare(options, &metrics)?;
     let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
@@ -254,7 +254,7 @@ async fn serve(
         Arc::clone(&metrics.requests),
     ));
     tracing::info!(%local_addr, "the namenode is ready");
-    // Whoever started it may be gone; then it is told to stop next.
+    // The caller that started it may be gone; then it is stopped next.
     let _ = ready.send(Ready {
         local_addr,
         observer: Observer::new(events_sender, owner.journal_counters(), metrics),

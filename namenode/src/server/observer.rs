@@ -42,15 +42,15 @@ impl Observer {
         }
     }
 
-    /// Asks the owner. What may show a change that its author was not promised yet is shown when it
-    /// is on stable storage: after a crash it would have been told of something that never was.
+    /// Asks the owner. An answer that may show an unacknowledged change is held until that change
+    /// is on stable storage: after a crash it would have shown something that never was.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Owner) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         let (sender, answer) = oneshot::channel();
         let question: Question = Box::new(move |owner: &Owner| {
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = sender.send((question(owner), owner.undurable()));
         });
         let sent = self.events.send(Event::Look(question)).await;
@@ -65,7 +65,7 @@ impl Observer {
         Ok(answer)
     }
 
-    /// What is told to Prometheus now.
+    /// The metrics for Prometheus now.
     pub(crate) async fn metrics_text(&self) -> Result<String, Gone> {
         let overview = self.ask(Owner::overview).await?;
         Ok(self.metrics.text(&overview))

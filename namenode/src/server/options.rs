@@ -53,7 +53,7 @@ pub struct NamenodeOptions {
     /// How often timeouts are looked at and repair is scheduled.
     pub tick: Duration,
     /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
-    /// and sessions are told more than they need to know.
+    /// and sessions get more notices than they need.
     pub grants_max: usize,
     /// Connections that may come from one address.
     pub connections_per_address_max: u32,

@@ -74,7 +74,7 @@ pub struct Watched {
     pub tenants: Vec<TenantReport>,
     /// Datanodes by name, a limited number.
     pub nodes: Vec<WatchedNode>,
-    /// Those of the blocks with too few replicas that are nearest to being lost.
+    /// The blocks with too few replicas that are nearest to being lost.
     pub at_risk: Vec<BlockAtRisk>,
     /// What happened lately, oldest first.
     pub happenings: Vec<Told>,

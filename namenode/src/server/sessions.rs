@@ -7,8 +7,8 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 
 use super::leases::WaitId;
 
-/// What a session may do with the content of an inode that it holds: opened with permission, it stays
-/// open whatever becomes of the mode.
+/// What a session may do with the content of an inode that it holds: opened with permission, it
+/// stays open when the mode changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OpenTo {
     /// Not read it.
@@ -35,7 +35,7 @@ pub(crate) struct Sessions {
 /// One session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Who may resume it.
+    /// The client that may resume it.
     pub client: String,
     /// The connection that speaks for it now.
     pub connection: Option<ConnectionId>,
@@ -115,7 +115,7 @@ impl Sessions {
         }
     }
 
-    /// The session has come back and has told all that it holds.
+    /// The session has come back and has declared all that it holds.
     pub(crate) fn returned(&mut self, id: SessionId) {
         self.missing.remove(&id);
     }
@@ -149,7 +149,7 @@ impl Sessions {
         session.and_then(|session| session.holds.get(&ino)) >= Some(&to)
     }
 
-    /// The session no longer holds an inode. True if nobody does now.
+    /// The session no longer holds an inode. True if no session does now.
     pub(crate) fn release(&mut self, id: SessionId, ino: InodeId) -> bool {
         let held = self
             .by_id
@@ -171,7 +171,7 @@ impl Sessions {
         beside
     }
 
-    /// The session is over. Returns what nobody holds any more.
+    /// The session is over. Returns what no session holds any more.
     pub(crate) fn removed(&mut self, id: SessionId) -> Vec<InodeId> {
         self.missing.remove(&id);
         let Some(session) = self.by_id.remove(&id) else {
@@ -190,7 +190,7 @@ impl Sessions {
         unheld
     }
 
-    /// Whether somebody holds the inode, or may without us knowing it yet.
+    /// Whether a session holds the inode, or may without us knowing it yet.
     pub(crate) fn may_be_held(&self, ino: InodeId) -> bool {
         !self.missing.is_empty() || self.holders.contains_key(&ino)
     }

@@ -90,7 +90,7 @@ impl Timeline {
                 )
             }
             Verdict::Behind => {
-                // It may have been reimaged, and then nobody knows what it knew; but that was so.
+                // It may have been reimaged, and what it knew is lost; but that was so before.
                 if !self.recovering {
                     self.following.insert(node);
                 }
@@ -139,7 +139,7 @@ impl Timeline {
         self.refused.values().cloned().collect()
     }
 
-    /// The numbers of all epochs of other timelines that datanodes told of.
+    /// The numbers of all epochs of other timelines that datanodes reported.
     pub(crate) fn foreign_numbers(&self) -> impl Iterator<Item = u32> {
         let told = self.ahead.values().chain(self.refused.values());
         told.map(|node| node.obeyed.epoch.number)
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_later_namenode_takes_datanodes_but_not_the_service() {
         let mut timeline = Timeline::new(EPOCH, 40);
-        // Nobody follows yet: the clock may be wrong.
+        // No datanode follows yet: the clock may be wrong.
         let obeyed = position(11, 50).unwrap();
         assert_eq!(
             timeline.judge(Some(obeyed), false),

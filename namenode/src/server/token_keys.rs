@@ -100,7 +100,7 @@ impl TokenKeys {
         Ok(this)
     }
 
-    /// Makes the next key and drops those that signed no token still valid, when it is time.
+    /// Makes the next key and drops keys that signed no token still valid, when it is time.
     pub(crate) fn rotate(
         &mut self,
         now_unix_ms: u64,

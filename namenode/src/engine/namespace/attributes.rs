@@ -46,7 +46,7 @@ fn check(call: &Call, inode: &Inode, changes: &AttrChanges) -> Result<(), FsErro
         }
     }
     // A kernel that caches writes says when they were made, together with the new size or with
-    // the file that they were written through: whoever may write it, may say so.
+    // the file that they were written through: a caller that may write it may say so.
     let writes = changes.opened_for_writing || changes.size_bytes.is_some();
     let times = [(changes.atime, owns), (changes.mtime, owns || writes)];
     for (time, may_set) in times {

@@ -68,7 +68,7 @@ pub enum Command {
         sequence: u64,
         /// Replies below this number are forgotten.
         answered_below: u64,
-        /// On whose behalf.
+        /// The user on whose behalf it is done.
         credentials: Credentials,
         /// When.
         now: Timestamp,
@@ -78,7 +78,7 @@ pub enum Command {
         /// What to do.
         op: Mutation,
     },
-    /// Nobody holds these orphans any more: remove them. Those that are no orphans are skipped.
+    /// No session holds these orphans any more: remove them. Other inodes are skipped.
     ReleaseOrphans {
         /// Inodes.
         inodes: Vec<InodeId>,
@@ -88,15 +88,15 @@ pub enum Command {
     /// An operator changed something while the cluster ran. Outcome: [`Outcome::Done`].
     Operate(Operation),
     /// These were in the trash for long enough: remove them for good, a bounded number of inodes at
-    /// once. Those that are not in the trash are skipped. Files become orphans: the caller releases
-    /// those that nobody holds.
+    /// once. Inodes that are not in the trash are skipped. Files become orphans: the caller
+    /// releases the ones that no session holds.
     PurgeTrash {
         /// Inodes in the trash.
         inodes: Vec<InodeId>,
         /// When.
         now: Timestamp,
     },
-    /// These files get the replicas that they are to have in the end. Those whose time has not come
+    /// These files get the replicas that they are to have in the end. Files whose time has not come
     /// are skipped.
     RaiseReplication {
         /// Files.
@@ -104,8 +104,8 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
-    /// The lifetime of these is over: they go to the trash, to be purged at once. Those whose time has
-    /// not come are skipped.
+    /// The lifetime of these is over: they go to the trash, to be purged at once. Entries whose
+    /// time has not come are skipped.
     RemoveExpired {
         /// Names in directories.
         entries: Vec<(InodeId, Name)>,
@@ -118,7 +118,7 @@ pub enum Command {
         epoch: Epoch,
         /// The number of this record.
         first_record: u64,
-        /// Whatever other timelines wrote before it is given up.
+        /// All that other timelines wrote before it is given up.
         gives_up: bool,
         /// When.
         now: Timestamp,
@@ -239,7 +239,7 @@ pub enum BlockChange {
         /// Its final length in bytes.
         length_bytes: u64,
     },
-    /// No file uses it and nobody writes it: its replicas are to be removed.
+    /// No file uses it and no session writes it: its replicas are to be removed.
     Freed {
         /// Block.
         block: BlockId,

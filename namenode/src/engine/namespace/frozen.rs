@@ -1,10 +1,10 @@
 //! Snapshots of directories: `D/.snapshot/NAME` is the tree below `D` as it was.
 //!
 //! A snapshot is a copy of the tree's inodes that shares all data, made by one command, and so
-//! atomic. Its inodes are like any others, so that blocks, quotas, compaction, the trash, checks and
-//! the state as bytes have nothing to know of snapshots; but a bit of their mode says that they are
-//! *frozen*, and no operation of a client changes those. `.snapshot` is an entry of `D` that listings
-//! leave out.
+//! atomic. Its inodes are like any others, so that blocks, quotas, compaction, the trash, checks
+//! and the state as bytes need not know of snapshots; but a bit of their mode says that they are
+//! *frozen*, and no operation of a client changes these. `.snapshot` is an entry of `D` that
+//! listings leave out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -317,7 +317,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Adds the entry of a copy. Nothing is announced: nobody knows the directory yet.
+    /// Adds the entry of a copy. Nothing is announced: no session knows the directory yet.
     fn name_copy(
         &mut self,
         dir: InodeId,

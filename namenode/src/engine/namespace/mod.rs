@@ -3,7 +3,7 @@
 //!
 //! [`Namespace::apply`] changes it, [`Namespace::query`] reads it. It has no clock and no random
 //! generator; every command carries its time. Where replicas are is not known here (that is soft
-//! state), and neither is who holds a file open: the caller says so with each removal.
+//! state), and neither is which sessions hold a file open: the caller says so with each removal.
 //!
 //! | module | has |
 //! |---|---|
@@ -90,11 +90,11 @@ pub struct Namespace {
     edition: u8,
     /// In order; empty before the first.
     epochs: Vec<EpochView>,
-    /// Inodes without a name that somebody holds open.
+    /// Inodes without a name that a session holds open.
     orphans: BTreeSet<InodeId>,
-    /// Those of them that nobody holds: directories in which something counts.
+    /// Orphans that no session holds: directories in which something counts.
     unheld: BTreeSet<InodeId>,
-    /// Those of these in which nothing counts any more; empty between commands.
+    /// Unheld ones in which nothing counts any more; empty between commands.
     emptied: Vec<InodeId>,
     /// The directories that name each file with several names: ascending, one for each name.
     further_names: BTreeMap<InodeId, Vec<InodeId>>,
@@ -432,7 +432,7 @@ impl Namespace {
         Some(found.view(session))
     }
 
-    /// Inodes without a name that are kept because somebody holds them open.
+    /// Inodes without a name that are kept because a session holds them open.
     pub fn orphans(&self) -> impl Iterator<Item = InodeId> {
         self.orphans.difference(&self.unheld).copied()
     }

@@ -151,7 +151,7 @@ impl Namespace {
         let inode = self.inodes.get(op.ino)?;
         let directory = inode.directory()?;
         permissions::check(credentials, inode, READ)?;
-        // Who may list a directory but not search it sees names only.
+        // A caller that may list a directory but not search it sees names only.
         let with_attributes =
             op.with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
         let mut rest = directory
@@ -178,7 +178,7 @@ impl Namespace {
         Ok(file)
     }
 
-    /// Those of the blocks that are in the file where the caller says.
+    /// The blocks that are in the file where the caller says.
     ///
     /// # Errors
     /// [`FsError::PermissionDenied`] when the caller may not read the file, [`FsError::Stale`] when

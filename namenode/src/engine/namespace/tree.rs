@@ -63,8 +63,8 @@ impl Namespace {
         found.ok_or(FsError::NotFound)
     }
 
-    /// Checks that the caller may add a name, in the order of Linux: that it exists is said even
-    /// to those who may not write the directory.
+    /// Checks that the caller may add a name, in the order of Linux: a name that exists is reported
+    /// even to a caller that may not write the directory.
     fn check_new_name(
         &self,
         credentials: &Credentials,
@@ -79,7 +79,7 @@ impl Namespace {
         self.check_not_trash(parent)
     }
 
-    /// The directory and those above it, up to the root.
+    /// The directory and its ancestors, up to the root.
     pub(super) fn ancestors(&self, ino: InodeId) -> impl Iterator<Item = (InodeId, &Inode)> {
         let mut next = Some(ino);
         // It ends: no directory is ever moved into itself. The depth limit holds where directories
@@ -454,7 +454,7 @@ impl Namespace {
         Ok(attr)
     }
 
-    /// Removes orphans that nobody holds any more; a directory in which something counts, later.
+    /// Removes orphans that no session holds; a directory in which something counts, later.
     pub(super) fn release_orphans(&mut self, inodes: &[InodeId], effects: &mut Effects) {
         for &ino in inodes {
             let Some(inode) = self

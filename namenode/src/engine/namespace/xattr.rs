@@ -73,7 +73,7 @@ enum Kind {
     Security,
 }
 
-/// Checks a name; those of `system.` belong to features that HarvestFS does not have.
+/// Checks a name; `system.` names belong to features that HarvestFS does not have.
 fn kind_of(name: &[u8]) -> Result<Kind, FsError> {
     let (kind, rest) = if let Some(rest) = name.strip_prefix(b"user.") {
         (Kind::User, rest)
@@ -344,7 +344,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Sets how long the trash keeps what is removed from a directory; none leaves it to those above.
+    /// Sets how long the trash keeps what is removed from a directory; none leaves it to ancestors.
     fn set_retention(&mut self, ino: InodeId, seconds: Option<u32>) -> Result<(), FsError> {
         let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
             return Err(FsError::NotADirectory);

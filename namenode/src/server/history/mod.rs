@@ -1,9 +1,9 @@
 //! The history of the primary tenants, beside the engine.
 //!
 //! A thread of low priority, the historian, has the history, its files and the daily analysis; the
-//! owner of the engine only collects what heartbeats tell and hands over a batch every two
-//! minutes. Nothing that the historian does, however long it takes, holds up a request: what it cannot
-//! take in time waits in a bounded place here, and the oldest slots are given up and counted.
+//! owner of the engine only collects what heartbeats report and hands over a batch every two
+//! minutes. However long the historian takes, it holds up no request: what it cannot take in
+//! time waits in a bounded place here, and the oldest slots are given up and counted.
 
 mod requests;
 mod store;
@@ -44,7 +44,7 @@ pub(super) struct KnownServer {
     pub reimages: Vec<u32>,
 }
 
-/// What the historian is told.
+/// Messages to the historian.
 enum Message {
     /// Servers that registered, or are known from the journal; with the time of that.
     Servers(u32, BTreeMap<NodeId, KnownServer>),
@@ -54,7 +54,7 @@ enum Message {
     Request(HistoryRequest, Responder),
 }
 
-/// What the historian tells.
+/// What the historian reports.
 pub(super) enum Finished {
     /// An answer is ready.
     Answer(Result<HistoryReply, FsError>, Responder),
@@ -113,7 +113,7 @@ impl Historian {
         self.servers.insert(node, server);
     }
 
-    /// A heartbeat told what the primary tenant uses.
+    /// A heartbeat reported what the primary tenant uses.
     pub(super) fn observe(&mut self, node: NodeId, cpu_permille: u16) {
         self.collector.observe(node.0, cpu_permille);
     }
@@ -246,7 +246,7 @@ mod tests {
         let second = history.find_server("s2").unwrap();
         let second = &history.servers()[second.0 as usize];
         assert_eq!(second.reimages(), [NOW - 500, NOW + 1_300]);
-        // Wiped by who gave it away.
+        // Wiped by the tenant that gave it away.
         assert_eq!(second.owner_before(NOW + 1_300), Some(a));
         assert_eq!(second.owner(), Some(b));
     }

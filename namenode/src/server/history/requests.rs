@@ -128,7 +128,7 @@ impl Historic {
         Ok(())
     }
 
-    /// One page. Servers, reimages and rates are those of now; what comes from CPU use is of the last
+    /// One page. Servers, reimages and rates are current; what comes from CPU use is from the last
     /// analysis.
     pub(super) fn tenants(&self, after: Option<TenantName>, now_s: u32) -> HistoryReply {
         let months = Months::count(&self.history, now_s);

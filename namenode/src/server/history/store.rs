@@ -2,15 +2,15 @@
 //!
 //! | name | is |
 //! |---|---|
-//! | `servers` | who owned which server, and when it was reimaged |
+//! | `servers` | the owners of each server, and when it was reimaged |
 //! | `day-00` to `day-30` | CPU use of one day each; a day has the file of its number modulo 31, so no clock makes them more |
 //! | `*.damaged` | a file in which something could not be read, as it was found; the newest of each |
 //!
 //! Files are appended to in checksummed frames (see `harvestfs_telemetry::history::records`) and
 //! written anew when they have grown to a multiple of what they say, were damaged, or a write or sync
-//! of them failed. Nothing is appended to a file that was found at the start either: what can be read
-//! of it may not be on the disk, and no sync would write it. Nothing of this is needed to serve
-//! files: whatever fails is reported and leaves a gap in history.
+//! of them failed. Nothing is appended to a file that was found at the start either: what can be
+//! read of it may not be on the disk, and no sync would write it. Nothing of this is needed to
+//! serve files: every failure is reported and leaves a gap in history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -58,7 +58,7 @@ struct Day {
 }
 
 impl Store {
-    /// Reads what is there. Whatever is wrong with it is a problem to report, never an error: what
+    /// Reads what is there. Anything wrong with it is a problem to report, never an error: what
     /// cannot be read is missing in the history.
     pub(super) fn open(dir: PathBuf) -> (Self, History) {
         let mut store = Self {
@@ -259,7 +259,7 @@ impl Store {
         }
     }
 
-    /// Keeps a copy of a damaged file for whoever wants to look into it.
+    /// Keeps a copy of a damaged file for an operator to look into.
     fn set_aside(&mut self, path: &Path, damage: &str) {
         let aside = aside(path);
         let kept = match fs::copy(path, &aside) {

@@ -126,7 +126,7 @@ impl Worker {
 }
 
 impl Historic {
-    /// Servers registered: who owns them, and reimages that are new.
+    /// Servers registered: their owners, and reimages that are new.
     fn servers(&mut self, at_s: u32, servers: &BTreeMap<NodeId, KnownServer>) {
         let mut records = Vec::new();
         for (node, server) in servers {
@@ -149,7 +149,7 @@ impl Historic {
         server: &KnownServer,
         records: &mut Vec<u8>,
     ) -> Result<(), HistoryError> {
-        // Whoever gave it away had it when it was reimaged just now.
+        // The tenant that gave it away had it when it was reimaged just now.
         let known = self.history.find_server(&server.name);
         let known = known.and_then(|id| self.history.servers().get(id.0 as usize));
         let owner = known.and_then(|known| known.owner());

@@ -204,7 +204,7 @@ fn ending_a_session_ends_what_waits_for_it() {
 enum Step {
     Open(u8),
     Close(u8),
-    /// A request that tells the session about something.
+    /// A request whose reply shows a thing to the session.
     Read(u8, u8),
     /// A request that changes something.
     Change(u8, u8),
@@ -230,7 +230,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A client that caches everything it may.
 #[derive(Default)]
 struct Client {
-    /// Version of each thing as it was told.
+    /// Version of each thing as the reply gave it.
     cache: HashMap<u8, u64>,
     inbox: Vec<Notice>,
     lease_ends_ms: u64,
@@ -242,12 +242,12 @@ struct World {
     /// The truth: how often each thing was changed.
     versions: HashMap<u8, u64>,
     clients: HashMap<u8, Client>,
-    /// Changes whose reply waits: by whom, of what, and its version after them.
+    /// Changes whose reply waits: their author, their thing, and its version after them.
     waiting: HashMap<WaitId, (u8, u8, u64)>,
 }
 
 impl World {
-    /// The author is about to be told that its change is done: nobody else may still believe an
+    /// The author is about to get the reply to its change: no other session may still believe an
     /// older state.
     fn check_released(&self, author: u8, thing: u8, version: u64) {
         for (&session, client) in &self.clients {
@@ -358,7 +358,7 @@ fn run(steps: Vec<Step>, grants_max: usize) {
         }
         assert!(leases.grants.len() <= grants_max);
     }
-    // Once all have taken their notices, nobody waits.
+    // Once all have acknowledged their notices, no reply waits.
     for s in 0..4 {
         while world
             .clients

@@ -27,7 +27,7 @@ pub(super) struct Checkpoints {
     wanted: VecDeque<Wanted>,
     results: mpsc::Receiver<Result<Outcome, CheckpointError>>,
     sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
-    /// Who waits for the running one.
+    /// The operators that wait for the running one.
     waiting: Vec<Responder>,
     /// Where the last snapshot left off.
     last: Covered,
@@ -37,7 +37,7 @@ pub(super) struct Checkpoints {
     content_bytes: u64,
 }
 
-/// An operator who waits for a checkpoint that has not begun.
+/// An operator that waits for a checkpoint that has not begun.
 struct Wanted {
     purpose: Purpose,
     responder: Responder,
@@ -303,7 +303,7 @@ impl Owner {
             }
             self.log.flush().await;
         }
-        // Everybody who waits for the same is served by one.
+        // One checkpoint serves all operators that wait for the same.
         let waiting = std::mem::take(&mut self.checkpoints.wanted);
         for wanted in waiting {
             if wanted.purpose == purpose {

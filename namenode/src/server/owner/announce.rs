@@ -1,15 +1,15 @@
-//! Whom changes are announced to.
+//! Which sessions changes are announced to.
 
 use harvestfs_protocol::ids::SessionId;
 
 use super::Owner;
 use crate::engine::namespace::Effects;
 
-/// No session: what it changes, every session has to be told.
+/// No session: a change by it must be announced to every session.
 pub(super) const NOBODY: SessionId = SessionId(0);
 
 impl Owner {
-    /// Of a change that no session made.
+    /// Announces a change that no session made.
     pub(super) fn tell_everybody(&mut self, effects: &Effects) {
         let id = self.gate.next_id();
         let now_ms = self.clock.now_ms();
@@ -20,7 +20,7 @@ impl Owner {
     }
 
     /// On whose behalf a change is announced. A client does not know what its removal does in the
-    /// trash, nor where snapshots are, so that it is told like everybody else.
+    /// trash, nor where snapshots are, so that it is notified like every other.
     pub(super) fn author_of(&self, effects: &Effects, session: SessionId) -> SessionId {
         let mut inodes = effects.inodes.iter();
         let in_trash = inodes.any(|ino| self.namespace.is_part_of_trash(*ino));

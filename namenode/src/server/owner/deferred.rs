@@ -86,8 +86,8 @@ impl Owner {
                     .into_iter()
                     .collect()
             }
-            // Which of them are below the directory is not worth finding out; and there may be others, of
-            // sessions from before a restart: the directory stands for them.
+            // Which of them are below the directory is not worth finding out. There may be others,
+            // of sessions from before a restart: the directory counts for them.
             Awaits::Below(dir) => {
                 let delegated = self.delegations.inodes();
                 let file = |ino| Shown {

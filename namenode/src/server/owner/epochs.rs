@@ -30,7 +30,7 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
     ) || matches!(command, Command::ReleaseOrphans { inodes, .. } if inodes.is_empty())
 }
 
-/// An epoch that follows those of a namespace and others with these numbers.
+/// An epoch that follows a namespace's epochs and others with these numbers.
 pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item = u32>) -> Epoch {
     let before = namespace.epoch().map(|epoch| epoch.number);
     let before = before.into_iter().chain(foreign);
@@ -42,7 +42,7 @@ pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item =
 }
 
 impl Owner {
-    /// Begins an epoch. What comes of it is told when its record is durable.
+    /// Begins an epoch. What comes of it is announced when its record is durable.
     pub(super) fn enter_epoch(&mut self, epoch: Epoch, gives_up: bool) -> Result<Lsn, FsError> {
         let command = Command::BeginEpoch {
             epoch,
@@ -142,7 +142,7 @@ impl Owner {
         let epoch = following(&self.namespace, self.timeline.foreign_numbers());
         let started = self.timeline.epoch();
         let lsn = self.enter_epoch(epoch, true)?;
-        tracing::warn!(%epoch, "whatever other namenodes wrote is given up");
+        tracing::warn!(%epoch, "all that other namenodes wrote is given up");
         if !was_recovering {
             return Ok(lsn);
         }

@@ -1,4 +1,4 @@
-//! What the owner tells the historian, and what it is told.
+//! What the owner sends the historian, and what it gets back.
 
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::ids::NodeId;

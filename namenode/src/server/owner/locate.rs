@@ -26,12 +26,12 @@ const BLOCKS_PER_OPEN: usize = 16;
 const CUT_OFF: &str = "...\n";
 
 impl Owner {
-    /// Whether a caller may read a file, whatever is open.
+    /// Whether a caller may read a file, without regard to what is open.
     pub(super) fn may_read(&self, credentials: &Credentials, ino: InodeId) -> bool {
         self.namespace.check_readable(credentials, ino).is_ok()
     }
 
-    /// As whom a session uses the content of what it has open: its permission was checked then.
+    /// The credentials for the content of what a session has open: its permission was checked then.
     pub(super) fn opener(
         &self,
         session: SessionId,
@@ -153,13 +153,13 @@ impl Owner {
     }
 }
 
-/// What the cluster has to be told of a block that exists already.
+/// The changes that report a block that exists already to the cluster.
 pub(super) fn changes_of(view: &BlockView) -> Vec<BlockChange> {
     let block = view.block;
     let allocated = BlockChange::Allocated {
         block,
         rules: view.rules,
-        // A block whose writer has ended is sealed, and nobody asks who it was.
+        // A block whose writer has ended is sealed; its writer is not needed.
         writer: view.writer.unwrap_or(SessionId(0)),
     };
     let grew = (view.committed_bytes > 0).then_some(BlockChange::Grew {

@@ -1,9 +1,9 @@
 //! The owner: the one task that has the engine.
 //!
-//! It takes whatever has arrived, applies or answers it, hands the records of the round to the
+//! It takes what has arrived, applies or answers it, hands the records of the round to the
 //! journal together, and goes on with the next round while the journal works. Replies leave when
 //! the journal has their records on stable storage and other sessions have forgotten what was
-//! changed (see [`super::gate`] and [`super::leases`]). There is no lock: nobody else has the
+//! changed (see [`super::gate`] and [`super::leases`]). There is no lock: no other task has the
 //! engine.
 
 mod admin;
@@ -102,7 +102,7 @@ pub(crate) struct Owner {
     deferred_due: bool,
     gate: Gate<Answer>,
     undurable: Undurable,
-    /// Changes that have datanodes remove or cut replicas: told to the cluster only when their
+    /// Changes that have datanodes remove or cut replicas: the cluster gets them only when their
     /// record is durable, or a crash would bring a block back without its data.
     destructive: VecDeque<(Lsn, BlockChange)>,
     /// Orphans from before the restart are still to be looked at.
@@ -112,7 +112,7 @@ pub(crate) struct Owner {
     checkpoints: Checkpoints,
     historian: Historian,
     timeline: Timeline,
-    /// The record that began the current epoch: nobody is told of the epoch before it is durable.
+    /// The record that began the current epoch: no peer learns of the epoch before it is durable.
     epoch_record: Lsn,
     /// The session that compacts, and until when no other may.
     compactor: Option<(SessionId, u64)>,
@@ -120,7 +120,7 @@ pub(crate) struct Owner {
     activity: Activity,
 }
 
-/// Somebody who is connected.
+/// A peer that is connected.
 struct Connected {
     peer: Peer,
     ip: IpAddr,
@@ -240,7 +240,7 @@ impl Owner {
         self.release_orphans_unless_missing();
     }
 
-    /// Works until it is told to stop or the journal fails.
+    /// Works until it is stopped or the journal fails.
     pub(crate) async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
@@ -354,7 +354,7 @@ impl Owner {
         }
     }
 
-    /// Who may ask what. What is not named here is denied.
+    /// Which roles may ask what. What is not named here is denied.
     fn on_request(&mut self, connection: ConnectionId, request: Request, responder: Responder) {
         let Some(role) = self.connections.get(&connection).map(|c| c.peer.role) else {
             // Every connection is announced before its first request and lives until its last.
@@ -362,7 +362,7 @@ impl Owner {
             return;
         };
         if self.stopping && !matches!(request, Request::AckInvalidation { .. }) {
-            // Dropping the responder tells the client that there will be no answer.
+            // Dropping the responder notifies the client that no answer will come.
             return;
         }
         match (role, request) {
@@ -445,7 +445,7 @@ impl Owner {
         }
     }
 
-    /// Keeps what the engine tells, for whoever looks.
+    /// Keeps the engine's happenings for operators.
     fn note_happenings(&mut self) {
         let now_s = clock::unix_now_s();
         let happenings: Vec<Happening> = self.cluster.take_happenings().collect();
@@ -485,8 +485,8 @@ impl Owner {
         }
     }
 
-    /// Applies a command and adds it to the round's records. With `awaited`, somebody waits for
-    /// it to become durable. Returns what it did and its record.
+    /// Applies a command and adds it to the round's records. With `awaited`, something waits for it
+    /// to become durable. Returns what it did and its record.
     fn execute(&mut self, command: &Command, awaited: bool) -> Result<(Applied, Lsn), FsError> {
         if !epochs::is_allowed_in_recovery(command) {
             self.timeline.check_serving()?;
@@ -538,7 +538,7 @@ impl Owner {
         answer.responder.send(&answer.response);
     }
 
-    /// Nobody's cache stands against these replies any more.
+    /// No other session's cache holds back these replies any more.
     fn release(&mut self, waits: Vec<WaitId>) {
         for wait in waits {
             if let Some(answer) = self.gate.acknowledged(wait) {
@@ -547,8 +547,8 @@ impl Owner {
         }
     }
 
-    /// Sends notices to the connections of their sessions. A session without one cannot be told;
-    /// its lease runs out, or it comes back and is told then.
+    /// Sends notices to the connections of their sessions. A session without one cannot be
+    /// notified; its lease runs out, or it comes back and is notified then.
     fn announce(&self, announcements: Vec<Announcement>) {
         for (id, notice) in announcements {
             let connection = self.sessions.get(id).and_then(|session| session.connection);
@@ -561,7 +561,7 @@ impl Owner {
         }
     }
 
-    /// Whether the inode has no name left and is kept only because somebody held it.
+    /// Whether the inode has no name left and is kept only because a session held it.
     fn is_orphan(&self, ino: InodeId) -> bool {
         self.namespace.attr(ino).is_ok_and(|attr| attr.nlink == 0)
     }

@@ -183,7 +183,7 @@ impl Owner {
     fn hold_servers(&mut self, servers: &[String], held: bool) -> Result<(), FsError> {
         let now_ms = self.clock.now_ms();
         for node in self.nodes_named(servers)? {
-            // Whoever waits until it is safe asks again and again.
+            // An operator that waits until it is safe asks again and again.
             if self.cluster.is_draining(node) != held {
                 self.operate(Operation::Hold { node, held })?;
                 self.cluster.set_draining(now_ms, node, held);

@@ -99,7 +99,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.sessions.opened(now_ms, id, client, connection);
         self.leases.opened(now_ms, id);
-        // Nobody waits for this record but the client: the namespace shows nothing of it.
+        // Only the client waits for this record: the namespace shows nothing of it.
         Ok((id, Some(lsn)))
     }
 
@@ -128,11 +128,11 @@ impl Owner {
         if session.client != connected.peer.to_string() {
             tracing::warn!(
                 session = %id, owner = session.client, peer = %connected.peer,
-                "somebody tried to resume the session of another"
+                "a peer tried to resume the session of another"
             );
             return Err(FsError::SessionExpired);
         }
-        // The connection that it had may be alive still; it speaks for nobody from now on.
+        // The connection that it had may be alive still; it has no session from now on.
         session.connection = Some(connection);
         self.heard(id);
         let now_ms = self.clock.now_ms();
@@ -256,7 +256,7 @@ impl Owner {
         self.release_orphans(unheld);
     }
 
-    /// Removes those of the inodes that have no name left and that nobody holds.
+    /// Removes the inodes that have no name left and that no session holds.
     pub(super) fn release_orphans(&mut self, candidates: Vec<InodeId>) {
         if self.timeline.is_recovering() {
             // They are looked at again when that is over.
@@ -272,14 +272,14 @@ impl Owner {
                 inodes: chunk.to_vec(),
                 now: Timestamp::now(),
             };
-            // Nobody waits for it: after a crash it is done again.
+            // No reply waits for it: after a crash it is done again.
             if let Err(error) = self.execute(&command, false) {
                 tracing::error!(%error, "orphans cannot be released");
             }
         }
     }
 
-    /// After a restart, orphans stay until every session from before it has come back and told
+    /// After a restart, orphans stay until every session from before it has come back and declared
     /// what it holds, or has timed out.
     pub(super) fn release_orphans_unless_missing(&mut self) {
         if self.timeline.is_recovering() {

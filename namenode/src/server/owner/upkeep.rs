@@ -48,7 +48,7 @@ impl Owner {
     }
 
     fn do_upkeep(&mut self, command: &Command) {
-        // Nobody waits for it: after a crash it is done again.
+        // No reply waits for it: after a crash it is done again.
         match self.execute(command, false) {
             Ok((applied, _)) => {
                 self.tell_everybody(&applied.effects);

@@ -152,7 +152,7 @@ proptest! {
         let mut versioned = vec![COMMAND_VERSION];
         versioned.extend(&bytes);
         if let Ok(command) = Command::decode(&versioned) {
-            // Whatever it is, the namespace survives it.
+            // The namespace survives any command.
             let mut fixture = Fixture::new();
             let _ = fixture.apply(&command);
         }

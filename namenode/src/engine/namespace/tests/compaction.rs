@@ -104,7 +104,7 @@ fn what_is_left_moves_and_the_block_is_freed() {
         changes_of(&fixture.effects, block),
         [BlockChange::Freed { block }]
     );
-    // Nobody can tell by the attributes.
+    // The attributes do not show it.
     assert_eq!((fixture.attr("/a"), fixture.attr("/b")), before);
     let first = fixture.extents(a)[0].block;
     assert_eq!(fixture.extents(a), [extent(0, MIB, first, 0)]);

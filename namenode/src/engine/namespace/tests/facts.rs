@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The session that asked forgets what the table names, and nothing else; others are told of the
-/// effects. What changes in the trash and in snapshots, it is told of like the others.
+/// The session that asked forgets what the table names, and nothing else; the effects are announced
+/// to the others. What changes in the trash and in snapshots is announced to it, too.
 pub fn check(namespace: &Namespace, mutation: &Mutation, reply: &Outcome, effects: &Effects) {
     let is_told_as_others = effects
         .inodes

@@ -201,7 +201,7 @@ impl Fixture {
         self.caller = Credentials::root();
     }
 
-    /// The inode at a path, whoever may walk there.
+    /// The inode at a path, without regard to permissions.
     pub fn ino(&self, path: &str) -> InodeId {
         self.try_ino(path).unwrap()
     }

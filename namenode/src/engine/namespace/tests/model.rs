@@ -1,5 +1,5 @@
-//! A small and obvious namespace: maps, and for each byte of a file where it is found. Whatever
-//! can be counted is counted anew each time. It knows the rules of POSIX in its own words.
+//! A small and obvious namespace: maps, and for each byte of a file where it is found. Everything
+//! countable is counted anew each time. It knows the rules of POSIX in its own words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub struct Model {
     pub blocks: BTreeMap<BlockId, ModelBlock>,
     pub sessions: BTreeSet<SessionId>,
     pub orphans: BTreeSet<InodeId>,
-    /// Orphans that nobody holds: directories in which something counts.
+    /// Orphans that no session holds: directories in which something counts.
     pub unheld: BTreeSet<InodeId>,
     /// Where it was, of what is in the trash or has no name.
     pub counted_in: BTreeMap<InodeId, InodeId>,
@@ -241,7 +241,7 @@ impl Model {
         found.map(|(&parent, _)| parent)
     }
 
-    /// What a name leads to, for who may look.
+    /// What a name leads to, for a caller that may look.
     pub fn walk(
         &self,
         who: &Credentials,
@@ -361,7 +361,7 @@ impl Model {
         attr
     }
 
-    /// Nobody holds an orphan any more. It is gone unless something counts in it.
+    /// No session holds an orphan any more. It is gone unless something counts in it.
     pub fn release(&mut self, ino: InodeId) {
         assert!(self.orphans.contains(&ino));
         self.unheld.insert(ino);

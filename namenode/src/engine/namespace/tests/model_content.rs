@@ -49,7 +49,7 @@ impl Model {
                 if zeroes || node.content.len() != size {
                     node.written(context.who, context.now);
                 }
-                // Whatever it changes, it is writing.
+                // Every mode counts as a write.
                 let mtime = node.mtime;
                 node.written(context.who, context.now);
                 node.mtime = mtime;
@@ -204,7 +204,7 @@ impl Model {
         uses
     }
 
-    /// After each command: the rules of blocks follow, and those that nobody needs go.
+    /// After each command: the rules of blocks follow, and blocks that are not used go.
     pub fn settle(&mut self) {
         let uses = self.uses();
         for (id, block) in &mut self.blocks {

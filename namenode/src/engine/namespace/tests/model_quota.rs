@@ -1,5 +1,5 @@
-//! The model's quotas: whatever would leave a directory with more than its quota, and with more than
-//! before, is refused and undone.
+//! The model's quotas: a change that would leave a directory with more than its quota, and with
+//! more than before, is refused and undone.
 
 use super::model::Model;
 use super::*;

@@ -23,7 +23,7 @@ impl Model {
         mode: RenameMode,
     ) -> Answer {
         let who = context.who;
-        // Whether both can be searched is told first.
+        // Failures to search either directory are reported first.
         let (source, target) = (self.walk(who, old.0, old.1), self.walk(who, new.0, new.1));
         let denied = |found: &Result<Option<InodeId>, FsError>| match found {
             Ok(_) | Err(FsError::NotFound) => None,

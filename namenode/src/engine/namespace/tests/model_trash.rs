@@ -45,7 +45,7 @@ impl Model {
         let ino = self.inodes[&dir].entries[name];
         let origin = [&self.path(dir), &b"/"[..], name.as_bytes()].concat();
         self.make_trash(context);
-        // With whom removed it first, if it is in the trash by another name.
+        // With the user that removed it first, if it is in the trash by another name.
         let trash = context.trash[1];
         let before = self.trash.get(&ino).map(|_| self.part_with(ino));
         self.node_mut(dir).entries.remove(name);

@@ -10,7 +10,7 @@ const KINDS: [FileKind; 5] = [
     FileKind::BlockDevice,
 ];
 
-/// Asserts that the directory's times are those of the last command.
+/// Asserts that the directory's times are the last command's.
 fn assert_touched(fixture: &Fixture, path: &str) {
     let attr = fixture.attr(path);
     let now = Timestamp(fixture.now);

@@ -160,7 +160,7 @@ fn names_need_search_and_changes_need_write_permission() {
         assert_eq!(found.is_ok(), lookup, "{mode:o}");
         let new = fixture.create("/d/new", FileKind::Regular, FILE);
         assert_eq!(new.is_ok(), create, "{mode:o}");
-        // Who may search is told that the name is taken, whether he may write or not.
+        // A user that may search learns that the name is taken, whether it may write or not.
         let taken = fixture.create("/d/f", FileKind::Regular, FILE).err();
         let expected = if lookup { FsError::Exists } else { DENIED };
         assert_eq!(taken, Some(expected), "{mode:o}");
@@ -174,7 +174,7 @@ fn names_need_search_and_changes_need_write_permission() {
         match fixture.query(&op) {
             Ok(MetaReply::Entries { entries, .. }) => {
                 assert!(list, "{mode:o}");
-                // Attributes are only for those who may search.
+                // Attributes are only for callers that may search.
                 assert!(entries.iter().all(|entry| entry.attr.is_some() == lookup));
             }
             other => assert!(!list && other == Err(DENIED), "{mode:o}"),

@@ -24,7 +24,7 @@ struct World {
     namespace: Namespace,
     model: Model,
     cache: Cache,
-    /// Blocks as the effects told of them.
+    /// Blocks as the effects reported them.
     told: BTreeMap<BlockId, (u64, PlacementRules, Option<u64>)>,
     next_sequence: BTreeMap<SessionId, u64>,
     now: i64,

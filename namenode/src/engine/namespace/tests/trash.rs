@@ -1,4 +1,4 @@
-//! The trash: what gets there, how it leaves, and what nobody may do to it.
+//! The trash: what gets there, how it leaves, and what no user may do to it.
 
 use super::xattrs::ANY;
 use super::*;
@@ -214,7 +214,7 @@ fn the_trash_of_each_user_is_theirs() {
     fixture.query(&look).unwrap();
     fixture.become_user(2);
     assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));
-    // Who removes it has it, whosever it was.
+    // The user that removes a file has it, whoever owned it.
     let of_root = fixture.trash("/d/f", 60).unwrap();
     let (part, name) = fixture.place(&of_root);
     let look = Query::Lookup(query::Lookup { parent: part, name });
