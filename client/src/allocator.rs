@@ -25,7 +25,7 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    /// A fresh block, for data of this file first; not on a datanode that failed lately or is busy if that can be avoided.
+    /// A new block, for this file's data first; avoids datanodes that failed lately or are busy.
     pub(crate) async fn take(
         &self,
         core: &Arc<Core>,

@@ -27,12 +27,12 @@ use crate::error::ClientError;
 use crate::sequences::{CONFIRMING_WINDOW, Numbered, Sequences, WINDOW};
 use crate::session::{Link, Session, unreachable};
 
-/// One attempt. A mutation may wait at the namenode for caches elsewhere to forget, at most the
+/// One attempt. A mutation may wait at the namenode until other caches have forgotten, at most the
 /// length of a lease.
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Requests kept for repetition, before a durable mutation is made just to let go of them.
+/// Requests kept for replay, before a durable mutation is made just to drop them.
 const UNCONFIRMED_MAX: usize = 128;
 
 /// What a mutation comes with.
@@ -388,7 +388,7 @@ impl Session {
         done.map(|_| ())
     }
 
-    /// Lets go of requests that are kept for repetition, without waiting for it.
+    /// Drops requests that are kept for replay, without waiting for it.
     fn start_confirming(self: &Arc<Self>) {
         self.runtime.spawn(confirm(self.clone()));
     }
@@ -398,7 +398,7 @@ impl Session {
         !self.unconfirmed.is_empty()
     }
 
-    /// Repeats on a new connection what the namenode may have forgotten in a crash.
+    /// Replays on a new connection what the namenode may have forgotten in a crash.
     ///
     /// # Errors
     /// The connection failed again.
@@ -471,7 +471,7 @@ impl Session {
     }
 }
 
-/// Lets go of requests that are kept for repetition.
+/// Drops requests that are kept for replay.
 pub(crate) async fn confirm(session: Arc<Session>) {
     let last = session.last_relaxed();
     if let Err(error) = session.make_durable(last).await {
@@ -479,8 +479,8 @@ pub(crate) async fn confirm(session: Arc<Session>) {
     }
 }
 
-/// Keeps what the reply says of the directories in which names were changed. What it does not say of one
-/// of them is not known any more.
+/// Keeps the reply's attributes of the directories in which names were changed. A directory of
+/// these that the reply leaves out is not known any more.
 fn learn_directories(ticket: &Ticket, request: &Request, directories: &[Attr]) {
     for attr in directories {
         ticket.changed_attr(attr);

@@ -474,15 +474,15 @@ impl Client {
         Ok(file)
     }
 
-    /// Attributes, which were found since the ticket was taken, with what is written and not committed.
-    /// None: something has overtaken them, perhaps a commit, of which nothing is left in memory.
+    /// Attributes, found since the ticket was taken, with what is written and not committed. None:
+    /// they were overtaken, perhaps by a commit, of which nothing is left in memory.
     pub(crate) fn with_memory(&self, ticket: &Ticket, mut attr: Attr) -> Option<Attr> {
         if attr.kind != FileKind::Regular {
             return Some(attr);
         }
         let file = self.core().file(attr.ino);
         let uncommitted = file.map_or_else(Uncommitted::default, |file| file.uncommitted());
-        // After that look: what had left the memory before it, the ticket has seen.
+        // After that look: the ticket has seen what left the memory before it.
         if ticket.is_overtaken(attr.ino) || !uncommitted.is_definite() {
             return None;
         }
@@ -490,7 +490,7 @@ impl Client {
         Some(attr)
     }
 
-    /// What [`Client::with_memory`] says, or if that was overtaken, what is asked for again.
+    /// The result of [`Client::with_memory`], or if that was overtaken, the namenode's answer.
     pub(crate) async fn told_or_asked(
         &self,
         credentials: &Credentials,

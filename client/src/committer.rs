@@ -17,7 +17,7 @@ use crate::file_state::FileState;
 use crate::requests::carrier;
 use crate::writeback::Order;
 
-/// Requests of one kind on their way. Two keep the namenode busy; with more, fewer files share one.
+/// Requests of one kind in flight. Two keep the namenode busy; with more, fewer files share one.
 const REQUESTS_MAX: usize = 2;
 
 /// New data of one file.

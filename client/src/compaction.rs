@@ -1,5 +1,5 @@
-//! Compaction: what files still use of mostly unused blocks is copied into new ones, so that the old
-//! blocks go away and their space comes back. Content and times of the files stay as they are.
+//! Compaction copies what files still use of mostly unused blocks into new ones, so that the old
+//! blocks are freed. Content and times of the files stay as they are.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -154,7 +154,7 @@ impl Core {
         Ok(rules)
     }
 
-    /// The rules of a file, with what this client wants instead.
+    /// The rules of a file, with the overrides of this client.
     pub(crate) fn own_rules(&self, rules: PlacementRules) -> PlacementRules {
         let replication = self.session.options.replication;
         PlacementRules {

@@ -29,7 +29,7 @@ use crate::session::{LinkState, Session};
 use crate::short_circuit::ShortCircuit;
 use crate::writer::DataWriter;
 
-/// How often files are looked at whose data grows old.
+/// How often to look for files with old data.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a file that was closed before its commit waits for others to share a packet with.

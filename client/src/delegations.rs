@@ -42,7 +42,7 @@ impl Delegations {
         self.lock().inodes.contains(&ino)
     }
 
-    /// This session lets go of one: from now on, every `close` of the file waits for the commit.
+    /// This session gives one up: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
         self.lock().inodes.remove(&ino);
     }

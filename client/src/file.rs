@@ -195,7 +195,7 @@ impl File {
         if !dirty.has_room(data.len()) || handle.state.has_appends() {
             return Err(data);
         }
-        // Much data is sent before it is flushed, for which the file's rules have to be known.
+        // Data in bulk is sent before it is flushed, for which the file's rules have to be known.
         let much = data.len() as u64 + handle.state.held_bytes() >= UNIT_BYTES;
         if (much || dirty.is_tight()) && handle.state.rules().is_none() {
             return Err(data);

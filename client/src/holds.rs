@@ -1,7 +1,7 @@
 //! Files that this session holds open at the namenode, so that their data outlives their names.
 //!
 //! A file that was closed is held for a little longer: it is often opened again at once, and then
-//! needs no trip. Releases go out in batches.
+//! needs no round trip. Releases go out in batches.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Holds {
         }
     }
 
-    /// Opens once more what is held; false when it is not, or not to be read.
+    /// Opens what is held once more; false when it is not held, or not to be read.
     pub(crate) fn open_held(&self, ino: InodeId, to_read: bool) -> bool {
         let mut inner = self.inner.lock();
         if to_read && inner.unreadable.contains(&ino) {
@@ -82,8 +82,8 @@ impl Holds {
         self.inner.lock().unreadable.remove(&ino);
     }
 
-    /// To be awaited before the namenode is asked to hold something: a release on its way would
-    /// take the new hold away.
+    /// To be awaited before the namenode is asked to hold something: a release in flight would take
+    /// the new hold away.
     pub(crate) async fn settled(&self, ino: InodeId) {
         loop {
             let released = self.released.notified();
@@ -98,7 +98,7 @@ impl Holds {
         }
     }
 
-    /// Waits for a release on its way; false when there is none.
+    /// Waits for a release in flight; false when there is none.
     pub(crate) async fn releases_answered(&self) -> bool {
         let released = self.released.notified();
         let are_some = !self.inner.lock().releasing.is_empty();

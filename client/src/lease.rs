@@ -1,5 +1,5 @@
-//! Until when the cache may be believed, by a clock that goes on while this machine is suspended: others go on
-//! meanwhile.
+//! Until when the cache is valid, by a clock that goes on while this machine is suspended: other
+//! machines go on meanwhile.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

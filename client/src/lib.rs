@@ -46,7 +46,7 @@
 //! | module | does |
 //! |---|---|
 //! | `session`, `sequences`, `calls`, `holds`, `delegations` | the connection to the namenode, leases, calls that are executed once, open files, new files closed before they are committed |
-//! | `cache`, `extents`, `listing`, `content`, `permissions` | what may be believed of the namespace without asking |
+//! | `cache`, `extents`, `listing`, `content`, `permissions` | what is known of the namespace without asking |
 //! | `client`, `namespace`, `path`, `walk`, `file` | the API |
 //! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
 //! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |

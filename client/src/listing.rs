@@ -17,11 +17,11 @@ use crate::core::Core;
 use crate::error::ClientError;
 use crate::permissions::{READ, permits};
 
-/// Listings under way that are followed; more are not learned from.
+/// Listings in progress that are followed; the cache learns nothing from further ones.
 const LISTINGS_MAX: usize = 16;
 /// Entries of one listing that are remembered until it is complete.
 const ENTRIES_MAX: usize = 65_536;
-/// A listing that goes on later than this is not followed any more.
+/// A listing that takes longer than this is not followed any more.
 const LISTING_AGE_MAX: Duration = Duration::from_secs(20);
 
 /// Listings that have not come to their end.

@@ -25,7 +25,7 @@ use crate::packet::Layout;
 use crate::requests::carrier;
 use crate::writer::Job;
 
-/// A pipeline has to stand within this.
+/// A pipeline has to be set up within this.
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// A packet has to be acknowledged, and a send to be taken, within this. A disk that syncs slowly
 /// is not worth waiting for longer: there are others.
@@ -75,7 +75,7 @@ pub(crate) struct NodeFailure {
     pub(crate) error: DataError,
 }
 
-/// A block that is being written, as everybody sees it.
+/// A block that is being written, shared by the tasks that use it.
 pub(crate) struct BlockStream {
     pub(crate) new: NewBlock,
     opened: Instant,
@@ -190,8 +190,8 @@ pub(crate) async fn open(
     Ok(StreamSender { stream, senders })
 }
 
-/// The datanodes of a pipeline, at least one: the first is sent to, and passes the data on to the others in
-/// their order.
+/// The datanodes of a pipeline, at least one: the client sends to the first, which passes the data
+/// on to the others in their order.
 #[derive(Clone)]
 struct Chain(Vec<Arc<NodeInfo>>);
 
@@ -419,7 +419,7 @@ impl BlockStream {
         }
     }
 
-    /// A datanode failed. The task that sends takes it from there.
+    /// A datanode failed. The task that sends handles it.
     pub(crate) fn fail(&self, failure: NodeFailure) {
         {
             let mut state = self.state.lock();

@@ -24,7 +24,7 @@ pub(crate) const UNIT_BYTES: u64 = 1 << 20;
 /// Requests of a sequential reader may overtake each other by this much: the kernel sends several
 /// at once.
 const DISORDER_BYTES: u64 = 2 << 20;
-/// Sequential reads before anything is read ahead: many programs look at the head of a file only.
+/// Sequential reads before anything is prefetched: many programs look at the head of a file only.
 const STREAK_MIN: u32 = 2;
 /// Blocks that are located along with one.
 const LOCATE_AHEAD: usize = 64;
@@ -105,7 +105,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl ReadAhead {
-    /// Takes note of a read and starts reading ahead if it continues a sequence.
+    /// Notes a read and starts to prefetch if it continues a sequence.
     pub(crate) fn note(&self, reader: &Reader<'_>, range: &Range<u64>) {
         let mut inner = self.inner.lock();
         let near = range.start <= inner.high.saturating_add(DISORDER_BYTES)
@@ -147,7 +147,7 @@ impl ReadAhead {
         Some(unit.slice(&unit.ready()?, range))
     }
 
-    /// As [`ReadAhead::ready`], waiting for what is on its way.
+    /// As [`ReadAhead::ready`], waiting for what is in flight.
     pub(crate) async fn arrived(
         &self,
         core: &Core,
@@ -204,7 +204,7 @@ impl Inner {
     }
 }
 
-/// Starts fetching a unit, if all files together have not read too much ahead.
+/// Starts fetching a unit, if all files together have not prefetched too much.
 fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Unit>> {
     let core = reader.core.clone();
     let bytes = range.end - range.start;

@@ -1,4 +1,4 @@
-//! Reading a range of a block from whichever replica answers.
+//! Reading a range of a block from any replica that answers.
 
 use std::ops::Range;
 use std::sync::Arc;

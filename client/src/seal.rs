@@ -1,5 +1,5 @@
-//! The end of blocks: sealed when they are full, saved when their pipeline broke, given back when
-//! nothing was written to them.
+//! The end of blocks: sealed when they are full, recovered when their pipeline broke, given back
+//! when nothing was written to them.
 
 use std::sync::Arc;
 use std::time::Duration;

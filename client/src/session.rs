@@ -36,8 +36,8 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
-/// How often the lease is looked at between two keepalives: timers stand still while the machine is suspended,
-/// and the lease does not.
+/// How often the lease is checked between two keepalives: timers stop while the machine is
+/// suspended, and the lease does not.
 const LEASE_LOOKS: u32 = 5;
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -208,7 +208,7 @@ impl Session {
         self.lease.remaining()
     }
 
-    /// The cache, while it may be believed.
+    /// The cache, while it is valid.
     pub(crate) fn valid_cache(&self) -> Option<&MetaCache> {
         (!self.lease.remaining().is_zero()).then_some(&self.cache)
     }
@@ -223,7 +223,7 @@ impl Session {
         *self.lock_listener() = Some(listener);
     }
 
-    /// The namenode says that the session of this link is over.
+    /// The namenode reports that the session of this link is over.
     pub(crate) fn session_expired(&self, link: &Link) {
         self.expired.fetch_max(link.generation, Ordering::AcqRel);
         link.rpc
@@ -425,7 +425,7 @@ impl Session {
         }
     }
 
-    /// Nothing that is cached may be believed.
+    /// Nothing that is cached is valid any more.
     async fn forget_everything(&self) {
         self.cache.invalidate_all();
         self.tell_listener(|listener| listener.invalidate_all())
@@ -502,7 +502,7 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::R
     }
 }
 
-/// Connects, and repeats what the namenode may have forgotten.
+/// Connects, and replays what the namenode may have forgotten.
 async fn resume(
     session: &Arc<Session>,
     link: &Link,
@@ -534,14 +534,14 @@ async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
     loop {
         pause(session).await;
         if session.lease_remaining().is_zero() {
-            // At once, in case that the machine was suspended: the kernel's times to live stood still.
+            // At once, in case the machine was suspended: the kernel's times to live stopped then.
             session.forget_everything().await;
         }
         let sent = since_boot();
         match link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
             Ok(Ok(_)) => {
                 if session.lease_remaining().is_zero() {
-                    // The namenode may have stopped telling us of changes meanwhile.
+                    // The namenode may have stopped sending us notices meanwhile.
                     session.forget_everything().await;
                 }
                 session.lease.renew(sent);

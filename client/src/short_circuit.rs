@@ -305,7 +305,7 @@ impl Lender {
         Ok(answered.file)
     }
 
-    /// Notes when nothing that comes from the datanode can be believed any more.
+    /// Notes on an error that nothing that comes from the datanode can be trusted any more.
     fn in_step<T>(&self, result: io::Result<T>) -> io::Result<T> {
         if result.is_err() {
             self.out_of_step.store(true, Ordering::Release);

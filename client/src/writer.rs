@@ -189,7 +189,7 @@ impl DataWriter {
     }
 
     async fn run(&self, core: &Arc<Core>) {
-        // Blocks that are being sealed, saved or given back.
+        // Blocks that are being sealed, recovered or given back.
         let mut ends = JoinSet::new();
         let mut active: Option<StreamSender> = None;
         let mut finishing: Vec<StreamSender> = Vec::new();

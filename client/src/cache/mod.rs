@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::extents::ExtentMap;
 
-/// Events remembered for tickets in flight. Beyond it, no reply that is on its way is cached.
+/// Events remembered for tickets in flight. Beyond it, no reply in flight is cached.
 const EVENTS_MAX: usize = 65_536;
 /// Extents count as entries of the cache in units of this many.
 const EXTENTS_PER_ENTRY: usize = 4;
@@ -73,7 +73,7 @@ enum Subject {
 #[derive(Default)]
 struct Inode {
     attr: Option<Attr>,
-    /// With the version of the content that they are of: attributes can be learned alone.
+    /// With the content version that they belong to: attributes can be learned alone.
     extents: Option<(u64, Arc<ExtentMap>)>,
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,

@@ -106,7 +106,7 @@ impl Ticket {
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
-        // If something else changed it meanwhile, which was first is not known.
+        // If something else changed it meanwhile, the order of the two is not known.
         inode.attr = fresh.then(|| attr.clone());
         if !fresh {
             inner.set_extents(attr.ino, None);
@@ -162,7 +162,7 @@ impl Ticket {
         let known = inode.attr.as_ref().map(|attr| attr.content_version);
         inode.attr = fresh.then(|| attr.clone());
         let extents = inode.extents.take();
-        // What they are of is what was changed only if nothing else changed it before.
+        // The change applies to these extents only if nothing else changed the content before.
         let extents = extents
             .filter(|(version, _)| fresh && known.is_none_or(|known| known == *version))
             .map(|(_, mut extents)| {

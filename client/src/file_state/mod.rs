@@ -90,7 +90,7 @@ struct Lane {
 pub(crate) struct Uncommitted {
     written_end: u64,
     appended_bytes: u64,
-    /// Whether a commit of appends is on its way: what is known of the file may have them already.
+    /// Whether a commit of appends is in flight: what is known of the file may have them already.
     appends_in_flight: bool,
     mtime: Option<Timestamp>,
 }

@@ -444,7 +444,7 @@ fn rules(replication: u8) -> PlacementRules {
 }
 
 impl State {
-    /// An empty root directory that everybody may write to.
+    /// An empty root directory that all users may write to.
     fn formatted(replication: u8, block_bytes: u64) -> Self {
         let mut state = Self {
             namespace: Namespace::new(),

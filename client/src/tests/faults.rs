@@ -217,7 +217,7 @@ async fn a_failing_datanode_is_written_around() {
             datanode.lose_unstable();
         }
         assert!(read_elsewhere(&cluster, "/file").await == content);
-        // What broke was sealed at what everybody had.
+        // Each broken block was sealed at the length that all its replicas had.
         for (block, length) in cluster.namenode.sealed() {
             if !cluster.namenode.used_blocks().contains(&block) {
                 continue;
@@ -543,7 +543,7 @@ async fn a_lease_ends_with_the_namenode() {
     assert!(client.lease_remaining() > Duration::from_secs(5));
     assert!(client.try_getattr(attr.ino).is_some());
     cluster.namenode.crash().await;
-    // Still granted, so still believed.
+    // Still granted, so still cached.
     assert!(client.try_getattr(attr.ino).is_some());
     client.core().session.end_lease();
     assert!(client.try_getattr(attr.ino).is_none());

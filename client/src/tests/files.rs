@@ -243,8 +243,8 @@ async fn the_cache_saves_trips() {
     ] {
         assert_eq!(calls(op), 0, "{op}");
     }
-    // The reply to a rename says what became of everything that it touched, and that to `mkdir` what the
-    // directory is.
+    // The reply to a rename has the attributes of everything that it touched, and the reply to
+    // `mkdir` those of the directory.
     client.getattr(&root(), InodeId::ROOT).await.unwrap();
     client
         .rename(
