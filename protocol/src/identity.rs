@@ -113,7 +113,7 @@ impl Peer {
     /// A peer with a valid name.
     ///
     /// # Errors
-    /// [`IdentityError::BadName`] if the name cannot stand in a certificate.
+    /// [`IdentityError::BadName`] if the name cannot be in a certificate.
     pub fn new(role: Role, name: impl Into<String>) -> Result<Self, IdentityError> {
         let name = name.into();
         let valid = (1..=MAX_NAME_BYTES).contains(&name.len())
@@ -178,7 +178,7 @@ impl fmt::Display for Peer {
 /// What can be wrong with an authority or an identity, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The name cannot stand in a certificate.
+    /// The name cannot be in a certificate.
     #[error(
         "bad name {name:?}: use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and '-', not starting or ending with '-'"
     )]

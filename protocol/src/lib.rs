@@ -4,7 +4,7 @@
 //! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
 //!   operators ([`admin`], [`history`]);
 //! - [`data`]: block streams to datanodes;
-//! - [`request_id`]: what connects the logs of all that served one request;
+//! - [`request_id`]: what connects the logs of all parts that served one request;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
 //! - [`timeline`]: which namenode says something, and how much it had seen;

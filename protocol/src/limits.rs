@@ -86,14 +86,14 @@ pub const MUTATIONS_IN_FLIGHT_MAX: usize = 1_024;
 pub const DELEGATIONS_PER_SESSION_MAX: usize = 16_384;
 /// Most sessions at a time; bounds the memory that clients can claim.
 pub const SESSIONS_MAX: usize = 65_536;
-/// Most sessions at a time of one client's certificate, a small part of [`SESSIONS_MAX`]: each mount has one, and
-/// each command while it runs, or for a minute after it was killed.
+/// Most sessions at a time of one client's certificate, a small part of [`SESSIONS_MAX`]: one for
+/// each mount, and one for each command while it runs, or for a minute after it was killed.
 pub const SESSIONS_PER_CLIENT_MAX: usize = 2_048;
-/// Most connections at a time from one address to the namenode, and to each datanode, of which a datanode serves
-/// four times as many: for each mount on a machine there is one, and for each command while it runs.
+/// Most connections at a time from one address to the namenode, and to each datanode, which serves
+/// four times as many: one for each mount on a machine, and one for each command while it runs.
 pub const CONNECTIONS_PER_ADDRESS_MAX: u32 = 1_024;
-/// Most blocks that one session writes at a time, for each of which datanodes keep room: two for each file that is
-/// written in bulk, and some in advance.
+/// Most blocks that one session writes at a time, for each of which datanodes keep room: two for
+/// each file that is written in bulk, and some in advance.
 pub const BLOCKS_PER_SESSION_MAX: usize = 4_096;
 /// Most block streams at a time of one peer at one datanode, idle ones included: as many as one
 /// connection may have, and a quarter of what a datanode serves.

@@ -117,9 +117,9 @@ pub struct MutationCall {
     /// or a few milliseconds later. Only for owner, mode and times of a file that the session has a
     /// delegation of and that never had content; ignored otherwise.
     pub relaxed: bool,
-    /// For [`AllocateBlocks`](mutation::AllocateBlocks), and only for that: the file that the first data is
-    /// of, or the directory that it is going to be in. Refused with [`FsError::QuotaExceeded`] where a quota leaves it no room and it has no data that
-    /// could be overwritten. What is committed in the blocks in the end is checked then.
+    /// For [`AllocateBlocks`](mutation::AllocateBlocks) only: the file of the first data, or its
+    /// future directory. Refused with [`FsError::QuotaExceeded`] where a quota leaves it no room
+    /// and it has no data to overwrite. What the blocks get in the end is checked at the commit.
     pub file: Option<InodeId>,
     /// What to do.
     pub mutation: Mutation,

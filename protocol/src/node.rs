@@ -51,11 +51,11 @@ pub struct NodeRegistered {
     pub keys: Vec<TokenKey>,
     /// Largest block in bytes.
     pub block_bytes: u64,
-    /// With what authority the namenode speaks.
+    /// The authority of the namenode's commands.
     pub authority: Authority,
 }
 
-/// What a datanode says every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
+/// What a datanode reports every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// Its volumes.
@@ -99,7 +99,7 @@ pub struct HeartbeatReply {
     pub commands: Vec<NodeCommand>,
     /// All keys that sign block tokens; `None`: the keys that were sent last.
     pub keys: Option<Vec<TokenKey>>,
-    /// With what authority the commands are given.
+    /// The authority of the commands.
     pub authority: Authority,
 }
 

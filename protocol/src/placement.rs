@@ -300,7 +300,7 @@ pub struct BalanceReport {
     pub pause: Option<BalancePause>,
     /// The budgets of repair; moves have one of them.
     pub limits: RepairLimits,
-    /// Replicas on their way.
+    /// Moves of replicas in progress.
     pub moves_under_way: u64,
     /// Replicas moved since the namenode started.
     pub moves_done: u64,

@@ -1,4 +1,4 @@
-//! The requests that travel on the multiplexed stream between a namenode and everybody else.
+//! The requests on the multiplexed stream between a namenode and all other parts.
 
 use serde::{Deserialize, Serialize};
 

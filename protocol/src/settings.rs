@@ -1,4 +1,4 @@
-//! Errors in files that people write: configurations, scenarios.
+//! Errors in files that users write: configurations, scenarios.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 //!
 //! A namenode begins a new [`Epoch`] each time it starts, and when an operator has it go on without
 //! what it lacks. Its timeline is the epochs in its journal, in order. A [`Position`] names a record
-//! of a timeline. A namenode that was put back from a copy, or that runs twice, has a timeline that
+//! of a timeline. A namenode that was restored from a copy, or that runs twice, has a timeline that
 //! lacks what others have seen; `docs/adr/0017-timeline-of-the-namenode.md` says what follows.
 
 use std::fmt;
@@ -42,7 +42,7 @@ impl Epoch {
     /// The number of the epoch that allocated a block; 0 for blocks from before there were epochs.
     #[must_use]
     pub fn number_of(block: BlockId) -> u32 {
-        // Numbers have 31 bits. What a peer names beyond is of no epoch, and as none later than any.
+        // Numbers have 31 bits. A larger one from a peer is of no epoch, and later than all.
         u32::try_from(block.0 >> BLOCKS_BITS).unwrap_or(u32::MAX)
     }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// With what authority a namenode speaks to a datanode.
+/// The authority of a namenode's commands to a datanode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Authority {
     /// Its epoch, and its last record on stable storage.

@@ -23,7 +23,7 @@ pub struct Release {
     pub inodes: Vec<InodeId>,
 }
 
-/// A replica could not be used. What becomes of it the datanode says, which is asked. Reply:
+/// A replica could not be used. The namenode asks the datanode, whose answer decides. Reply:
 /// [`MetaReply::Done`](super::MetaReply::Done).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportBadReplica {

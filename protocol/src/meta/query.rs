@@ -124,9 +124,9 @@ pub struct ReadLink {
     pub ino: InodeId,
 }
 
-/// Opens a regular file and *holds* it: until [`Release`](super::housekeeping::Release) or the end of the session
-/// its data stays readable, even when its last name is removed or its mode changes. Permission for
-/// all that it is opened for is checked; one of them it must be. Reply: [`MetaReply::Opened`](super::MetaReply::Opened).
+/// Opens a regular file and *holds* it: until [`Release`](super::housekeeping::Release) or the end of
+/// the session its data stays readable, even when its last name is removed or its mode changes.
+/// Checks permission for each use; one is needed. Reply: [`MetaReply::Opened`](super::MetaReply::Opened).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
     /// Inode.

@@ -166,7 +166,7 @@ pub(super) fn stays_on_host(local: IpAddr, remote: IpAddr) -> bool {
     remote.to_canonical().is_loopback() || local.to_canonical() == remote.to_canonical()
 }
 
-/// Most handshakes that wait to be accepted; more are turned away, so that a storm of dials after a
+/// Most handshakes that wait to be accepted; more are refused, so that a storm of dials after a
 /// restart cannot fill the memory.
 const INCOMING_MAX: usize = 4096;
 

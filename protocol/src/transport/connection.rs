@@ -148,7 +148,7 @@ impl Connection {
             let what = "the kind of a stream";
             let read = within(inner.handshake_deadline, what, receiver.read(&mut kind)).await;
             let stream = slot.take();
-            // A stream that its opener gave up before it said a word is of no interest.
+            // A stream that its opener gave up before it sent anything is ignored.
             if let (Ok(Some(_)), Some((sender, receiver))) = (read, stream) {
                 let kind = StreamKind::decode(kind[0]).map_err(|error| self.violation(error))?;
                 let sender = SendingWay::Remote(sender);

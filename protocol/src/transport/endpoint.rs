@@ -222,7 +222,7 @@ impl Incoming {
         self.quinn.remote_address()
     }
 
-    /// Turns the connection away without an effort.
+    /// Refuses the connection without an effort.
     pub fn refuse(self) {
         self.quinn.refuse();
     }

@@ -38,7 +38,7 @@ struct Slots {
 
 #[derive(Debug)]
 struct Slot {
-    /// What came of the dialling, once it is over.
+    /// The result of dialling, once it is over.
     outcome: watch::Receiver<Outcome>,
     last_use: u64,
 }

@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes note of what is sent; blocks after `room` batches.
+    /// Notes what is sent; blocks after `room` batches.
     #[derive(Debug)]
     struct Recorder {
         batches: Mutex<Vec<(usize, Option<usize>)>>,

@@ -54,8 +54,8 @@ struct Caller {
 }
 
 impl Door {
-    /// Opens a door on a thread of its own. Everybody on this host may come to it, and may hold it up where the
-    /// kernel does not refuse descriptors.
+    /// Opens a door on a thread of its own. Every process on this host may come to it, and may hold
+    /// it up where the kernel does not refuse descriptors.
     pub(in crate::transport) fn open() -> io::Result<Self> {
         let name = rand::random();
         let address = std_unix::SocketAddr::from_abstract_name(socket_name(name))?;
