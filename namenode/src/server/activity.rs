@@ -20,7 +20,7 @@ const POINTS_MAX: usize = 180;
 pub struct LoadPoint {
     /// When it begins, in seconds since 1970.
     pub at_s: u32,
-    /// The most CPU that was heard of, in thousandths of all cores; `None` when that is not known.
+    /// The highest CPU use reported, in thousandths of all cores; `None` when that is not known.
     pub cpu_permille: Option<u16>,
     /// Whether the server was busy at some time.
     pub busy: bool,

@@ -1,9 +1,9 @@
 //! Snapshots, and checks of a large namespace, beside the running engine.
 //!
-//! A thread of low priority reads the snapshot before and the records since then into a second
-//! namespace, compares its counts with those of the running one at the same record, and writes it
-//! down (or checks it). The running engine is not stopped for it. The price is memory: while the
-//! thread works, the namespace is there twice.
+//! A thread of low priority reads the previous snapshot and the records since then into a second
+//! namespace, compares its counts with the running one's at the same record, and writes it out (or
+//! checks it). The running engine does not stop. The price is memory: while the thread works, the
+//! namespace is there twice.
 
 use std::io::{BufWriter, Write};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Checkpoint {
         Ok((checkpoint, begin))
     }
 
-    /// Gives the work up and waits for the thread. Blocks, for a short time.
+    /// Cancels the work and waits for the thread. Blocks, for a short time.
     pub(crate) fn cancel(self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if self.thread.join().is_err() {

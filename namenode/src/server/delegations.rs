@@ -74,7 +74,7 @@ impl Delegations {
         true
     }
 
-    /// The session has committed what it had to, or has let go; whether it had the delegation.
+    /// Ends a delegation, after the commit or without it. False if the session did not have it.
     pub(crate) fn returned(&mut self, session: SessionId, ino: InodeId) -> bool {
         if self.holder(ino) != Some(session) {
             return false;

@@ -1,7 +1,7 @@
 //! Replies that must not leave yet.
 //!
 //! A reply may have to wait until a record is on stable storage, until other sessions have
-//! acknowledged that they forgot what it changed, or both. What waits is of no interest here.
+//! acknowledged that they forgot what it changed, or both. The gate does not look at what waits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use harvestfs_protocol::ids::InodeId;
 use super::leases::WaitId;
 use crate::journal::Lsn;
 
-/// Holds things back until their time has come.
+/// Holds items back until they have nothing to wait for.
 #[derive(Debug)]
 pub(crate) struct Gate<T> {
     held: HashMap<WaitId, Held<T>>,

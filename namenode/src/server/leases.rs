@@ -46,7 +46,7 @@ pub(crate) type Announcement = (SessionId, Notice);
 pub(crate) struct Expired {
     /// Replies that need not wait any longer.
     pub released: Vec<WaitId>,
-    /// Sessions that are heard of but have not acknowledged a notice for as long as a lease lasts.
+    /// Sessions that are alive but have not acknowledged a notice for as long as a lease lasts.
     /// They break the protocol and must be ended, or others would wait for them for ever.
     pub unresponsive: Vec<SessionId>,
 }
@@ -149,7 +149,7 @@ impl Leases {
         self.sessions.insert(session, lease);
     }
 
-    /// Something was heard of a session: its lease begins anew. Returns the replies that need not
+    /// A message came from a session: its lease begins anew. Returns the replies that need not
     /// wait any longer.
     pub(crate) fn heard(&mut self, now_ms: u64, session: SessionId) -> Vec<WaitId> {
         let Some(lease) = self.sessions.get_mut(&session) else {
@@ -180,8 +180,8 @@ impl Leases {
         released
     }
 
-    /// The session was ended against its will and may believe what it has cached until its lease
-    /// runs out, which nothing renews any more.
+    /// The namenode ended the session, which may use what it has cached until its lease runs out.
+    /// Nothing renews the lease any more.
     pub(crate) fn revoke(&mut self, session: SessionId) {
         if let Some(lease) = self.sessions.get_mut(&session) {
             lease.revoked = true;
@@ -218,7 +218,7 @@ impl Leases {
         if self.sessions.len() <= 1 && self.sessions.contains_key(&author) {
             return (Vec::new(), false);
         }
-        // Notices under way that make others forget an earlier state of the same.
+        // Notices in flight that make other sessions forget an earlier state of the same.
         let mut awaited: HashSet<NoticeId> = self.unacked_everything.iter().copied().collect();
         let named = inodes.iter().map(|&ino| Cached::Inode(ino));
         let named = named.chain(entries.iter().map(|&(dir, _)| Cached::Entries(dir)));
@@ -284,7 +284,7 @@ impl Leases {
         Some(notice)
     }
 
-    /// Looks at the clock. Call it several times within the time that a lease lasts.
+    /// Checks the clock. Call it several times within the time that a lease lasts.
     pub(crate) fn expire(&mut self, now_ms: u64) -> Expired {
         let mut expired = Expired::default();
         let mut over = Vec::new();

@@ -10,7 +10,7 @@ use super::metrics::Metrics;
 use super::owner::Owner;
 use crate::journal::{JournalCounters, Lsn};
 
-/// How often it is looked whether what is to be shown is on stable storage.
+/// How often to check whether what is to be shown is on stable storage.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
 
 /// A question to the owner of the engine, which answers it between two requests.

@@ -50,7 +50,7 @@ pub struct NamenodeOptions {
     pub session_timeout: Duration,
     /// How long a block token is valid.
     pub token_lifetime: Duration,
-    /// How often timeouts are looked at and repair is scheduled.
+    /// How often timeouts are checked and repair is scheduled.
     pub tick: Duration,
     /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
     /// and sessions get more notices than they need.
@@ -63,11 +63,11 @@ pub struct NamenodeOptions {
     pub blocks_per_session_max: usize,
     /// Files that one session may hold open.
     pub holds_per_session_max: usize,
-    /// Inodes and blocks up to which `fsck` checks the namespace where it is, which holds up
-    /// everybody meanwhile: about 70 ms for the default. A larger one is checked beside the running
+    /// Inodes and blocks up to which `fsck` checks the running namespace, which holds up all
+    /// requests meanwhile: about 70 ms for the default. A larger one is checked beside the running
     /// engine, from the journal, which takes longer and needs the memory twice.
     pub fsck_in_place_max: u64,
-    /// How often the history of the primary tenants is analysed, beside when an operator asks for it.
+    /// How often the history of the primary tenants is analysed without an operator asking for it.
     pub analysis_interval: Duration,
     /// Seed of what is chosen at random, so that a run can be repeated; random when absent. Keys of
     /// block tokens are never made from it.

@@ -1,5 +1,5 @@
-//! What datanodes know of the namenode's timeline, and what follows when that is more than the
-//! namenode knows itself. Pure.
+//! What datanodes know of the namenode's timeline, and what follows when they know more than the
+//! namenode. Pure.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -26,10 +26,10 @@ pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>
 pub(crate) enum Verdict {
     /// The namenode knows all that the datanode has obeyed.
     Behind,
-    /// The datanode knows more, up to there: the namenode was put back from a copy, and recovers.
+    /// The datanode knows more, up to there: the namenode was restored from a copy, and recovers.
     Recover(Position),
-    /// Another namenode, which started after this one, has the datanode and is there. This one goes on
-    /// without.
+    /// The datanode obeys another namenode, which started after this one and runs. This one goes on
+    /// without the datanode.
     Refuse(Position),
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Timeline {
     /// The last record that there was at the start.
     restored: Lsn,
     recovering: bool,
-    /// Datanodes that registered and know nothing else than this timeline.
+    /// Datanodes that registered and know no timeline but this one.
     following: HashSet<NodeId>,
     ahead: BTreeMap<NodeId, AheadNode>,
     refused: BTreeMap<String, AheadNode>,
@@ -59,14 +59,14 @@ impl Timeline {
         }
     }
 
-    /// A datanode says what it has obeyed; `settled` is whether this timeline has been there, or has
-    /// given that up.
+    /// A datanode says what it has obeyed; `settled` is whether this timeline has been there, or
+    /// has given that up.
     pub(crate) fn judge(&self, obeyed: Option<Position>, settled: bool) -> Verdict {
         let Some(obeyed) = obeyed.filter(|_| !settled) else {
             return Verdict::Behind;
         };
-        // A copy that was put back starts after what it lacks was written. Only while others follow
-        // this namenode may it be the other one that is the copy.
+        // A restored copy starts after the records that it lacks were written. Only while datanodes
+        // follow this namenode may the other one be the copy.
         let other_is_later = obeyed.epoch.number > self.epoch.number;
         if other_is_later && !self.recovering && !self.following.is_empty() {
             Verdict::Refuse(obeyed)

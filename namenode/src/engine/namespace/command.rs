@@ -123,7 +123,7 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
-    /// From here on commands are carried out as this edition has it.
+    /// From here on commands are carried out by the rules of this edition.
     BeginEdition {
         /// The edition: at most [`super::EDITION`], and later than the current one.
         edition: u8,

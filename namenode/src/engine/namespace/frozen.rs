@@ -182,13 +182,13 @@ impl Namespace {
         }
     }
 
-    /// Whether a snapshot has what an entry leads to: it has neither other snapshots nor the trash.
+    /// Whether a snapshot includes what an entry leads to: not other snapshots, nor the trash.
     fn is_kept(&self, directory: &Inode, name: &[u8], child: InodeId) -> bool {
         !self.is_hidden(directory, name, child) && Some(child) != self.trash.directory
     }
 
-    /// What a snapshot of a directory is going to have, itself included. Looks at no more than that
-    /// may be.
+    /// The contents of a future snapshot of a directory, itself included. Looks at no more than a
+    /// snapshot may have.
     fn contents_of(&self, dir: InodeId) -> Result<Contents, FsError> {
         let mut contents = Contents::default();
         contents.add(self.inodes.get(dir)?);

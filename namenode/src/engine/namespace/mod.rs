@@ -101,7 +101,7 @@ pub struct Namespace {
     trash: Trash,
     /// Files that are to get more replicas.
     to_raise: BTreeSet<InodeId>,
-    /// Directories that say how long what is in them stays.
+    /// Directories with a lifetime for what is in them.
     with_lifetime: BTreeSet<InodeId>,
 
     // Sums, to answer without a walk.

@@ -77,7 +77,7 @@ impl Namespace {
         })
     }
 
-    /// Without a quota there is no end to it here: the server knows what the datanodes have.
+    /// Without a quota there is no limit here: the server knows what the datanodes have.
     fn stat_fs(&self, ino: InodeId) -> Result<StatFs, FsError> {
         let room = self.room(ino)?;
         let (total_bytes, free_bytes) = room.bytes.unwrap_or((u64::MAX, u64::MAX));

@@ -63,7 +63,7 @@ impl Namespace {
         }
         let exchange = mode == RenameMode::Exchange;
         let mut moves = self.plan_rename(call, (source, old), (target, new), exchange)?;
-        // As they were planned: while both are still where they were. Together, since one may subtract
+        // Charged as planned: while both are still where they were. Together, since one may subtract
         // what the other adds.
         let charges = moves
             .iter_mut()

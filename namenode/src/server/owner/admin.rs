@@ -171,8 +171,8 @@ impl Owner {
         }
     }
 
-    /// Puts what was found in the namespace beside what the cluster counts. Goes over all blocks
-    /// once, a fraction of a microsecond for each.
+    /// Combines the findings in the namespace with the cluster's counts. Goes over all blocks once,
+    /// a fraction of a microsecond for each.
     fn fsck_report(&self, mut findings: Vec<FsckFinding>) -> FsckReport {
         let counts = self.namespace.counts();
         let replicas = self.cluster.fsck();
@@ -228,7 +228,7 @@ impl Owner {
     fn block_findings(&self, findings_max: usize) -> Vec<FsckFinding> {
         let faults = self.cluster.faults(self.clock.now_ms(), findings_max);
         let mut users: BTreeMap<BlockId, InodeId> = BTreeMap::new();
-        // Going over all inodes of a larger namespace would make everybody wait.
+        // Going over all inodes of a larger namespace would hold up all requests.
         if !faults.is_empty() && self.namespace.counts().inodes <= self.options.fsck_in_place_max {
             let blocks = faults.iter().map(|fault| fault.block).collect();
             users.extend(self.namespace.files_using(&blocks));

@@ -23,8 +23,8 @@ pub(super) struct Deferred {
 }
 
 impl Owner {
-    /// Whether any of the files is not what was closed yet; then it is recalled from the session that
-    /// has to commit it. The files are not looked at while nothing is delegated.
+    /// Whether closed content of any of the files is not committed yet; then it is recalled from
+    /// the session that has to commit it. The files are not looked at while nothing is delegated.
     pub(super) fn is_ahead_of_commits(
         &mut self,
         asker: SessionId,
@@ -118,14 +118,14 @@ impl Owner {
         });
     }
 
-    /// Something was committed or given back, or time has passed: asks again.
+    /// Something was committed or returned, or time has passed: asks again.
     pub(super) fn ask_deferred(&mut self) {
         for deferred in std::mem::take(&mut self.deferred) {
             self.meta(deferred.connection, deferred.call, deferred.responder);
         }
     }
 
-    /// The session has committed what it had to of a file, or has let go of it.
+    /// The session has committed a file of its delegation, or has given the delegation up.
     pub(super) fn delegation_returned(&mut self, session: SessionId, ino: InodeId) {
         if self.delegations.returned(session, ino) && !self.deferred.is_empty() {
             self.deferred_due = true;

@@ -87,7 +87,7 @@ impl Owner {
         }
     }
 
-    /// With what authority datanodes are spoken to.
+    /// The authority under which the namenode commands datanodes.
     pub(super) fn authority(&self) -> Authority {
         Authority {
             position: Position {
@@ -104,7 +104,7 @@ impl Owner {
         self.timeline.judge(obeyed, settled)
     }
 
-    /// Takes note of what a datanode knows that was registered.
+    /// Notes what a registered datanode knows.
     pub(super) fn follow_or_recover(&mut self, node: NodeId, name: &str, verdict: Verdict) {
         if !self.timeline.registered(node, name, verdict) {
             return;
@@ -130,8 +130,8 @@ impl Owner {
         blocks.into_iter().map(tell).collect()
     }
 
-    /// Ends recovery: goes on without what is missing, or without what another namenode wrote that runs
-    /// or ran beside this one.
+    /// Ends recovery: goes on without what is missing, or without the records of another namenode
+    /// that runs or ran beside this one.
     pub(super) fn accept_loss(&mut self) -> Result<Lsn, FsError> {
         if !self.timeline.is_behind() {
             return Err(FsError::InvalidArgument(

@@ -60,7 +60,7 @@ use crate::journal::{JournalCounters, Lsn};
 /// journal for each.
 const ROUND_EVENTS_MAX: usize = 256;
 
-/// How often it is looked at whether keys of block tokens have to change.
+/// How often to check whether keys of block tokens have to change.
 const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
 /// Ticks further apart than this show that the namenode did not run in between.

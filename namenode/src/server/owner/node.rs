@@ -203,7 +203,7 @@ impl Owner {
             connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
         }
         // Each time: whether an earlier reply came in time is not known, and a datanode without the
-        // newest key would refuse everybody.
+        // newest key would refuse all clients.
         let keys = Some(self.tokens.all());
         Ok(HeartbeatReply {
             commands,

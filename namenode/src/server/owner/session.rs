@@ -142,7 +142,7 @@ impl Owner {
         Ok((id, self.undurable.last()))
     }
 
-    /// The session that speaks on a connection; its lease begins anew.
+    /// The session of a connection; its lease begins anew.
     pub(super) fn session_of(&mut self, connection: ConnectionId) -> Result<SessionId, FsError> {
         let id = self.connections.get(&connection).and_then(|c| c.session);
         let id = id.ok_or(FsError::SessionExpired)?;
@@ -189,7 +189,7 @@ impl Owner {
         }
     }
 
-    /// Looks at the clock on behalf of leases and sessions.
+    /// Checks the clock for leases and sessions.
     pub(super) fn end_silent_sessions(&mut self, now_ms: u64) {
         let expired = self.leases.expire(now_ms);
         self.release(expired.released);
@@ -231,8 +231,8 @@ impl Owner {
         Ok(lsn)
     }
 
-    /// What a session that came (back) says it holds is all that it holds. That it was permitted to open
-    /// it is believed, as credentials are.
+    /// The holds that an opened or resumed session declares are all that it has. That it was
+    /// permitted to open them is believed, as credentials are.
     fn set_holds(&mut self, id: SessionId, holds: Vec<InodeId>) {
         let told: BTreeSet<InodeId> = holds.into_iter().collect();
         let dropped = self.sessions.held_beside(id, &told);
@@ -314,7 +314,7 @@ impl Owner {
     }
 }
 
-/// The engine answered a command with what belongs to another. The command is in the journal, so that no
+/// The engine answered a command with another's outcome. The command is in the journal, so that no
 /// error could be true: the process stops.
 pub(super) fn unexpected_outcome(outcome: &Outcome) -> ! {
     panic!("the engine answered {outcome:?} to another command");

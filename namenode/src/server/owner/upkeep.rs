@@ -24,7 +24,7 @@ impl Default for Upkeep {
 }
 
 impl Owner {
-    /// Looks at some of the files and names that something may have to be done to, and does it.
+    /// Finds some of the files and names for which upkeep is due, and does it.
     pub(super) fn keep_up(&mut self) {
         let now = Timestamp::now();
         let limit = UPKEEP_INODES_PER_TICK_MAX;

@@ -1,4 +1,4 @@
-//! Editions: what earlier releases did is replayed as they did it, and goes over into what this one does.
+//! Editions: commands of earlier releases are replayed by their rules, then the state is converted.
 
 use harvestfs_protocol::meta::FallocateMode;
 
@@ -91,7 +91,7 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
         fixture.ino(&format!("/.trash/0/{:016x}-root", of_root.0)),
         of_root
     );
-    // Where it was is not known of what was in the trash; what has no name counts where it was, or at
+    // The origin of what was in the trash is not known; what has no name counts where it was, or at
     // the root.
     let counts = ["/d", "/.trash", "/"].map(|path| used(&fixture, path));
     assert_eq!(counts, ["10", "20", "40"]);

@@ -160,7 +160,7 @@ fn what_is_in_the_trash_counts_where_it_was() {
     fixture.file("/q/g");
     assert_eq!(fixture.put("/q/g", 0, 51), Err(FULL));
     fixture.unlink("/q/g").unwrap();
-    // In the trash it can shrink and grow, and what leaves it counts where it comes to.
+    // In the trash it can shrink and grow; what leaves the trash counts at its new place.
     assert_eq!(fixture.put(&format!("{there}/f"), 100, 51), Err(FULL));
     fixture.dir("/elsewhere");
     let taken = fixture.rename(&format!("{there}/f"), "/elsewhere/f", RenameMode::Replace);
