@@ -12,7 +12,7 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::{Attr, FileKind};
 
-use super::{Files, list, quota};
+use super::{Files, list};
 
 /// `harvestfs fs find`
 #[derive(Debug, Args)]
@@ -163,7 +163,10 @@ impl Files {
 
     pub(super) async fn used_bytes(&self, attr: &Attr) -> anyhow::Result<u64> {
         match attr.kind {
-            FileKind::Directory => self.used(attr.ino, quota::USED_BYTES).await,
+            FileKind::Directory => {
+                let usage = self.client.usage(&self.credentials, attr.ino).await?;
+                Ok(usage.used_bytes)
+            }
             _ => Ok(attr.allocated_bytes),
         }
     }

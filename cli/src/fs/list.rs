@@ -13,7 +13,7 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::Files;
+use super::{Files, quota};
 use crate::units;
 
 /// `harvestfs fs ls`
@@ -104,14 +104,29 @@ impl Files {
         Ok(names)
     }
 
-    pub(super) async fn stat(&self, path: &OsString, json: bool) -> anyhow::Result<()> {
+    pub(super) async fn stat(
+        &self,
+        path: &OsString,
+        usage: bool,
+        json: bool,
+    ) -> anyhow::Result<()> {
         let attr = self
             .client
             .resolve_no_follow(&self.credentials, path.as_bytes())
             .await
             .with_context(|| path.to_string_lossy().into_owned())?;
+        let usage = match (usage, attr.kind) {
+            (true, FileKind::Directory) => {
+                Some(self.client.usage(&self.credentials, attr.ino).await?)
+            }
+            _ => None,
+        };
         if json {
-            println!("{}", attributes(path.as_bytes(), &attr));
+            let mut shown = attributes(path.as_bytes(), &attr);
+            if let Some(usage) = &usage {
+                shown["usage"] = quota::fields(usage);
+            }
+            println!("{shown}");
             return Ok(());
         }
         println!("  path: {}", path.to_string_lossy());
@@ -133,6 +148,9 @@ impl Files {
             ("change", attr.ctime),
         ] {
             println!("{label}: {}", utc(time));
+        }
+        if let Some(usage) = &usage {
+            println!(" below: {}", quota::describe(usage));
         }
         Ok(())
     }

@@ -57,6 +57,9 @@ enum FsCommand {
     Stat {
         /// Path in the cluster.
         path: OsString,
+        /// Show also what is below a directory, and its quotas.
+        #[arg(long)]
+        usage: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -271,7 +274,7 @@ impl Files {
     async fn execute(&self, command: &FsCommand) -> anyhow::Result<()> {
         match command {
             FsCommand::Ls(args) => self.ls(args).await,
-            FsCommand::Stat { path, json } => self.stat(path, *json).await,
+            FsCommand::Stat { path, usage, json } => self.stat(path, *usage, *json).await,
             FsCommand::Cat { paths } => {
                 for path in paths {
                     self.cat(path).await?;

@@ -9,16 +9,16 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
+use harvestfs_protocol::meta::query::Usage;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::FileKind;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Files;
 use crate::units::{self, Size};
 
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
 const QUOTA_FILES: &str = "user.harvestfs.quota_files";
-pub(super) const USED_BYTES: &str = "user.harvestfs.used_bytes";
 
 /// `harvestfs fs quota`
 #[derive(Debug, Args)]
@@ -57,6 +57,30 @@ where
     }
 }
 
+/// What is below a directory and its quotas, for people.
+pub(super) fn describe(usage: &Usage) -> String {
+    let of = |quota: Option<String>| {
+        quota.map_or_else(|| "no quota".into(), |quota| format!("quota {quota}"))
+    };
+    format!(
+        "{} ({}), {} ({})",
+        units::human(usage.used_bytes),
+        of(usage.quota_bytes.map(units::human)),
+        count(usage.used_inodes, "file"),
+        of(usage.quota_inodes.map(|files| files.to_string()))
+    )
+}
+
+/// The same for scripts.
+pub(super) fn fields(usage: &Usage) -> Value {
+    json!({
+        "used_bytes": usage.used_bytes,
+        "quota_bytes": usage.quota_bytes,
+        "used_files": usage.used_inodes,
+        "quota_files": usage.quota_inodes,
+    })
+}
+
 impl Files {
     pub(super) async fn quota(&self, args: &QuotaArgs) -> anyhow::Result<()> {
         let path = args.path.to_string_lossy();
@@ -76,26 +100,12 @@ impl Files {
         }
         let usage = self.client.usage(&self.credentials, attr.ino).await?;
         if args.json {
-            let shown = json!({
-                "path": path,
-                "used_bytes": usage.used_bytes,
-                "quota_bytes": usage.quota_bytes,
-                "used_files": usage.used_inodes,
-                "quota_files": usage.quota_inodes,
-            });
+            let mut shown = fields(&usage);
+            shown["path"] = json!(path);
             println!("{shown}");
             return Ok(());
         }
-        let of = |quota: Option<String>| {
-            quota.map_or_else(|| "no quota".into(), |quota| format!("quota {quota}"))
-        };
-        println!(
-            "{path}: {} ({}), {} ({})",
-            units::human(usage.used_bytes),
-            of(usage.quota_bytes.map(units::human)),
-            count(usage.used_inodes, "file"),
-            of(usage.quota_inodes.map(|files| files.to_string()))
-        );
+        println!("{path}: {}", describe(&usage));
         Ok(())
     }
 
@@ -123,32 +133,6 @@ impl Files {
             // There was none.
             Err(ClientError::Fs(FsError::NoAttribute)) => Ok(()),
             done => done,
-        }
-    }
-
-    /// The number in an extended attribute, if it has one.
-    /// What is below a directory, which the namenode tells of each.
-    pub(super) async fn used(&self, ino: InodeId, name: &str) -> anyhow::Result<u64> {
-        let used = self.number(ino, name).await?;
-        used.with_context(|| format!("the namenode does not tell {name} of a directory"))
-    }
-
-    pub(super) async fn number(&self, ino: InodeId, name: &str) -> anyhow::Result<Option<u64>> {
-        match self
-            .client
-            .getxattr(&self.credentials, ino, name.as_bytes())
-            .await
-        {
-            Ok(value) => {
-                let number = std::str::from_utf8(&value)
-                    .ok()
-                    .and_then(|text| text.parse().ok());
-                Ok(Some(
-                    number.with_context(|| format!("{name} is not a number"))?,
-                ))
-            }
-            Err(ClientError::Fs(FsError::NoAttribute)) => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read {name}")),
         }
     }
 }

@@ -15,7 +15,7 @@ use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, is_gone, list, quota};
+use super::{Files, is_gone, list};
 use crate::units;
 
 /// `harvestfs fs snapshot`
@@ -145,7 +145,7 @@ impl Files {
         let mut all = Vec::new();
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
-            match self.used(attr.ino, quota::USED_BYTES).await {
+            match self.used_bytes(&attr).await {
                 // It was removed meanwhile.
                 Err(error) if is_gone(&error) => {}
                 used_bytes => all.push((name, attr, used_bytes?)),

@@ -33,7 +33,6 @@ impl Allocated {
 
     /// A block was allocated: all between the range below it and it were, too.
     pub(super) fn add(&mut self, block: BlockId) {
-        assert_ne!(block, BlockId(0), "no block is 0");
         match self.ranges.range_mut(..=block.0).next_back() {
             Some((_, last)) => *last = block.0.max(*last),
             None => {
