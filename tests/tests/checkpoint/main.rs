@@ -19,7 +19,7 @@ use self::cgroup::Cgroup;
 use self::job::{Checkpoints, Job};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const MEMORY_BYTES: u64 = 128 << 20;
+const MEMORY_BYTES: u64 = 64 << 20;
 
 fn sent_bytes(manifest: &Value) -> u64 {
     let images = manifest["images"].as_array().expect("images");
