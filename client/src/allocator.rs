@@ -31,6 +31,7 @@ impl Allocator {
         core: &Arc<Core>,
         rules: PlacementRules,
         file: InodeId,
+        may_release: bool,
     ) -> Result<NewBlock, ClientError> {
         let avoided = core.locations.avoided(Instant::now());
         let generation = core.session.generation();
@@ -44,13 +45,13 @@ impl Allocator {
             }
             give_back(core, new);
         }
-        let mut result = allocate(core, rules, file, avoided.clone()).await;
+        let mut result = allocate(core, rules, (file, may_release), avoided.clone()).await;
         let is_refused = |error: &FsError| *error != FsError::QuotaExceeded;
         if !avoided.is_empty()
             && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
         {
             // Better one that failed lately, or was busy a moment ago, than none.
-            result = allocate(core, rules, file, Vec::new()).await;
+            result = allocate(core, rules, (file, may_release), Vec::new()).await;
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
@@ -77,7 +78,7 @@ fn give_back(core: &Arc<Core>, new: NewBlock) {
 async fn allocate(
     core: &Arc<Core>,
     rules: PlacementRules,
-    file: InodeId,
+    (file, may_release): (InodeId, bool),
     exclude: Vec<harvestfs_protocol::ids::NodeId>,
 ) -> Result<Vec<NewBlock>, ClientError> {
     let op = mutation::AllocateBlocks {
@@ -86,7 +87,7 @@ async fn allocate(
         exclude,
     };
     let generation = core.session.generation();
-    let reply = core.session.allocate_blocks(op, file).await?;
+    let reply = core.session.allocate_blocks(op, file, may_release).await?;
     let MetaReply::Located(located) = reply else {
         return Err(ClientError::UnexpectedReply("allocate_blocks"));
     };
@@ -94,20 +95,23 @@ async fn allocate(
     let Located { blocks, .. } = located;
     let new = |block: BlockInfo| {
         let nodes = block.replicas.iter();
-        let nodes: Vec<_> = nodes
-            .filter_map(|node| core.locations.node(*node))
-            .collect();
-        if nodes.is_empty() {
-            return Err(ClientError::UnexpectedReply("allocate_blocks"));
-        }
-        Ok(NewBlock {
+        NewBlock {
             block: block.block,
             token: block.token,
-            nodes,
+            nodes: nodes
+                .filter_map(|node| core.locations.node(*node))
+                .collect(),
             due_replicas: block.due_replicas,
             class: rules.class,
             generation,
-        })
+        }
     };
-    blocks.into_iter().map(new).collect()
+    let (placed, nowhere): (Vec<_>, Vec<_>) = blocks
+        .into_iter()
+        .map(new)
+        .partition(|new| !new.nodes.is_empty());
+    for new in nowhere {
+        give_back(core, new);
+    }
+    Ok(placed)
 }

@@ -42,6 +42,8 @@ struct Beside<'a> {
     relaxed: bool,
     /// The file that blocks are allocated for.
     file: Option<InodeId>,
+    /// What was removed here was released before: a quota that refuses it is full.
+    released: bool,
     /// Inodes that it changes, and that the request does not name.
     others: &'a [InodeId],
 }
@@ -222,9 +224,11 @@ impl Session {
         self: &Arc<Self>,
         allocate: mutation::AllocateBlocks,
         file: InodeId,
+        may_release: bool,
     ) -> Result<MetaReply, ClientError> {
         let beside = Beside {
             file: Some(file),
+            released: !may_release,
             ..Beside::default()
         };
         let root = Credentials::root();
@@ -269,6 +273,7 @@ impl Session {
         let Beside {
             relaxed,
             file,
+            mut released,
             others,
         } = beside;
         let facts = mutation.facts();
@@ -297,7 +302,6 @@ impl Session {
             ticket: Some(ticket),
             others,
         };
-        let mut released = false;
         let result = loop {
             let generation = pending.number.as_ref().map(|number| number.generation);
             let answer = self.ask(&pending.request, generation).await;

@@ -114,6 +114,9 @@ impl Queue {
     }
 }
 
+/// Between two attempts to get room below a quota by releasing what was removed.
+const RELEASE_PAUSE: Duration = Duration::from_secs(1);
+
 enum Step {
     Wait,
     /// Open a block, for the request that comes first and the file whose data it brings.
@@ -194,6 +197,7 @@ impl DataWriter {
         let mut active: Option<StreamSender> = None;
         let mut finishing: Vec<StreamSender> = Vec::new();
         let mut trouble: Option<Trouble> = None;
+        let mut refused = None;
         loop {
             while ends.try_join_next().is_some() {}
             for sender in std::mem::take(&mut finishing) {
@@ -238,9 +242,16 @@ impl DataWriter {
                 }
                 Step::Stop => break,
                 Step::Open(request, file) => {
-                    match request.scope(self.open(core, file, &mut ends)).await {
+                    // Others wait while it is tried: once in a while is enough.
+                    let may_release =
+                        refused.is_none_or(|at: Instant| at.elapsed() > RELEASE_PAUSE);
+                    let opened = self.open(core, (file, may_release), &mut ends);
+                    match request.scope(opened).await {
                         Ok(sender) => active = Some(sender),
-                        Err(ClientError::Fs(FsError::QuotaExceeded)) => self.refuse(file),
+                        Err(ClientError::Fs(FsError::QuotaExceeded)) => {
+                            refused = refused.filter(|_| !may_release).or(Some(Instant::now()));
+                            self.refuse(file);
+                        }
                         Err(error) => self.after_failure(core, &mut trouble, error).await,
                     }
                 }
@@ -307,10 +318,11 @@ impl DataWriter {
     async fn open(
         &self,
         core: &Arc<Core>,
-        file: InodeId,
+        (file, may_release): (InodeId, bool),
         ends: &mut JoinSet<()>,
     ) -> Result<StreamSender, ClientError> {
-        let new = core.allocator.take(core, self.rules, file).await?;
+        let allocator = &core.allocator;
+        let new = allocator.take(core, self.rules, file, may_release).await?;
         match pipeline::open(
             &core.locations,
             new.clone(),
@@ -334,7 +346,6 @@ impl DataWriter {
         }
     }
 
-    /// Waits before the next attempt, or gives all pieces back when patience is over.
     /// A quota leaves a file no room: its data is refused, what else waits goes on.
     fn refuse(&self, file: InodeId) {
         let mut refused = Vec::new();
@@ -355,6 +366,7 @@ impl DataWriter {
         }
     }
 
+    /// Waits before the next attempt, or gives all pieces back when patience is over.
     async fn after_failure(
         &self,
         core: &Arc<Core>,

@@ -45,6 +45,7 @@ impl FileState {
             inner.writer = Some(DataWriter::start(&self.core, Topology::Chain, rules));
         }
         let writer = inner.writer.clone();
+        let by_itself = writer.is_some() && !inner.paused;
         let lane = inner.lane(order);
         let wanted = lane.wanted.is_some();
         let request = if wanted {
@@ -55,7 +56,7 @@ impl FileState {
         let mut jobs = Vec::new();
         // Without a flush, only what fills packets.
         while wanted && lane.data.dirty_bytes() > 0
-            || writer.is_some() && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
+            || by_itself && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
         {
             let mut room = PACKET_BYTES_MAX;
             while room > 0
@@ -90,11 +91,12 @@ impl FileState {
         actions: &mut Actions,
     ) {
         let (mtime, credentials) = (inner.mtime, inner.credentials.clone());
+        let by_itself = !inner.paused;
         let lane = inner.lane(order);
         let written = lane.data.written_bytes();
         // A flush waits for everything first, so that it needs one commit.
         let flush_is_ready = lane.wanted.is_some() && lane.data.sending_bytes() == 0;
-        if written == 0 || !(flush_is_ready || tight || written >= COMMIT_BYTES) {
+        if written == 0 || !(flush_is_ready || by_itself && (tight || written >= COMMIT_BYTES)) {
             return;
         }
         if let Some(extents) = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX) {

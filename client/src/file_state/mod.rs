@@ -73,6 +73,8 @@ struct Inner {
     is_nameless: bool,
     /// Failures since the last handle was closed.
     failures_unseen: u32,
+    /// Something failed, and no flush was wanted since: data stays in memory until one is.
+    paused: bool,
 }
 
 /// One of the two ways of writing.
@@ -187,6 +189,7 @@ impl FileState {
                 holds_owed: 0,
                 is_nameless: false,
                 failures_unseen: 0,
+                paused: false,
             }),
             progress: Notify::new(),
         })
@@ -321,6 +324,7 @@ impl FileState {
     async fn flush_memory(self: &Arc<Self>, durable: bool) -> Result<(), ClientError> {
         let (written, appended, failures, losses) = self.update(|inner| {
             inner.dirty_since = None;
+            inner.paused = false;
             let written = inner.written.want(durable);
             let appended = inner.appended.want(durable);
             (written, appended, inner.failures, inner.losses)
@@ -532,6 +536,7 @@ impl Inner {
     fn failed(&mut self, error: &ClientError) {
         self.failures += 1;
         self.failure = Some(error.clone());
+        self.paused = true;
         self.written.wanted = None;
         self.appended.wanted = None;
         self.dirty_since.get_or_insert_with(Instant::now);

@@ -176,6 +176,13 @@ impl Namenode {
         users.into_iter().map(|(block, _)| block).collect()
     }
 
+    /// No session holds an inode any more.
+    pub(crate) fn release(&self, ino: InodeId) {
+        let release = Release { inodes: vec![ino] };
+        let release = Housekeeping::Release(release);
+        self.shared.state.lock().keep_house(release);
+    }
+
     pub(crate) fn inode_exists(&self, ino: InodeId) -> bool {
         self.shared.state.lock().namespace.exists(ino)
     }
@@ -339,8 +346,12 @@ impl Shared {
     ) -> Result<Mutated, FsError> {
         let mutation = call.mutation.clone();
         let facts = mutation.facts();
-        if let Some(file) = call.file {
-            state.namespace.check_room_for_data(file)?;
+        match (&mutation, call.file) {
+            (Mutation::AllocateBlocks(_), None) => {
+                return Err(FsError::InvalidArgument("for no file".into()));
+            }
+            (_, Some(file)) => state.namespace.check_room_for_data(file)?,
+            (_, None) => {}
         }
         let usable = self.usable(&mutation)?;
         let target = state.namespace.removal_target(&mutation);

@@ -1,5 +1,7 @@
 //! What a quota refuses before it is written.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -32,5 +34,52 @@ async fn data_without_room_is_refused_and_other_data_is_not() {
     let (refused, stored) = tokio::join!(refused.sync(), stored.sync());
     let quota = matches!(refused, Err(ClientError::Fs(FsError::QuotaExceeded)));
     assert!(quota, "{refused:?}");
+    stored.unwrap();
+}
+
+/// What is refused waits in memory until somebody wants it written: it is not tried over and over.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let root = root();
+    let quota = b"user.harvestfs.quota_bytes";
+    let limited = client.setxattr(&root, InodeId::ROOT, quota, b"0", SetXattrMode::Any);
+    limited.await.unwrap();
+    let (_, file) = create(&client, "large").await;
+    // Enough for blocks of its own, without a flush.
+    for at in 0..16 {
+        let piece = Bytes::from(vec![1; 1 << 20]);
+        file.write(at << 20, piece).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let tried = cluster.namenode.calls("allocate_blocks");
+    assert!((1..20).contains(&tried), "tried {tried} times");
+    let refused = file.sync().await;
+    let quota_exceeded = matches!(refused, Err(ClientError::Fs(FsError::QuotaExceeded)));
+    assert!(quota_exceeded, "{refused:?}");
+    let unlimited = client.setxattr(&root, InodeId::ROOT, quota, b"99999999", SetXattrMode::Any);
+    unlimited.await.unwrap();
+    file.sync().await.unwrap();
+}
+
+/// The commit of a file that is gone says so; what shares its block is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn data_of_a_file_that_is_gone_does_not_fail_other_data() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (gone, lost) = create(&client, "gone").await;
+    let (_, stored) = create(&client, "stored").await;
+    for file in [&lost, &stored] {
+        file.write(0, Bytes::from_static(b"data")).await.unwrap();
+    }
+    client
+        .unlink(&root(), InodeId::ROOT, &name("gone"))
+        .await
+        .unwrap();
+    cluster.namenode.release(gone.ino);
+    assert!(!cluster.namenode.inode_exists(gone.ino));
+    let (lost, stored) = tokio::join!(lost.sync(), stored.sync());
+    assert!(lost.is_err());
     stored.unwrap();
 }

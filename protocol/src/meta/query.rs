@@ -38,43 +38,41 @@ pub struct QueryFacts {
     /// session that has its delegation has committed it, as it does for files whose attributes are in
     /// the answer.
     pub content: Option<InodeId>,
+    /// It shows sums over more than is cacheable: it waits until all changes are durable.
+    pub shows_sums: bool,
 }
 
 impl Query {
     /// What follows from the operation.
     #[must_use]
     pub fn facts(&self) -> QueryFacts {
-        let inode = |ino| QueryFacts {
-            cacheable: [Some(Cached::Inode(ino)), None],
+        let of = |cacheable| QueryFacts {
+            cacheable,
             content: None,
+            shows_sums: false,
         };
         match self {
-            Self::Lookup(Lookup { parent, .. }) => QueryFacts {
-                cacheable: [Some(Cached::Entries(*parent)), None],
-                content: None,
-            },
-            Self::ReadDir(ReadDir { ino, .. }) => QueryFacts {
-                // Its parent is an attribute of the directory.
-                cacheable: [Some(Cached::Entries(*ino)), Some(Cached::Inode(*ino))],
-                content: None,
-            },
+            Self::Lookup(Lookup { parent, .. }) => of([Some(Cached::Entries(*parent)), None]),
+            // Its parent is an attribute of the directory.
+            Self::ReadDir(ReadDir { ino, .. }) => {
+                of([Some(Cached::Entries(*ino)), Some(Cached::Inode(*ino))])
+            }
             Self::GetExtents(GetExtents { ino, .. }) => QueryFacts {
-                cacheable: [Some(Cached::Inode(*ino)), None],
                 content: Some(*ino),
+                ..of([Some(Cached::Inode(*ino)), None])
             },
             Self::GetAttr(GetAttr { ino })
             | Self::Access(Access { ino, .. })
             | Self::ReadLink(ReadLink { ino })
             | Self::Open(Open { ino, .. })
             | Self::GetXattr(GetXattr { ino, .. })
-            | Self::ListXattr(ListXattr { ino }) => inode(*ino),
+            | Self::ListXattr(ListXattr { ino }) => of([Some(Cached::Inode(*ino)), None]),
             // Replicas move at any time, and totals are out of date as soon as they are sent.
-            Self::Locate(_) | Self::StatFs(_) | Self::FindSparse(_) | Self::GetUsage(_) => {
-                QueryFacts {
-                    cacheable: [None, None],
-                    content: None,
-                }
-            }
+            Self::Locate(_) | Self::StatFs(_) | Self::FindSparse(_) => of([None, None]),
+            Self::GetUsage(_) => QueryFacts {
+                shows_sums: true,
+                ..of([None, None])
+            },
         }
     }
 }

@@ -88,7 +88,7 @@ impl Owner {
             let op = MetaOp::Query(query);
             return self.defer(connection, MetaCall { credentials, op }, responder);
         }
-        let mut record = None;
+        let mut record = self.undurable.last().filter(|_| facts.shows_sums);
         match &result {
             Ok(_) | Err(FsError::NotFound | FsError::NoAttribute) => {
                 let attrs = result.iter().flat_map(MetaReply::attrs);

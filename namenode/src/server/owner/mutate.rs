@@ -51,7 +51,9 @@ impl Owner {
             }
             Answered::AtOnce => false,
         };
-        let Some(responder) = self.answer_repeated(asker, call.sequence, responder) else {
+        let creates = facts.creates;
+        let Some(responder) = self.answer_repeated(asker, (call.sequence, creates), responder)
+        else {
             return;
         };
         let numbered = Some((asker.session, call.sequence));
@@ -98,16 +100,27 @@ impl Owner {
     fn answer_repeated(
         &mut self,
         asker: Asker,
-        sequence: u64,
+        (sequence, creates): (u64, Creates),
         responder: Responder,
     ) -> Option<Responder> {
         let session = self.sessions.get(asker.session)?;
-        if let Some(&held) = session.unanswered.get(&sequence) {
+        // A session that resumed has named what it holds, and did not know of what it was creating.
+        let held_file = |reply: &MetaReply| {
+            let created = reply.attrs().next().map(|attr| attr.ino);
+            created.filter(|_| creates == Creates::HeldFile)
+        };
+        if let Some(&waiting) = session.unanswered.get(&sequence)
+            && let Some(answer) = self.gate.get_mut(waiting)
+        {
             // The first attempt's connection is gone, or its client would not ask again.
-            if let Some(answer) = self.gate.get_mut(held) {
-                answer.responder = responder;
-                return None;
+            answer.responder = responder;
+            if let Ok(Reply::Mutated(mutated)) = &answer.response
+                && let Some(ino) = held_file(&mutated.reply)
+                && let Err(error) = self.hold(asker.session, ino, OpenTo::Read)
+            {
+                tracing::warn!(%ino, %error, "a created file is not held");
             }
+            return None;
         }
         let Some(outcome) = self.namespace.remembered_reply(asker.session, sequence) else {
             return Some(responder);
@@ -116,9 +129,9 @@ impl Owner {
             Outcome::Blocks(blocks) => self.locate_again(asker, blocks),
             outcome => Ok(reply_of(outcome)),
         };
-        if let Ok(MetaReply::Attr(attr)) = &reply
-            && attr.kind == FileKind::Regular
-            && let Err(error) = self.hold(asker.session, attr.ino, OpenTo::Read)
+        if let Ok(reply) = &reply
+            && let Some(ino) = held_file(reply)
+            && let Err(error) = self.hold(asker.session, ino, OpenTo::Read)
         {
             responder.send(&Err(error));
             return None;
