@@ -402,12 +402,6 @@ impl Way {
 
 impl Partial {
     fn take(&mut self, server: &ServerView, view: &View) {
-        assert!(
-            !self.nodes.contains(&server.node),
-            "{} twice in {:?}",
-            server.node,
-            self.nodes
-        );
         self.nodes.push(server.node);
         self.add(server, view);
     }
