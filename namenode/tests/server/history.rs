@@ -210,7 +210,7 @@ async fn what_is_wrong_with_a_record_is_said() {
         .unwrap();
     let expected = HistoryReply::Refused {
         record: 1,
-        reason: "server s2 is unknown: tell first who owns it".into(),
+        reason: "server s2 is unknown: import its owner first".into(),
     };
     assert_eq!(refused, expected);
     let cases = [
