@@ -3,6 +3,7 @@
 mod faults;
 mod files;
 mod models;
+mod names;
 mod overtaken;
 mod quotas;
 mod small;
