@@ -54,6 +54,14 @@ impl Request<'_> {
         let taken = [chosen, self.existing, self.exclude];
         !taken.iter().any(|nodes| nodes.contains(&node))
     }
+
+    /// Whether each of these may be chosen beside the others.
+    #[inline]
+    fn admits_all(&self, nodes: &[NodeId]) -> bool {
+        let is_repeated = |index: usize| nodes[..index].contains(&nodes[index]);
+        let has_none = |taken: &[NodeId]| !taken.iter().any(|node| nodes.contains(node));
+        !(1..nodes.len()).any(is_repeated) && has_none(self.existing) && has_none(self.exclude)
+    }
 }
 
 /// Fewer servers than wanted can take a replica.
@@ -100,12 +108,13 @@ pub trait Policy: Send {
     ) -> Result<Nodes, TooFew> {
         let found = self.find(view, request, rng);
         let wanted = usize::from(request.wanted);
-        let (nodes, is_number_right) = match &found {
-            Ok(nodes) => (nodes, nodes.len() == wanted),
-            Err(error) => (&error.placeable, error.placeable.len() < wanted),
+        let is_right = match &found {
+            Ok(nodes) => nodes.len() == wanted && request.admits_all(nodes),
+            Err(TooFew { placeable, .. }) => {
+                placeable.len() < wanted && request.admits_all(placeable)
+            }
         };
-        let mut admitted = 0..nodes.len();
-        if !is_number_right || !admitted.all(|it| request.admits(&nodes[..it], nodes[it])) {
+        if !is_right {
             stop(self.kind(), request, &found);
         }
         found

@@ -30,19 +30,12 @@ impl Tree {
 
     /// Changes the weight of a position from `old`, which it must have, to `new`. All weights
     /// together must stay below 2^64.
+    #[inline]
     pub(crate) fn change(&mut self, position: u32, old: u64, new: u64) {
-        assert!(
-            (position as usize) < self.sums.len(),
-            "position {position} of {}",
-            self.sums.len()
-        );
-        let others = self.total.checked_sub(old);
-        let Some(total) = others.and_then(|others| others.checked_add(new)) else {
-            panic!(
-                "position {position} changes its weight from {old} to {new} of {} in all",
-                self.total
-            );
-        };
+        let total = self.total.wrapping_sub(old).wrapping_add(new);
+        if position as usize >= self.sums.len() || self.total < old || total < new {
+            self.stop(position, old, new);
+        }
         self.total = total;
         let difference = new.wrapping_sub(old);
         let mut node = position as usize + 1;
@@ -52,7 +45,17 @@ impl Tree {
         }
     }
 
+    #[cold]
+    fn stop(&self, position: u32, old: u64, new: u64) -> ! {
+        panic!(
+            "position {position} of {} changes its weight from {old} to {new}, of {} in all",
+            self.sums.len(),
+            self.total
+        )
+    }
+
     /// A position, each with probability proportional to its weight; `None` when all weigh 0.
+    #[inline]
     pub(crate) fn draw(&self, rng: &mut dyn Rng) -> Option<u32> {
         if self.total() == 0 {
             return None;

@@ -361,15 +361,16 @@ impl View {
     fn join(&mut self, slot: u32) -> u32 {
         let place = self.tenants[self.servers[slot as usize].tenant.number()].place;
         let members = &mut self.places[usize::from(place)];
+        // They grow together: one is enough.
+        assert_eq!(
+            self.indexes[0].trees[usize::from(place)].len(),
+            members.len(),
+            "weights and servers of place {place}"
+        );
+        members.push(slot);
         for index in &mut self.indexes {
-            assert_eq!(
-                index.trees[usize::from(place)].len(),
-                members.len(),
-                "weights and servers of place {place}"
-            );
             index.push(place);
         }
-        members.push(slot);
         members.len() as u32 - 1
     }
 
