@@ -148,17 +148,29 @@ impl ActiveSegment {
 
     /// Bytes of encoded records that still fit.
     pub(super) fn room_bytes(&self) -> u64 {
-        self.len_bytes.saturating_sub(self.offset)
+        match self.len_bytes.checked_sub(self.offset) {
+            Some(room) => room,
+            None => panic!(
+                "{} has {} bytes, but records up to {}",
+                self.name, self.len_bytes, self.offset
+            ),
+        }
     }
 
     /// Writes encoded records, which must fit. `buffer` is extended with zeros when the zeros
     /// written ahead are used up.
     pub(super) fn write(&mut self, buffer: &mut Vec<u8>) -> Result<(), JournalError> {
         let records_end = self.offset + buffer.len() as u64;
+        assert!(
+            records_end <= self.len_bytes,
+            "records up to byte {records_end} do not fit {}, which has {} bytes",
+            self.name,
+            self.len_bytes
+        );
         if records_end > self.zeroed_to {
             let zeroed_to = (records_end + zero_ahead_bytes(self.len_bytes)).min(self.len_bytes);
-            buffer.resize((zeroed_to.max(records_end) - self.offset) as usize, 0);
-            self.zeroed_to = zeroed_to.max(records_end);
+            buffer.resize((zeroed_to - self.offset) as usize, 0);
+            self.zeroed_to = zeroed_to;
         }
         self.file
             .write_at(buffer, self.offset)

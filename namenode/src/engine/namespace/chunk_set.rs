@@ -31,11 +31,11 @@ impl ChunkSet {
                 (sum.0.min(range.0), sum.1.max(range.1))
             });
         self.0.splice(first..behind, [joined]);
-        let is_apart = |pair: &[(u32, u32)]| pair[0].1 < pair[1].0;
-        let around = &self.0[first.max(1) - 1..self.0.len().min(first + 2)];
+        let before = first.checked_sub(1).map(|before| self.0[before]);
+        let behind = self.0.get(first + 1);
         assert!(
-            around.windows(2).all(is_apart),
-            "{around:?} are not ranges with gaps between them, with {joined:?} added"
+            before.is_none_or(|it| it.1 < joined.0) && behind.is_none_or(|it| joined.1 < it.0),
+            "{before:?}, {joined:?} and {behind:?} are no ranges with gaps between them"
         );
     }
 
