@@ -5,8 +5,6 @@
 //! does not hold (what is decoded encodes to the same again, recovery returns only what was
 //! written, and the like).
 
-#![forbid(unsafe_code)]
-
 mod checkpoints;
 mod data;
 mod directory;

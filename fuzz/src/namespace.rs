@@ -29,8 +29,15 @@ fn apply(namespace: &mut Namespace, command: &Command) {
         credentials, op, ..
     } = command
     {
-        let _ = namespace.query(credentials, op);
         let _ = namespace.removal_target(op);
+        let facts = op.facts();
+        for (parent, name) in facts.entries.into_iter().flatten() {
+            let _ = namespace.lookup(credentials, parent, name);
+        }
+        for ino in facts.inodes.iter() {
+            let _ = namespace.extents(credentials, ino, 0);
+            let _ = namespace.check_room_for_data(ino);
+        }
     }
     let before = snapshot(namespace);
     if namespace.apply(command).is_err() {
