@@ -6,6 +6,7 @@
 //! namespace is there twice.
 
 use std::io::{BufWriter, Write};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as std_mpsc;
@@ -73,6 +74,11 @@ pub(crate) enum CheckpointError {
     },
     #[error("the journal did not begin the snapshot")]
     NotBegun,
+    #[error(
+        "replaying the journal stopped at a broken invariant, which the log says: a defect of this \
+         software; no snapshot is written"
+    )]
+    Panicked,
 }
 
 /// A thread at work.
@@ -101,8 +107,9 @@ impl Checkpoint {
             .name("checkpoint".to_owned())
             .spawn(move || {
                 let plan = plan.recv().unwrap_or_else(|_| Ok(None));
+                let outcome = panic::catch_unwind(AssertUnwindSafe(|| work.run(plan)));
                 // The owner is gone only when the namenode stops.
-                let _ = done.blocking_send(work.run(plan));
+                let _ = done.blocking_send(outcome.unwrap_or(Err(CheckpointError::Panicked)));
             })?;
         let begin: SnapshotCompletion = Box::new(move |plan| {
             // The thread takes what comes first and nothing else, so there is room.

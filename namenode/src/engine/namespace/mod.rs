@@ -152,6 +152,11 @@ impl Namespace {
     /// Why the command was refused; the namespace is unchanged then.
     pub fn apply(&mut self, command: &Command) -> Result<Applied, FsError> {
         let mut effects = Effects::default();
+        assert!(
+            self.emptied.is_empty(),
+            "the last command left {:?}",
+            self.emptied
+        );
         let reply = self.dispatch(command, &mut effects)?;
         while let Some(ino) = self.emptied.pop() {
             self.release_orphans(&[ino], &mut effects);

@@ -281,9 +281,7 @@ impl Namespace {
         let body = Body::Directory(Box::default());
         match self.add_inode(&call, parent, name, birth, mode, body, effects)? {
             MetaReply::Attr(attr) => Ok(attr.ino),
-            _ => Err(FsError::Internal(
-                "a new directory has no attributes".into(),
-            )),
+            other => unreachable!("a new directory has {other:?} instead of attributes"),
         }
     }
 
@@ -393,16 +391,14 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        if let Ok(inode) = self.inodes.get_mut(parent)
-            && let Body::Directory(directory) = &mut inode.body
-        {
-            self.names += u64::from(directory.insert(name, ino).is_none());
-            inode.nlink += u32::from(is_directory);
-            inode.content_changed(now);
-        }
-        if let Ok(inode) = self.inodes.get_mut(ino)
-            && let Body::Directory(directory) = &mut inode.body
-        {
+        let above = self.inodes.known_mut(parent);
+        let Body::Directory(directory) = &mut above.body else {
+            panic!("{name:?} is added to inode {parent}, which is no directory");
+        };
+        self.names += u64::from(directory.insert(name, ino).is_none());
+        above.nlink += u32::from(is_directory);
+        above.content_changed(now);
+        if let Body::Directory(directory) = &mut self.inodes.known_mut(ino).body {
             directory.name = name.as_bytes().into();
         }
         note_entry(parent, name, effects);
@@ -417,13 +413,22 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        if let Ok(inode) = self.inodes.get_mut(parent)
-            && let Body::Directory(directory) = &mut inode.body
-        {
-            self.names -= u64::from(directory.remove(name).is_some());
-            inode.nlink -= u32::from(is_directory);
-            inode.content_changed(now);
-        }
+        let above = self.inodes.known_mut(parent);
+        let Body::Directory(directory) = &mut above.body else {
+            panic!("{name:?} is removed from inode {parent}, which is no directory");
+        };
+        let removed = directory.remove(name).is_some();
+        assert!(
+            removed,
+            "{name:?} is removed from inode {parent}, which does not have it"
+        );
+        self.names -= 1;
+        let links = above.nlink.checked_sub(u32::from(is_directory));
+        let Some(links) = links else {
+            panic!("inode {parent} has no link for the directory {name:?}");
+        };
+        above.nlink = links;
+        above.content_changed(now);
         note_entry(parent, name, effects);
     }
 
