@@ -89,6 +89,11 @@ enum Command {
 }
 
 impl Command {
+    /// Whether it is a part of a cluster, which something starts again when it stops.
+    fn is_supervised(&self) -> bool {
+        matches!(self, Self::Namenode(_) | Self::Datanode(_) | Self::Mount(_))
+    }
+
     /// Whether it does something that must not end half-way when nobody reads what it prints.
     fn goes_on_without_reader(&self) -> bool {
         match self {
@@ -125,6 +130,9 @@ fn main() -> ExitCode {
     }
     if cli.command.goes_on_without_reader() {
         output::go_on_without_reader();
+    }
+    if cli.command.is_supervised() {
+        harvestfs_protocol::panics::stop_on_panic();
     }
     let result = match cli.command {
         Command::Up(args) => up::up(&args),

@@ -28,6 +28,7 @@ pub mod meta;
 pub mod name;
 pub mod node;
 pub mod outlook;
+pub mod panics;
 pub mod placement;
 pub mod replica_layout;
 pub mod request_id;

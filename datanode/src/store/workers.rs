@@ -1,9 +1,9 @@
 //! A few threads that wait for one disk, so that nothing else has to.
 
 use std::collections::VecDeque;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use harvestfs_protocol::panics::contained;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -86,7 +86,7 @@ impl Workers {
 impl Queue {
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            if std::panic::catch_unwind(AssertUnwindSafe(job)).is_err() {
+            if contained(job).is_err() {
                 tracing::error!("a disk job panicked: this is a bug");
             }
         }

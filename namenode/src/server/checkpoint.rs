@@ -6,13 +6,13 @@
 //! namespace is there twice.
 
 use std::io::{BufWriter, Write};
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::thread::{self, JoinHandle};
 
 use harvestfs_protocol::admin::FsckFinding;
+use harvestfs_protocol::panics::contained;
 use tokio::sync::mpsc;
 
 use super::NamenodeError;
@@ -107,7 +107,7 @@ impl Checkpoint {
             .name("checkpoint".to_owned())
             .spawn(move || {
                 let plan = plan.recv().unwrap_or_else(|_| Ok(None));
-                let outcome = panic::catch_unwind(AssertUnwindSafe(|| work.run(plan)));
+                let outcome = contained(|| work.run(plan));
                 // The owner is gone only when the namenode stops.
                 let _ = done.blocking_send(outcome.unwrap_or(Err(CheckpointError::Panicked)));
             })?;

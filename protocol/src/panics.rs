@@ -1,0 +1,74 @@
+//! What becomes of a broken invariant: a task or thread that panics would end alone, and the others would
+//! go on with what it left half done. So the process stops, and its supervisor starts it again from what
+//! is durable.
+
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
+use std::process;
+use std::thread;
+
+thread_local! {
+    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on, a panic ends the process with `SIGABRT`, after the message, unless it is [`contained`].
+pub fn stop_on_panic() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        if !CONTAINED.get() {
+            process::abort();
+        }
+    }));
+}
+
+/// Does something that may panic without harm to the rest: what it worked on is given up then.
+///
+/// # Errors
+/// It panicked.
+pub fn contained<T>(work: impl FnOnce() -> T) -> thread::Result<T> {
+    let before = CONTAINED.replace(true);
+    let done = panic::catch_unwind(AssertUnwindSafe(work));
+    CONTAINED.set(before);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    const CHILD: &str = "HARVESTFS_TEST_PANICS";
+
+    /// A thread panics while the first waits for something that never comes.
+    #[test]
+    fn a_panic_of_any_thread_ends_the_process() {
+        if env::var_os(CHILD).is_some() {
+            stop_on_panic();
+            assert!(contained(|| panic!("this one is contained")).is_err());
+            let broken = thread::spawn(|| panic!("this one is not"));
+            let _ = broken.join();
+            process::exit(0);
+        }
+        let test = env::current_exe().unwrap();
+        let name = "panics::tests::a_panic_of_any_thread_ends_the_process";
+        let output = Command::new(test)
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(6), "{said}");
+        assert!(said.contains("this one is not"), "{said}");
+    }
+
+    #[test]
+    fn what_is_contained_gives_its_result_or_says_that_it_panicked() {
+        assert_eq!(contained(|| 7).ok(), Some(7));
+        assert!(contained(|| panic!("as tested")).is_err());
+        assert!(!CONTAINED.get());
+    }
+}
