@@ -297,7 +297,7 @@ pub struct SetAttr {
 }
 
 /// Creates a file of any kind but directory and symlink; a regular file is also held as by
-/// [`Open`](super::query::Open). [`FsError::Exists`] when the name is taken. Reply: [`MetaReply::Created`](super::MetaReply::Created)
+/// [`Open`](super::query::Open). [`FsError::Exists`](crate::error::FsError::Exists) when the name is taken. Reply: [`MetaReply::Created`](super::MetaReply::Created)
 /// for a regular file, [`MetaReply::Attr`](super::MetaReply::Attr) for others and for what was asked before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Create {
