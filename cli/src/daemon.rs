@@ -290,8 +290,8 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     });
-    // Without waiting for tasks that still wait.
-    runtime.shutdown_background();
+    // The process ends now. Threads that the kernel keeps may still use the runtime: it is not shut down.
+    std::mem::forget(runtime);
     result
 }
 

@@ -60,6 +60,8 @@ pub fn start(args: LogArgs) {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // A full disk must not end what it cannot log: the library would print that, and panic.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Text => lines.fmt_fields(WithRequest::default()).init(),

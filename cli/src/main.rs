@@ -125,7 +125,7 @@ fn main() -> ExitCode {
     if let Some(parent) = cli.supervised_by
         && let Err(error) = daemon::end_with_parent(parent)
     {
-        eprintln!("harvestfs: {error:#}");
+        output::complain(&error);
         return ExitCode::FAILURE;
     }
     if cli.command.goes_on_without_reader() {
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
             if error.is::<fs::DoesNotHold>() {
                 return ExitCode::FAILURE;
             }
-            eprintln!("harvestfs: {error:#}");
+            output::complain(&error);
             // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
             if error.is::<SettingsError>() || error.is::<simulate::BadArgument>() {
                 ExitCode::from(2)

@@ -37,6 +37,11 @@ pub fn line(text: Arguments<'_>) {
     std::process::exit(BROKEN_PIPE_STATUS.into());
 }
 
+/// Prints why something failed. Where that cannot be printed, nothing can.
+pub fn complain(error: &anyhow::Error) {
+    let _ = writeln!(std::io::stderr(), "harvestfs: {error:#}");
+}
+
 /// Writes to standard output. A reader that has gone is an error of its own.
 pub fn stdout() -> Stdout {
     Stdout(io::stdout().lock())

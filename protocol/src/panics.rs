@@ -7,16 +7,24 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::thread;
 
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
 thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// From now on, a panic ends the process with `SIGABRT`, after the message, unless it is [`contained`].
+///
+/// There is no core dump: it would have keys and data of users in it. And the kernel stops all threads
+/// for it first, for ever if one waits in the kernel for this process: a mount would neither end nor be
+/// recognised as dead.
 pub fn stop_on_panic() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         report(info);
         if !CONTAINED.get() {
+            // It fails only where the process cannot be dumped anyway.
+            let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             process::abort();
         }
     }));

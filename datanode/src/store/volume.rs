@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
+use harvestfs_protocol::panics::contained;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, unix_now_ms};
@@ -76,7 +77,7 @@ pub struct Volume {
     /// What the owner lets us use.
     pub quota: Arc<Quota>,
     /// What is known about its disk.
-    pub health: Health,
+    pub health: Arc<Health>,
     /// Replicas being written.
     pub writers: AtomicU32,
     /// Repairs that it was chosen to receive since it was opened.
@@ -119,6 +120,9 @@ pub enum FoundState {
     /// To be deleted when the namenode says so.
     Corrupt,
 }
+
+/// Why a volume is not used any more after a broken invariant.
+const BROKEN_OFF: &str = "a job on it broke off; the log says where";
 
 impl Volume {
     /// Opens a volume, formatting an empty directory, and lists what is on it. Data is read only of
@@ -175,7 +179,7 @@ impl Volume {
                 configured_bytes: options.quota_bytes,
                 deadline: later(left),
             }),
-            health: Health::default(),
+            health: Arc::default(),
             writers: AtomicU32::new(0),
             repairs: AtomicU64::new(0),
             pulse: Arc::default(),
@@ -383,23 +387,26 @@ impl Volume {
     ) -> Result<T, StoreError> {
         self.check_health()?;
         let beat = self.pulse.begin();
+        let (health, path) = (Arc::clone(&self.health), self.path.clone());
         let job = move || {
-            let result = job();
+            let result = contained(job);
+            if result.is_err() {
+                // What it was to change may be half done, also if no caller waits for it any more.
+                health.fail(BROKEN_OFF, &path);
+            }
             drop(beat);
             result
         };
         match tokio::time::timeout(DISK_DEADLINE, self.workers.run(job)).await {
-            Ok(Ok(result)) => {
+            Ok(Ok(Ok(result))) => {
                 if let Err(StoreError::Disk { source, .. }) = &result {
                     self.health.note_error(source, &self.path);
                 }
                 result
             }
-            Ok(Err(JobLost)) => {
-                // What it was to change may be half done.
-                let reason = "a job on it broke off; the log says where";
-                self.health.fail(reason, &self.path);
-                Err(self.down(reason))
+            Ok(Ok(Err(_)) | Err(JobLost)) => {
+                self.health.fail(BROKEN_OFF, &self.path);
+                Err(self.down(BROKEN_OFF))
             }
             Err(_) => {
                 tracing::warn!(volume = %self.path.display(), "the disk does not answer");

@@ -21,6 +21,22 @@ pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>
     later.fold(by_clock, u32::max).min(Epoch::NUMBER_MAX)
 }
 
+/// Seconds for which the clock of another namenode may be ahead.
+const CLOCK_AHEAD_MAX_S: u32 = 10 * 365 * 86_400;
+
+/// Refuses what no namenode of this cluster can have been: an epoch far in the future leaves no number
+/// for those that follow.
+pub(crate) fn check_obeyed(unix_now_s: u64, obeyed: Option<Position>) -> Result<(), FsError> {
+    let latest = next_number(unix_now_s, []).saturating_add(CLOCK_AHEAD_MAX_S);
+    match obeyed {
+        Some(obeyed) if obeyed.epoch.number > latest => Err(FsError::InvalidArgument(format!(
+            "the datanode obeyed {obeyed}, more than ten years after the clock of this namenode: \
+             what it keeps of that is damaged"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// What is to be done with a datanode that registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -203,6 +219,20 @@ mod tests {
         assert_eq!(next_number(ORIGIN_UNIX_S + 7, [3, 9, 4]), 10);
         assert_eq!(next_number(0, []), 0);
         assert_eq!(next_number(u64::MAX, [u32::MAX]), Epoch::NUMBER_MAX);
+    }
+
+    #[test]
+    fn an_epoch_of_the_far_future_is_refused() {
+        let now_s = ORIGIN_UNIX_S + 1_000;
+        assert_eq!(check_obeyed(now_s, None), Ok(()));
+        assert_eq!(
+            check_obeyed(now_s, position(1_000 + CLOCK_AHEAD_MAX_S, 1)),
+            Ok(())
+        );
+        for number in [1_001 + CLOCK_AHEAD_MAX_S, Epoch::NUMBER_MAX, u32::MAX] {
+            let refused = check_obeyed(now_s, position(number, 1));
+            assert!(matches!(refused, Err(FsError::InvalidArgument(_))));
+        }
     }
 
     #[test]

@@ -242,7 +242,13 @@ impl Namespace {
         // user who removed it first.
         let known = self.trash.get(ino);
         let (kept_in, counted_in) = match known {
-            Some(known) => (known.directory, known.counted_in),
+            Some(known) => {
+                let counted_in = known.counted_in.map(|before| {
+                    let is_there = self.is_directory_there(before);
+                    if is_there { before } else { old.parent }
+                });
+                (known.directory, counted_in)
+            }
             None if self.edition < ACCOUNTS_KEPT => (directory, None),
             None => (directory, Some(old.parent)),
         };

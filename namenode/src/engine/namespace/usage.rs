@@ -125,11 +125,20 @@ impl Namespace {
         self.edition >= ACCOUNTS_KEPT
     }
 
-    /// Where an inode counts that the directory `dir` names, or named last.
+    /// Where an inode counts that the directory `dir` names, or named last. What is in the trash counts
+    /// where it was while that is there. (A directory in which something counts stays; but a file that
+    /// counts by another of its names does not keep the one that it was removed from.)
     fn counted_by(&self, ino: InodeId, dir: InodeId) -> InodeId {
         let trashed = self.trash.is_part(dir).then(|| self.trash.get(ino));
         let counted_in = trashed.flatten().and_then(|it| it.counted_in);
-        counted_in.unwrap_or(dir)
+        counted_in
+            .filter(|&before| self.is_directory_there(before))
+            .unwrap_or(dir)
+    }
+
+    /// Whether a directory is in the table, with or without a name.
+    pub(super) fn is_directory_there(&self, ino: InodeId) -> bool {
+        self.inodes.get(ino).is_ok_and(Inode::is_directory)
     }
 
     /// The directory in which an inode counts; none for the root, and for what does not count.

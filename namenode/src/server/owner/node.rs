@@ -21,7 +21,7 @@ use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
-use crate::server::timeline::Verdict;
+use crate::server::timeline::{Verdict, check_obeyed};
 
 impl Owner {
     pub(super) fn node_request(
@@ -113,6 +113,7 @@ impl Owner {
                 self.formatted.cluster
             )));
         }
+        check_obeyed(clock::unix_now_s().into(), register.obeyed)?;
         let verdict = self.judge_position(register.obeyed);
         if let Verdict::Refuse(obeyed) = verdict {
             tracing::error!(

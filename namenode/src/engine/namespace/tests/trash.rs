@@ -260,3 +260,32 @@ fn something_else_of_its_name_is_left_alone() {
     );
     fixture.ino("/d/f");
 }
+
+/// A file that counts by another of its names does not keep the directory that it was removed from.
+#[test]
+fn what_was_removed_from_a_directory_that_is_gone_counts_in_the_trash() {
+    let mut fixture = Fixture::new();
+    fixture.dir("/c");
+    fixture.file("/f");
+    fixture.link("/f", "/c/f").unwrap();
+    let ino = fixture.ino("/f");
+    // Makes the directory of the user, which is younger than the others.
+    fixture.trash("/c/f", 60).unwrap();
+    fixture.remove_dir("/c").unwrap();
+    for path in ["/d", "/e"] {
+        fixture.dir(path);
+    }
+    fixture.rename("/f", "/d/f", RenameMode::Replace).unwrap();
+    fixture.unlink("/d/f").unwrap();
+    let bytes = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
+    fixture.now += 1_000_000_000_000;
+    fixture.purge(vec![ino]);
+    let now = Timestamp(fixture.now);
+    let release = Command::ReleaseOrphans {
+        inodes: vec![ino],
+        now,
+    };
+    fixture.apply(&release).unwrap();
+    assert!(!fixture.namespace.exists(ino));
+}
