@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 /// How long a request takes at most from the kernel's deciding on it until it is read here, as far as
 /// that matters. A longer delay needs a change of the file by another mount in just that time to do
 /// harm.
-const ON_ITS_WAY_MAX: Duration = Duration::from_millis(2);
+const ON_ITS_WAY_MAX: Duration = Duration::from_millis(20);
 
 /// How long it takes at most from deciding to notify the kernel until it is disturbed by it.
-const DISTURBING_MAX: Duration = Duration::from_millis(1);
+const DISTURBING_MAX: Duration = Duration::from_millis(5);
 
 /// How long the kernel is left undisturbed after a refusal, for it to ask again.
 pub const QUIET_MAX: Duration = Duration::from_millis(50);
@@ -217,7 +217,8 @@ impl State {
 mod tests {
     use super::*;
 
-    const MS: Duration = Duration::from_millis(1);
+    // Longer than requests are on their way.
+    const MS: Duration = Duration::from_millis(10);
 
     #[test]
     fn a_larger_size_waits_for_pages_to_be_dropped() {
