@@ -11,7 +11,7 @@ use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
 use harvestfs_protocol::meta::housekeeping;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Credentials, PlacementRules};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::allocator::Allocator;
@@ -143,19 +143,19 @@ impl Core {
     }
 
     pub(crate) fn default_rules(&self) -> PlacementRules {
-        *lock(&self.default_rules)
+        *self.default_rules.lock()
     }
 
     /// The writer of small pieces of files with these rules.
     pub(crate) fn pack(self: &Arc<Self>, rules: PlacementRules) -> Arc<DataWriter> {
-        let mut packs = lock(&self.packs);
+        let mut packs = self.packs.lock();
         let start = || DataWriter::start(self, Topology::Star, rules);
         packs.entry(rules).or_insert_with(start).clone()
     }
 
     /// A block was begun.
     pub(crate) fn begun(&self, stream: &Arc<BlockStream>) {
-        let mut unsealed = lock(&self.unsealed);
+        let mut unsealed = self.unsealed.lock();
         unsealed.retain(|other| other.upgrade().is_some_and(|other| !other.is_sealed()));
         unsealed.push(Arc::downgrade(stream));
     }
@@ -165,7 +165,9 @@ impl Core {
         &self,
         ino: InodeId,
     ) -> Result<Vec<Arc<BlockStream>>, ClientError> {
-        let mut unsealed: Vec<_> = lock(&self.unsealed)
+        let mut unsealed: Vec<_> = self
+            .unsealed
+            .lock()
             .iter()
             .filter_map(Weak::upgrade)
             .filter(|stream| !stream.is_sealed())
@@ -180,12 +182,12 @@ impl Core {
 
     /// The state of an inode that is open or has data in memory.
     pub(crate) fn file(&self, ino: InodeId) -> Option<Arc<FileState>> {
-        lock(&self.files).get(&ino).cloned()
+        self.files.lock().get(&ino).cloned()
     }
 
     /// The state of an inode, with one handle more.
     pub(crate) fn open_file(self: &Arc<Self>, ino: InodeId) -> Arc<FileState> {
-        let mut files = lock(&self.files);
+        let mut files = self.files.lock();
         let file = files
             .entry(ino)
             .or_insert_with(|| FileState::new(self.clone(), ino))
@@ -196,7 +198,7 @@ impl Core {
 
     /// Forgets the state of an inode if nothing needs it.
     pub(crate) fn reap(&self, file: &Arc<FileState>) {
-        let mut files = lock(&self.files);
+        let mut files = self.files.lock();
         if file.is_unused()
             && files
                 .get(&file.ino)
@@ -248,7 +250,7 @@ impl Core {
     /// commits.
     pub(crate) fn flush_soon(self: &Arc<Self>, file: Arc<FileState>) {
         let is_first = {
-            let mut closing = lock(&self.closing);
+            let mut closing = self.closing.lock();
             closing.push((RequestId::current(), file));
             closing.len() == 1
         };
@@ -256,7 +258,7 @@ impl Core {
             let core = self.clone();
             self.session.runtime.spawn(async move {
                 tokio::time::sleep(CLOSE_LINGER).await;
-                let files = std::mem::take(&mut *lock(&core.closing));
+                let files = std::mem::take(&mut *core.closing.lock());
                 for (request, file) in files {
                     request.during(|| file.start_flush());
                 }
@@ -332,11 +334,11 @@ impl Core {
     /// Ends everything that holds on to this.
     pub(crate) fn let_go(&self) {
         self.close_writers();
-        lock(&self.files).clear();
+        self.files.lock().clear();
     }
 
     fn close_writers(&self) {
-        for (_, pack) in lock(&self.packs).drain() {
+        for (_, pack) in self.packs.lock().drain() {
             pack.close();
         }
         for file in self.all_files() {
@@ -345,7 +347,7 @@ impl Core {
     }
 
     fn all_files(&self) -> Vec<Arc<FileState>> {
-        lock(&self.files).values().cloned().collect()
+        self.files.lock().values().cloned().collect()
     }
 }
 
@@ -384,8 +386,8 @@ async fn follow_session(core: Arc<Core>) {
             generation = link.generation;
             core.block_bytes
                 .store(link.opened.block_bytes, Ordering::Relaxed);
-            *lock(&core.default_rules) = link.opened.default_rules;
-            for pack in lock(&core.packs).values() {
+            *core.default_rules.lock() = link.opened.default_rules;
+            for pack in core.packs.lock().values() {
                 pack.wake();
             }
             for file in core.all_files() {
@@ -396,9 +398,4 @@ async fn follow_session(core: Arc<Core>) {
             return;
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each critical section is a single change.
-    mutex.lock()
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use harvestfs_protocol::ids::InodeId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// See the module. The namenode bounds how many there are.
 #[derive(Default)]
@@ -26,30 +26,30 @@ pub(crate) struct Takings(u64);
 impl Delegations {
     /// To be called before the request whose reply may give a delegation is sent.
     pub(crate) fn takings(&self) -> Takings {
-        self.lock().takings
+        self.state.lock().takings
     }
 
     /// The namenode gave the delegation. It does not count when any was taken back since `before`:
     /// it may have been this one.
     pub(crate) fn given(&self, ino: InodeId, before: Takings) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.takings == before {
             state.inodes.insert(ino);
         }
     }
 
     pub(crate) fn has(&self, ino: InodeId) -> bool {
-        self.lock().inodes.contains(&ino)
+        self.state.lock().inodes.contains(&ino)
     }
 
     /// This session gives one up: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
-        self.lock().inodes.remove(&ino);
+        self.state.lock().inodes.remove(&ino);
     }
 
     /// The namenode takes some back.
     pub(crate) fn recalled(&self, inodes: &[InodeId]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.takings.0 += 1;
         for ino in inodes {
             state.inodes.remove(ino);
@@ -58,7 +58,7 @@ impl Delegations {
 
     /// The session has ended.
     pub(crate) fn clear(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.takings.0 += 1;
         state.inodes.clear();
     }
@@ -66,14 +66,9 @@ impl Delegations {
     /// What the session declares to the namenode when it comes back. The namenode takes back every
     /// delegation that is not among them.
     pub(crate) fn declare(&self) -> Vec<InodeId> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.takings.0 += 1;
         state.inodes.iter().copied().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Each critical section leaves a state that holds.
-        self.state.lock()
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::sections::in_memory;
 use crate::writeback::Place;
@@ -43,7 +43,7 @@ impl Recent {
         // A copy: the piece may be a small part of a large buffer.
         let data = Bytes::copy_from_slice(data);
         let size_bytes = data.len() + PIECE_OVERHEAD_BYTES;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.pieces.insert(key, data).is_some() {
             return;
         }
@@ -60,7 +60,7 @@ impl Recent {
 
     /// The data at the start of a range of a block, if it is kept.
     pub(crate) fn ready(&self, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let starts = (block, 0)..=(block, range.start);
         let (&(_, offset), data) = inner.pieces.range(starts).next_back()?;
         // Within the piece, or behind its end.
@@ -68,11 +68,6 @@ impl Recent {
         let left = data.len().checked_sub(from).filter(|&left| left > 0)?;
         let wanted = in_memory(range.end - range.start);
         Some(data.slice(from..from + left.min(wanted)))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.inner.lock()
     }
 }
 
@@ -112,7 +107,7 @@ mod tests {
             recent.keep(place(block, 0), &piece);
             recent.keep(place(block, 0), &piece);
         }
-        let inner = recent.lock();
+        let inner = recent.inner.lock();
         assert_eq!(inner.pieces.len(), pieces_max);
         assert_eq!(inner.order.len(), pieces_max);
         assert!(inner.bytes <= KEPT_BYTES_MAX);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use harvestfs_protocol::limits::MUTATIONS_IN_FLIGHT_MAX;
 use harvestfs_protocol::rpc::Request;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::session::Session;
@@ -41,7 +41,7 @@ pub(crate) struct Numbered {
 impl Sequences {
     /// A new session starts; returns its generation.
     pub(crate) fn restart(&self) -> u64 {
-        let mut numbers = self.lock();
+        let mut numbers = self.inner.lock();
         numbers.generation += 1;
         numbers.next = 1;
         numbers.in_flight.clear();
@@ -52,7 +52,7 @@ impl Sequences {
     }
 
     pub(crate) fn generation(&self) -> u64 {
-        self.lock().generation
+        self.inner.lock().generation
     }
 
     pub(crate) async fn begin(session: &Arc<Session>, window: u64) -> Numbered {
@@ -60,7 +60,7 @@ impl Sequences {
         loop {
             let answered = this.answered.notified();
             {
-                let mut numbers = this.lock();
+                let mut numbers = this.inner.lock();
                 let oldest = numbers.in_flight.first().copied();
                 if oldest.is_none_or(|oldest| numbers.next - oldest < window) {
                     let sequence = numbers.next;
@@ -79,18 +79,19 @@ impl Sequences {
 
     /// All mutations below it have been answered.
     pub(crate) fn answered_below(&self, sequence: u64) -> u64 {
-        self.lock().in_flight.first().copied().unwrap_or(sequence)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Numbers> {
-        self.inner.lock()
+        self.inner
+            .lock()
+            .in_flight
+            .first()
+            .copied()
+            .unwrap_or(sequence)
     }
 }
 
 impl Drop for Numbered {
     fn drop(&mut self) {
         let sequences = &self.session.sequences;
-        let mut numbers = sequences.lock();
+        let mut numbers = sequences.inner.lock();
         if numbers.generation == self.generation {
             let was_oldest = numbers.in_flight.first() == Some(&self.sequence);
             numbers.in_flight.remove(&self.sequence);
@@ -119,11 +120,11 @@ struct Relaxed {
 impl Unconfirmed {
     /// Everything answered so far has at most this number.
     pub(crate) fn last(&self) -> u64 {
-        self.lock().last
+        self.inner.lock().last
     }
 
     pub(crate) fn add(&self, number: Numbered, request: Arc<Request>) -> usize {
-        let mut relaxed = self.lock();
+        let mut relaxed = self.inner.lock();
         relaxed.last += 1;
         let last = relaxed.last;
         relaxed.waiting.push_back((last, number, request));
@@ -133,7 +134,7 @@ impl Unconfirmed {
     pub(crate) fn confirm(&self, through: u64) {
         let mut confirmed = Vec::new();
         {
-            let mut relaxed = self.lock();
+            let mut relaxed = self.inner.lock();
             relaxed.durable_through = relaxed.durable_through.max(through);
             while relaxed
                 .waiting
@@ -148,22 +149,18 @@ impl Unconfirmed {
     }
 
     pub(crate) fn requests(&self) -> Vec<Arc<Request>> {
-        let relaxed = self.lock();
+        let relaxed = self.inner.lock();
         let waiting = relaxed.waiting.iter();
         waiting.map(|(_, _, request)| request.clone()).collect()
     }
 
     /// Whether everything with at most this number is durable.
     pub(crate) fn is_durable(&self, through: u64) -> bool {
-        self.lock().durable_through >= through
+        self.inner.lock().durable_through >= through
     }
 
     /// Whether nothing waits to become durable.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().waiting.is_empty()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Relaxed> {
-        self.inner.lock()
+        self.inner.lock().waiting.is_empty()
     }
 }

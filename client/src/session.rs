@@ -16,7 +16,7 @@ use harvestfs_protocol::transport::{
     CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
     TransportOptions,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -220,7 +220,7 @@ impl Session {
     }
 
     pub(crate) fn set_listener(&self, listener: Arc<dyn CacheListener>) {
-        *self.lock_listener() = Some(listener);
+        *self.listener.lock() = Some(listener);
     }
 
     /// The namenode reports that the session of this link is over.
@@ -436,15 +436,11 @@ impl Session {
         &self,
         tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
     ) {
-        let listener = self.lock_listener().clone();
+        let listener = self.listener.lock().clone();
         if let Some(listener) = listener {
             // It may have to wait for the kernel. A panic in it is reported by the runtime.
             let _ = tokio::task::spawn_blocking(move || tell(&*listener)).await;
         }
-    }
-
-    fn lock_listener(&self) -> MutexGuard<'_, Option<Arc<dyn CacheListener>>> {
-        self.listener.lock()
     }
 }
 

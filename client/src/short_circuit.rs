@@ -30,7 +30,7 @@ use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{Connection, TransportError};
 use harvestfs_protocol::types::NodeInfo;
 use lru::LruCache;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
@@ -145,7 +145,9 @@ impl ShortCircuit {
     /// Gives back what is no longer lent.
     pub(crate) fn return_files(&self) {
         let now = Instant::now();
-        let lenders: Vec<Arc<Lender>> = lock(&self.nodes)
+        let lenders: Vec<Arc<Lender>> = self
+            .nodes
+            .lock()
             .values()
             .filter_map(|access| match access {
                 Access::Open(lender) => Some(lender.clone()),
@@ -153,7 +155,10 @@ impl ShortCircuit {
             })
             .collect();
         for lender in lenders {
-            lock(&lender.files).retain(|_, answered| now < answered.until);
+            lender
+                .files
+                .lock()
+                .retain(|_, answered| now < answered.until);
         }
     }
 
@@ -161,7 +166,7 @@ impl ShortCircuit {
         let host = self.host.as_ref()?;
         {
             let now = Instant::now();
-            let mut nodes = lock(&self.nodes);
+            let mut nodes = self.nodes.lock();
             match nodes.get(&node.node) {
                 Some(Access::Open(lender)) => return Some(lender.clone()),
                 Some(Access::Closed { until }) if now < *until => return None,
@@ -187,12 +192,12 @@ impl ShortCircuit {
             Access::Open(lender) => Some(lender.clone()),
             Access::Closed { .. } => None,
         };
-        lock(&self.nodes).insert(node.node, access);
+        self.nodes.lock().insert(node.node, access);
         lender
     }
 
     fn close(&self, node: NodeId, lender: &Arc<Lender>) {
-        let mut nodes = lock(&self.nodes);
+        let mut nodes = self.nodes.lock();
         if let Some(access) = nodes.get_mut(&node)
             && matches!(access, Access::Open(open) if Arc::ptr_eq(open, lender))
         {
@@ -275,7 +280,7 @@ impl Lender {
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
-        let _asking = lock(&self.asking);
+        let _asking = self.asking.lock();
         // Another caller may have asked meanwhile, and may have got no answer.
         self.check()?;
         if let Some(answered) = self.answered(request.block) {
@@ -295,7 +300,7 @@ impl Lender {
             file: file.map(Arc::new),
             until: asked_at + lent_for,
         };
-        let mut files = lock(&self.files);
+        let mut files = self.files.lock();
         if files.len() >= LOANS_MAX {
             files.retain(|_, answered| asked_at < answered.until);
         }
@@ -314,7 +319,7 @@ impl Lender {
     }
 
     fn answered(&self, block: BlockId) -> Option<Answered> {
-        let files = lock(&self.files);
+        let files = self.files.lock();
         let answered = files.get(&block)?;
         (Instant::now() < answered.until).then(|| answered.clone())
     }
@@ -365,7 +370,7 @@ impl LentFile {
             let expected = &table[start..start + (end - first) as usize];
             let mut pairs = part.chunks(PAGE_BYTES).zip(expected);
             if !pairs.all(|(chunk, expected)| chunk_checksum(chunk) == *expected) {
-                lock(tables).pop(&(block, group_of(first)));
+                tables.lock().pop(&(block, group_of(first)));
                 return Ok(None);
             }
             first = end;
@@ -374,7 +379,7 @@ impl LentFile {
     }
 
     fn table(&self, tables: &Tables, block: BlockId, group: u32) -> io::Result<Arc<Table>> {
-        if let Some(table) = lock(tables).get(&(block, group)) {
+        if let Some(table) = tables.lock().get(&(block, group)) {
             return Ok(table.clone());
         }
         let mut page = page_aligned(PAGE_BYTES);
@@ -386,7 +391,7 @@ impl LentFile {
             *checksum = u32::from_le_bytes(*entry);
         }
         let table = Arc::new(table);
-        lock(tables).put((block, group), table.clone());
+        tables.lock().put((block, group), table.clone());
         Ok(table)
     }
 }
@@ -398,11 +403,6 @@ fn page_aligned(bytes: usize) -> BytesMut {
     let mut aligned = buffer.split_off(skip);
     aligned.truncate(bytes);
     aligned
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each critical section is a single change.
-    mutex.lock()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::DirEntry;
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, PlacementRules};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::extents::ExtentMap;
 
@@ -109,7 +109,7 @@ impl MetaCache {
 
     /// To be called before a request is sent.
     pub(crate) fn ticket(&self) -> Ticket {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.tickets += 1;
         Ticket {
             at: inner.now,
@@ -118,14 +118,14 @@ impl MetaCache {
     }
 
     pub(crate) fn attr(&self, ino: InodeId) -> Option<Attr> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let inode = inner.inodes.get_mut(&ino)?;
         inode.used = true;
         inode.attr.clone()
     }
 
     pub(crate) fn entry(&self, parent: InodeId, name: &Name) -> Option<Entry> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let directory = inner.dirs.get_mut(&parent)?;
         directory.used = true;
         let found = match directory.names.get(name) {
@@ -152,7 +152,7 @@ impl MetaCache {
 
     /// Attributes and extents that belong together.
     pub(crate) fn content(&self, ino: InodeId) -> Option<(Attr, Arc<ExtentMap>)> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let inode = inner.inodes.get_mut(&ino)?;
         inode.used = true;
         let attr = inode.attr.as_ref()?;
@@ -169,7 +169,7 @@ impl MetaCache {
         with_attributes: bool,
     ) -> Option<(InodeId, Vec<DirEntry>, bool)> {
         use std::ops::Bound;
-        let mut guard = self.lock();
+        let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let directory = inner.dirs.get_mut(&ino)?;
         if !directory.complete {
@@ -199,16 +199,16 @@ impl MetaCache {
     }
 
     pub(crate) fn link_target(&self, ino: InodeId) -> Option<Vec<u8>> {
-        self.lock().inodes.get(&ino)?.link_target.clone()
+        self.inner.lock().inodes.get(&ino)?.link_target.clone()
     }
 
     pub(crate) fn rules(&self, ino: InodeId) -> Option<PlacementRules> {
-        self.lock().inodes.get(&ino)?.rules
+        self.inner.lock().inodes.get(&ino)?.rules
     }
 
     /// An extended attribute: known to be this, known not to exist, or not known.
     pub(crate) fn xattr(&self, ino: InodeId, name: &[u8]) -> Option<Option<Vec<u8>>> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let inode = inner.inodes.get(&ino)?;
         match inode.xattrs.get(name) {
             Some(value) => Some(value.clone()),
@@ -219,7 +219,7 @@ impl MetaCache {
 
     /// The namenode took these back.
     pub(crate) fn invalidate(&self, inodes: &[InodeId], entries: &[(InodeId, Name)]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for &ino in inodes {
             inner.happened(Subject::Inode(ino));
             inner.forget_inode(ino);
@@ -235,7 +235,7 @@ impl MetaCache {
 
     /// Nothing is known any more.
     pub(crate) fn invalidate_all(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.now += 1;
         inner.floor = inner.now;
         inner.events.clear();
@@ -243,12 +243,6 @@ impl MetaCache {
         inner.dirs.clear();
         inner.clock.clear();
         inner.entries = 0;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Losing an update to a panic elsewhere in the critical section is not possible: none can
-        // panic between two changes that belong together.
-        self.inner.lock()
     }
 }
 

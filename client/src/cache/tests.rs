@@ -133,7 +133,7 @@ proptest! {
                 _ => ticket.learn_content(&attr(ino, 0), &Arc::default()),
             }
             drop(ticket);
-            let inner = cache.lock();
+            let inner = cache.inner.lock();
             let inodes: usize = inner.inodes.values().map(|inode| inode.weight).sum();
             let names: usize = inner.dirs.values().map(|directory| directory.names.len()).sum();
             prop_assert_eq!(inner.entries, inodes + names);

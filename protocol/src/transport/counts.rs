@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::{CloseCode, Connection};
 
@@ -28,12 +28,7 @@ pub struct CountedConnection {
     address: IpAddr,
 }
 
-impl Counts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, u32>> {
-        // Each critical section is a single change.
-        self.of_addresses.lock()
-    }
-}
+impl Counts {}
 
 impl ConnectionCounts {
     /// At most so many connections come from one address.
@@ -62,7 +57,7 @@ impl ConnectionCounts {
     }
 
     fn begin(&self, address: IpAddr) -> Option<CountedConnection> {
-        let mut counts = self.shared.lock();
+        let mut counts = self.shared.of_addresses.lock();
         let count = counts.entry(address).or_default();
         if *count >= self.shared.per_address_max {
             return None;
@@ -77,7 +72,7 @@ impl ConnectionCounts {
 
 impl Drop for CountedConnection {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock();
+        let mut counts = self.counts.of_addresses.lock();
         if let Some(count) = counts.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
@@ -105,7 +100,7 @@ mod tests {
         assert!(third.is_some() && counts.begin(one).is_none());
         drop((second, third));
         assert!(
-            counts.shared.lock().is_empty(),
+            counts.shared.of_addresses.lock().is_empty(),
             "nothing is kept for who left"
         );
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{Connection, Endpoint, TransportError, within};
@@ -96,11 +96,11 @@ impl ConnectionPool {
 
     /// Forgets the connection to `peer` at `addr`, for example after it behaved badly.
     pub fn forget(&self, addr: SocketAddr, peer: &Peer) {
-        self.lock().by_key.remove(&(addr, peer.clone()));
+        self.inner.slots.lock().by_key.remove(&(addr, peer.clone()));
     }
 
     fn outcome_of(&self, key: Key) -> watch::Receiver<Outcome> {
-        let mut slots = self.lock();
+        let mut slots = self.inner.slots.lock();
         slots.uses += 1;
         let now = slots.uses;
         if let Some(slot) = slots.by_key.get_mut(&key)
@@ -128,11 +128,6 @@ impl ConnectionPool {
             sender.send_replace(Some(result));
         });
         outcome
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        // Under the lock there are only single changes of the map, which a panic cannot split.
-        self.inner.slots.lock()
     }
 }
 

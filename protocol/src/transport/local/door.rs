@@ -7,7 +7,7 @@ use std::os::unix::net as std_unix;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -83,7 +83,7 @@ impl Door {
     pub(in crate::transport) fn offer(&self) -> (Offer, LocalStreams) {
         let (ticket, proof) = (rand::random(), rand::random());
         let (sender, streams) = mpsc::channel(WAITING_MAX);
-        let mut expected = lock(&self.expected);
+        let mut expected = self.expected.lock();
         expected.retain(|_, caller| !caller.streams.is_closed());
         let caller = Caller {
             proof,
@@ -104,11 +104,6 @@ impl std::fmt::Debug for Door {
         // The tickets are secret.
         f.debug_struct("Door").finish_non_exhaustive()
     }
-}
-
-fn lock(expected: &Mutex<Expected>) -> MutexGuard<'_, Expected> {
-    // Under the lock there are only single changes of the map, which a panic cannot split.
-    expected.lock()
 }
 
 /// Answers callers until `closed`.
@@ -164,7 +159,7 @@ async fn admit(
     let mut knock = [0; KNOCK_BYTES];
     socket.read_exact(&mut knock).await?;
     let [ticket @ .., kind] = knock;
-    let caller = lock(expected).get(&ticket).cloned();
+    let caller = expected.lock().get(&ticket).cloned();
     let caller = caller.ok_or_else(|| io::Error::other("it has no valid ticket"))?;
     let kind = StreamKind::decode(kind).map_err(io::Error::other)?;
     let place = caller.streams.try_reserve().map_err(io::Error::other)?;

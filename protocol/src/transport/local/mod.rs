@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -147,7 +147,11 @@ impl Opener {
     /// # Errors
     /// There is no way but the network.
     pub(super) async fn open(&self, kind: StreamKind) -> Result<StreamSocket, TransportError> {
-        if self.lock().is_some_and(|until| Instant::now() < until) {
+        if self
+            .resting_until
+            .lock()
+            .is_some_and(|until| Instant::now() < until)
+        {
             return Err(lost(io::Error::other("the door did not answer")));
         }
         let permit = self.streams.clone().try_acquire_owned();
@@ -157,7 +161,7 @@ impl Opener {
         })
         .await;
         if opened.is_err() {
-            *self.lock() = Some(Instant::now() + REST);
+            *self.resting_until.lock() = Some(Instant::now() + REST);
         }
         opened.map(|fd| StreamSocket { fd, permit })
     }
@@ -179,11 +183,6 @@ impl Opener {
             return Err(io::Error::other("somebody else has the socket"));
         }
         Ok(socket.into_std()?.into())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
-        // It is set and read whole.
-        self.resting_until.lock()
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -122,7 +122,7 @@ impl<Req, Resp, Notice> RpcClient<Req, Resp, Notice> {
 
     /// Whether calls can no longer succeed.
     pub fn is_closed(&self) -> bool {
-        self.inner.shared.lock().lost.is_some()
+        self.inner.shared.calls.lock().lost.is_some()
     }
 }
 
@@ -179,7 +179,7 @@ impl<Resp> Shared<Resp> {
     }
 
     fn register(&self) -> Result<(u64, oneshot::Receiver<Result<Resp, RpcError>>), RpcError> {
-        let mut calls = self.lock();
+        let mut calls = self.calls.lock();
         if let Some(reason) = &calls.lost {
             return Err(RpcError::ConnectionLost {
                 reason: reason.clone(),
@@ -194,14 +194,14 @@ impl<Resp> Shared<Resp> {
 
     fn answer(&self, id: u64, result: Result<Resp, RpcError>) {
         // Without an entry, the call was cancelled or is over its deadline.
-        if let Some(sender) = self.lock().waiting.remove(&id) {
+        if let Some(sender) = self.calls.lock().waiting.remove(&id) {
             let _ = sender.send(result);
         }
     }
 
     fn fail_all(&self, reason: &str) {
         let waiting = {
-            let mut calls = self.lock();
+            let mut calls = self.calls.lock();
             calls.lost.get_or_insert_with(|| reason.to_owned());
             std::mem::take(&mut calls.waiting)
         };
@@ -216,15 +216,10 @@ impl<Resp> Shared<Resp> {
     }
 
     fn lost(&self) -> RpcError {
-        let reason = self.lock().lost.clone();
+        let reason = self.calls.lock().lost.clone();
         RpcError::ConnectionLost {
             reason: reason.unwrap_or_else(|| "the client was stopped".to_owned()),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Calls<Resp>> {
-        // Under the lock there are only single changes of the map, which a panic cannot split.
-        self.calls.lock()
     }
 }
 
@@ -235,7 +230,7 @@ struct Entry<'a, Resp> {
 
 impl<Resp> Drop for Entry<'_, Resp> {
     fn drop(&mut self) {
-        self.shared.lock().waiting.remove(&self.id);
+        self.shared.calls.lock().waiting.remove(&self.id);
     }
 }
 

@@ -62,14 +62,14 @@ impl Outgoing {
         message: &M,
         counted: Counted,
     ) -> Result<Fill, WireError> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         codec::encode_frame(&mut queue.frames, message, 0)?;
         Ok(self.pushed(queue, counted))
     }
 
     /// Queues a frame that is encoded already.
     pub(super) fn push_encoded(&self, frame: &[u8], counted: Counted) -> Fill {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.frames.extend_from_slice(frame);
         self.pushed(queue, counted)
     }
@@ -93,13 +93,13 @@ impl Outgoing {
 
     /// No more frames will come: what is queued is written and the stream finished.
     pub(super) fn close(&self) {
-        self.lock().closed = true;
+        self.queue.lock().closed = true;
         self.changed.notify_one();
     }
 
     /// Waits until at most `max_bytes` are queued. For one waiter at a time.
     pub(super) async fn wait_below(&self, max_bytes: usize) {
-        while self.lock().frames.len() > max_bytes {
+        while self.queue.lock().frames.len() > max_bytes {
             self.drained.notified().await;
         }
     }
@@ -115,7 +115,7 @@ impl Outgoing {
         let result = self
             .write_until_closed(&mut sender, connection, written)
             .await;
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.broken = true;
         queue.frames = Vec::new();
         drop(queue);
@@ -135,7 +135,7 @@ impl Outgoing {
         tokio::pin!(lost);
         loop {
             let (frames, permits) = {
-                let mut queue = self.lock();
+                let mut queue = self.queue.lock();
                 if queue.frames.is_empty() && queue.closed {
                     return sender.finish();
                 }
@@ -157,12 +157,6 @@ impl Outgoing {
             }
             written.add_permits(permits);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that runs under the lock can leave the queue inconsistent by panicking: encoding
-        // appends, and a half frame would close the connection at the other end.
-        self.queue.lock()
     }
 }
 
