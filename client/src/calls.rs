@@ -70,14 +70,16 @@ struct Unanswered {
 impl Pending<'_> {
     /// Goes on in another session, or again.
     fn renumber(&mut self, number: Numbered) {
-        if let Request::Meta(MetaCall {
+        let request = Arc::make_mut(&mut self.request);
+        let Request::Meta(MetaCall {
             op: MetaOp::Mutation(call),
             ..
-        }) = Arc::make_mut(&mut self.request)
-        {
-            call.sequence = number.sequence;
-            call.answered_below = number.session.sequences.answered_below(number.sequence);
-        }
+        }) = request
+        else {
+            unreachable!("only mutations are pending, not {request:?}");
+        };
+        call.sequence = number.sequence;
+        call.answered_below = number.session.sequences.answered_below(number.sequence);
         self.number = Some(number);
     }
 
@@ -136,6 +138,17 @@ fn created(reply: &Reply) -> impl Iterator<Item = InodeId> {
     attrs.map(|attr| attr.ino)
 }
 
+/// The mutation that is pending.
+fn mutation_of(request: &Request) -> &Mutation {
+    match request {
+        Request::Meta(MetaCall {
+            op: MetaOp::Mutation(call),
+            ..
+        }) => &call.mutation,
+        other => unreachable!("only mutations are pending, not {other:?}"),
+    }
+}
+
 /// What a mutation may change, to be forgotten when its outcome is not known.
 struct Changed {
     entries: Vec<(InodeId, Name)>,
@@ -145,14 +158,7 @@ struct Changed {
 
 impl Changed {
     fn by(request: &Request, others: &[InodeId]) -> Self {
-        let Request::Meta(MetaCall {
-            op: MetaOp::Mutation(call),
-            ..
-        }) = request
-        else {
-            unreachable!("only mutations are pending, not {request:?}");
-        };
-        let facts = call.mutation.facts();
+        let facts = mutation_of(request).facts();
         let entries = facts.entries.into_iter().flatten();
         Self {
             entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
@@ -489,14 +495,7 @@ fn learn_directories(ticket: &Ticket, request: &Request, directories: &[Attr]) {
     for attr in directories {
         ticket.changed_attr(attr);
     }
-    let Request::Meta(MetaCall {
-        op: MetaOp::Mutation(call),
-        ..
-    }) = request
-    else {
-        return;
-    };
-    for (dir, _) in call.mutation.facts().entries.into_iter().flatten() {
+    for (dir, _) in mutation_of(request).facts().entries.into_iter().flatten() {
         if !directories.iter().any(|attr| attr.ino == dir) {
             ticket.changed_times(dir);
         }

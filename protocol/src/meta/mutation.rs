@@ -515,3 +515,26 @@ pub struct RemoveSnapshot {
     /// Name of the snapshot.
     pub name: Name,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_answered_before_it_is_durable_is_that_and_nothing_else() {
+        let answered = |mutation: Mutation| mutation.facts().answered;
+        let ino = InodeId::ROOT;
+        for (durable, expected) in [(true, Answered::Durable), (false, Answered::AtOnce)] {
+            let files = vec![];
+            assert_eq!(answered(Commit { files, durable }.into()), expected);
+        }
+        let seal = SealBlocks { blocks: vec![] };
+        assert_eq!(answered(seal.into()), Answered::AtOnce);
+        let changes = AttrChanges::default();
+        let set = SetAttr { ino, changes };
+        assert_eq!(answered(set.into()), Answered::DurableUnlessRelaxed);
+        let name = b"user.a".to_vec();
+        let remove = RemoveXattr { ino, name };
+        assert_eq!(answered(remove.into()), Answered::Durable);
+    }
+}

@@ -143,7 +143,7 @@ impl Namespace {
                 findings.inode(ino, "an orphan that is gone");
             }
             if let Some(dir) = self.counted_in(ino)
-                && !self.inodes.get(dir).is_ok_and(Inode::is_directory)
+                && !self.is_directory_there(dir)
             {
                 findings.inode(
                     ino,
@@ -399,8 +399,7 @@ impl Namespace {
                 continue;
             };
             for (name, child) in directory.after(None) {
-                let is_directory = self.inodes.get(child).is_ok_and(Inode::is_directory);
-                if is_directory || inodes.contains(&child) {
+                if self.is_directory_there(child) || inodes.contains(&child) {
                     found.insert(child, (ino, name));
                 }
             }

@@ -517,8 +517,7 @@ impl Namespace {
         for (_, inode) in self.inodes.iter() {
             if let Body::Directory(directory) = &inode.body {
                 let entries = directory.after(None);
-                let is_directory = |ino| self.inodes.get(ino).is_ok_and(Inode::is_directory);
-                let below = entries.filter(|(_, child)| is_directory(*child));
+                let below = entries.filter(|(_, child)| self.is_directory_there(*child));
                 names.extend(below.map(|(name, child)| (child, name.into())));
             }
         }

@@ -280,3 +280,12 @@ fn what_operators_changed_is_remembered_until_it_is_meant_no_more() {
     fixture.apply(&hold(node, false)).unwrap();
     assert!(!held(&fixture));
 }
+
+#[test]
+fn a_new_cluster_has_one_inode() {
+    let totals = Query::StatFs(query::StatFs { ino: InodeId::ROOT });
+    assert!(matches!(
+        Fixture::new().query(&totals),
+        Ok(MetaReply::StatFs(totals)) if totals.total_inodes - totals.free_inodes == 1
+    ));
+}
