@@ -18,6 +18,16 @@ use crate::seal::discard;
 /// Blocks per request: one to use, one in advance. The namenode reserves room for each.
 const BLOCKS_PER_ALLOCATION: u32 = 2;
 
+/// What blocks are wanted for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) rules: PlacementRules,
+    /// The file that the first data is of.
+    pub(crate) file: InodeId,
+    /// Where a quota leaves no room, what was removed here a moment ago may be released first.
+    pub(crate) may_release: bool,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Allocator {
@@ -29,13 +39,11 @@ impl Allocator {
     pub(crate) async fn take(
         &self,
         core: &Arc<Core>,
-        rules: PlacementRules,
-        file: InodeId,
-        may_release: bool,
+        wanted: Wanted,
     ) -> Result<NewBlock, ClientError> {
         let avoided = core.locations.avoided(Instant::now());
         let generation = core.session.generation();
-        while let Some(new) = self.pop(rules) {
+        while let Some(new) = self.pop(wanted.rules) {
             let usable = new.nodes.iter().all(|node| !avoided.contains(&node.node));
             if new.generation == generation
                 && usable
@@ -45,13 +53,13 @@ impl Allocator {
             }
             give_back(core, new);
         }
-        let mut result = allocate(core, rules, (file, may_release), avoided.clone()).await;
+        let mut result = allocate(core, wanted, avoided.clone()).await;
         let is_refused = |error: &FsError| *error != FsError::QuotaExceeded;
         if !avoided.is_empty()
             && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
         {
             // Better one that failed lately, or was busy a moment ago, than none.
-            result = allocate(core, rules, (file, may_release), Vec::new()).await;
+            result = allocate(core, wanted, Vec::new()).await;
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
@@ -60,7 +68,11 @@ impl Allocator {
             // By the time that it is needed, there may be more datanodes.
             give_back(core, new);
         }
-        self.stock.lock().entry(rules).or_default().extend(blocks);
+        self.stock
+            .lock()
+            .entry(wanted.rules)
+            .or_default()
+            .extend(blocks);
         first.ok_or(ClientError::UnexpectedReply("allocate_blocks"))
     }
 
@@ -77,10 +89,14 @@ fn give_back(core: &Arc<Core>, new: NewBlock) {
 
 async fn allocate(
     core: &Arc<Core>,
-    rules: PlacementRules,
-    (file, may_release): (InodeId, bool),
+    wanted: Wanted,
     exclude: Vec<harvestfs_protocol::ids::NodeId>,
 ) -> Result<Vec<NewBlock>, ClientError> {
+    let Wanted {
+        rules,
+        file,
+        may_release,
+    } = wanted;
     let op = mutation::AllocateBlocks {
         count: BLOCKS_PER_ALLOCATION,
         rules,

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::allocator::Wanted;
 use crate::core::Core;
 use crate::error::ClientError;
 use crate::file_state::FileState;
@@ -245,7 +246,12 @@ impl DataWriter {
                     // Others wait while it is tried: once in a while is enough.
                     let may_release =
                         refused.is_none_or(|at: Instant| at.elapsed() > RELEASE_PAUSE);
-                    let opened = self.open(core, (file, may_release), &mut ends);
+                    let wanted = Wanted {
+                        rules: self.rules,
+                        file,
+                        may_release,
+                    };
+                    let opened = self.open(core, wanted, &mut ends);
                     match request.scope(opened).await {
                         Ok(sender) => active = Some(sender),
                         Err(ClientError::Fs(FsError::QuotaExceeded)) => {
@@ -318,11 +324,10 @@ impl DataWriter {
     async fn open(
         &self,
         core: &Arc<Core>,
-        (file, may_release): (InodeId, bool),
+        wanted: Wanted,
         ends: &mut JoinSet<()>,
     ) -> Result<StreamSender, ClientError> {
-        let allocator = &core.allocator;
-        let new = allocator.take(core, self.rules, file, may_release).await?;
+        let new = core.allocator.take(core, wanted).await?;
         match pipeline::open(
             &core.locations,
             new.clone(),
