@@ -393,11 +393,9 @@ impl Shared {
         if let (Creates::HeldFile, MetaReply::Attr(attr)) = (facts.creates, &reply) {
             state.held.insert(attr.ino);
         }
-        let dirs = facts.entries.into_iter().flatten();
-        let directories = dirs.filter_map(|(dir, _)| state.namespace.attr(dir).ok());
         Ok(Mutated {
             reply,
-            directories: directories.collect(),
+            directories: state.namespace.directories_of(&facts),
         })
     }
 

@@ -3,6 +3,7 @@
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::{ENTRIES_PER_REPLY_MAX, EXTENTS_PER_REPLY_MAX};
+use harvestfs_protocol::meta::mutation::MutationFacts;
 use harvestfs_protocol::meta::query::{ReadDir, Usage};
 use harvestfs_protocol::meta::{DirEntry, MetaReply, Query, StatFs};
 use harvestfs_protocol::name::Name;
@@ -99,6 +100,15 @@ impl Namespace {
     /// [`FsError::Stale`] when there is none.
     pub fn attr(&self, ino: InodeId) -> Result<Attr, FsError> {
         Ok(self.inodes.get(ino)?.attr(ino))
+    }
+
+    /// The attributes of the directories in which a mutation changes names.
+    #[must_use]
+    pub fn directories_of(&self, facts: &MutationFacts<'_>) -> Vec<Attr> {
+        let [first, second] = facts.entries.map(|entry| entry.map(|(dir, _)| dir));
+        let dirs = first.into_iter().chain(second.filter(|_| first != second));
+        // One that has no name left may be gone.
+        dirs.filter_map(|dir| self.attr(dir).ok()).collect()
     }
 
     /// The attributes of what a name leads to.

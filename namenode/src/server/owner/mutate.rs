@@ -242,7 +242,7 @@ impl Owner {
             outcome => reply_of(outcome),
         };
         let facts = mutation.facts();
-        let directories = self.directories_of(&facts);
+        let directories = self.namespace.directories_of(&facts);
         self.grant(asker.session, &facts, &reply, &directories);
         let reply = self.follow_mutation(asker.session, &mutation, reply);
         Ok(Done {
@@ -251,15 +251,6 @@ impl Owner {
             record: if awaited { Some(lsn) } else { shown },
             waits_for_others,
         })
-    }
-
-    /// The attributes of the directories in which a mutation changed names.
-    fn directories_of(&self, facts: &MutationFacts) -> Vec<Attr> {
-        let [first, second] = facts.entries.map(|entry| entry.map(|(dir, _)| dir));
-        let dirs = first.into_iter().chain(second.filter(|_| first != second));
-        // One that has no name left may be gone.
-        dirs.filter_map(|dir| self.namespace.attr(dir).ok())
-            .collect()
     }
 
     /// Notes what the session may cache of the reply to its mutation.

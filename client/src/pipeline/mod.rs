@@ -1,14 +1,13 @@
 //! Writing one block: packets go out on one or several pipelines, acknowledgements come back.
 
+mod sender;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use harvestfs_protocol::codec::StreamKind;
-use harvestfs_protocol::data::{
-    DataRequest, Opening, Packet, WriteAck, WriteRequest, chunk_checksums, round_up_to_chunk,
-};
+use harvestfs_protocol::data::{DataRequest, Opening, WriteAck, WriteRequest, round_up_to_chunk};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::request_id::RequestId;
@@ -19,10 +18,11 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+pub(crate) use self::sender::StreamSender;
+
+use self::sender::Content;
 use crate::error::ClientError;
 use crate::locations::Locations;
-use crate::packet::Layout;
-use crate::requests::carrier;
 use crate::writer::Job;
 
 /// A pipeline has to be set up within this.
@@ -32,9 +32,6 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 const STALL_DEADLINE: Duration = Duration::from_secs(15);
 /// How often a pipeline that says nothing is looked at.
 const ACK_POLL: Duration = Duration::from_millis(500);
-/// How long a datanode that stopped taking packets has to say why. Its answer comes on the other
-/// direction of the stream, which nothing keeps in step with this one.
-const LAST_WORDS: Duration = Duration::from_millis(200);
 /// A pipeline that owes an answer for this long is searched for a datanode that is gone. A killed
 /// process would show by itself only after the connection's idle timeout, and not which it is.
 const SUSPICIOUS: Duration = Duration::from_millis(1_500);
@@ -122,12 +119,6 @@ struct InFlight {
     stable: bool,
     seals: bool,
     sent: Instant,
-}
-
-/// The sending side of a block's pipelines.
-pub(crate) struct StreamSender {
-    pub(crate) stream: Arc<BlockStream>,
-    senders: Vec<(NodeId, FrameSender)>,
 }
 
 /// Sets up the pipelines of a block.
@@ -544,83 +535,5 @@ impl BlockStream {
             sent: Instant::now(),
         });
         matches!(state.phase, Phase::Open).then_some(start)
-    }
-}
-
-enum Content {
-    Data {
-        bytes: u64,
-        jobs: Vec<(usize, Job)>,
-        sync: bool,
-    },
-    Sync,
-    Seal,
-}
-
-impl StreamSender {
-    /// Sends a packet of data. If a datanode fails, the stream says so.
-    pub(crate) async fn send(&mut self, layout: Layout<Job>) {
-        let checksums = chunk_checksums(&layout.data);
-        let (data, sync) = (layout.data, layout.sync);
-        let request = carrier(layout.pieces.iter().map(|(_, job)| job.request));
-        let content = Content::Data {
-            bytes: data.len() as u64,
-            jobs: layout.pieces,
-            sync,
-        };
-        if let Some(block_offset) = self.stream.begin_packet(content) {
-            let packet = Packet::Data {
-                block_offset,
-                checksums,
-                sync,
-                request,
-            };
-            self.send_packet(&packet, Some(data)).await;
-        }
-    }
-
-    /// Asks for everything so far to be made stable.
-    pub(crate) async fn send_sync(&mut self) {
-        if self.stream.begin_packet(Content::Sync).is_some() {
-            self.send_packet(&Packet::Sync, None).await;
-        }
-    }
-
-    /// Ends the block.
-    pub(crate) async fn send_seal(&mut self) {
-        if self.stream.begin_packet(Content::Seal).is_some() {
-            let length_bytes = self.stream.state.lock().sent_bytes;
-            self.send_packet(&Packet::Seal { length_bytes }, None).await;
-            for (_, sender) in &mut self.senders {
-                // Fails only if the stream is broken, which the acknowledgements show.
-                let _ = sender.finish();
-            }
-        }
-    }
-
-    async fn send_packet(&mut self, packet: &Packet, data: Option<Bytes>) {
-        for (node, sender) in &mut self.senders {
-            let send = async {
-                match &data {
-                    Some(data) => sender.send_with_data(packet, data.clone()).await,
-                    None => sender.send(packet).await,
-                }
-            };
-            let result = tokio::select! {
-                biased;
-                result = send => result,
-                // Another datanode of the pipeline may be what keeps this one from reading.
-                () = self.stream.broken() => return,
-            };
-            if let Err(error) = result {
-                // Fails if it has said so meanwhile.
-                let _ = tokio::time::timeout(LAST_WORDS, self.stream.broken()).await;
-                self.stream.fail(NodeFailure {
-                    node: *node,
-                    error: DataError::Protocol(error.to_string()),
-                });
-                return;
-            }
-        }
     }
 }
