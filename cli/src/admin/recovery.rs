@@ -135,8 +135,7 @@ async fn read_block(
     for node in &it.nodes {
         match read_replica(link, it, node, &partial).await {
             Ok(()) => {
-                std::fs::rename(&partial, &path)
-                    .and_then(|()| durable::sync_name_of(&path))
+                durable::rename(&partial, &path)
                     .with_context(|| format!("cannot name {}", path.display()))?;
                 return Ok(path);
             }

@@ -71,9 +71,7 @@ pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeEr
     let id = format!("{}\n", options.cluster);
     durable::replace_file(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644)
         .map_err(dir_error)?;
-    fs::rename(&formatting, journal_dir(data_dir))
-        .and_then(|()| durable::sync_directory(data_dir))
-        .map_err(dir_error)
+    durable::rename(&formatting, &journal_dir(data_dir)).map_err(dir_error)
 }
 
 fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
