@@ -2,7 +2,7 @@
 //! one for each file that is written in bulk. Each fills one block after the other and replaces a
 //! block whose pipeline breaks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -170,10 +170,7 @@ impl DataWriter {
                 return;
             }
         }
-        for job in jobs {
-            let (order, id) = (job.order, job.piece.id);
-            job.file.piece_failed(order, id, &ClientError::Closed);
-        }
+        give_back(jobs, &ClientError::Closed);
     }
 
     /// No more pieces will come: the block is sealed once everything is written.
@@ -353,22 +350,14 @@ impl DataWriter {
 
     /// A quota leaves a file no room: its data is refused, what else waits goes on.
     fn refuse(&self, file: InodeId) {
-        let mut refused = Vec::new();
-        {
+        let refused: VecDeque<Job> = {
             let mut queue = self.queue.lock();
-            let jobs = std::mem::take(&mut queue.jobs);
-            for job in jobs {
-                if job.file.ino == file {
-                    refused.push(job);
-                } else {
-                    queue.jobs.push_back(job);
-                }
-            }
-        }
-        for job in refused {
-            let error = FsError::QuotaExceeded.into();
-            job.file.piece_failed(job.order, job.piece.id, &error);
-        }
+            let jobs = std::mem::take(&mut queue.jobs).into_iter();
+            let (refused, kept) = jobs.partition(|job| job.file.ino == file);
+            queue.jobs = kept;
+            refused
+        };
+        give_back(refused, &FsError::QuotaExceeded.into());
     }
 
     /// Waits before the next attempt, or gives all pieces back when patience is over.
@@ -421,9 +410,7 @@ impl DataWriter {
             };
             *trouble = None;
             let jobs = std::mem::take(&mut self.queue.lock().jobs);
-            for job in jobs {
-                job.file.piece_failed(job.order, job.piece.id, &error);
-            }
+            give_back(jobs, &error);
             return;
         }
         if let ClientError::Fs(FsError::TooFewDatanodes(_)) = &error
@@ -470,6 +457,19 @@ impl DataWriter {
             let error = ClientError::Write(failure.error);
             self.after_failure(core, trouble, error).await;
         }
+    }
+}
+
+/// Gives pieces back to their files: those of one file together, as one failure. A flush that is wanted
+/// after it must not see the rest of it as its own.
+fn give_back(jobs: impl IntoIterator<Item = Job>, error: &ClientError) {
+    let mut files: BTreeMap<InodeId, Vec<Job>> = BTreeMap::new();
+    for job in jobs {
+        files.entry(job.file.ino).or_default().push(job);
+    }
+    for jobs in files.into_values() {
+        let pieces: Vec<_> = jobs.iter().map(|job| (job.order, job.piece.id)).collect();
+        jobs[0].file.pieces_failed(&pieces, error);
     }
 }
 

@@ -396,10 +396,16 @@ impl FileState {
         });
     }
 
-    /// A piece could not be written anywhere.
-    pub(crate) fn piece_failed(self: &Arc<Self>, order: Order, id: PieceId, error: &ClientError) {
+    /// Pieces could not be written anywhere: one failure, however many they are.
+    pub(crate) fn pieces_failed(
+        self: &Arc<Self>,
+        pieces: &[(Order, PieceId)],
+        error: &ClientError,
+    ) {
         self.update(|inner| {
-            inner.lane(order).data.failed(id);
+            for &(order, id) in pieces {
+                inner.lane(order).data.failed(id);
+            }
             inner.failed(error);
         });
         self.progress.notify_waiters();
