@@ -13,7 +13,7 @@ use fuser::{
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{AttrChanges, FallocateMode};
+use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::types::Credentials;
 
 use crate::directory::OpenDirectory;
@@ -55,8 +55,8 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let (inner, credentials, caller) = self.context(request);
+        let ino = self.asked_of(request, node_id);
         self.serve(Operation::GetAttr, async move {
-            let ino = convert::inode(node_id);
             let credentials = credentials.await;
             let found = inner.client.getattr(&credentials, ino);
             let found = caller.unless_killed(found).await;
@@ -92,13 +92,13 @@ impl Filesystem for Adapter {
             opened_for_writing: handle.is_some(),
         };
         let (inner, credentials, caller) = self.context(request);
+        let (ino, thread) = (self.asked_of(request, node_id), request.pid());
         self.serve(Operation::SetAttr, async move {
-            let ino = convert::inode(node_id);
             let credentials = credentials.await;
             let changed = inner.client.setattr(&credentials, ino, changes);
             let changed = caller.unless_killed(changed).await;
             inner
-                .answer_changed_attr(reply, size.is_some(), changed)
+                .answer_changed_attr(reply, size.is_some(), changed, thread)
                 .await;
         });
     }
@@ -239,9 +239,10 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, node_id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (inner, credentials, caller) = self.context(request);
+        let (ino, thread) = (self.asked_of(request, node_id), request.pid());
         self.serve(Operation::Open, async move {
             let credentials = credentials.await;
-            let opened = inner.open(&credentials, convert::inode(node_id), flags);
+            let opened = inner.open(&credentials, ino, flags, thread);
             reply::opened(reply, caller.unless_killed(opened).await);
         });
     }
@@ -259,16 +260,16 @@ impl Filesystem for Adapter {
         let (inner, credentials, caller) = self.context(request);
         let name = convert::name(name);
         let asked_at = inner.shared.invalidations.count();
+        let (parent, thread) = (convert::inode(parent), request.pid());
         self.serve(Operation::Create, async move {
             let created = async {
-                let parent = convert::inode(parent);
-                let mode = convert::permissions(mode, umask);
+                let (mode, credentials) = (convert::permissions(mode, umask), credentials.await);
                 inner
-                    .create(&credentials.await, parent, &name?, mode, OpenFlags(flags))
+                    .create(&credentials, parent, &name?, mode, OpenFlags(flags))
                     .await
             };
             let created = caller.unless_killed(created).await;
-            inner.answer_created(reply, created, asked_at).await;
+            inner.answer_created(reply, created, asked_at, thread).await;
         });
     }
 
@@ -279,18 +280,19 @@ impl Filesystem for Adapter {
         handle: FileHandle,
         offset: u64,
         size: u32,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        _flags: OpenFlags,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
+        let (ino, paged) = (convert::inode(node_id), convert::is_paged(lock_owner));
         let read = Read {
-            ino: convert::inode(node_id),
+            ino,
             offset,
             size,
-            direct: convert::is_direct(flags),
+            paged,
         };
         self.serve_read(request, open, read, reply);
     }
@@ -321,7 +323,7 @@ impl Filesystem for Adapter {
     fn flush(
         &self,
         request: &Request,
-        _node_id: INodeNo,
+        node_id: INodeNo,
         handle: FileHandle,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
@@ -329,6 +331,7 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
+        self.asked_of(request, node_id);
         self.empty(request, Operation::Flush, reply, async move {
             open.file.flush().await
         });
@@ -379,15 +382,8 @@ impl Filesystem for Adapter {
         let Some(open) = self.file(handle) else {
             return reply.error(Errno::EBADF);
         };
-        let inner = self.inner.clone();
-        self.empty(request, Operation::Fallocate, reply, async move {
-            let mode = convert::fallocate_mode(mode)?;
-            open.file.fallocate(offset, length, mode).await?;
-            if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
-                inner.wrote(convert::inode(node_id), offset.saturating_add(length));
-            }
-            Ok(())
-        });
+        let ino = convert::inode(node_id);
+        self.serve_fallocate(request, open, ino, (offset, length), mode, reply);
     }
 
     fn lseek(
@@ -426,11 +422,14 @@ impl Filesystem for Adapter {
             return reply.error(Errno::EBADF);
         };
         let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let thread = request.pid();
         self.serve(Operation::CopyFileRange, async move {
             let copied = source.copy_range(source_offset, &destination, destination_offset, length);
             let copied = caller.unless_killed(copied).await;
             let ino = convert::inode(destination_id);
-            inner.answer_written(reply, ino, destination_offset, copied);
+            inner
+                .answer_written(reply, ino, destination_offset, copied, thread)
+                .await;
         });
     }
 

@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType, FopenFlags, INodeNo, OpenAccMode, RenameFlags, TimeOrNow};
+use fuser::{
+    FileAttr, FileType, FopenFlags, INodeNo, LockOwner, OpenAccMode, RenameFlags, TimeOrNow,
+};
 use harvestfs_client::OpenFlags;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -151,9 +153,10 @@ fn system_time(timestamp: Timestamp) -> SystemTime {
     }
 }
 
-/// Whether a file is read past the kernel's pages.
-pub fn is_direct(flags: fuser::OpenFlags) -> bool {
-    OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT)
+/// Whether a read fills the kernel's pages. Only what a program reads past them has an owner
+/// (`fuse_send_read` of Linux).
+pub fn is_paged(lock_owner: Option<LockOwner>) -> bool {
+    lock_owner.is_none()
 }
 
 /// What a file is opened for.

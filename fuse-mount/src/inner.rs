@@ -20,6 +20,7 @@ use rustix::fs::OFlags;
 use crate::directory::OpenDirectory;
 use crate::handles::Handles;
 use crate::metrics::Metrics;
+use crate::pages::Waiter;
 use crate::reply::{self, GENERATION};
 use crate::shared::Shared;
 use crate::{convert, errno};
@@ -145,17 +146,32 @@ impl Inner {
         self.answer_entry(reply, result, asked_at).await;
     }
 
-    /// Answers with an entry that was made.
-    pub async fn answer_entry(
+    /// Answers with an entry that was found.
+    async fn answer_entry(
         &self,
         reply: ReplyEntry,
         result: Result<Attr, ClientError>,
         asked_at: u64,
     ) {
+        self.answer_made(reply, result, asked_at, None).await;
+    }
+
+    /// Answers with an entry that was made for a thread, of an inode that the kernel may have: it takes
+    /// the attributes in any case.
+    pub async fn answer_made(
+        &self,
+        reply: ReplyEntry,
+        result: Result<Attr, ClientError>,
+        asked_at: u64,
+        waiter: Option<Waiter>,
+    ) {
         match result {
             Ok(mut attr) => {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
+                if let Some(waiter) = waiter {
+                    self.shared.impose(&attr, waiter);
+                }
                 reply.entry_with_ttls(
                     &ttl,
                     &self.shared.entry_ttl(ttl),
@@ -198,18 +214,24 @@ impl Inner {
         reply: ReplyAttr,
         resized: bool,
         result: Result<Attr, ClientError>,
+        thread: u32,
     ) {
+        let waiter = Waiter {
+            thread,
+            locks_inode: true,
+        };
         let result = match result {
             Ok(attr) if resized => {
                 // The kernel drops pages itself then.
                 if let Some(pages) = self.shared.nodes.pages(attr.ino) {
-                    pages.resize(attr.size_bytes, Instant::now());
+                    pages.resize(attr.size_bytes, waiter, Instant::now());
                 }
                 Ok(attr)
             }
             Ok(mut attr) => {
                 self.shared.settle(&mut attr).await;
                 self.shared.nodes.learn(&attr);
+                self.shared.impose(&attr, waiter);
                 Ok(attr)
             }
             Err(error) => Err(error),
@@ -223,11 +245,18 @@ impl Inner {
         reply: ReplyCreate,
         result: Result<(Attr, FileHandle, FopenFlags), ClientError>,
         asked_at: u64,
+        thread: u32,
     ) {
         match result {
             Ok((mut attr, handle, flags)) => {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
+                // It may have been another's file already.
+                let waiter = Waiter {
+                    thread,
+                    locks_inode: false,
+                };
+                self.shared.impose(&attr, waiter);
                 let attr = convert::attributes(&attr);
                 // One time to live serves both, and entries have the shorter one.
                 let ttl = self.shared.entry_ttl(ttl);
@@ -237,25 +266,20 @@ impl Inner {
         }
     }
 
-    /// Answers how much was written at an offset of a file, where the kernel takes it to be.
-    pub fn answer_written(
+    /// Answers a thread how much was written at an offset of a file, where the kernel takes it to be.
+    pub async fn answer_written(
         &self,
         reply: ReplyWrite,
         ino: InodeId,
         offset: u64,
         result: Result<u32, ClientError>,
+        thread: u32,
     ) {
         if let Ok(written) = &result {
-            self.wrote(ino, offset.saturating_add((*written).into()));
+            let end = offset.saturating_add((*written).into());
+            self.shared.wrote(ino, end, thread).await;
         }
         reply::written(reply, result);
-    }
-
-    /// The kernel takes a file to reach up to `end` at least.
-    pub fn wrote(&self, ino: InodeId, end: u64) {
-        if let Some(pages) = self.shared.nodes.pages(ino) {
-            pages.tell(end, Instant::now());
-        }
     }
 
     /// Answers with data.
@@ -302,7 +326,9 @@ impl Inner {
                 ..AttrChanges::default()
             };
             self.client.setattr(&root, file.ino(), changes).await?;
-            self.shared.forget_attributes(file.ino());
+            let (shared, ino) = (self.shared.clone(), file.ino());
+            // It may wait. A panic ends the process.
+            let _ = tokio::task::spawn_blocking(move || shared.forget_attributes(ino)).await;
         }
         Ok(())
     }
@@ -313,13 +339,18 @@ impl Inner {
         credentials: &Credentials,
         ino: InodeId,
         flags: OpenFlags,
+        thread: u32,
     ) -> Result<(FileHandle, FopenFlags), ClientError> {
         let flags = convert::open_flags(flags);
         let file = self.client.open(credentials, ino, flags).await?;
         if flags.truncate
             && let Some(pages) = self.shared.nodes.pages(ino)
         {
-            pages.resize(0, Instant::now());
+            let waiter = Waiter {
+                thread,
+                locks_inode: false,
+            };
+            pages.resize(0, waiter, Instant::now());
         }
         Ok(self.opened(file, flags))
     }

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, FileKind};
@@ -118,7 +117,7 @@ impl Nodes {
 impl Node {
     fn learn(&mut self, attr: &Attr) {
         match &mut self.kind {
-            Kind::Regular(pages) => pages.tell(attr.size_bytes, Instant::now()),
+            Kind::Regular(pages) => pages.tell(attr.size_bytes),
             Kind::Directory(known) => *known = Some(Box::new(attr.clone())),
             Kind::Other => {}
         }
@@ -148,7 +147,7 @@ mod tests {
         nodes.remember(&file);
         nodes.remember(&file);
         nodes.forget(file.ino, 1);
-        let pages = nodes.pages(file.ino).map(|pages| pages.size_bytes());
+        let pages = nodes.pages(file.ino).map(|pages| pages.growth_max());
         assert_eq!(pages, Some(10));
         nodes.forget(file.ino, 1);
         assert!(!nodes.knows(file.ino));

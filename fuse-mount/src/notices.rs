@@ -66,16 +66,16 @@ impl Notices {
                 let Ok(permit) = notices.threads.clone().acquire_owned().await else {
                     return;
                 };
-                while !pages.begin_drop(Instant::now()) {
-                    tokio::time::sleep(QUIET_LOOK).await;
-                }
                 let (done, is_done) = oneshot::channel();
-                let kernel = notices.clone();
+                let (kernel, dropping) = (notices.clone(), pages.clone());
                 // Not one of the runtime's: its end would wait for the thread, and so for the kernel.
                 let spawned =
                     std::thread::Builder::new()
                         .name("fuse-drop".into())
                         .spawn(move || {
+                            while !dropping.begin_drop(Instant::now()) {
+                                std::thread::sleep(QUIET_LOOK);
+                            }
                             kernel.tell(ino, 0, "a file's pages");
                             drop(permit);
                             // Nobody waits when the runtime has ended.

@@ -9,13 +9,13 @@ use harvestfs_protocol::ids::InodeId;
 
 use crate::inner::{Inner, OpenFile};
 use crate::metrics::Operation;
-use crate::pages::{Pages, ShortRead};
+use crate::pages::{IN_FLIGHT_MAX, PageRead, Pages, ShortRead};
 use crate::serve::Adapter;
 
-/// How often is looked whether the kernel was disturbed.
+/// How often is looked whether anything is still in flight to the kernel.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// Looks, before the read is refused anyway.
-const LOOKS_MAX: u32 = 100;
+/// Looks, before the read is refused anyway: what was in flight when it came is not any more.
+const LOOKS_MAX: u32 = 2 * IN_FLIGHT_MAX.as_millis() as u32;
 
 /// What the kernel asks for.
 pub struct Read {
@@ -25,26 +25,33 @@ pub struct Read {
     pub offset: u64,
     /// How many bytes.
     pub size: u32,
-    /// Past the kernel's pages.
-    pub direct: bool,
+    /// Into the kernel's pages, not to a program.
+    pub paged: bool,
 }
 
 impl Adapter {
     /// Answers a read of an open file.
     pub fn serve_read(&self, request: &Request, open: Arc<OpenFile>, read: Read, reply: ReplyData) {
         let observed = self.begin(Operation::Read);
-        let asked = Asked::now(&self.inner, &open, &read);
         let (offset, bytes) = (read.offset, read.size as usize);
+        let asked = Asked::now(&self.inner, read, request.pid());
         if let Some(pieces) = open.file.try_read_pieces(offset, bytes)
-            && asked.verdict(&pieces) == ShortRead::Answer
+            && let Some(may) = asked.may_be_answered(&self.inner, &pieces)
         {
-            return self.inner.answer_read(reply, Ok(pieces));
+            if may {
+                self.inner.answer_read(reply, Ok(pieces));
+            } else {
+                reply.error(Errno::EINTR);
+            }
+            return;
         }
         let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.go_on(observed, async move {
             let pieces = open.file.read_pieces(offset, bytes);
             match caller.unless_killed(pieces).await {
-                Ok(pieces) if asked.must_be_refused(&pieces).await => reply.error(Errno::EINTR),
+                Ok(pieces) if !asked.may_be_answered_soon(&inner, &pieces).await => {
+                    reply.error(Errno::EINTR);
+                }
                 result => inner.answer_read(reply, result),
             }
         });
@@ -53,49 +60,52 @@ impl Adapter {
 
 /// A read, and what the kernel had of the file when it asked.
 struct Asked {
+    read: Read,
     /// None: it does not go into pages.
-    pages: Option<Arc<Pages>>,
-    offset: u64,
-    end: u64,
-    believed_bytes: u64,
-    at: Instant,
+    pages: Option<(Arc<Pages>, PageRead)>,
 }
 
 impl Asked {
-    fn now(inner: &Inner, open: &OpenFile, read: &Read) -> Self {
-        let pages = (!open.append && !read.direct)
-            .then(|| inner.shared.nodes.pages(read.ino))
-            .flatten();
-        Self {
-            offset: read.offset,
-            end: read.offset.saturating_add(read.size.into()),
-            believed_bytes: pages.as_ref().map_or(0, |pages| pages.size_bytes()),
-            at: Instant::now(),
-            pages,
-        }
+    fn now(inner: &Inner, read: Read, thread: u32) -> Self {
+        let pages = read.paged.then(|| inner.shared.nodes.pages(read.ino));
+        let pages = pages.flatten().map(|pages| {
+            let range = read.offset..read.offset.saturating_add(read.size.into());
+            let page_read = pages.read(range, thread);
+            (pages, page_read)
+        });
+        Self { read, pages }
     }
 
-    /// Whether it may be answered with this.
-    fn verdict(&self, pieces: &[Bytes]) -> ShortRead {
+    /// Whether it may be answered with this, or must be refused. None: not to be said yet.
+    fn may_be_answered(&self, inner: &Inner, pieces: &[Bytes]) -> Option<bool> {
         let bytes: usize = pieces.iter().map(Bytes::len).sum();
-        let end = self.offset + bytes as u64;
-        match &self.pages {
-            Some(pages) if end < self.end => {
-                pages.short_read(end, self.believed_bytes, self.at, Instant::now())
+        let end = self.read.offset + bytes as u64;
+        let Some((pages, read)) = &self.pages else {
+            return Some(true);
+        };
+        if end >= read.range.end {
+            return Some(true);
+        }
+        match pages.short_read(read, end, Instant::now()) {
+            ShortRead::Answer => Some(true),
+            ShortRead::Refuse => Some(false),
+            ShortRead::FenceAndRefuse => {
+                inner.shared.fence(self.read.ino);
+                pages.refused(read, end, Instant::now());
+                Some(false)
             }
-            _ => ShortRead::Answer,
+            ShortRead::Wait => None,
         }
     }
 
-    /// Whether it must not be answered with this, once the kernel has been disturbed.
-    async fn must_be_refused(&self, pieces: &[Bytes]) -> bool {
+    /// As [`Asked::may_be_answered`], when it can be said.
+    async fn may_be_answered_soon(&self, inner: &Inner, pieces: &[Bytes]) -> bool {
         for _ in 0..LOOKS_MAX {
-            match self.verdict(pieces) {
-                ShortRead::Answer => return false,
-                ShortRead::Refuse => return true,
-                ShortRead::RefuseLater => tokio::time::sleep(LOOK_INTERVAL).await,
+            if let Some(may) = self.may_be_answered(inner, pieces) {
+                return may;
             }
+            tokio::time::sleep(LOOK_INTERVAL).await;
         }
-        true
+        false
     }
 }

@@ -4,8 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use fuser::{FileHandle, ReplyEmpty, ReplyEntry, Request};
+use fuser::{FileHandle, INodeNo, ReplyEmpty, ReplyEntry, Request};
 use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, Credentials};
 use tokio::runtime::Handle;
 
@@ -14,9 +15,10 @@ use crate::credentials::Callers;
 use crate::handles::Handles;
 use crate::inner::{Inner, OpenFile};
 use crate::metrics::{Metrics, Observed, Operation};
-use crate::reply;
+use crate::pages::Waiter;
 use crate::shared::Shared;
 use crate::write_buffers::WriteBuffers;
+use crate::{convert, reply};
 
 /// Serves the kernel.
 pub struct Adapter {
@@ -102,6 +104,13 @@ impl Adapter {
         (self.inner.clone(), credentials, self.caller(request))
     }
 
+    /// The inode that a request is of, for which a thread waits; see [`Shared::heard_from`].
+    pub fn asked_of(&self, request: &Request, node_id: INodeNo) -> InodeId {
+        let ino = convert::inode(node_id);
+        self.inner.shared.heard_from(ino, request.pid());
+        ino
+    }
+
     /// The thread that made a request.
     pub fn caller(&self, request: &Request) -> Caller {
         Caller::new(request.pid(), self.looks.clone())
@@ -117,9 +126,14 @@ impl Adapter {
     ) {
         let (inner, caller) = (self.inner.clone(), self.caller(request));
         let asked_at = inner.shared.invalidations.count();
+        let waiter = Some(Waiter {
+            thread: request.pid(),
+            // `link` does; nothing else is of an inode that the kernel has.
+            locks_inode: true,
+        });
         self.serve(operation, async move {
             let made = caller.unless_killed(work).await;
-            inner.answer_entry(reply, made, asked_at).await;
+            inner.answer_made(reply, made, asked_at, waiter).await;
         });
     }
 

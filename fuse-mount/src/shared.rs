@@ -11,11 +11,16 @@ use crate::invalidations::{Invalidations, Since};
 use crate::kernel_options::ANSWER_DELAY_MAX;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
-use crate::pages::{Pages, QUIET_MAX};
+use crate::pages::{Pages, QUIET_MAX, Waiter};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
 /// datanode; then the kernel gets no larger size than it has.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
+
+/// How long a notification waits for a moment in which it makes no read fail.
+const HELD_MAX: Duration = Duration::from_millis(500);
+/// How often is looked whether there is one.
+const HELD_LOOK: Duration = Duration::from_millis(1);
 
 /// What the kernel has cached, as far as it concerns both sides.
 #[derive(Debug)]
@@ -109,13 +114,64 @@ impl Shared {
         }
     }
 
-    /// The kernel's attributes of an inode are old, its pages are not.
+    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it,
+    /// so not for the threads of the runtime.
     pub fn forget_attributes(&self, ino: InodeId) {
-        if let Some(notices) = self.notices.get() {
-            if let Some(pages) = self.nodes.pages(ino) {
-                pages.disturb(Instant::now());
+        let Some(notices) = self.notices.get() else {
+            return;
+        };
+        let Some(pages) = self.nodes.pages(ino) else {
+            return notices.forget_attributes(ino);
+        };
+        let end = Instant::now() + HELD_MAX;
+        loop {
+            let now = Instant::now();
+            if pages.begin_notice(now) {
+                break;
             }
+            if now >= end {
+                pages.force_notice();
+                break;
+            }
+            std::thread::sleep(HELD_LOOK);
+        }
+        notices.forget_attributes(ino);
+        pages.end_notice();
+    }
+
+    /// Attributes of a file that are on their way to the kernel are ignored there from now on.
+    pub fn fence(&self, ino: InodeId) {
+        if let Some(notices) = self.notices.get() {
             notices.forget_attributes(ino);
+        }
+    }
+
+    /// A thread is answered next that it wrote up to `end`, unless the file must not be disturbed now.
+    #[must_use]
+    pub fn try_wrote(&self, ino: InodeId, end: u64, thread: u32) -> bool {
+        let pages = self.nodes.pages(ino);
+        pages.is_none_or(|pages| pages.write(end, thread, Instant::now()))
+    }
+
+    /// As [`Shared::try_wrote`], once it may be.
+    pub async fn wrote(&self, ino: InodeId, end: u64, thread: u32) {
+        // Ends when what is in flight is not any more.
+        while !self.try_wrote(ino, end, thread) {
+            tokio::time::sleep(HELD_LOOK).await;
+        }
+    }
+
+    /// A thread is answered next with attributes that the kernel takes in any case.
+    pub fn impose(&self, attr: &Attr, waiter: Waiter) {
+        if let Some(pages) = self.nodes.pages(attr.ino) {
+            pages.impose(attr.size_bytes, waiter, Instant::now());
+        }
+    }
+
+    /// A thread asks for something that it waits for; see [`Pages::heard_from`].
+    pub fn heard_from(&self, ino: InodeId, thread: u32) {
+        if let Some(pages) = self.nodes.pages(ino) {
+            pages.heard_from(thread);
         }
     }
 
@@ -138,7 +194,6 @@ impl Shared {
             return true;
         };
         let began = Instant::now();
-        let mut asked = false;
         loop {
             let dropped = notices.dropped.notified();
             tokio::pin!(dropped);
@@ -147,16 +202,11 @@ impl Shared {
             if pages.may_tell(attr.size_bytes, now) {
                 return true;
             }
-            if pages.grows_unasked(attr.size_bytes) {
-                if asked {
-                    pages.grow(attr.size_bytes);
-                    continue;
-                }
-                asked = true;
+            if pages.needs_drop(attr.size_bytes) {
                 self.drop_pages(attr.ino, &pages);
             }
             if now.duration_since(began) > SETTLE_MAX {
-                attr.size_bytes = attr.size_bytes.min(pages.size_bytes());
+                attr.size_bytes = attr.size_bytes.min(pages.growth_max());
                 return false;
             }
             // A refused read that is asked for again notifies nobody.

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use fuser::{ReplyWrite, Request, WriteFlags};
+use fuser::{ReplyEmpty, ReplyWrite, Request, WriteFlags};
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::FallocateMode;
 
 use crate::inner::OpenFile;
 use crate::metrics::Operation;
 use crate::serve::Adapter;
+use crate::{convert, reply};
 
 /// What the kernel wants written.
 pub struct Write {
@@ -36,13 +38,27 @@ impl Adapter {
         self.inner.metrics.written.inc_by(written.into());
         let mut data = self.write_buffers.copy(data);
         // Pages that are written back have their place, however the file was opened.
-        let append = open.append && !flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let writes_back = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let append = open.append && !writes_back;
+        let thread = request.pid();
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if !append && !kill_privileges {
             match open.file.try_write(offset, data) {
                 Ok(result) => {
-                    let result = result.map(|()| written);
-                    return self.inner.answer_written(reply, ino, offset, result);
+                    let end = offset.saturating_add(written.into());
+                    if writes_back
+                        || result.is_err()
+                        || self.inner.shared.try_wrote(ino, end, thread)
+                    {
+                        return reply::written(reply, result.map(|()| written));
+                    }
+                    let inner = self.inner.clone();
+                    return self.go_on(observed, async move {
+                        let result = result.map(|()| written);
+                        inner
+                            .answer_written(reply, ino, offset, result, thread)
+                            .await;
+                    });
                 }
                 Err(given_back) => data = given_back,
             }
@@ -50,8 +66,37 @@ impl Adapter {
         let (inner, caller) = (self.inner.clone(), self.caller(request));
         self.go_on(observed, async move {
             let written_all = inner.write(&open.file, offset, data, append, kill_privileges);
-            let result = caller.unless_killed(written_all).await;
-            inner.answer_written(reply, ino, offset, result.map(|()| written));
+            let result = caller.unless_killed(written_all).await.map(|()| written);
+            if writes_back {
+                reply::written(reply, result);
+            } else {
+                inner
+                    .answer_written(reply, ino, offset, result, thread)
+                    .await;
+            }
+        });
+    }
+
+    /// Allocates, or cuts out, a range of an open file; `range` is where it begins and how long it is.
+    pub fn serve_fallocate(
+        &self,
+        request: &Request,
+        open: Arc<OpenFile>,
+        ino: InodeId,
+        range: (u64, u64),
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let (inner, thread) = (self.inner.clone(), request.pid());
+        let (offset, length) = range;
+        self.empty(request, Operation::Fallocate, reply, async move {
+            let mode = convert::fallocate_mode(mode)?;
+            open.file.fallocate(offset, length, mode).await?;
+            if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
+                let end = offset.saturating_add(length);
+                inner.shared.wrote(ino, end, thread).await;
+            }
+            Ok(())
         });
     }
 }

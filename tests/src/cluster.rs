@@ -228,6 +228,12 @@ impl Cluster {
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).expect("it is ours");
         self.stop("namenode");
         self.start_namenode();
+        // A block that is written before all are back has fewer replicas.
+        let datanodes = self
+            .processes
+            .keys()
+            .filter(|name| name.starts_with("datanode-"));
+        self.wait_alive(datanodes.count() as u64, HEALTHY_DEADLINE);
         format!("http://{address}/?token={TOKEN}")
     }
 

@@ -211,6 +211,11 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         "{}.includes('all its replicas')",
         text("verdict-text")
     ));
+    // Also of the file that is shown.
+    browser.wait_for(
+        "[...document.querySelectorAll('#file .block')]
+           .every((block) => block.querySelectorAll('li').length === 3)",
+    );
     browser.wait_for(&format!(
         "Number(document.body.dataset.updates) > {updates}"
     ));

@@ -331,6 +331,9 @@ function live(c) {
 /** The names of the directories down to the one that is shown, as the namenode spells them. */
 let path = [];
 let listed = [];
+/** The names down to the file that was chosen, and what the namenode said of it; null: none is. */
+let chosen = null;
+let chosenText = "";
 
 const link = (names) => names.map((name) => `%2F${name.link}`).join("") || "%2F";
 
@@ -361,6 +364,7 @@ function crumbs() {
 async function enter(names) {
   path = names;
   listed = [];
+  chosen = null;
   crumbs();
   $("file").replaceChildren(el("p", { class: "quiet" }, "Choose a file to see where its replicas are."));
   await list();
@@ -374,7 +378,7 @@ async function list() {
     const rows = listed.map((entry) => {
       const here = [...path, entry];
       const name = entry.kind === "directory" ? button(`${entry.name}/`, entry.link, () => enter(here))
-        : entry.kind === "file" ? button(entry.name, entry.link, () => places(here)) : el("span", {}, entry.name);
+        : entry.kind === "file" ? button(entry.name, entry.link, () => choose(here)) : el("span", {}, entry.name);
       return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "number" }, entry.kind === "file" ? bytes(entry.size_bytes) : ""));
     });
     const table = el("table", { "aria-label": "Entries" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Name"), el("th", { scope: "col" }, "Size"))), el("tbody", {}, ...rows));
@@ -385,14 +389,28 @@ async function list() {
   }
 }
 
-async function places(names) {
+async function choose(names) {
+  chosen = names;
+  chosenText = "";
+  await places();
+}
+
+/** Where the replicas of the file that is shown are now. */
+async function places() {
+  const names = chosen;
+  if (names === null) return;
   try {
     const file = await ask(`/api/file?path=${link(names)}`);
+    const text = JSON.stringify(file);
+    if (names !== chosen || text === chosenText) return;
+    chosenText = text;
     const blocks = file.blocks.map((place) => block(place, blockName(place.block),
       el("p", { class: "quiet" }, `${place.held.length} of 5 constraints hold · ${place.strict ? "strict" : "space before distance"} · ${plural(place.replication, "replica")} wanted`)));
     $("file").replaceChildren(el("h3", {}, `${names[names.length - 1].name}, ${bytes(file.size_bytes)}`),
       ...(blocks.length ? blocks : [el("p", { class: "quiet" }, "It has no blocks: it is empty, or all holes.")]));
   } catch (error) {
+    if (names !== chosen) return;
+    chosenText = "";
     complain($("file"), error);
   }
 }
@@ -424,7 +442,10 @@ async function update() {
 
 async function watch() {
   for (;;) {
-    if (!document.hidden) await update();
+    if (!document.hidden) {
+      await update();
+      await places();
+    }
     await new Promise((resolve) => setTimeout(resolve, PERIOD_MS));
   }
 }

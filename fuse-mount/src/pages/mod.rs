@@ -1,0 +1,531 @@
+//! What the kernel may hold of one regular file: its size, and pages that may be old. Pure; times are
+//! passed in.
+//!
+//! Two rules keep reads right (adr/0016):
+//!
+//! 1. *Pages are dropped before the kernel gets a larger size.* The last page that the kernel read ends with
+//!    zeros, as does the one in which it made the file end; with a larger size they would be data.
+//! 2. *A read that ends before the size that the kernel believes is answered only when it is asked again.*
+//!    The kernel fills the rest of the page with zeros, and makes its size smaller, but not if anything
+//!    disturbed the file since it asked: attributes, a notification, a write. Then the zeros up to its
+//!    old size would be data. When it asked cannot be known, for requests take their time. So the read is
+//!    refused, and what the kernel had been sent before is fenced. A page is locked while it is read: the
+//!    next read of it was asked after the refusal, and if nothing disturbed the file since then, it may be
+//!    answered.
+//!
+//! What the mount answers to a waiting thread has its effect when that thread runs. Until the same thread
+//! is heard from again, or one that has locked the inode since, the answer is *in flight*: a short read is
+//! not answered while a larger size is, and nothing disturbs the file while a short read is.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+#[cfg(test)]
+mod tests;
+
+/// How long an answer is in flight at most: a thread that was woken has run by then.
+pub const IN_FLIGHT_MAX: Duration = Duration::from_millis(250);
+
+/// How long it takes at most from deciding to have pages dropped until the file is disturbed by it: the
+/// thread that decides makes the call next.
+const DROP_BEGINS_MAX: Duration = Duration::from_millis(20);
+
+/// How long the kernel is left undisturbed after a refusal, for it to ask again.
+pub const QUIET_MAX: Duration = Duration::from_millis(50);
+
+/// Refusals that are remembered. A read that was refused and forgotten is refused again.
+const REFUSALS_MAX: usize = 64;
+
+/// Answers in flight to different threads that are told apart.
+const IN_FLIGHT_ANSWERS_MAX: usize = 64;
+
+/// No thread: one that this process does not see, or several.
+const NO_THREAD: u32 = 0;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pages {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The most that the kernel takes for the size once no answer is in flight.
+    size_bytes: u64,
+    /// How often it was answered with a larger size.
+    growths: u64,
+    /// Where zeros begin at the earliest that the kernel made.
+    zeros_from: u64,
+    /// The same, of pages that it may have read since it was asked to drop all.
+    zeros_since_drop: u64,
+    drop: Drop,
+    drop_began_at: Option<Instant>,
+    /// How often the kernel was sent what may disturb the file.
+    disturbances: u64,
+    /// Notifications that are under way: they disturb when they end at the latest.
+    notices: u32,
+    /// Reads that are about to be refused, once the kernel has been notified.
+    fencing: u32,
+    refusals: VecDeque<Refusal>,
+    /// When the last read was refused that was not asked again since.
+    refused_at: Option<Instant>,
+    in_flight: Vec<InFlight>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drop {
+    /// No page is old.
+    Done,
+    /// Pages may be old, and the kernel has not been asked to drop them since they are.
+    Wanted,
+    /// The kernel is dropping them.
+    Running,
+    /// So it is, and some became old since.
+    RunningAndWanted,
+}
+
+/// A read that was refused when nothing was in flight that could disturb the file later.
+#[derive(Debug)]
+struct Refusal {
+    range: Range<u64>,
+    disturbances: u64,
+    /// What was in flight makes the file at most so large.
+    end_min: u64,
+}
+
+/// The thread that waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Its number; 0: it is not known.
+    pub thread: u32,
+    /// It holds the kernel's lock of the inode until the answer has had its effect.
+    pub locks_inode: bool,
+}
+
+/// An answer that has its effect when the thread runs that waits for it.
+#[derive(Debug)]
+struct InFlight {
+    waiter: Waiter,
+    since: Instant,
+    /// The most that the kernel believes until then.
+    before_bytes: u64,
+    effect: Effect,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// The kernel takes this for the size.
+    Size(u64),
+    /// It is disturbed, and takes this for the least that the size is.
+    Write(u64),
+    /// It takes this for the size, unless it is disturbed.
+    ShortRead(u64),
+}
+
+impl Effect {
+    /// Whether a read that ends at `end` must not be answered while this is in flight.
+    fn undoes(self, end: u64) -> bool {
+        match self {
+            Self::Size(size_bytes) => size_bytes > end,
+            // Each disturbs the other.
+            Self::ShortRead(_) | Self::Write(_) => true,
+        }
+    }
+
+    fn size_bytes(self) -> u64 {
+        match self {
+            Self::Size(size_bytes) | Self::ShortRead(size_bytes) | Self::Write(size_bytes) => {
+                size_bytes
+            }
+        }
+    }
+}
+
+/// A read of pages.
+#[derive(Clone, Debug)]
+pub struct PageRead {
+    /// From where to where, in bytes.
+    pub range: Range<u64>,
+    thread: u32,
+    /// The most that the kernel believed when it arrived, and how often it was answered with a larger size.
+    believed_bytes: u64,
+    growths: u64,
+}
+
+/// What to do with a read that ends before the size that the kernel believes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShortRead {
+    /// The kernel takes it for the end.
+    Answer,
+    /// It would not: refuse it.
+    Refuse,
+    /// It would not: notify the kernel that attributes are old, call [`Pages::refused`], and refuse it.
+    FenceAndRefuse,
+    /// Something is in flight to the kernel: look again.
+    Wait,
+}
+
+impl Pages {
+    /// The kernel gets a size with the inode, which it did not know.
+    pub fn new(size_bytes: u64) -> Self {
+        Self {
+            state: Mutex::new(State {
+                size_bytes,
+                growths: 0,
+                zeros_from: u64::MAX,
+                zeros_since_drop: u64::MAX,
+                drop: Drop::Done,
+                drop_began_at: None,
+                disturbances: 0,
+                notices: 0,
+                fencing: 0,
+                refusals: VecDeque::new(),
+                refused_at: None,
+                in_flight: Vec::new(),
+            }),
+        }
+    }
+
+    /// The largest size that the kernel can be given without pages being dropped first.
+    pub fn growth_max(&self) -> u64 {
+        self.state.lock().zeros_from
+    }
+
+    /// A read of pages arrived, on behalf of a thread.
+    pub fn read(&self, range: Range<u64>, thread: u32) -> PageRead {
+        let state = self.state.lock();
+        PageRead {
+            range,
+            thread,
+            believed_bytes: state.believed_bytes(),
+            growths: state.growths,
+        }
+    }
+
+    /// Pages may be old. Whether the caller has to see to it that they are dropped.
+    #[must_use]
+    pub fn want_drop(&self) -> bool {
+        let mut state = self.state.lock();
+        let before = state.drop;
+        state.drop = match before {
+            Drop::Done | Drop::Wanted => Drop::Wanted,
+            Drop::Running | Drop::RunningAndWanted => Drop::RunningAndWanted,
+        };
+        before == Drop::Done
+    }
+
+    /// The calling thread asks the kernel next to drop pages, unless the file must not be disturbed now.
+    #[must_use]
+    pub fn begin_drop(&self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.is_held(now) {
+            return false;
+        }
+        assert_eq!(state.drop, Drop::Wanted, "{state:?}");
+        state.drop = Drop::Running;
+        state.drop_began_at = Some(now);
+        state.zeros_since_drop = u64::MAX;
+        state.disturbances += 1;
+        true
+    }
+
+    /// The kernel has dropped all pages. Whether it has to be asked again.
+    #[must_use]
+    pub fn end_drop(&self) -> bool {
+        let mut state = self.state.lock();
+        state.zeros_from = state.zeros_since_drop;
+        let again = state.drop == Drop::RunningAndWanted;
+        state.drop = if again { Drop::Wanted } else { Drop::Done };
+        again
+    }
+
+    /// Whether pages may be old.
+    #[must_use]
+    pub fn are_old(&self) -> bool {
+        self.state.lock().drop != Drop::Done
+    }
+
+    /// Whether the kernel may get attributes with this size: no page is old, and none becomes so by it, and
+    /// the file may be disturbed.
+    #[must_use]
+    pub fn may_tell(&self, size_bytes: u64, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        let is_held = state.is_held(now);
+        let mut in_flight = state.in_flight.iter();
+        // It would be larger again later, with zeros from here on.
+        let is_undone = in_flight.any(|answer| answer.effect.size_bytes() > size_bytes);
+        state.drop == Drop::Done && size_bytes <= state.zeros_from && !is_held && !is_undone
+    }
+
+    /// Whether the kernel may get this size when pages have been dropped, which they are not about to be.
+    #[must_use]
+    pub fn needs_drop(&self, size_bytes: u64) -> bool {
+        let state = self.state.lock();
+        state.drop == Drop::Done && size_bytes > state.zeros_from
+    }
+
+    /// The kernel is answered with attributes with this size. It ignores them if it was notified since
+    /// it asked.
+    pub fn tell(&self, size_bytes: u64) {
+        let mut state = self.state.lock();
+        state.take(size_bytes);
+        state.disturbances += 1;
+    }
+
+    /// A thread is answered with attributes with this size. The kernel takes them in any case.
+    pub fn impose(&self, size_bytes: u64, waiter: Waiter, now: Instant) {
+        let mut state = self.state.lock();
+        state.send(waiter, Effect::Size(size_bytes), now);
+        state.take(size_bytes);
+    }
+
+    /// A thread is answered with this size, to which it changes the file; the kernel drops pages itself.
+    pub fn resize(&self, size_bytes: u64, waiter: Waiter, now: Instant) {
+        let mut state = self.state.lock();
+        state.send(waiter, Effect::Size(size_bytes), now);
+        state.shrink(size_bytes);
+        // If it grew, there is a hole before.
+        state.zeros_from = size_bytes;
+    }
+
+    /// A thread is answered that it wrote up to `end`, unless the file must not be disturbed now.
+    #[must_use]
+    pub fn write(&self, end: u64, thread: u32, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.short_read_is_in_flight(now) {
+            return false;
+        }
+        let waiter = Waiter {
+            thread,
+            locks_inode: true,
+        };
+        state.send(waiter, Effect::Write(end), now);
+        state.size_bytes = state.size_bytes.max(end);
+        state.zeros_from = state.zeros_from.max(end);
+        true
+    }
+
+    /// A thread asks for something that it waits for, so that it waits for no earlier answer.
+    pub fn heard_from(&self, thread: u32) {
+        let mut state = self.state.lock();
+        state.arrived_at(thread);
+    }
+
+    /// The kernel is notified next that attributes are old, unless the file must not be disturbed now.
+    #[must_use]
+    pub fn begin_notice(&self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        let may = !state.is_held(now);
+        state.notices += u32::from(may);
+        may
+    }
+
+    /// As [`Pages::begin_notice`], where that waited for too long.
+    pub fn force_notice(&self) {
+        self.state.lock().notices += 1;
+    }
+
+    /// The kernel has been notified.
+    pub fn end_notice(&self) {
+        let mut state = self.state.lock();
+        assert!(state.notices > 0, "no notice is under way: {state:?}");
+        state.notices -= 1;
+        state.disturbances += 1;
+    }
+
+    /// What to do with a read that found the file's end at `end`, before the end of its range.
+    #[must_use]
+    pub fn short_read(&self, read: &PageRead, end: u64, now: Instant) -> ShortRead {
+        let mut state = self.state.lock();
+        state.expire(now);
+        // What was written since it arrived has a hole before it.
+        let grew = state.growths != read.growths;
+        if end >= state.believed_bytes() || (!grew && end >= read.believed_bytes) {
+            state.make_zeros(end);
+            return ShortRead::Answer;
+        }
+        let is_disturbed = state.notices > 0 || state.fencing > 0;
+        if is_disturbed || state.is_undone(end) {
+            return ShortRead::Wait;
+        }
+        if state.was_refused(&read.range, end) {
+            state.refused_at = None;
+            let waiter = Waiter {
+                thread: read.thread,
+                locks_inode: false,
+            };
+            state.send(waiter, Effect::ShortRead(end), now);
+            state.shrink(end);
+            state.make_zeros(end);
+            return ShortRead::Answer;
+        }
+        if state.drop_begins(now) {
+            // The kernel may wait for this read before it drops the page.
+            return ShortRead::Refuse;
+        }
+        let is_wanted = matches!(state.drop, Drop::Wanted | Drop::RunningAndWanted);
+        if is_wanted && !state.is_held(now) {
+            return ShortRead::Wait;
+        }
+        if state.is_quiet(now) && state.is_fenced() {
+            state.refuse(read, now);
+            return ShortRead::Refuse;
+        }
+        state.fencing += 1;
+        ShortRead::FenceAndRefuse
+    }
+
+    /// The kernel was notified, so that attributes that it was sent before cannot disturb the file any more;
+    /// this read, which found the file's end at `end`, is refused next.
+    pub fn refused(&self, read: &PageRead, end: u64, now: Instant) {
+        let mut state = self.state.lock();
+        assert!(state.fencing > 0, "no read is being refused: {state:?}");
+        state.fencing -= 1;
+        state.disturbances += 1;
+        if !state.is_undone(end) {
+            state.refuse(read, now);
+        }
+    }
+}
+
+impl State {
+    /// The kernel may take this for the size.
+    fn take(&mut self, size_bytes: u64) {
+        if size_bytes > self.size_bytes {
+            self.size_bytes = size_bytes;
+            self.growths += 1;
+        }
+        self.make_zeros(size_bytes);
+    }
+
+    /// The kernel takes this for the size, before what else is in flight has its effect or after.
+    fn shrink(&mut self, size_bytes: u64) {
+        let in_flight = self.in_flight.iter();
+        let sizes = in_flight.map(|answer| answer.effect.size_bytes());
+        self.size_bytes = sizes.fold(size_bytes, u64::max);
+    }
+
+    /// The kernel may fill a page with zeros from here on.
+    fn make_zeros(&mut self, from: u64) {
+        self.zeros_from = self.zeros_from.min(from);
+        self.zeros_since_drop = self.zeros_since_drop.min(from);
+    }
+
+    fn believed_bytes(&self) -> u64 {
+        let in_flight = self.in_flight.iter().map(|answer| answer.before_bytes);
+        in_flight.fold(self.size_bytes, u64::max)
+    }
+
+    /// A thread has all its earlier answers.
+    fn arrived_at(&mut self, thread: u32) {
+        if thread != NO_THREAD {
+            self.in_flight
+                .retain(|answer| answer.waiter.thread != thread);
+        }
+    }
+
+    /// A thread gets an answer.
+    fn send(&mut self, waiter: Waiter, effect: Effect, now: Instant) {
+        self.disturbances += 1;
+        self.arrived_at(waiter.thread);
+        if waiter.locks_inode {
+            // It got the lock from the one before.
+            self.in_flight.retain(|answer| !answer.waiter.locks_inode);
+        }
+        let answer = InFlight {
+            waiter,
+            since: now,
+            before_bytes: self.believed_bytes(),
+            effect,
+        };
+        if self.in_flight.len() < IN_FLIGHT_ANSWERS_MAX {
+            self.in_flight.push(answer);
+        } else {
+            // The worst of them, for as long as the last.
+            let sizes = self
+                .in_flight
+                .iter()
+                .map(|answer| answer.effect.size_bytes());
+            let largest = sizes.fold(effect.size_bytes(), u64::max);
+            self.in_flight[0] = InFlight {
+                waiter: Waiter {
+                    thread: NO_THREAD,
+                    locks_inode: false,
+                },
+                effect: Effect::Write(largest),
+                ..answer
+            };
+        }
+    }
+
+    /// Answers are not in flight for ever.
+    fn expire(&mut self, now: Instant) {
+        self.in_flight
+            .retain(|answer| now.saturating_duration_since(answer.since) < IN_FLIGHT_MAX);
+    }
+
+    fn refuse(&mut self, read: &PageRead, now: Instant) {
+        self.refused_at = Some(now);
+        if self.refusals.len() == REFUSALS_MAX {
+            self.refusals.pop_front();
+        }
+        let in_flight = self.in_flight.iter();
+        let sizes = in_flight.map(|answer| answer.effect.size_bytes());
+        self.refusals.push_back(Refusal {
+            range: read.range.clone(),
+            disturbances: self.disturbances,
+            end_min: sizes.max().unwrap_or(0),
+        });
+    }
+
+    /// Whether anything is in flight that would undo what a read that ends at `end` makes the kernel do.
+    fn is_undone(&self, end: u64) -> bool {
+        let mut in_flight = self.in_flight.iter();
+        in_flight.any(|answer| answer.effect.undoes(end))
+    }
+
+    /// Whether a page of the range was refused, and nothing disturbed the file since so that it would not be
+    /// the end.
+    fn was_refused(&self, range: &Range<u64>, end: u64) -> bool {
+        self.refusals.iter().any(|refusal| {
+            refusal.disturbances == self.disturbances
+                && refusal.end_min <= end
+                && refusal.range.start < range.end
+                && range.start < refusal.range.end
+        })
+    }
+
+    /// Whether nothing disturbed the file since a fence.
+    fn is_fenced(&self) -> bool {
+        self.refusals
+            .back()
+            .is_some_and(|last| last.disturbances == self.disturbances)
+    }
+
+    /// Whether a refused read is about to be asked for again.
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.refused_at
+            .is_some_and(|at| now.saturating_duration_since(at) < QUIET_MAX)
+    }
+
+    fn short_read_is_in_flight(&mut self, now: Instant) -> bool {
+        self.expire(now);
+        let mut answers = self.in_flight.iter();
+        answers.any(|answer| matches!(answer.effect, Effect::ShortRead(_)))
+    }
+
+    /// Whether the file must not be disturbed.
+    fn is_held(&mut self, now: Instant) -> bool {
+        self.fencing > 0 || self.is_quiet(now) || self.short_read_is_in_flight(now)
+    }
+
+    /// Whether pages are being dropped, and the kernel may not have been disturbed by it yet.
+    fn drop_begins(&self, now: Instant) -> bool {
+        let runs = matches!(self.drop, Drop::Running | Drop::RunningAndWanted);
+        let is_new = |at| now.saturating_duration_since(at) < DROP_BEGINS_MAX;
+        runs && self.drop_began_at.is_some_and(is_new)
+    }
+}
