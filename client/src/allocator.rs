@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;

@@ -8,7 +8,9 @@
 //! order.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;

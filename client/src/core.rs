@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;

@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;

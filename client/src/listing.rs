@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{Peer, Role};

@@ -1,6 +1,6 @@
 //! What changes the namespace.
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{

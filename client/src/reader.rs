@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::codec::StreamKind;
@@ -11,6 +13,7 @@ use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, fi
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::housekeeping;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::transport::{FrameReceiver, TransportError};
@@ -214,7 +217,7 @@ pub(crate) async fn read_block(
             // The namenode may know by then of a replica that is not busy. Spread, so that not all
             // refused readers come back in the same moment.
             core.locations.forget(block);
-            tokio::time::sleep(retry_after.mul_f64(rand::random_range(1.0..1.2))).await;
+            tokio::time::sleep(retry_after.mul_f64(1.0 + machine::random::<f64>() / 5.0)).await;
             continue;
         }
         // Something is wrong with all of them: perhaps they are elsewhere by now.

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};

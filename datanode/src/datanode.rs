@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
+use harvestfs_protocol::machine;
 use harvestfs_protocol::node::ServerDescription;
 use harvestfs_protocol::transport::{ConnectionCounts, ConnectionPool, Endpoint, TransportOptions};
 use harvestfs_telemetry::primary::{Monitor, Sampler};
@@ -226,6 +227,16 @@ async fn write_obeyed(node: Arc<Node>) {
     }
 }
 
+/// Does what waits for disks, elsewhere.
+fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    if machine::is_simulated() {
+        return tokio::spawn(async { work() });
+    }
+    tokio::task::spawn_blocking(work)
+}
+
 /// Opens all volumes at the same time, because each may have to verify open replicas.
 async fn open_volumes(
     options: &DatanodeOptions,
@@ -238,7 +249,7 @@ async fn open_volumes(
         .cloned()
         .map(|volume| {
             let (server, disk, threads) = (server.clone(), disk.clone(), options.disk_threads);
-            tokio::task::spawn_blocking(move || Volume::open(&volume, &server, disk, threads))
+            blocking(move || Volume::open(&volume, &server, disk, threads))
         })
         .collect();
     let mut volumes = Vec::new();

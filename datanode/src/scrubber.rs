@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::machine;
 use tokio::time::Instant;
 
 use crate::budget::Budget;
@@ -38,7 +39,7 @@ impl Scrubber {
         };
         let rounds = async {
             // A datanode that is often restarted gets everywhere all the same.
-            let mut start = BlockId(rand::random());
+            let mut start = BlockId(machine::random());
             loop {
                 let next_round = Instant::now() + interval;
                 for storage in self.node.store.healthy_storages() {

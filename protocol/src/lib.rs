@@ -15,7 +15,6 @@
 //! message is a change of [`PROTOCOL_VERSION`].
 
 pub mod admin;
-mod boot_time;
 pub mod codec;
 pub mod data;
 pub mod durable;
@@ -24,6 +23,7 @@ pub mod history;
 pub mod identity;
 pub mod ids;
 pub mod limits;
+pub mod machine;
 pub mod meta;
 pub mod name;
 pub mod node;
@@ -41,8 +41,7 @@ pub mod token;
 pub mod transport;
 pub mod types;
 
-pub use boot_time::since_boot;
-pub use timestamp::unix_now_ms;
+pub use machine::{since_boot, unix_now_ms};
 
 /// The version of everything in this crate that goes over the wire.
 pub const PROTOCOL_VERSION: u32 = 11;

@@ -10,6 +10,8 @@ use std::future::Future;
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine;
+
 tokio::task_local! {
     static CURRENT: RequestId;
 }
@@ -25,7 +27,7 @@ impl RequestId {
     /// A new name.
     #[must_use]
     pub fn random() -> Self {
-        Self(rand::random_range(1..=u64::MAX))
+        Self(machine::random::<u64>().max(1))
     }
 
     /// The request in whose scope this is called.

@@ -1,7 +1,6 @@
 //! The wall clock, as the kernel stamps files with it.
 
 use std::os::fd::OwnedFd;
-use std::time::SystemTime;
 
 use rustix::fs::{
     AtFlags, MemfdFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens,
@@ -62,14 +61,6 @@ fn stamp(file: &OwnedFd) -> io::Result<Timestamp> {
     futimens(file, &times)?;
     let accessed = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::ATIME)?.stx_atime;
     Ok(Timestamp::new(accessed.tv_sec, accessed.tv_nsec.into()))
-}
-
-/// The wall clock in milliseconds since 1970, as tokens and deadlines that are kept count; none when it
-/// is before.
-#[must_use]
-pub fn unix_now_ms() -> Option<u64> {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    u64::try_from(since.ok()?.as_millis()).ok()
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@ mod sender;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, WriteAck, WriteRequest, round_up_to_chunk};

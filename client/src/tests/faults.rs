@@ -1,7 +1,9 @@
 //! Files and names while things fail.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;

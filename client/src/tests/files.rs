@@ -1,7 +1,9 @@
 //! Files as they are written and read when nothing fails.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;

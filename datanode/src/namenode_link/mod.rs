@@ -16,6 +16,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Peer;
 use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
+use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::node::{
     Heartbeat, HeartbeatReply, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
@@ -112,7 +113,7 @@ impl NamenodeLink {
                 Err(error) => tracing::warn!(%addr, %error, "cannot register with the namenode"),
             }
             // Spread, so that a restarted namenode is not met by all datanodes at once.
-            let spread = rand::random_range(0.5..1.5);
+            let spread = 0.5 + machine::random::<f64>();
             tokio::time::sleep(backoff.mul_f64(spread)).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }

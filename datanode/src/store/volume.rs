@@ -21,7 +21,7 @@ use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::panics::contained;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
-use harvestfs_protocol::{durable, unix_now_ms};
+use harvestfs_protocol::{durable, machine, unix_now_ms};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use tokio::time::Instant;
@@ -534,7 +534,7 @@ fn check_empty(path: &Path) -> Result<(), VolumeError> {
 
 fn format(path: &Path, server: &str) -> Result<VersionFile, VolumeError> {
     let version = VersionFile {
-        storage: StorageId(rand::random()),
+        storage: StorageId(machine::random()),
         cluster: None,
         server: server.to_owned(),
     };

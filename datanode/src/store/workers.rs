@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use harvestfs_protocol::machine;
 use harvestfs_protocol::panics::contained;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Semaphore, oneshot};
@@ -51,7 +52,12 @@ impl Workers {
                 room: Arc::new(Semaphore::new(JOBS_QUEUED_MAX)),
             }),
         };
-        for _ in 0..threads.max(1) {
+        let threads = if machine::is_simulated() {
+            0
+        } else {
+            threads.max(1)
+        };
+        for _ in 0..threads {
             let queue = workers.inner.queue.clone();
             std::thread::Builder::new()
                 .name(name.to_owned())
@@ -69,6 +75,9 @@ impl Workers {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobLost> {
+        if machine::is_simulated() {
+            return contained(job).map_err(|_| JobLost);
+        }
         let (sender, result) = oneshot::channel();
         let room = self.inner.room.clone().acquire_owned().await;
         let job = move || {

@@ -1,9 +1,9 @@
 //! The journal itself: open, append, sync, begin a snapshot.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use harvestfs_protocol::machine;
 use parking_lot::Mutex;
 
 use super::disk::{Disk, RealDisk};
@@ -415,5 +415,5 @@ fn newest_good_snapshot(
 
 /// A number that the clients whose bytes are in records cannot know.
 fn new_salt() -> u64 {
-    RandomState::new().build_hasher().finish()
+    machine::random()
 }

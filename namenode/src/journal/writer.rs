@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use harvestfs_protocol::machine;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -134,11 +135,20 @@ struct Shared {
 /// Handle to the journal thread. Dropping it lets the thread finish what is queued, sync, and
 /// end; [`JournalWriter::shutdown`] also waits for that.
 pub struct JournalWriter {
-    queue: mpsc::Sender<Queued>,
+    place: Place,
     shares: Arc<Semaphore>,
     shares_total: u32,
     shared: Arc<Shared>,
-    thread: JoinHandle<()>,
+}
+
+/// Where what is queued is written.
+enum Place {
+    Thread {
+        queue: mpsc::Sender<Queued>,
+        thread: JoinHandle<()>,
+    },
+    /// At once, where it is handed in: in a simulation.
+    Here,
 }
 
 impl JournalWriter {
@@ -157,24 +167,28 @@ impl JournalWriter {
             counters,
             failure: OnceLock::new(),
         });
-        // The channel has no bound of its own; the semaphore bounds it in bytes.
-        let (queue, receiver) = mpsc::channel();
-        let worker = Worker {
-            shared: Arc::clone(&shared),
-            options,
-            receiver,
-            carried: None,
+        let place = if machine::is_simulated() {
+            Place::Here
+        } else {
+            // The channel has no bound of its own; the semaphore bounds it in bytes.
+            let (queue, receiver) = mpsc::channel();
+            let worker = Worker {
+                shared: Arc::clone(&shared),
+                options,
+                receiver,
+                carried: None,
+            };
+            let thread = thread::Builder::new()
+                .name("journal".to_owned())
+                .spawn(move || worker.run())
+                .map_err(|source| JournalError::Thread { source })?;
+            Place::Thread { queue, thread }
         };
-        let thread = thread::Builder::new()
-            .name("journal".to_owned())
-            .spawn(move || worker.run())
-            .map_err(|source| JournalError::Thread { source })?;
         Ok(Self {
-            queue,
+            place,
             shares,
             shares_total: shares_total as u32,
             shared,
-            thread,
         })
     }
 
@@ -249,14 +263,20 @@ impl JournalWriter {
     ///
     /// Blocks; call it from a thread that may.
     pub fn shutdown(self) -> Result<Journal, Arc<JournalError>> {
-        let Self {
-            queue,
-            thread,
-            shared,
-            ..
-        } = self;
-        drop(queue);
-        let ended = thread.join();
+        let Self { place, shared, .. } = self;
+        let ended = match place {
+            Place::Thread { queue, thread } => {
+                drop(queue);
+                thread.join()
+            }
+            Place::Here => {
+                // A failure is kept.
+                if let Err(error) = shared.sync(&mut shared.journal.lock()) {
+                    shared.fail(error);
+                }
+                Ok(())
+            }
+        };
         if let Some(failure) = shared.failure.get() {
             return Err(Arc::clone(failure));
         }
@@ -273,12 +293,16 @@ impl JournalWriter {
     }
 
     fn enqueue(&self, command: Command, share: OwnedSemaphorePermit) {
+        let queue = match &self.place {
+            Place::Thread { queue, .. } => queue,
+            Place::Here => return self.shared.execute(command),
+        };
         let queued = Queued {
             command,
             _share: share,
         };
         self.shared.queued.fetch_add(1, Ordering::AcqRel);
-        if let Err(mpsc::SendError(queued)) = self.queue.send(queued) {
+        if let Err(mpsc::SendError(queued)) = queue.send(queued) {
             match queued.command {
                 Command::Append(batch) => (batch.done)(Err(self.stopped())),
                 Command::Snapshot(done) => done(Err(self.stopped())),
@@ -330,6 +354,26 @@ impl Group {
 }
 
 impl Shared {
+    /// Does one command.
+    fn execute(&self, command: Command) {
+        let mut journal = self.journal.lock();
+        let failed = self.failure.get().cloned();
+        match (command, failed) {
+            (Command::Append(batch), Some(failure)) => (batch.done)(Err(failure)),
+            (Command::Snapshot(done), Some(failure)) => done(Err(failure)),
+            (Command::Append(batch), None) => {
+                let mut group = Group::default();
+                group.add(batch);
+                // The answer says if it failed.
+                let _ = self.commit(&mut journal, group, false);
+            }
+            (Command::Snapshot(done), None) => {
+                done(journal.begin_snapshot().map_err(Arc::new));
+                self.publish_durable_lsn(&journal);
+            }
+        }
+    }
+
     /// Writes a group, syncs if anyone waits for that or if it is `overdue`, and answers
     /// everyone.
     fn commit(

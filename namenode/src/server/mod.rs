@@ -40,6 +40,7 @@ use std::thread;
 use std::time::Duration;
 
 use harvestfs_protocol::limits::SESSIONS_MAX;
+use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::{ConnectionCounts, Endpoint};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -94,13 +95,19 @@ impl Namenode {
         let (stop_sender, stop) = oneshot::channel();
         let (ready_sender, ready) = oneshot::channel();
         let (ended_sender, ended) = oneshot::channel();
-        thread::Builder::new()
-            .name("namenode".to_owned())
-            .spawn(move || {
-                // The caller that started it may be gone; then the result is not needed.
-                let _ = ended_sender.send(run(options, ready_sender, stop));
-            })
-            .map_err(NamenodeError::Thread)?;
+        // The caller that started it may be gone; then the result is not needed.
+        if machine::is_simulated() {
+            tokio::task::spawn_local(async move {
+                let _ = ended_sender.send(serve(&options, ready_sender, stop).await);
+            });
+        } else {
+            thread::Builder::new()
+                .name("namenode".to_owned())
+                .spawn(move || {
+                    let _ = ended_sender.send(run(&options, ready_sender, stop));
+                })
+                .map_err(NamenodeError::Thread)?;
+        }
         match ready.await {
             Ok(ready) => Ok(Self {
                 ready,
@@ -171,7 +178,7 @@ struct Ready {
 
 /// Runs a namenode on this thread until it ends.
 fn run(
-    options: NamenodeOptions,
+    options: &NamenodeOptions,
     ready: oneshot::Sender<Ready>,
     stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
@@ -179,7 +186,7 @@ fn run(
         .enable_all()
         .build()
         .map_err(NamenodeError::Thread)?;
-    runtime.block_on(serve(&options, ready, stop))
+    runtime.block_on(serve(options, ready, stop))
 }
 
 /// Restores everything that does not need the network.
@@ -196,7 +203,7 @@ fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, Nameno
         data_dir::token_keys_file(&options.data_dir),
         lifetime_ms,
         clock::unix_now_ms(),
-        &mut rand::rng(),
+        &mut machine::rng(),
     )?;
     let cluster_options = ClusterOptions {
         block_bytes: formatted.block_bytes,
@@ -225,7 +232,7 @@ fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, Nameno
         historian,
         rng: match options.rng_seed {
             Some(seed) => StdRng::seed_from_u64(seed),
-            None => rand::make_rng(),
+            None => machine::rng(),
         },
         clock,
     })

@@ -1,5 +1,6 @@
 //! One UDP socket: dialling and accepting.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +10,14 @@ use tokio::sync::Semaphore;
 
 use super::config::{QuicConfigs, stays_on_host};
 use super::connection::Connection;
+use super::datagrams::Datagrams;
 use super::local::{Door, LocalStreams, OFFER_BYTES, Offer, Opener};
 use super::socket::{self, BatchLimiter};
 use super::system_socket::SystemSocket;
 use super::{CloseCode, TransportError, TransportOptions, reset, within};
 use crate::codec::{HELLO_BYTES, Hello, WireError};
 use crate::identity::{Identity, Peer};
+use crate::machine;
 
 /// Most handshakes in progress at once; more wait their turn. Each costs signatures, and after a
 /// restart all peers come back at the same time.
@@ -64,10 +67,20 @@ impl Endpoint {
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(bind_error("there is no tokio runtime here".to_owned()));
         }
-        let socket = socket::open(addr, options.socket_buffer_bytes)
-            .and_then(SystemSocket::new)
-            .map_err(|error| bind_error(error.to_string()))?;
-        Self::start(socket, identity, options, true).map_err(|error| bind_error(error.to_string()))
+        let start = || -> io::Result<Result<Self, TransportError>> {
+            Ok(match machine::entered() {
+                Some(machine) => {
+                    let socket = Arc::new(Datagrams(machine.bind(addr)?));
+                    Self::start(socket, identity, options, false)
+                }
+                None => {
+                    let socket = socket::open(addr, options.socket_buffer_bytes)?;
+                    Self::start(SystemSocket::new(socket)?, identity, options, true)
+                }
+            })
+        };
+        let started = start().map_err(|error| bind_error(error.to_string()))?;
+        started.map_err(|error| bind_error(error.to_string()))
     }
 
     fn start(
@@ -85,12 +98,12 @@ impl Endpoint {
             .local_addr()
             .map_err(|error| bind_error(error.to_string()))?;
         let mut endpoint_config = EndpointConfig::new(Arc::new(reset::reset_key(identity)));
-        let rng_seed = options.rng_seed;
+        let rng_seed = options.rng_seed.unwrap_or_else(|| machine::random());
         endpoint_config
             .max_udp_payload_size(socket::UDP_PAYLOAD_BYTES_MAX)
             .map_err(|error| bind_error(error.to_string()))?
             .cid_generator(move || Box::new(reset::RandomConnectionIds::new(rng_seed)))
-            .rng_seed(rng_seed);
+            .rng_seed(Some(rng_seed));
         let quinn = quinn::Endpoint::new_with_abstract_socket(
             endpoint_config,
             configs.server(addr.ip(), addr.ip()),

@@ -13,6 +13,7 @@
 mod config;
 mod connection;
 mod counts;
+mod datagrams;
 mod endpoint;
 mod error;
 mod local;
@@ -28,6 +29,7 @@ mod tests;
 pub use config::TransportOptions;
 pub use connection::Connection;
 pub use counts::{ConnectionCounts, CountedConnection};
+pub use datagrams::DatagramSocket;
 pub use endpoint::{Endpoint, Incoming};
 pub use error::{CloseCode, RpcError, StreamCode, TransportError};
 pub use pool::ConnectionPool;

@@ -29,12 +29,9 @@ pub fn reset_key(identity: &Identity) -> hmac::Key {
 pub struct RandomConnectionIds(StdRng);
 
 impl RandomConnectionIds {
-    /// Random, or repeatable with a seed.
-    pub fn new(seed: Option<[u8; 32]>) -> Self {
-        Self(match seed {
-            Some(seed) => StdRng::from_seed(seed),
-            None => rand::make_rng(),
-        })
+    /// The same ones with the same seed.
+    pub fn new(seed: [u8; 32]) -> Self {
+        Self(StdRng::from_seed(seed))
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::history::{HistoryReply, HistoryRequest};
 use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::machine;
 use harvestfs_telemetry::analysis::Analysis;
 use harvestfs_telemetry::history::{Collector, ServerMean, Slot};
 use harvestfs_telemetry::profile::TenantKey;
@@ -93,15 +94,20 @@ impl Historian {
             cancelled: Arc::clone(&cancelled),
             slots_lost: Arc::clone(&slots_lost),
         };
-        let thread = thread::Builder::new()
-            .name("historian".to_owned())
-            .spawn(move || worker.run())?;
+        // A simulation is of hours, and history of weeks: it has none.
+        let simulated = machine::is_simulated();
+        let thread = if simulated {
+            None
+        } else {
+            let thread = thread::Builder::new().name("historian".to_owned());
+            Some(thread.spawn(move || worker.run())?)
+        };
         Ok(Self {
-            messages: Some(messages),
+            messages: (!simulated).then_some(messages),
             finished,
             cancelled,
             slots_lost,
-            thread: Some(thread),
+            thread,
             collector: Collector::default(),
             servers: BTreeMap::new(),
             slots: VecDeque::new(),

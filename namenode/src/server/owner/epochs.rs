@@ -4,6 +4,7 @@ use harvestfs_protocol::admin::QuarantinedBlock;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
 use harvestfs_protocol::limits::QUARANTINED_PER_REPLY_MAX;
+use harvestfs_protocol::machine;
 use harvestfs_protocol::timeline::{Authority, Epoch, Position};
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::types::Timestamp;
@@ -37,7 +38,7 @@ pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item =
     Epoch {
         number: next_number(clock::unix_now_s().into(), before),
         // Never from a seed: a copy of this namenode has the same.
-        id: rand::random(),
+        id: machine::random(),
     }
 }
 

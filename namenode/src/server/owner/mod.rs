@@ -29,6 +29,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
 use harvestfs_protocol::limits::DELEGATIONS_PER_SESSION_MAX;
+use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::NoticeSender;
@@ -439,7 +440,10 @@ impl Owner {
         }
         if now_ms >= self.next_key_check_ms {
             self.next_key_check_ms = now_ms + KEY_CHECK_INTERVAL_MS;
-            if let Err(error) = self.tokens.rotate(clock::unix_now_ms(), &mut rand::rng()) {
+            if let Err(error) = self
+                .tokens
+                .rotate(clock::unix_now_ms(), &mut machine::rng())
+            {
                 tracing::error!(%error, "the keys of block tokens were not changed; trying again");
             }
         }
