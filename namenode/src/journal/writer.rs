@@ -147,8 +147,8 @@ enum Place {
         queue: mpsc::Sender<Queued>,
         thread: JoinHandle<()>,
     },
-    /// At once, where it is handed in: in a simulation.
-    Here,
+    /// At once, where it is handed in: in a simulation. What nothing waits for is synced after so long.
+    Here { lazy_sync: Duration },
 }
 
 impl JournalWriter {
@@ -168,7 +168,9 @@ impl JournalWriter {
             failure: OnceLock::new(),
         });
         let place = if machine::is_simulated() {
-            Place::Here
+            Place::Here {
+                lazy_sync: Duration::from_millis(options.lazy_sync_ms),
+            }
         } else {
             // The channel has no bound of its own; the semaphore bounds it in bytes.
             let (queue, receiver) = mpsc::channel();
@@ -269,7 +271,7 @@ impl JournalWriter {
                 drop(queue);
                 thread.join()
             }
-            Place::Here => {
+            Place::Here { .. } => {
                 // A failure is kept.
                 if let Err(error) = shared.sync(&mut shared.journal.lock()) {
                     shared.fail(error);
@@ -295,7 +297,7 @@ impl JournalWriter {
     fn enqueue(&self, command: Command, share: OwnedSemaphorePermit) {
         let queue = match &self.place {
             Place::Thread { queue, .. } => queue,
-            Place::Here => return self.shared.execute(command),
+            Place::Here { lazy_sync } => return self.execute(command, *lazy_sync),
         };
         let queued = Queued {
             command,
@@ -308,6 +310,19 @@ impl JournalWriter {
                 Command::Snapshot(done) => done(Err(self.stopped())),
             }
         }
+    }
+
+    /// Does a command on this thread.
+    fn execute(&self, command: Command, lazy_sync: Duration) {
+        let shared = Arc::clone(&self.shared);
+        shared.execute(command, &mut shared.journal.lock());
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(lazy_sync).await;
+            let synced = shared.sync(&mut shared.journal.lock());
+            if let Err(error) = synced {
+                shared.fail(error);
+            }
+        });
     }
 
     fn stopped(&self) -> Arc<JournalError> {
@@ -355,8 +370,7 @@ impl Group {
 
 impl Shared {
     /// Does one command.
-    fn execute(&self, command: Command) {
-        let mut journal = self.journal.lock();
+    fn execute(&self, command: Command, journal: &mut Journal) {
         let failed = self.failure.get().cloned();
         match (command, failed) {
             (Command::Append(batch), Some(failure)) => (batch.done)(Err(failure)),
@@ -365,11 +379,11 @@ impl Shared {
                 let mut group = Group::default();
                 group.add(batch);
                 // The answer says if it failed.
-                let _ = self.commit(&mut journal, group, false);
+                let _ = self.commit(journal, group, false);
             }
             (Command::Snapshot(done), None) => {
                 done(journal.begin_snapshot().map_err(Arc::new));
-                self.publish_durable_lsn(&journal);
+                self.publish_durable_lsn(journal);
             }
         }
     }

@@ -98,7 +98,7 @@ impl Endpoint {
             .local_addr()
             .map_err(|error| bind_error(error.to_string()))?;
         let mut endpoint_config = EndpointConfig::new(Arc::new(reset::reset_key(identity)));
-        let rng_seed = options.rng_seed.unwrap_or_else(|| machine::random());
+        let rng_seed = options.rng_seed.unwrap_or_else(machine::random);
         endpoint_config
             .max_udp_payload_size(socket::UDP_PAYLOAD_BYTES_MAX)
             .map_err(|error| bind_error(error.to_string()))?

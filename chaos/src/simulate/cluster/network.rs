@@ -130,15 +130,6 @@ impl Network {
         }
     }
 
-    /// When the next datagram arrives.
-    pub fn next_arrival(&self) -> Option<Duration> {
-        self.state
-            .lock()
-            .on_their_way
-            .peek()
-            .map(|next| next.0.arrives)
-    }
-
     fn send(&self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
         let mut state = self.state.lock();
         let link = state.links.get(&(from.ip(), to.ip())).copied();
