@@ -38,8 +38,8 @@ async fn each_heartbeat_tells_the_keys() {
     let cluster = Cluster::new().await;
     let node = Datanode::register(&cluster, "dn-1").await;
     for _ in 0..2 {
-        let told = node.heartbeat().await.keys;
-        assert_eq!(told.as_ref(), Some(&node.registered.keys));
+        let keys = node.heartbeat().await.keys;
+        assert_eq!(keys.as_ref(), Some(&node.registered.keys));
     }
 }
 
@@ -113,6 +113,14 @@ async fn a_datanode_registers_as_what_its_certificate_says() {
         matches!(refused, Err(FsError::InvalidArgument(_))),
         "{refused:?}"
     );
+
+    let mut copied = register("dn-1");
+    copied.volumes = [1, 2, 1].map(volume).into();
+    let refused = link.node(NodeRequest::Register(Box::new(copied))).await;
+    let Err(FsError::InvalidArgument(reason)) = &refused else {
+        panic!("one volume twice: {refused:?}");
+    };
+    assert!(reason.contains(&StorageId(1).to_string()), "{reason}");
 
     let refused = link.node(report(vec![])).await;
     assert!(

@@ -144,6 +144,24 @@ impl Namespace {
         })
     }
 
+    /// How many sessions can still be opened in the current epoch; none also where an earlier release,
+    /// which did not count them, has opened more.
+    #[must_use]
+    pub fn sessions_left(&self) -> u64 {
+        self.epoch().map_or(u64::MAX, |epoch| {
+            epoch.last_block().0.saturating_sub(self.sessions.last)
+        })
+    }
+
+    /// What the number of the next epoch has to be greater than, so that its ids are those of no other:
+    /// the number of the current one, or of the one whose ids the sessions of an earlier release have
+    /// reached. None before the first epoch.
+    #[must_use]
+    pub fn last_number(&self) -> Option<u32> {
+        let reached = Epoch::number_of(BlockId(self.sessions.last));
+        Some(self.epoch()?.number.max(reached))
+    }
+
     /// The blocks that this timeline has allocated, in ranges. What is in none of them was allocated
     /// by a namenode that knew more, if at all; what is and is not there any more was freed.
     pub fn allocated_ranges(&self) -> impl Iterator<Item = RangeInclusive<BlockId>> {

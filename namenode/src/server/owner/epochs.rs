@@ -16,8 +16,8 @@ use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::timeline::{Verdict, next_number};
 
-/// When so few blocks are left to allocate in an epoch, another one begins.
-const BLOCKS_LEFT_MIN: u64 = Epoch::BLOCKS_MAX / 4;
+/// When so few blocks, or sessions, are left in an epoch, another one begins.
+const IDS_LEFT_MIN: u64 = Epoch::BLOCKS_MAX / 4;
 
 /// What may be executed in recovery: what reading needs, and what ends it.
 pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
@@ -33,8 +33,7 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
 
 /// An epoch that follows a namespace's epochs and others with these numbers.
 pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item = u32>) -> Epoch {
-    let before = namespace.epoch().map(|epoch| epoch.number);
-    let before = before.into_iter().chain(foreign);
+    let before = namespace.last_number().into_iter().chain(foreign);
     Epoch {
         number: next_number(clock::unix_now_s().into(), before),
         // Never from a seed: a copy of this namenode has the same.
@@ -79,7 +78,8 @@ impl Owner {
 
     /// Begins another epoch before there are no numbers left in the current one.
     pub(super) fn renew_epoch(&mut self) {
-        if self.namespace.blocks_left() >= BLOCKS_LEFT_MIN {
+        let left = (self.namespace.blocks_left()).min(self.namespace.sessions_left());
+        if left >= IDS_LEFT_MIN {
             return;
         }
         let epoch = following(&self.namespace, self.timeline.foreign_numbers());

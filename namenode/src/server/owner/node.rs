@@ -11,7 +11,7 @@ use harvestfs_protocol::node::{
 };
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::token::Right;
-use harvestfs_protocol::types::Timestamp;
+use harvestfs_protocol::types::{Timestamp, VolumeStatus};
 
 use super::Owner;
 use super::session::unexpected_outcome;
@@ -104,6 +104,7 @@ impl Owner {
             LABEL_BYTES_MAX,
         )?;
         check_count("volumes", register.volumes.len(), VOLUMES_PER_NODE_MAX)?;
+        check_distinct(&register.volumes)?;
         if register
             .cluster
             .is_some_and(|cluster| cluster != self.formatted.cluster)
@@ -221,6 +222,19 @@ fn check_count(what: &str, count: usize, max: usize) -> Result<(), FsError> {
     Err(FsError::InvalidArgument(format!(
         "{count} {what} in one request, at most {max} are accepted"
     )))
+}
+
+/// Two directories with one id: each full report of one would take away what the other has.
+fn check_distinct(volumes: &[VolumeStatus]) -> Result<(), FsError> {
+    let mut ids: Vec<StorageId> = volumes.iter().map(|volume| volume.storage).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => Err(FsError::InvalidArgument(format!(
+            "the server has volume {} twice: one directory is a copy of the other, take it away",
+            pair[0]
+        ))),
+    }
 }
 
 fn check_labels(server: &ServerDescription) -> Result<(), FsError> {

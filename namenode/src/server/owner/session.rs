@@ -75,7 +75,8 @@ impl Owner {
                 "this connection has a session; close it first".into(),
             ));
         }
-        if self.sessions.len() >= SESSIONS_MAX {
+        // Without a number left, the namenode is about to begin another epoch.
+        if self.sessions.len() >= SESSIONS_MAX || self.namespace.sessions_left() == 0 {
             return Err(FsError::Busy {
                 retry_after_ms: SESSIONS_RETRY_AFTER_MS,
             });

@@ -79,6 +79,32 @@ fn a_timeline_knows_where_it_has_been() {
     assert_eq!(snapshot(&again), snapshot(namespace));
 }
 
+/// An earlier release did not count the sessions of an epoch: what it wrote is replayed, and the epoch
+/// that follows repeats no id of it.
+#[test]
+fn an_epoch_has_so_many_sessions_and_one_that_had_more_is_followed() {
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.namespace.sessions_left(), u64::MAX);
+    assert_eq!(fixture.namespace.last_number(), None);
+    begin(&mut fixture.namespace, 7, 70, 10, false).unwrap();
+    assert_eq!(fixture.namespace.sessions_left(), Epoch::BLOCKS_MAX);
+    let epoch = fixture.namespace.epoch().unwrap();
+    fixture.namespace.sessions.last = epoch.last_block().0 - 1;
+    assert_eq!(fixture.namespace.sessions_left(), 1);
+    fixture.open_session();
+    assert_eq!(fixture.namespace.sessions_left(), 0);
+    assert_eq!(fixture.namespace.last_number(), Some(7));
+    let beyond = fixture.open_session();
+    assert_eq!(fixture.namespace.sessions_left(), 0);
+    assert_eq!(fixture.namespace.last_number(), Some(8));
+    assert!(begin(&mut fixture.namespace, 8, 80, 20, false).is_ok());
+    assert!(fixture.open_session() > beyond);
+    fixture.namespace.sessions.last += 1 << 30;
+    let next = fixture.namespace.last_number().unwrap() + 1;
+    assert!(begin(&mut fixture.namespace, 9, 90, 30, false).is_err());
+    begin(&mut fixture.namespace, next, 90, 30, false).unwrap();
+}
+
 #[test]
 fn epochs_repeat_no_ids() {
     let mut fixture = Fixture::new();
