@@ -70,9 +70,21 @@ impl Namespace {
         let inode = self.inodes.get_mut(ino)?;
         check(call, inode, changes)?;
         if let Some(size_bytes) = changes.size_bytes {
-            self.truncate(call, ino, size_bytes)?;
+            self.truncate(call, ino, size_bytes);
         }
-        let inode = self.inodes.get_mut(ino)?;
+        let inode = self.inodes.known_mut(ino);
+        assert!(
+            !inode.is_frozen(),
+            "the attributes of {ino}, a part of a snapshot, change"
+        );
+        let gives_away = changes.uid.is_some_and(|uid| uid != inode.uid);
+        assert!(
+            !gives_away || permissions::is_root(call.credentials),
+            "user {} gives {ino} of user {} to {:?}",
+            call.credentials.uid,
+            inode.uid,
+            changes.uid
+        );
         if changes.uid.is_some() || changes.gid.is_some() {
             if !inode.is_directory() {
                 permissions::drop_privileges(call.credentials, inode);
@@ -104,16 +116,15 @@ impl Namespace {
         Ok(MetaReply::Attr(inode.attr(ino)))
     }
 
-    fn truncate(&mut self, call: &Call, ino: InodeId, size_bytes: u64) -> Result<(), FsError> {
+    fn truncate(&mut self, call: &Call, ino: InodeId, size_bytes: u64) {
         let mut resized = false;
         let inode = self.edit(ino, |file, changes| {
             file.extents.clear(size_bytes, u64::MAX, changes);
             resized = file.size_bytes != size_bytes;
             file.size_bytes = size_bytes;
-        })?;
+        });
         inode.mtime = call.now;
         inode.content_version += u64::from(resized);
         permissions::content_written(call.credentials, inode);
-        Ok(())
     }
 }

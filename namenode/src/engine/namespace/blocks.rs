@@ -357,6 +357,11 @@ impl BlockTable {
         }
     }
 
+    /// Whether no command is under way that touched a block.
+    pub fn is_settled(&self) -> bool {
+        self.touched.is_empty()
+    }
+
     /// Ends a command: announces what became of the blocks that it touched, and forgets those that
     /// nothing uses any more.
     pub fn settle(&mut self, effects: &mut Effects) {

@@ -66,6 +66,8 @@ impl Namespace {
         self.check_sessions(&mut findings);
         self.check_sums(&mut findings);
 
+        let count = findings.0.len();
+        assert!(count <= FINDINGS_MAX, "{count} findings in one report");
         let concerned = findings.0.iter().filter_map(|finding| finding.ino);
         let paths = self.paths(&concerned.collect());
         for finding in &mut findings.0 {

@@ -16,6 +16,10 @@ use super::operation::Operation;
 pub const COMMAND_VERSION: u8 = 3;
 /// Versions before, which are read too: 1 had no epochs, 2 no editions.
 const VERSIONS_BEFORE: [u8; 2] = [1, 2];
+const _: () = assert!(
+    VERSIONS_BEFORE[0] < VERSIONS_BEFORE[1] && VERSIONS_BEFORE[1] < COMMAND_VERSION,
+    "a version was given twice"
+);
 
 /// A change of the namespace: one record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

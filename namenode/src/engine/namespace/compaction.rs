@@ -120,7 +120,7 @@ impl Namespace {
                     before, after,
                     "copies are not as long as what {relocation:?} names"
                 );
-            })?;
+            });
             effects.inodes.push(relocation.ino);
             relocated += 1;
         }

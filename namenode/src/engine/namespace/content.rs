@@ -33,17 +33,17 @@ fn placed(extent: &Extent, base: u64) -> Result<Piece, FsError> {
 }
 
 impl Namespace {
-    /// Edits the content of a regular file and keeps the accounts of blocks.
+    /// Edits the content of what is a regular file and keeps the accounts of blocks.
     pub(super) fn edit(
         &mut self,
         ino: InodeId,
         edit: impl FnOnce(&mut FileData, &mut UseChanges),
-    ) -> Result<&mut Inode, FsError> {
+    ) -> &mut Inode {
         let default_rules = self.default_rules();
-        let inode = self.inodes.get_mut(ino)?;
+        let inode = self.inodes.known_mut(ino);
         let rules = inode.settings.rules(default_rules);
         let Body::Regular(file) = &mut inode.body else {
-            return Err(FsError::InvalidArgument("not a regular file".into()));
+            panic!("the content of inode {ino} is edited, which is no regular file");
         };
         self.spilled_pieces -= file.extents.spilled_pieces() as u64;
         let before = file.extents.allocated_bytes();
@@ -66,7 +66,7 @@ impl Namespace {
         {
             self.charge(&[(dir, Change { bytes, inodes: 0 })]);
         }
-        self.inodes.get_mut(ino)
+        self.inodes.known_mut(ino)
     }
 
     pub(super) fn commit(
@@ -118,7 +118,7 @@ impl Namespace {
                 file.extents.write(*piece, changes);
                 file.size_bytes = file.size_bytes.max(piece.file_end());
             }
-        })?;
+        });
         if !pieces.is_empty() {
             inode.content_changed(call.now);
             permissions::content_written(call.credentials, inode);
@@ -166,7 +166,7 @@ impl Namespace {
             if grows {
                 file.size_bytes = end;
             }
-        })?;
+        });
         if clears || grows {
             inode.content_changed(call.now);
         }
@@ -222,7 +222,7 @@ impl Namespace {
                 file.extents.write(piece, changes);
             }
             file.size_bytes = file.size_bytes.max(destination_end);
-        })?;
+        });
         inode.content_changed(call.now);
         permissions::content_written(call.credentials, inode);
         effects.inodes.push(destination);
@@ -271,13 +271,9 @@ impl Namespace {
     }
 
     /// Sets the settings of a file or directory. The blocks of a file follow.
-    pub(super) fn change_settings(
-        &mut self,
-        ino: InodeId,
-        settings: Settings,
-    ) -> Result<(), FsError> {
+    pub(super) fn change_settings(&mut self, ino: InodeId, settings: Settings) {
         let default_rules = self.default_rules();
-        let inode = self.inodes.get_mut(ino)?;
+        let inode = self.inodes.known_mut(ino);
         let before = std::mem::replace(&mut inode.settings, settings);
         let kind = inode.kind();
         match &inode.body {
@@ -300,6 +296,5 @@ impl Namespace {
             _ => {}
         }
         self.note_raise(ino, kind, settings);
-        Ok(())
     }
 }

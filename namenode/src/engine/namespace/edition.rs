@@ -40,10 +40,16 @@ impl Namespace {
                 self.edition
             )));
         }
-        self.edition = edition;
         self.divide_trash(now, effects)?;
+        self.edition = edition;
         self.place_nameless();
         self.restore_usage();
+        let below_root = self.inodes.known_directory(InodeId::ROOT).used.inodes;
+        assert_eq!(
+            below_root + 1,
+            self.inodes.len(),
+            "inodes that count at the root, with it, and inodes that there are in edition {edition}"
+        );
         Ok(Outcome::Done)
     }
 

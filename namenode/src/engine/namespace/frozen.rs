@@ -17,6 +17,7 @@ use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::MODE_FROZEN;
 
 use super::command::Effects;
+use super::directory::name_of_entry;
 use super::inode::{Body, Inode};
 use super::rename::Place;
 use super::usage::Usage;
@@ -117,20 +118,36 @@ impl Namespace {
         }
         self.check_quotas(&[(dir, used.added())])?;
 
-        let top = self.freeze(dir)?;
+        // There is room: nothing is refused from here on.
+        let inodes = self.inodes.len();
+        let used_before = self.inodes.known_directory(dir).used;
+        let top = self.freeze(dir);
         let snapshots = match snapshots {
             Some(snapshots) => snapshots,
             None => {
-                let mode = MODE_FROZEN | (self.inodes.get(dir)?.mode & 0o555);
-                let snapshots_name = Name::new(SNAPSHOTS_NAME)?;
-                self.add_own_directory(dir, &snapshots_name, mode, call.now, effects)?
+                let above = self.inodes.known(dir);
+                let mode = MODE_FROZEN | (above.mode & 0o555);
+                let of_owner = (mode, above.uid);
+                let snapshots_name = name_of_entry(SNAPSHOTS_NAME);
+                self.add_own_directory((dir, &snapshots_name), of_owner, call.now, effects)
             }
         };
-        self.adopt(snapshots, top)?;
+        self.adopt(snapshots, top);
         self.add_name(snapshots, name, top, true, call.now, effects);
-        self.copy_below(dir, top)?;
+        self.copy_below(dir, top);
+        let copied = self.inodes.len() - inodes;
+        assert_eq!(
+            copied, used.inodes,
+            "inodes of the snapshot of {dir}, and for how many there was room"
+        );
+        let used_after = self.inodes.known_directory(dir).used;
+        assert_eq!(
+            used_after,
+            used_before.with(used.added()),
+            "what counts in {dir} with its snapshot, and what the quotas were asked for"
+        );
         effects.inodes.push(top);
-        let inode = self.inodes.get_mut(top)?;
+        let inode = self.inodes.known_mut(top);
         inode.ctime = call.now;
         Ok(MetaReply::Attr(inode.attr(top)))
     }
@@ -146,14 +163,15 @@ impl Namespace {
         let parent = self.snapshots_of(dir)?.ok_or(FsError::NotFound)?;
         let directory = self.inodes.get(parent)?.directory()?;
         let top = directory.get(name).ok_or(FsError::NotFound)?;
+        let trash = self.make_trash(call, effects)?;
         // Its time in the trash is over at once: there it is removed step by step.
-        self.move_to_trash(call, top, Place { parent, name }, 0, effects)?;
-        if self.inodes.get(parent)?.directory()?.is_empty() {
-            let snapshots_name = Name::new(SNAPSHOTS_NAME)?;
-            let planned = self.plan_removal(call, parent, dir)?;
+        self.move_to_trash(call, top, Place { parent, name }, (trash, 0), effects);
+        if self.inodes.known_directory(parent).is_empty() {
+            let snapshots_name = name_of_entry(SNAPSHOTS_NAME);
+            let planned = self.plan_removal(call, parent, dir);
             self.carry_out(planned);
             self.remove_name(dir, &snapshots_name, true, call.now, effects);
-            self.lose_name(call, parent, effects)?;
+            self.lose_name(call, parent, effects);
         }
         Ok(MetaReply::Done)
     }
@@ -173,7 +191,7 @@ impl Namespace {
 
     /// The directory of the snapshots of a directory, if it has some.
     fn snapshots_of(&self, dir: InodeId) -> Result<Option<InodeId>, FsError> {
-        let name = Name::new(SNAPSHOTS_NAME)?;
+        let name = name_of_entry(SNAPSHOTS_NAME);
         match self.inodes.get(dir)?.directory()?.get(&name) {
             Some(found) if !self.is_frozen(found) => Err(FsError::InvalidArgument(
                 "`.snapshot` is something else here: give that another name".into(),
@@ -219,64 +237,59 @@ impl Namespace {
     }
 
     /// Copies what is below a directory to below its copy.
-    fn copy_below(&mut self, dir: InodeId, copy: InodeId) -> Result<(), FsError> {
+    fn copy_below(&mut self, dir: InodeId, copy: InodeId) {
         let mut linked = Linked::default();
         let mut waiting = VecDeque::from([(dir, copy)]);
         while let Some((from, to)) = waiting.pop_front() {
-            let inode = self.inodes.get(from)?;
-            let entries: Vec<(Name, InodeId)> = inode
-                .directory()?
+            let inode = self.inodes.known(from);
+            let entries: Vec<(Name, InodeId)> = self
+                .inodes
+                .known_directory(from)
                 .after(None)
                 .filter(|(name, child)| self.is_kept(inode, name, *child))
-                .filter_map(|(name, child)| Some((Name::new(name).ok()?, child)))
+                .map(|(name, child)| (name_of_entry(name), child))
                 .collect();
             for (name, child) in entries {
-                let copy = self.copy_of(child, to, &mut linked)?;
-                let is_directory = self.inodes.get(copy)?.is_directory();
+                let copy = self.copy_of(child, to, &mut linked);
+                let is_directory = self.inodes.known(copy).is_directory();
                 if is_directory {
                     waiting.push_back((child, copy));
                 }
-                self.name_copy(to, &name, copy, is_directory)?;
+                self.name_copy(to, &name, copy, is_directory);
             }
         }
         for (copy, mut names) in linked.names {
             names.sort_unstable();
             if let Some(&first) = names.first() {
-                self.adopt(first, copy)?;
+                self.adopt(first, copy);
             }
             if names.len() > 1 {
                 self.further_names.insert(copy, names);
             }
         }
-        Ok(())
     }
 
     /// The copy that a name in the directory `to` leads to.
-    fn copy_of(
-        &mut self,
-        ino: InodeId,
-        to: InodeId,
-        linked: &mut Linked,
-    ) -> Result<InodeId, FsError> {
-        let inode = self.inodes.get(ino)?;
+    fn copy_of(&mut self, ino: InodeId, to: InodeId, linked: &mut Linked) -> InodeId {
+        let inode = self.inodes.known(ino);
         if inode.is_directory() || inode.nlink == 1 {
-            let copy = self.freeze(ino)?;
-            self.adopt(to, copy)?;
-            return Ok(copy);
+            let copy = self.freeze(ino);
+            self.adopt(to, copy);
+            return copy;
         }
         let copy = match linked.copies.get(&ino) {
             Some(&copy) => copy,
-            None => self.freeze(ino)?,
+            None => self.freeze(ino),
         };
         linked.copies.insert(ino, copy);
         linked.names.entry(copy).or_default().push(to);
-        Ok(copy)
+        copy
     }
 
     /// Copies an inode, without its names and entries. The data of a file is shared.
-    fn freeze(&mut self, ino: InodeId) -> Result<InodeId, FsError> {
+    fn freeze(&mut self, ino: InodeId) -> InodeId {
         let default_rules = self.default_rules();
-        let inode = self.inodes.get(ino)?;
+        let inode = self.inodes.known(ino);
         let body = match &inode.body {
             Body::Regular(file) => {
                 self.spilled_pieces += file.extents.spilled_pieces() as u64;
@@ -305,38 +318,32 @@ impl Namespace {
         if copy.is_directory() {
             self.directories_with_settings += u64::from(!settings.is_empty());
         }
-        self.insert_inode(copy)
+        self.insert_inode_with_room(copy)
     }
 
     /// Counts a copy in a directory.
-    fn adopt(&mut self, dir: InodeId, copy: InodeId) -> Result<(), FsError> {
-        let inode = self.inodes.get_mut(copy)?;
+    fn adopt(&mut self, dir: InodeId, copy: InodeId) {
+        let inode = self.inodes.known_mut(copy);
         inode.parent = dir;
         let weight = Self::weight(inode);
         self.charge(&[(dir, weight.added())]);
-        Ok(())
     }
 
     /// Adds the entry of a copy. Nothing is announced: no session knows the directory yet.
-    fn name_copy(
-        &mut self,
-        dir: InodeId,
-        name: &Name,
-        copy: InodeId,
-        is_directory: bool,
-    ) -> Result<(), FsError> {
-        let inode = self.inodes.get_mut(copy)?;
+    fn name_copy(&mut self, dir: InodeId, name: &Name, copy: InodeId, is_directory: bool) {
+        let inode = self.inodes.known_mut(copy);
         if let Body::Directory(directory) = &mut inode.body {
             directory.name = name.as_bytes().into();
         } else {
             inode.nlink += 1;
         }
-        let above = self.inodes.get_mut(dir)?;
-        if let Body::Directory(directory) = &mut above.body {
-            directory.insert(name, copy);
-            above.nlink += u32::from(is_directory);
-            self.names += 1;
-        }
-        Ok(())
+        let above = self.inodes.known_mut(dir);
+        let Body::Directory(directory) = &mut above.body else {
+            panic!("{name:?} is copied to inode {dir}, which is no directory");
+        };
+        let hidden = directory.insert(name, copy);
+        assert_eq!(hidden, None, "{name:?} is copied to {dir} twice");
+        above.nlink += u32::from(is_directory);
+        self.names += 1;
     }
 }

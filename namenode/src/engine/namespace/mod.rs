@@ -128,7 +128,7 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Of the namenode itself, which alone knows what is held. `root` are the credentials of root.
-    fn of_nobody(root: &'a Credentials, now: Timestamp) -> Self {
+    fn of_namenode(root: &'a Credentials, now: Timestamp) -> Self {
         Self {
             session: SessionId(0),
             credentials: root,
@@ -157,12 +157,48 @@ impl Namespace {
             "the last command left {:?}",
             self.emptied
         );
-        let reply = self.dispatch(command, &mut effects)?;
+        let before = self.extent_of_tables();
+        let reply = match self.dispatch(command, &mut effects) {
+            Ok(reply) => reply,
+            Err(error) => {
+                self.assert_unchanged(before, &error);
+                return Err(error);
+            }
+        };
         while let Some(ino) = self.emptied.pop() {
             self.release_orphans(&[ino], &mut effects);
         }
         self.blocks.settle(&mut effects);
         Ok(Applied { reply, effects })
+    }
+
+    fn extent_of_tables(&self) -> [u64; 8] {
+        [
+            self.inodes.len(),
+            self.names.get(),
+            self.blocks.last(),
+            self.blocks.live_bytes(),
+            self.sessions.last,
+            self.servers.len() as u64,
+            self.epochs.len() as u64,
+            self.edition.into(),
+        ]
+    }
+
+    /// A command that was refused has changed nothing: it is in no journal, and what it left half done
+    /// would be missing after a restart.
+    fn assert_unchanged(&self, before: [u64; 8], error: &FsError) {
+        let after = self.extent_of_tables();
+        assert_eq!(
+            after, before,
+            "inodes, names, blocks and so on after and before a command that was refused: {error}"
+        );
+        let (changes, emptied) = (&self.changes, &self.emptied);
+        assert!(
+            changes.is_empty() && emptied.is_empty() && self.blocks.is_settled(),
+            "a command that was refused left {changes:?} to be counted, and {emptied:?} to be released, \
+             or blocks to be settled: {error}"
+        );
     }
 
     fn dispatch(&mut self, command: &Command, effects: &mut Effects) -> Result<Outcome, FsError> {
@@ -214,7 +250,7 @@ impl Namespace {
                 Ok(Outcome::Done)
             }
             Command::RaiseReplication { inodes, now } => {
-                self.raise_replication(inodes, *now, effects)?;
+                self.raise_replication(inodes, *now, effects);
                 Ok(Outcome::Done)
             }
             Command::RemoveExpired { entries, now } => {

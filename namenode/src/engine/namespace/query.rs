@@ -10,6 +10,7 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, Extent, FileBlock, Located};
 
 use super::Namespace;
+use super::directory::name_of_entry;
 use super::inode::{Body, FileData, INODES_MAX};
 use super::permissions::{self, EXECUTE, READ, WRITE};
 
@@ -82,9 +83,11 @@ impl Namespace {
     fn stat_fs(&self, ino: InodeId) -> Result<StatFs, FsError> {
         let room = self.room(ino)?;
         let (total_bytes, free_bytes) = room.bytes.unwrap_or((u64::MAX, u64::MAX));
-        let (total_inodes, free_inodes) = room
-            .inodes
-            .unwrap_or((INODES_MAX, INODES_MAX.saturating_sub(self.inodes.len())));
+        let inodes = self.inodes.len();
+        let Some(unused) = INODES_MAX.checked_sub(inodes) else {
+            panic!("there are {inodes} inodes, and numbers for {INODES_MAX}");
+        };
+        let (total_inodes, free_inodes) = room.inodes.unwrap_or((INODES_MAX, unused));
         Ok(StatFs {
             total_bytes,
             free_bytes,
@@ -169,9 +172,9 @@ impl Namespace {
             .filter(|(name, child)| !self.is_hidden(inode, name, *child));
         let mut entries = Vec::new();
         for (name, ino) in rest.by_ref().take(limit) {
-            let inode = self.inodes.get(ino)?;
+            let inode = self.inodes.known(ino);
             entries.push(DirEntry {
-                name: Name::new(name)?,
+                name: name_of_entry(name),
                 ino,
                 kind: inode.kind(),
                 attr: with_attributes.then(|| inode.attr(ino)),

@@ -63,6 +63,8 @@ impl Namespace {
         }
         let exchange = mode == RenameMode::Exchange;
         let mut moves = self.plan_rename(call, (source, old), (target, new), exchange)?;
+        // Nothing is refused from here on.
+        let names = self.names;
         // Charged as planned: while both are still where they were. Together, since one may subtract
         // what the other adds.
         let charges = moves
@@ -72,15 +74,33 @@ impl Namespace {
         for planned in moves {
             self.carry_out(planned);
         }
-        let other = match target {
+        let (other, lost) = match target {
             Some(target) if exchange => {
-                self.exchange(call, (source, old), (target, new), effects)?;
-                Some(self.inodes.get(target)?.attr(target))
+                self.exchange(call, (source, old), (target, new), effects);
+                (Some(self.inodes.known(target).attr(target)), 0)
             }
-            _ => self.replace(call, (source, old), (target, new), effects)?,
+            _ => {
+                let other = self.replace(call, (source, old), (target, new), effects);
+                (other, u64::from(target.is_some()))
+            }
         };
+        let left = self.names;
+        assert_eq!(
+            left.get() + lost,
+            names.get(),
+            "names after and before {source} went from {} to {}, where {target:?} was",
+            old.parent,
+            new.parent
+        );
+        let moved = self.inodes.known(source);
+        assert!(
+            !moved.is_directory() || moved.parent == new.parent,
+            "the directory {source} went to {}, but `..` in it leads to {}",
+            new.parent,
+            moved.parent
+        );
         Ok(MetaReply::Renamed {
-            moved: self.inodes.get(source)?.attr(source),
+            moved: moved.attr(source),
             other,
         })
     }
@@ -154,14 +174,14 @@ impl Namespace {
         (target, new): (Option<InodeId>, Place),
         exchange: bool,
     ) -> Result<Vec<Move>, FsError> {
-        let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent), true)?];
+        let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent), true)];
         if let Some(target) = target {
             let back = exchange.then_some(old.parent);
             // One may be a file that counts in the other, by another name that it has there.
             let left = self.change_within(target, &moves[0].charges);
-            let stays = self.is_counted_after(self.inodes.get(target)?, left);
+            let stays = self.is_counted_after(self.inodes.known(target), left);
             let stays = stays || call.held_elsewhere;
-            let mut other = self.plan_move(target, Some(new.parent), back, stays)?;
+            let mut other = self.plan_move(target, Some(new.parent), back, stays);
             moves[0].change_weight(self.change_within(source, &other.charges));
             other.change_weight(left);
             moves.push(other);
@@ -181,8 +201,8 @@ impl Namespace {
         (source, old): (InodeId, Place),
         (target, new): (Option<InodeId>, Place),
         effects: &mut Effects,
-    ) -> Result<Option<Attr>, FsError> {
-        let is_directory = self.inodes.get(source)?.is_directory();
+    ) -> Option<Attr> {
+        let is_directory = self.inodes.known(source).is_directory();
         // A directory replaces a directory only: the links to the new parent stay as many.
         let replaces_directory = is_directory && target.is_some();
         self.remove_name(old.parent, old.name, is_directory, call.now, effects);
@@ -194,10 +214,8 @@ impl Namespace {
             call.now,
             effects,
         );
-        self.moved(call, source, effects)?;
-        target
-            .map(|target| self.lose_name(call, target, effects))
-            .transpose()
+        self.moved(call, source, effects);
+        target.map(|target| self.lose_name(call, target, effects))
     }
 
     fn exchange(
@@ -206,9 +224,9 @@ impl Namespace {
         (source, old): (InodeId, Place),
         (target, new): (InodeId, Place),
         effects: &mut Effects,
-    ) -> Result<(), FsError> {
-        let source_is_directory = self.inodes.get(source)?.is_directory();
-        let target_is_directory = self.inodes.get(target)?.is_directory();
+    ) {
+        let source_is_directory = self.inodes.known(source).is_directory();
+        let target_is_directory = self.inodes.known(target).is_directory();
         self.remove_name(old.parent, old.name, source_is_directory, call.now, effects);
         self.remove_name(new.parent, new.name, target_is_directory, call.now, effects);
         self.add_name(
@@ -227,14 +245,13 @@ impl Namespace {
             call.now,
             effects,
         );
-        self.moved(call, source, effects)?;
-        self.moved(call, target, effects)
+        self.moved(call, source, effects);
+        self.moved(call, target, effects);
     }
 
-    fn moved(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) -> Result<(), FsError> {
-        self.inodes.get_mut(ino)?.ctime = call.now;
+    fn moved(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) {
+        self.inodes.known_mut(ino).ctime = call.now;
         effects.inodes.push(ino);
-        Ok(())
     }
 }
 

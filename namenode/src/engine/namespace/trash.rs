@@ -29,7 +29,7 @@ const NAME: &[u8] = b".trash";
 const MODE: u16 = 0o755;
 /// Of the directory of a user.
 const MODE_OF_USER: u16 = 0o700;
-/// In edition 0: everybody could take out what was theirs.
+/// In edition 0: each user could take out what was theirs.
 const MODE_OF_ALL: u16 = 0o777 | STICKY;
 const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
@@ -122,12 +122,12 @@ pub(super) fn name_before(ino: InodeId) -> Vec<u8> {
     format!("{:016x}", ino.0).into_bytes()
 }
 
-fn name_in_trash(ino: InodeId, name: &Name) -> Result<Name, FsError> {
+fn name_in_trash(ino: InodeId, name: &Name) -> Name {
     let mut bytes = name_before(ino);
     bytes.push(b'-');
     bytes.extend(name.as_bytes());
     bytes.truncate(NAME_BYTES_MAX);
-    Name::new(&bytes)
+    name_of_entry(&bytes)
 }
 
 impl Namespace {
@@ -214,30 +214,31 @@ impl Namespace {
         if self.edition < ACCOUNTS_KEPT
             && let Some(directory) = self.trash.directory
         {
-            let planned = self.plan_move(ino, Some(old.parent), Some(directory), true)?;
+            let planned = self.plan_move(ino, Some(old.parent), Some(directory), true);
             self.check_quotas(&planned.charges)?;
         }
-        let attr = self.move_to_trash(call, ino, old, retention_s, effects)?;
+        let directory = self.make_trash(call, effects)?;
+        let attr = self.move_to_trash(call, ino, old, (directory, retention_s), effects);
         Ok(MetaReply::Removed(Some(attr)))
     }
 
-    /// Moves something to the trash, also above its quota.
+    /// Moves something to the trash, also above its quota: to `directory`, which [`Self::make_trash`]
+    /// has made.
     pub(super) fn move_to_trash(
         &mut self,
         call: &Call,
         ino: InodeId,
         old: Place,
-        retention_s: u32,
+        (directory, retention_s): (InodeId, u32),
         effects: &mut Effects,
-    ) -> Result<Attr, FsError> {
-        let new_name = name_in_trash(ino, old.name)?;
+    ) -> Attr {
+        let new_name = name_in_trash(ino, old.name);
         let mut origin = self.path_of(old.parent);
         origin.push(b'/');
         origin.extend(old.name.as_bytes());
         if origin.len() > SYMLINK_BYTES_MAX {
             origin.clear();
         }
-        let directory = self.make_trash(call, effects)?;
         // A file may be there already, by another of its names: one is enough. It stays with the
         // user who removed it first.
         let known = self.trash.get(ino);
@@ -252,13 +253,13 @@ impl Namespace {
             None if self.edition < ACCOUNTS_KEPT => (directory, None),
             None => (directory, Some(old.parent)),
         };
-        let entries = self.inodes.get(directory)?.directory()?;
+        let entries = self.inodes.known_directory(directory);
         let is_there = kept_in != directory || entries.get(&new_name).is_some();
         let gained = (!is_there).then_some(directory);
         let place = (kept_in, counted_in.unwrap_or(kept_in));
-        let planned = self.plan_move_to_trash(ino, old.parent, gained, place)?;
+        let planned = self.plan_move_to_trash(ino, old.parent, gained, place);
         self.carry_out(planned);
-        let is_directory = self.inodes.get(ino)?.is_directory();
+        let is_directory = self.inodes.known(ino).is_directory();
         self.remove_name(old.parent, old.name, is_directory, call.now, effects);
         if !is_there {
             self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
@@ -283,11 +284,15 @@ impl Namespace {
         }
         inode.ctime = call.now;
         effects.inodes.push(ino);
-        Ok(inode.attr(ino))
+        inode.attr(ino)
     }
 
     /// The directory of the caller in the trash; made when it is needed first.
-    fn make_trash(&mut self, call: &Call, effects: &mut Effects) -> Result<InodeId, FsError> {
+    pub(super) fn make_trash(
+        &mut self,
+        call: &Call,
+        effects: &mut Effects,
+    ) -> Result<InodeId, FsError> {
         let uid = call.credentials.uid;
         if self.edition < ACCOUNTS_KEPT {
             return match self.trash.directory {
@@ -295,19 +300,33 @@ impl Namespace {
                 None => self.make_directory_of_trash(call.now, effects),
             };
         }
-        if self.trash.directory.is_none() {
-            // Both are made, or none.
-            let both = Change {
-                inodes: 2,
-                ..Change::default()
-            };
-            self.check_quotas(&[(InodeId::ROOT, both)])?;
-            if self.inodes.room() < 2 {
-                return Err(FsError::NoSpace);
-            }
-            self.make_directory_of_trash(call.now, effects)?;
+        if let Some(&known) = self.trash.of_users.get(&uid) {
+            return Ok(known);
         }
-        self.make_trash_of(uid, call.now, effects)
+        let above = match self.trash.directory {
+            Some(above) => {
+                self.check_room_for_directories(above, 1)?;
+                above
+            }
+            None => {
+                // Both are made, or none.
+                self.check_room_for_directories(InodeId::ROOT, 2)?;
+                self.make_directory_of_trash(call.now, effects)?
+            }
+        };
+        Ok(self.make_trash_of(uid, above, call.now, effects))
+    }
+
+    fn check_room_for_directories(&self, parent: InodeId, count: u32) -> Result<(), FsError> {
+        let more = Change {
+            inodes: count.into(),
+            ..Change::default()
+        };
+        self.check_quotas(&[(parent, more)])?;
+        if self.inodes.room() < u64::from(count) {
+            return Err(FsError::NoSpace);
+        }
+        Ok(())
     }
 
     fn make_directory_of_trash(
@@ -315,43 +334,50 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) -> Result<InodeId, FsError> {
-        let name = Name::new(NAME)?;
-        let root = self.inodes.get(InodeId::ROOT)?.directory()?;
+        let name = name_of_entry(NAME);
+        let root = self.inodes.known_directory(InodeId::ROOT);
         if root.get(&name).is_some() {
             return Err(FsError::InvalidArgument(
                 "`/.trash` is something else: give that another name".into(),
             ));
         }
         let mode = if self.edition < ACCOUNTS_KEPT {
+            self.check_room_for_directories(InodeId::ROOT, 1)?;
             MODE_OF_ALL
         } else {
             MODE
         };
-        let made = self.add_own_directory(InodeId::ROOT, &name, mode, now, effects)?;
-        self.trash.set_directory(made);
+        let uid = self.inodes.known(InodeId::ROOT).uid;
+        let made = self.add_own_directory((InodeId::ROOT, &name), (mode, uid), now, effects);
+        let is_first = self.trash.set_directory(made);
+        assert!(is_first, "{made} is made as the trash, which was there");
         Ok(made)
     }
 
+    /// Makes the directory of a user in the trash, `above`.
     fn make_trash_of(
         &mut self,
         uid: u32,
+        above: InodeId,
         now: Timestamp,
         effects: &mut Effects,
-    ) -> Result<InodeId, FsError> {
-        if let Some(&directory) = self.trash.of_users.get(&uid) {
-            return Ok(directory);
-        }
-        let Some(above) = self.trash.directory else {
-            panic!("user {uid} is to get a directory in the trash, which is not there");
-        };
-        let name = Name::new(uid.to_string().as_bytes())?;
-        let made = self.add_own_directory(above, &name, MODE_OF_USER, now, effects)?;
-        self.inodes.known_mut(made).uid = uid;
-        self.trash.set_directory_of(uid, made);
-        Ok(made)
+    ) -> InodeId {
+        let name = name_of_entry(uid.to_string().as_bytes());
+        let made = self.add_own_directory((above, &name), (MODE_OF_USER, uid), now, effects);
+        let is_first = self.trash.set_directory_of(uid, made);
+        assert!(
+            is_first,
+            "{made} is the second one of user {uid} in the trash"
+        );
+        made
     }
 
-    /// Gives what edition 0 has in one directory to its owners.
+    /// Gives what edition 0 has in one directory to its owners. Quotas are not asked: all of it is there
+    /// already, and what is refused here would keep the namenode from starting.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`] when the table of inodes has no room for a directory of each owner; nothing
+    /// is changed then.
     pub(super) fn divide_trash(
         &mut self,
         now: Timestamp,
@@ -360,17 +386,26 @@ impl Namespace {
         let Some(directory) = self.trash.directory else {
             return Ok(());
         };
-        let inode = self.inodes.get_mut(directory)?;
+        let entries = self.inodes.known_directory(directory).after(None);
+        let entries: Vec<(Name, InodeId, u32)> = entries
+            .map(|(name, ino)| (name_of_entry(name), ino, self.inodes.known(ino).uid))
+            .collect();
+        let owners: BTreeSet<u32> = entries.iter().map(|(_, _, uid)| *uid).collect();
+        if self.inodes.room() < owners.len() as u64 {
+            return Err(FsError::NoSpace);
+        }
+        let inode = self.inodes.known_mut(directory);
         inode.mode = MODE;
         inode.ctime = now;
-        let entries = inode.directory()?.after(None);
-        let entries: Vec<(Box<[u8]>, InodeId)> =
-            entries.map(|(name, ino)| (name.into(), ino)).collect();
-        for (name, ino) in entries {
-            let (name, inode) = (Name::new(&name)?, self.inodes.get(ino)?);
-            let (uid, is_directory) = (inode.uid, inode.is_directory());
-            let to = self.make_trash_of(uid, now, effects)?;
-            let planned = self.plan_move(ino, Some(directory), Some(to), true)?;
+        for uid in owners {
+            self.make_trash_of(uid, directory, now, effects);
+        }
+        for (name, ino, uid) in entries {
+            let is_directory = self.inodes.known(ino).is_directory();
+            let Some(&to) = self.trash.of_users.get(&uid) else {
+                panic!("user {uid}, who owns {ino}, has no directory in the trash");
+            };
+            let planned = self.plan_move(ino, Some(directory), Some(to), true);
             if let Some(mut trashed) = self.trash.get(ino).cloned() {
                 trashed.directory = to;
                 self.trash.insert(ino, trashed);
@@ -407,7 +442,7 @@ impl Namespace {
         effects: &mut Effects,
     ) {
         let root = Credentials::root();
-        let call = Call::of_nobody(&root, now);
+        let call = Call::of_namenode(&root, now);
         let mut budget = TRASH_INODES_PER_COMMAND_MAX;
         for &ino in inodes {
             if self.trash.get(ino).is_some() {
@@ -432,14 +467,9 @@ impl Namespace {
             }
             let is_directory = self.inodes.known(ino).is_directory();
             let planned = self.plan_move(ino, Some(parent), None, true);
-            let Ok(planned) = planned else {
-                panic!("inode {ino} is in the trash, with {top}, but cannot lose its name");
-            };
             self.carry_out(planned);
             self.remove_name(parent, name, is_directory, call.now, effects);
-            if let Err(error) = self.lose_name(call, ino, effects) {
-                panic!("inode {ino} was in the trash, with {top}, but is not there: {error}");
-            }
+            self.lose_name(call, ino, effects);
             above.pop();
             *budget -= 1;
         }

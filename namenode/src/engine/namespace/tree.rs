@@ -1,7 +1,7 @@
 //! Names: adding and removing them, and what happens to inodes that get or lose one.
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{DIRECTORY_DEPTH_MAX, LINKS_MAX, SYMLINK_BYTES_MAX};
 use harvestfs_protocol::meta::MetaReply;
 use harvestfs_protocol::name::Name;
@@ -252,36 +252,42 @@ impl Namespace {
         Ok(MetaReply::Attr(attr))
     }
 
-    /// Adds a directory of the file system's own, with the owner of the one that it is in.
+    /// Adds a directory of the file system's own, with the group of the one that it is in. It counts
+    /// there, also above a quota: that, and whether there is room for an inode, the caller has checked.
     pub(super) fn add_own_directory(
         &mut self,
-        parent: InodeId,
-        name: &Name,
-        mode: u16,
+        (parent, name): (InodeId, &Name),
+        (mode, uid): (u16, u32),
         now: Timestamp,
         effects: &mut Effects,
-    ) -> Result<InodeId, FsError> {
-        let above = self.inodes.get(parent)?;
-        let credentials = Credentials {
-            uid: above.uid,
-            gid: above.gid,
-            groups: Vec::new(),
-        };
-        let call = Call {
-            session: SessionId(0),
-            credentials: &credentials,
-            now,
-            held_elsewhere: false,
-        };
-        let birth = Birth {
-            gid: credentials.gid,
-            group_of_directory: false,
+    ) -> InodeId {
+        let ino = self.insert_inode_with_room(Inode {
+            mode,
             settings: Settings::default(),
-        };
-        let body = Body::Directory(Box::default());
-        match self.add_inode(&call, parent, name, birth, mode, body, effects)? {
-            MetaReply::Attr(attr) => Ok(attr.ino),
-            other => unreachable!("a new directory has {other:?} instead of attributes"),
+            nlink: 2,
+            parent,
+            uid,
+            gid: self.inodes.known(parent).gid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            content_version: 0,
+            xattrs: None,
+            body: Body::Directory(Box::default()),
+        });
+        self.charge(&[(parent, Usage::EMPTY_INODE.added())]);
+        self.add_name(parent, name, ino, true, now, effects);
+        ino
+    }
+
+    /// As [`Self::insert_inode`], after [`InodeTable::room`](super::inode::InodeTable::room) was asked.
+    pub(super) fn insert_inode_with_room(&mut self, inode: Inode) -> InodeId {
+        match self.insert_inode(inode) {
+            Ok(ino) => ino,
+            Err(error) => panic!(
+                "there was room for an inode beside {}: {error}",
+                self.inodes.len()
+            ),
         }
     }
 
@@ -318,10 +324,10 @@ impl Namespace {
         if inode.nlink >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let planned = self.plan_move(ino, None, Some(parent), true)?;
+        let planned = self.plan_move(ino, None, Some(parent), true);
         self.check_quotas(&planned.charges)?;
         self.carry_out(planned);
-        let inode = self.inodes.get_mut(ino)?;
+        let inode = self.inodes.known_mut(ino);
         inode.nlink += 1;
         inode.ctime = call.now;
         let attr = inode.attr(ino);
@@ -353,11 +359,11 @@ impl Namespace {
                 done => return done,
             }
         }
-        let planned = self.plan_removal(call, ino, parent)?;
+        let planned = self.plan_removal(call, ino, parent);
         self.carry_out(planned);
         self.remove_name(parent, name, false, call.now, effects);
-        self.lose_name(call, ino, effects)
-            .map(|attr| MetaReply::Removed(Some(attr)))
+        let attr = self.lose_name(call, ino, effects);
+        Ok(MetaReply::Removed(Some(attr)))
     }
 
     pub(super) fn remove_dir(
@@ -374,11 +380,11 @@ impl Namespace {
             return Err(FsError::NotEmpty);
         }
         self.check_not_trash(ino)?;
-        let planned = self.plan_removal(call, ino, parent)?;
+        let planned = self.plan_removal(call, ino, parent);
         self.carry_out(planned);
         self.remove_name(parent, name, true, call.now, effects);
-        self.lose_name(call, ino, effects)
-            .map(|attr| MetaReply::Removed(Some(attr)))
+        let attr = self.lose_name(call, ino, effects);
+        Ok(MetaReply::Removed(Some(attr)))
     }
 
     /// Adds an entry, or makes it lead elsewhere, and notes the change of the directory.
@@ -433,13 +439,9 @@ impl Namespace {
     }
 
     /// An inode has lost a name (a directory, its only one). Gives its attributes afterwards.
-    pub(super) fn lose_name(
-        &mut self,
-        call: &Call,
-        ino: InodeId,
-        effects: &mut Effects,
-    ) -> Result<Attr, FsError> {
-        let inode = self.inodes.get_mut(ino)?;
+    pub(super) fn lose_name(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) -> Attr {
+        let inode = self.inodes.known_mut(ino);
+        assert!(inode.nlink > 0, "inode {ino} loses a name, but has none");
         inode.nlink = if inode.is_directory() {
             0
         } else {
@@ -456,7 +458,7 @@ impl Namespace {
                 (false, false) => self.forget(ino),
             }
         }
-        Ok(attr)
+        attr
     }
 
     /// Removes orphans that no session holds; a directory in which something counts, later.

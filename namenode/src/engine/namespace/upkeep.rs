@@ -70,15 +70,14 @@ impl Namespace {
         inodes: &[InodeId],
         now: Timestamp,
         effects: &mut Effects,
-    ) -> Result<(), FsError> {
+    ) {
         for &ino in inodes {
             if self.to_raise.contains(&ino) && self.is_raise_due(ino, now) {
-                let settings = self.inodes.get(ino)?.settings;
-                self.change_settings(ino, settings.raised())?;
+                let settings = self.inodes.known(ino).settings;
+                self.change_settings(ino, settings.raised());
                 effects.inodes.push(ino);
             }
         }
-        Ok(())
     }
 
     /// Sets how long what is in a directory stays; none: for ever.
@@ -90,12 +89,16 @@ impl Namespace {
         let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
             return Err(FsError::NotADirectory);
         };
-        directory.lifetime_s = seconds;
-        if seconds.is_some() {
-            self.with_lifetime.insert(ino);
-        } else {
-            self.with_lifetime.remove(&ino);
-        }
+        let before = std::mem::replace(&mut directory.lifetime_s, seconds);
+        let was_listed = match seconds {
+            Some(_) => !self.with_lifetime.insert(ino),
+            None => self.with_lifetime.remove(&ino),
+        };
+        assert_eq!(
+            was_listed,
+            before.is_some(),
+            "directory {ino} with the lifetime {before:?} is in the list of those that have one"
+        );
         Ok(())
     }
 
@@ -147,14 +150,16 @@ impl Namespace {
         effects: &mut Effects,
     ) -> Result<(), FsError> {
         let root = Credentials::root();
-        let call = Call::of_nobody(&root, now);
+        let call = Call::of_namenode(&root, now);
         for (parent, name) in entries {
             if let Some(ino) = self.expired(*parent, name, now) {
                 let place = Place {
                     parent: *parent,
                     name,
                 };
-                self.move_to_trash(&call, ino, place, 0, effects)?;
+                // It is refused for the first one, before anything is changed, or for none.
+                let directory = self.make_trash(&call, effects)?;
+                self.move_to_trash(&call, ino, place, (directory, 0), effects);
             }
         }
         Ok(())

@@ -56,8 +56,25 @@ impl Xattrs {
 
     fn remove(&mut self, name: &[u8]) {
         if let Some(old) = self.values.remove(name) {
-            self.total_bytes -= cost(name, &old);
+            let left = self.total_bytes.checked_sub(cost(name, &old));
+            let Some(left) = left else {
+                panic!(
+                    "attributes of {} bytes lose {}, of {}",
+                    self.total_bytes,
+                    name.escape_ascii(),
+                    cost(name, &old)
+                );
+            };
+            self.total_bytes = left;
         }
+        // Each has a name, and so some bytes.
+        assert_eq!(
+            self.total_bytes == 0,
+            self.values.is_empty(),
+            "{} attributes have {} bytes",
+            self.values.len(),
+            self.total_bytes
+        );
     }
 }
 
@@ -158,13 +175,13 @@ impl Namespace {
     ) -> Result<MetaReply, FsError> {
         let kind = kind_of(name)?;
         let inode = self.inodes.get(ino)?;
-        if let Some(told) = self.of_trash(ino, name) {
+        if let Some(value) = self.of_trash(ino, name) {
             // Also of symlinks and others that have no attributes of users: or they could not be
             // restored.
             if !permissions::owns(credentials, inode) {
                 permissions::check(credentials, inode, READ)?;
             }
-            return Ok(MetaReply::Bytes(told));
+            return Ok(MetaReply::Bytes(value));
         }
         check_read(credentials, inode, kind)?;
         let value = if name.starts_with(settings::PREFIX) {
@@ -263,7 +280,7 @@ impl Namespace {
             } else {
                 let mut changed = inode.settings;
                 changed.set(setting, value)?;
-                self.change_settings(ino, changed)?;
+                self.change_settings(ino, changed);
             }
         } else {
             check_mode(mode, inode.xattr(name).is_some())?;
@@ -275,7 +292,7 @@ impl Namespace {
                 .check_room(name, value)?;
             inode.xattrs.get_or_insert_default().insert(name, value);
         }
-        self.xattr_changed(call, ino, effects)
+        Ok(self.xattr_changed(call, ino, effects))
     }
 
     pub(super) fn remove_xattr(
@@ -305,7 +322,7 @@ impl Namespace {
             } else {
                 let mut changed = inode.settings;
                 changed.clear(setting);
-                self.change_settings(ino, changed)?;
+                self.change_settings(ino, changed);
             }
         } else {
             let xattrs = inode.xattrs.as_deref_mut().ok_or(FsError::NoAttribute)?;
@@ -317,7 +334,7 @@ impl Namespace {
                 inode.xattrs = None;
             }
         }
-        self.xattr_changed(call, ino, effects)
+        Ok(self.xattr_changed(call, ino, effects))
     }
 
     /// Sets or removes a quota. What is there already stays, also when it is more.
@@ -341,6 +358,11 @@ impl Namespace {
         }
         self.directories_with_quota += u64::from(!directory.quota.is_unlimited());
         self.directories_with_quota -= u64::from(had_one);
+        let (with_quota, all) = (self.directories_with_quota.get(), self.directories.get());
+        assert!(
+            with_quota <= all,
+            "{with_quota} of {all} directories have a quota"
+        );
         Ok(())
     }
 
@@ -355,15 +377,10 @@ impl Namespace {
         Ok(())
     }
 
-    fn xattr_changed(
-        &mut self,
-        call: &Call,
-        ino: InodeId,
-        effects: &mut Effects,
-    ) -> Result<MetaReply, FsError> {
-        self.inodes.get_mut(ino)?.ctime = call.now;
+    fn xattr_changed(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) -> MetaReply {
+        self.inodes.known_mut(ino).ctime = call.now;
         effects.inodes.push(ino);
-        Ok(MetaReply::Done)
+        MetaReply::Done
     }
 }
 

@@ -31,6 +31,16 @@ const VERSION: u32 = 8;
 /// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
 /// had neither raised replicas nor lifetimes, 4 had no epochs, 7 no editions.
 const VERSIONS_BEFORE: [u32; 4] = [1, 2, 4, 7];
+const _: () = {
+    let [a, b, c, d] = VERSIONS_BEFORE;
+    let all = [a, b, c, d, VERSION];
+    let mut pair = 0;
+    while pair < all.len() * all.len() {
+        let bits = (all[pair / all.len()] ^ all[pair % all.len()]).count_ones();
+        assert!(bits != 1, "a bit that flips makes a version another one");
+        pair += 1;
+    }
+};
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is longer: the largest record (a part of a directory with the longest names) fits
@@ -265,6 +275,11 @@ impl Namespace {
             "a command is under way: {:?} are to be released, {:?} to be counted",
             self.emptied,
             self.changes
+        );
+        assert!(
+            self.unheld.is_subset(&self.orphans),
+            "{:?} are orphans that no session holds, but not among the orphans",
+            self.unheld
         );
         to.write_all(&MAGIC)?;
         to.write_all(&VERSION.to_le_bytes())?;

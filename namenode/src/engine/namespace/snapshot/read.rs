@@ -353,6 +353,11 @@ impl Reader {
     }
 
     fn finish(self) -> Result<Namespace, SnapshotError> {
+        assert!(
+            self.ended,
+            "a snapshot is put together after {} records, before its end",
+            self.records
+        );
         let mut namespace = self.namespace;
         if !namespace.inodes.set_free(self.free) {
             return Err(damaged("its free slots are not free"));
@@ -367,7 +372,14 @@ impl Reader {
             return Err(damaged("files do not use of blocks what these say"));
         }
         match namespace.check().into_iter().next() {
-            None => Ok(namespace),
+            None => {
+                let (changes, emptied) = (&namespace.changes, &namespace.emptied);
+                assert!(
+                    changes.is_empty() && emptied.is_empty() && namespace.blocks.is_settled(),
+                    "what was read leaves {changes:?} to be counted, and {emptied:?} to be released"
+                );
+                Ok(namespace)
+            }
             Some(finding) => Err(damaged(format!(
                 "{} (inode {:?}, block {:?})",
                 finding.message, finding.ino, finding.block

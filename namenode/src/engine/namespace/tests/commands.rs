@@ -1,6 +1,7 @@
 //! The encoding of commands.
 
 use super::*;
+use crate::engine::namespace::extents::Piece;
 use crate::engine::namespace::{COMMAND_VERSION, Choice, DecodeError, Operation};
 use harvestfs_protocol::ids::{NodeId, StorageId};
 use harvestfs_protocol::meta::{FallocateMode, SetTime, SetXattrMode};
@@ -118,7 +119,7 @@ fn the_encoding_stays_as_it_is() {
 }
 
 #[test]
-fn damage_is_told() {
+fn damage_is_refused() {
     let bytes = samples()[0].encode().unwrap();
     assert_eq!(Command::decode(&[]), Err(DecodeError::Empty));
     let mut other = bytes.clone();
@@ -172,4 +173,27 @@ proptest! {
             let _ = fixture.apply(&command);
         }
     }
+}
+
+/// A mutation that is refused after it has changed something would be undone by a restart.
+#[test]
+#[should_panic(expected = "a command that was refused left UseChanges([(BlockId(0000000000000007), 5)])")]
+fn a_refused_command_that_changed_something_stops() {
+    let mut fixture = Fixture::new();
+    fixture.namespace.changes.add(&Piece {
+        file_offset: 0,
+        block: BlockId(7),
+        block_offset: 0,
+        length_bytes: 5,
+    });
+    drop(fixture.unlink("/none"));
+}
+
+#[test]
+#[should_panic(expected = "after and before a command that was refused: no such file")]
+fn so_does_one_that_has_added_a_name() {
+    let mut fixture = Fixture::new();
+    let before = fixture.namespace.extent_of_tables();
+    fixture.file("/f");
+    (fixture.namespace).assert_unchanged(before, &FsError::NotFound);
 }

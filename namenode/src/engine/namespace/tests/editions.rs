@@ -46,7 +46,7 @@ fn of_before() -> (Fixture, [InodeId; 4]) {
     (fixture, [of_root, of_user, nameless, gone])
 }
 
-fn used(fixture: &Fixture, path: &str) -> String {
+fn used_bytes(fixture: &Fixture, path: &str) -> String {
     fixture
         .get_xattr(path, "user.harvestfs.used_bytes")
         .unwrap()
@@ -65,7 +65,7 @@ fn what_was_before_an_edition_is_as_it_was_then() {
         of_root
     );
     assert_eq!(
-        (used(&fixture, "/d"), used(&fixture, "/.trash")),
+        (used_bytes(&fixture, "/d"), used_bytes(&fixture, "/.trash")),
         ("0".into(), "20".into())
     );
     // What has no name counts nowhere, so that no quota stops it.
@@ -93,7 +93,7 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
     );
     // The origin of what was in the trash is not known; what has no name counts where it was, or at
     // the root.
-    let counts = ["/d", "/.trash", "/"].map(|path| used(&fixture, path));
+    let counts = ["/d", "/.trash", "/"].map(|path| used_bytes(&fixture, path));
     assert_eq!(counts, ["10", "20", "40"]);
     fixture.set_xattr("/d", QUOTA_BYTES, b"10", ANY).unwrap();
     let block = fixture.allocate(1)[0];
@@ -104,7 +104,7 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
     fixture
         .apply(&Command::ReleaseOrphans { inodes, now })
         .unwrap();
-    assert_eq!(used(&fixture, "/"), "20");
+    assert_eq!(used_bytes(&fixture, "/"), "20");
     let expired: Vec<_> = fixture
         .namespace
         .expired_trash(Timestamp(i64::MAX))
@@ -119,13 +119,43 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
     fixture
         .apply(&Command::ReleaseOrphans { inodes, now })
         .unwrap();
-    assert_eq!(used(&fixture, "/"), "0");
+    assert_eq!(used_bytes(&fixture, "/"), "0");
 
     // The snapshot that the earlier release wrote is read as such.
     let mut of_7 = of_before.clone();
     of_7[8] = 7;
     let read = Namespace::read_snapshot(&mut &of_7[..]).unwrap();
     assert_eq!(read.edition(), 0);
+}
+
+/// The directories of users come on top of what is in the trash: were they refused, the namenode would
+/// never start again.
+#[test]
+fn an_edition_begins_also_where_quotas_are_used_up() {
+    let (mut fixture, [_, of_user, ..]) = of_before();
+    for path in ["/.trash", "/"] {
+        let used = fixture
+            .get_xattr(path, "user.harvestfs.used_files")
+            .unwrap();
+        fixture
+            .set_xattr(path, "user.harvestfs.quota_files", used.as_bytes(), ANY)
+            .unwrap();
+        let bytes = used_bytes(&fixture, path);
+        fixture
+            .set_xattr(path, QUOTA_BYTES, bytes.as_bytes(), ANY)
+            .unwrap();
+    }
+    // As it is replayed: the commands of before, from a snapshot, and then the edition.
+    let bytes = fixture.snapshot();
+    fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
+    fixture.apply(&edition_command()).unwrap();
+    assert_eq!(
+        fixture.ino(&format!("/.trash/1/{:016x}-user", of_user.0)),
+        of_user
+    );
+    // From here on they limit as ever.
+    let more = fixture.create("/more", FileKind::Regular, FILE);
+    assert_eq!(more.map(drop), Err(FsError::QuotaExceeded));
 }
 
 #[test]

@@ -7,6 +7,53 @@ use crate::engine::namespace::inode::{Body, Inode};
 use harvestfs_protocol::meta::SetXattrMode;
 use proptest::prelude::*;
 
+/// Snapshots do not say what counts in a directory: one of a release that counted wrongly is right once
+/// it is read.
+#[test]
+fn what_was_counted_wrongly_is_counted_anew_when_a_snapshot_is_read() {
+    let mut fixture = full();
+    let right = fixture.snapshot();
+    let dir = fixture.ino("/d");
+    let used = fixture.namespace.inodes.known_directory(dir).used;
+    fixture
+        .namespace
+        .inodes
+        .known_directory_mut(dir)
+        .used
+        .inodes += 3;
+    assert_ne!(fixture.namespace.check(), []);
+    let wrong = fixture.snapshot();
+    assert_eq!(wrong, right);
+    let read = Namespace::read_snapshot(&mut &wrong[..]).unwrap();
+    assert_eq!(read.inodes.known_directory(dir).used, used);
+    assert_eq!(read.check(), []);
+}
+
+/// What followed from a wrong count is refused, with the inode that it is about.
+#[test]
+fn a_removed_directory_that_was_kept_because_of_a_wrong_count_is_refused() {
+    let mut fixture = Fixture::new();
+    let dir = fixture.dir("/d");
+    fixture.held_elsewhere = true;
+    fixture.remove_dir("/d").unwrap();
+    fixture
+        .namespace
+        .inodes
+        .known_directory_mut(dir)
+        .used
+        .inodes += 1;
+    let now = Timestamp(fixture.now);
+    let inodes = vec![dir];
+    let release = Command::ReleaseOrphans { inodes, now };
+    fixture.namespace.apply(&release).unwrap();
+    let bytes = fixture.snapshot();
+    let Err(SnapshotError::Damaged(reason)) = Namespace::read_snapshot(&mut &bytes[..]) else {
+        panic!("a directory is kept for nothing");
+    };
+    assert!(reason.contains("kept for nothing"), "{reason}");
+    assert!(reason.contains(&format!("{dir:?}")), "{reason}");
+}
+
 /// A namespace with something of everything.
 fn full() -> Fixture {
     let mut fixture = Fixture::new();

@@ -41,7 +41,7 @@ impl Usage {
 
     /// Only what was added before is subtracted.
     #[track_caller]
-    fn with(self, change: Change) -> Self {
+    pub fn with(self, change: Change) -> Self {
         let bytes = self.bytes.checked_add_signed(change.bytes);
         let inodes = self.inodes.checked_add_signed(change.inodes);
         match (bytes, inodes) {
@@ -193,20 +193,14 @@ impl Namespace {
         lost: Option<InodeId>,
         gained: Option<InodeId>,
         stays: bool,
-    ) -> Result<Move, FsError> {
+    ) -> Move {
         let counted_by = |parent| self.counted_by(ino, parent);
         self.plan_move_counted(ino, lost, gained, stays, &counted_by)
     }
 
     /// What happens when an inode loses a name for good, because a call asks for it.
-    pub(super) fn plan_removal(
-        &self,
-        call: &Call,
-        ino: InodeId,
-        lost: InodeId,
-    ) -> Result<Move, FsError> {
-        let inode = self.inodes.get(ino)?;
-        let stays = call.held_elsewhere || self.is_counted_in(inode);
+    pub(super) fn plan_removal(&self, call: &Call, ino: InodeId, lost: InodeId) -> Move {
+        let stays = call.held_elsewhere || self.is_counted_in(self.inodes.known(ino));
         self.plan_move(ino, Some(lost), None, stays)
     }
 
@@ -217,7 +211,7 @@ impl Namespace {
         lost: InodeId,
         gained: Option<InodeId>,
         (trash, counted_in): (InodeId, InodeId),
-    ) -> Result<Move, FsError> {
+    ) -> Move {
         let counted_by = |parent| if parent == trash { counted_in } else { parent };
         self.plan_move_counted(ino, Some(lost), gained, true, &counted_by)
     }
@@ -229,8 +223,8 @@ impl Namespace {
         gained: Option<InodeId>,
         stays: bool,
         counted_by: &dyn Fn(InodeId) -> InodeId,
-    ) -> Result<Move, FsError> {
-        let inode = self.inodes.get(ino)?;
+    ) -> Move {
+        let inode = self.inodes.known(ino);
         let mut parents = match self.further_names.get(&ino) {
             Some(parents) => {
                 assert!(parents.len() > 1, "{parents:?} is one name of inode {ino}");
@@ -260,13 +254,13 @@ impl Namespace {
             charges.push((before, weight.removed()));
             charges.extend(after.map(|dir| (dir, weight.added())));
         }
-        Ok(Move {
+        Move {
             ino,
             counted_in: after.unwrap_or(before),
             is_kept: parents.is_empty() && stays,
             parents,
             charges,
-        })
+        }
     }
 
     /// Whether something counts in a directory, though it may be empty.
@@ -358,7 +352,7 @@ impl Namespace {
             }
         }
         for (ino, change) in changes {
-            let directory = self.inodes.get(ino)?.directory()?;
+            let directory = self.inodes.known_directory(ino);
             if directory.quota.refuses(directory.used, change) {
                 return Err(FsError::QuotaExceeded);
             }
@@ -419,7 +413,7 @@ impl Namespace {
             return Ok(room);
         };
         for dir in self.accounts_from(from) {
-            let directory = self.inodes.get(dir)?.directory()?;
+            let directory = self.inodes.known_directory(dir);
             narrow(&mut room.bytes, directory.quota.bytes, directory.used.bytes);
             narrow(
                 &mut room.inodes,

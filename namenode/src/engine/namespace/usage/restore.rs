@@ -44,7 +44,10 @@ impl Namespace {
             };
             if let Some(sum) = sums.get_mut(slot(dir)) {
                 *sum = sum.with(with_itself.added());
-                missing[slot(dir)] -= 1;
+                let Some(rest) = missing[slot(dir)].checked_sub(1) else {
+                    panic!("{ino} is one directory more in {dir} than were found there");
+                };
+                missing[slot(dir)] = rest;
                 if is_complete(&dir, &missing) {
                     complete.push(dir);
                 }
@@ -66,6 +69,11 @@ impl Namespace {
         }
         self.restore_names_of_directories();
         let sums = self.add_up_usage();
+        assert_eq!(
+            sums.len() as u64,
+            self.inodes.slots(),
+            "sums of what is below directories, and slots of inodes"
+        );
         self.inodes.for_each_mut(|index, inode| {
             if let Body::Directory(directory) = &mut inode.body {
                 directory.used = sums[index];
