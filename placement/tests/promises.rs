@@ -195,7 +195,7 @@ proptest! {
         prop_assert_eq!(nodes.len() as u32, open.min(u32::from(wanted)));
     }
 
-    /// A repair takes the replicas that are left for the beginning of the block: whatever was
+    /// A repair takes the replicas that are left for the beginning of the block: whichever were
     /// lost, the constraints hold again.
     #[test]
     fn repairs_keep_the_constraints(

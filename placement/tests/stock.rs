@@ -50,7 +50,7 @@ fn view(servers: &[Server]) -> View {
         let mut room = Room::default();
         room.add(StorageClass::Disk, server.disk_blocks);
         room.add(StorageClass::Ssd, server.ssd_blocks);
-        // Told in changing order, twice, and moved once: only the last word may count.
+        // Inserted in changing order, twice, and moved once: only the last call may count.
         view.insert(node, &location("elsewhere", 255));
         view.set_lanes(node, Lanes::ALL);
         view.set_room(node, room);

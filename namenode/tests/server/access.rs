@@ -1,4 +1,4 @@
-//! Who may do what, and what happens to those who send nonsense.
+//! What each role may do, and what becomes of peers that send nonsense.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -60,7 +60,7 @@ async fn each_role_may_make_its_own_requests_and_no_others() {
         (Role::Namenode, vec![]),
     ];
     for (role, kinds) in allowed {
-        let (link, _notices) = cluster.rpc(role, "somebody").await;
+        let (link, _notices) = cluster.rpc(role, "stranger").await;
         for (kind, request) in requests() {
             let response = link.ask(request.clone()).await;
             let denied = matches!(response, Err(FsError::RoleDenied(_)));
@@ -208,7 +208,7 @@ async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
     for _ in 0..MAX {
         open.push(connect().await.unwrap());
     }
-    // Established, and then told why not.
+    // Established, and then refused with the reason.
     let ended = async || match connect().await {
         Ok(connection) => connection.closed().await,
         Err(error) => error,
@@ -344,7 +344,7 @@ fn located(reply: Result<MetaReply, FsError>) -> Result<Vec<BlockId>, FsError> {
 }
 
 #[tokio::test]
-async fn the_blocks_of_a_file_are_for_who_may_read_it() {
+async fn the_blocks_of_a_file_are_for_those_that_may_read_it() {
     let cluster = Cluster::new().await;
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
@@ -374,7 +374,7 @@ async fn the_blocks_of_a_file_are_for_who_may_read_it() {
         let refused = call_as(&mut mallory, 2, op.clone()).await;
         assert_eq!(refused, denied, "{op:?}");
     }
-    // By a file of their own they are told nothing of it, nor by one that is none.
+    // By a file of their own they learn nothing of it, nor by one that is none.
     let own = call_as(&mut mallory, 2, create(InodeId::ROOT, "own")).await;
     let Ok(MetaReply::Created { attr: own, .. } | MetaReply::Attr(own)) = own else {
         panic!("{own:?}");
@@ -385,7 +385,7 @@ async fn the_blocks_of_a_file_are_for_who_may_read_it() {
     assert_eq!(by_directory, Err(FsError::IsADirectory));
     let by_nothing = call_as(&mut mallory, 2, locate(InodeId(u64::MAX))).await;
     assert_eq!(by_nothing, Err(FsError::Stale));
-    // Who may only write it is told where its data is in it, and nothing to read that with.
+    // A user that may only write it learns where its data is in it, and gets nothing to read that with.
     let for_nothing = call_as(&mut mallory, 2, open(false, false)).await;
     assert!(matches!(for_nothing, Err(FsError::InvalidArgument(_))));
     let opened = located(call_as(&mut mallory, 2, open(false, true)).await);
@@ -402,7 +402,7 @@ async fn the_blocks_of_a_file_are_for_who_may_read_it() {
 }
 
 #[tokio::test]
-async fn what_is_open_stays_readable_whatever_becomes_of_the_file() {
+async fn what_is_open_stays_readable_when_the_file_changes_or_goes() {
     let mut cluster = Cluster::new().await;
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;

@@ -138,7 +138,7 @@ async fn cluster_with_two() -> (Cluster, Datanode, Client, Client) {
 }
 
 #[tokio::test]
-async fn whoever_asks_waits_for_the_commit() {
+async fn a_session_that_asks_waits_for_the_commit() {
     let (cluster, _node, mut alice, mut bob) = cluster_with_two().await;
     bob.acknowledge_all();
     let list = Query::ReadDir(query::ReadDir {
@@ -177,10 +177,10 @@ async fn reopened(cluster: &Cluster, client: Client) -> Client {
 }
 
 #[tokio::test]
-async fn a_file_that_is_given_back_empty_is_told_as_it_is() {
+async fn a_file_that_is_given_back_empty_is_reported_as_it_is() {
     let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
     let file = create_delegated(&mut alice, "file").await;
-    // Its creator itself waits for nobody.
+    // Its creator itself waits for no other session.
     assert_eq!(
         alice
             .attr(Query::GetAttr(query::GetAttr { ino: file }))
@@ -201,7 +201,7 @@ async fn a_file_that_is_given_back_empty_is_told_as_it_is() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_session_that_ended() {
+async fn no_mutation_waits_for_a_session_that_ended() {
     let (_cluster, _node, mut alice, mut bob) = cluster_with_two().await;
     create_delegated(&mut alice, "file").await;
     let answer = ask(&mut bob, lookup("file"));
@@ -285,7 +285,7 @@ async fn a_snapshot_waits_for_what_was_closed_before_a_restart() {
         .unwrap();
     bob.set_sequence(10);
     bob.acknowledge_all();
-    // Nobody knows of the delegation until Alice comes back.
+    // No session knows of the delegation until Alice comes back.
     let answer = ask(&mut bob, snapshot(directory));
     let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
     let mut alice = alice.await.unwrap();

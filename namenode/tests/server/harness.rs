@@ -435,7 +435,7 @@ impl Datanode {
         Self::register_after(cluster, name, None).await.unwrap()
     }
 
-    /// Of a datanode that has obeyed somebody.
+    /// Of a datanode that has obeyed a namenode.
     pub async fn register_after(
         cluster: &Cluster,
         name: &str,

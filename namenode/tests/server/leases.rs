@@ -42,9 +42,9 @@ async fn a_change_is_acknowledged_when_others_have_forgotten_it() {
     bob.ack(&notice).await;
     assert!(change.await.unwrap());
 
-    // He holds nothing of it now, so nobody waits.
+    // He holds nothing of it now, so no mutation waits.
     alice.call(chmod(file, 0o640)).await.unwrap();
-    // What he is told anew counts again.
+    // What he learns anew counts again.
     assert_eq!(bob.lookup(ROOT, "file").await.unwrap().mode, 0o640);
     let change = start(&mut alice, chmod(file, 0o644));
     let notice = bob.notice().await;
@@ -88,7 +88,7 @@ async fn a_dead_session_delays_for_a_lease_at_most() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_is_told_what_it_missed() {
+async fn a_client_that_comes_back_learns_what_it_missed() {
     let cluster = Cluster::new().await;
     let mut alice = cluster.client("alice").await;
     let file = alice.create(ROOT, "file").await.ino;

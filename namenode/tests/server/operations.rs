@@ -68,7 +68,7 @@ async fn every_operation_works_over_the_wire() {
 async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
     let find = Query::FindSparse(query::FindSparse { from: None });
     s.ok(find.clone()).await;
-    // One at a time; the others are told to wait.
+    // One at a time; the others have to wait.
     let mut other = cluster.client("bob").await;
     let refused = other.call(find.clone()).await;
     assert!(matches!(refused, Err(FsError::Busy { .. })), "{refused:?}");

@@ -76,7 +76,7 @@ async fn everything_is_there_after_a_restart() {
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_a_crash() {
-    // Writers of earlier rounds never come back; nobody is to wait for them for long.
+    // Writers of earlier rounds never come back; no mutation is to wait for them for long.
     let mut cluster = Cluster::with(|options| options.lease = Duration::from_millis(300)).await;
     let mut expected: Vec<String> = Vec::new();
     for round in 0..5 {
@@ -145,7 +145,7 @@ async fn a_graceful_stop_answers_what_is_in_flight() {
 }
 
 #[tokio::test]
-async fn a_graceful_stop_waits_for_caches_to_be_told() {
+async fn a_graceful_stop_waits_for_caches_to_be_invalidated() {
     let mut cluster = Cluster::new().await;
     let mut bob = cluster.client("bob").await;
     let mut alice = cluster.client("alice").await;

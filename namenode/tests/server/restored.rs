@@ -178,7 +178,7 @@ async fn a_datanode_of_a_second_namenode_is_refused_and_the_first_one_serves_on(
     assert_eq!(status.refused_nodes[0].name, "dn-2");
     let mut alice = cluster.client("alice").await;
     allocate(&mut alice).await.unwrap();
-    // It comes back when it has obeyed nobody else.
+    // It comes back when it has obeyed no other namenode.
     Datanode::register_after(&cluster, "dn-2", Some(mine))
         .await
         .unwrap();

@@ -25,7 +25,7 @@ async fn a_repeated_mutation_is_answered_as_before() {
     let Ok(MetaReply::Created { attr, .. }) = meta(&alice.link, call.clone()).await else {
         panic!("it was not created");
     };
-    // What else is told of a new file, the client asks for then.
+    // The rest about a new file, the client asks for then.
     let first = Ok(MetaReply::Attr(attr));
     assert_eq!(meta(&alice.link, call.clone()).await, first);
 
@@ -53,7 +53,7 @@ async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
     let cluster = Cluster::new().await;
     let mut bob = cluster.client("bob").await;
     let mut alice = cluster.client("alice").await;
-    // Alice's reply waits for Bob, who knows that the name does not exist.
+    // Alice's reply waits for Bob, whose cache has that the name does not exist.
     assert_eq!(bob.lookup(ROOT, "file").await, Err(FsError::NotFound));
     let call = alice.number(create(ROOT, "file"));
     let first = tokio::spawn({
@@ -84,7 +84,7 @@ async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
 }
 
 #[tokio::test]
-async fn allocated_blocks_are_told_again_even_after_a_restart() {
+async fn allocated_blocks_are_located_again_even_after_a_restart() {
     let mut cluster = Cluster::new().await;
     let _node = Datanode::register(&cluster, "dn-1").await;
     let mut alice = cluster.client("alice").await;
@@ -258,7 +258,7 @@ async fn only_its_owner_resumes_a_session() {
         "undisturbed"
     );
 
-    // Once resumed elsewhere, the old connection speaks for nobody.
+    // Once resumed elsewhere, the old connection speaks for no session.
     let mut elsewhere = cluster
         .open("alice", Some(alice.session), vec![])
         .await

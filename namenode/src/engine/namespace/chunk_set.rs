@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn unsound_sets_are_told() {
+    fn unsound_sets_are_found() {
         for bad in [
             vec![(1, 1)],
             vec![(2, 1)],

@@ -66,7 +66,7 @@ pub(super) fn check_removal(
     Ok(())
 }
 
-/// What running the file would give to those who run it goes away when the file changes hands or
+/// What running the file would give to the users that run it goes away when the file changes hands or
 /// content.
 pub(super) fn drop_privileges(credentials: &Credentials, inode: &mut Inode) {
     assert!(

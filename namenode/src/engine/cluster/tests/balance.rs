@@ -90,20 +90,24 @@ fn servers_become_equally_full_and_blocks_stay_as_far_apart() {
         // A block is 10 thousandths of the smaller servers.
         let spread = u64::from(world.options.balance_spread_permille);
         assert!(gap <= spread + 20, "{policy:?}: {first_gap}, then {gap}");
-        for (at_ms, ..) in &world.told {
+        for (at_ms, ..) in &world.commanded {
             let window_ms = *at_ms..at_ms + world.options.repair_window_ms;
             let mut counts: BTreeMap<(bool, NodeId), u32> = BTreeMap::new();
-            for (_, source, target) in world.told.iter().filter(|it| window_ms.contains(&it.0)) {
+            for (_, source, target) in world
+                .commanded
+                .iter()
+                .filter(|it| window_ms.contains(&it.0))
+            {
                 *counts.entry((true, *source)).or_default() += 1;
                 *counts.entry((false, *target)).or_default() += 1;
             }
-            // Told up to a heartbeat later than charged: one more may show.
+            // Commanded up to a heartbeat later than charged: one more may show.
             assert!(counts.values().all(|&it| it <= MOVES + 1), "{counts:?}");
         }
         // And then there is peace.
-        let moves = world.told.len();
+        let moves = world.commanded.len();
         world.pass(400_000);
-        assert_eq!(world.told.len(), moves);
+        assert_eq!(world.commanded.len(), moves);
         assert_eq!(world.cluster.fsck().excess_replicas, 0);
         assert_eq!(world.cluster.summary(world.now_ms).moves_done, moves as u64);
     }
@@ -123,7 +127,7 @@ fn without_a_budget_or_a_wish_nothing_moves() {
     ] {
         let mut world = lopsided(options, PolicyKind::Stock);
         world.pass(60_000);
-        assert!(world.told.is_empty());
+        assert!(world.commanded.is_empty());
     }
 }
 
@@ -139,8 +143,9 @@ fn a_move_that_fails_leaves_the_block_where_it_was() {
     assert_eq!(summary.under_replicated_blocks, 0);
     assert_eq!(summary.repairs_under_way, 0);
     let to_empty = |world: &World| {
-        let told = world.told.iter();
-        told.filter(|(_, _, target)| EMPTY.contains(&target.0))
+        let commanded = world.commanded.iter();
+        commanded
+            .filter(|(_, _, target)| EMPTY.contains(&target.0))
             .count()
     };
     assert_eq!(to_empty(&world), 0);

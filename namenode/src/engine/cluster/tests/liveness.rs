@@ -1,4 +1,4 @@
-//! Who is there, and what is concluded when somebody is not.
+//! Which nodes are alive, and what follows when one is not.
 
 use harvestfs_placement::Stock;
 use harvestfs_protocol::error::FsError;
@@ -93,11 +93,11 @@ fn a_busy_node_is_neither_used_nor_lost() {
     let other = world.cluster.replicas(block, None)[0];
     world.stop(other.0 as usize);
     world.pass(10_000);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
     world.nodes[holder.0 as usize].busy = false;
     world.pass(1_000);
-    assert_eq!(world.told.len(), 1);
-    assert_eq!(world.told[0].1, holder);
+    assert_eq!(world.commanded.len(), 1);
+    assert_eq!(world.commanded[0].1, holder);
 
     for node in &mut world.nodes {
         node.busy = true;
@@ -196,7 +196,7 @@ fn repair_waits_while_many_nodes_are_silent_together() {
     assert_eq!(summary.nodes_alive, 6);
     assert!(summary.storm_remaining_ms.is_some_and(|ms| ms > 10_000));
     assert!(summary.under_replicated_blocks > 0);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
 
     // They come back: nothing had to be done.
     for node in 0..3 {
@@ -206,16 +206,19 @@ fn repair_waits_while_many_nodes_are_silent_together() {
     world.pass(1_000);
     let summary = world.cluster.summary(world.now_ms);
     assert_eq!(summary.storm_remaining_ms, None);
-    assert_eq!((summary.under_replicated_blocks, world.told.len()), (0, 0));
+    assert_eq!(
+        (summary.under_replicated_blocks, world.commanded.len()),
+        (0, 0)
+    );
 
     // They stay away: after a while they are taken for lost.
     for node in 0..3 {
         world.stop(node);
     }
     world.pass(6_000);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
     world.pass(world.options.storm_hold_ms + 5_000);
-    assert!(!world.told.is_empty());
+    assert!(!world.commanded.is_empty());
     for block in blocks {
         let listed = world.cluster.replicas(block, None);
         assert!(listed.len() == 3 || world.holders(block).iter().all(|node| node.0 < 3));
@@ -268,7 +271,7 @@ fn after_a_start_nothing_is_repaired_or_removed_before_all_have_reported() {
     world.pass(100);
     assert!(world.cluster.summary(world.now_ms).ready);
     assert_eq!(world.cluster.fsck(), Default::default());
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
 
     // A node that never turns up is waited for, but not for ever.
     world.restart_namenode();
@@ -281,7 +284,7 @@ fn after_a_start_nothing_is_repaired_or_removed_before_all_have_reported() {
     world.pass(5_000);
     assert!(world.cluster.summary(world.now_ms).ready);
     assert_eq!(world.cluster.fsck().missing_replicas, 0);
-    assert!(!world.told.is_empty());
+    assert!(!world.commanded.is_empty());
 }
 
 #[test]
@@ -299,7 +302,7 @@ fn a_partition_at_the_start_is_a_storm() {
     world.pass(world.options.safe_mode_max_ms + 2_000);
     let summary = world.cluster.summary(world.now_ms);
     assert!(summary.ready && summary.storm_remaining_ms.is_some());
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
 }
 
 #[test]

@@ -368,7 +368,7 @@ fn heal(world: &mut World) {
     }
 }
 
-/// Every committed byte is on some disk from which nobody is about to remove it.
+/// Every committed byte is on some disk from which no command is about to remove it.
 fn check_survival(world: &World) {
     for (block, it) in &world.blocks {
         assert!(

@@ -86,9 +86,13 @@ fn what_another_policy_placed_is_moved_within_the_budget() {
     let started_ms = world.now_ms;
     world.pass(100_000);
     // As source, and as target.
-    let told: Vec<_> = world.told.iter().filter(|it| it.0 >= started_ms).collect();
+    let commanded: Vec<_> = world
+        .commanded
+        .iter()
+        .filter(|it| it.0 >= started_ms)
+        .collect();
     for node in 0..9 {
-        let as_target = told.iter().filter(|it| it.2 == NodeId(node)).count();
+        let as_target = commanded.iter().filter(|it| it.2 == NodeId(node)).count();
         assert!(as_target <= 5, "node {node} received {as_target}");
     }
     world.pass(6_000_000);
@@ -281,7 +285,7 @@ fn survivors_that_are_reimaged_often_come_first() {
     assert!(rank(&world, at_risk_slot) < rank(&world, safe_slot));
 }
 
-/// Whatever a node has to delete, a repair that waits for it leaves with the next command.
+/// However much a node has to delete, a repair that waits for it leaves with the next command.
 #[test]
 fn deletions_do_not_starve_repair() {
     let mut world = World::new(4, 4, options(), 2);
@@ -364,7 +368,7 @@ fn a_volume_takes_part_within_its_own_budget() {
     world.connect(1);
     world.pass(60_000);
     let mut counts = std::collections::BTreeMap::new();
-    for (_, source, target) in &world.told {
+    for (_, source, target) in &world.commanded {
         counts.entry(*source).or_insert([0, 0])[0] += 1;
         counts.entry(*target).or_insert([0, 0])[1] += 1;
     }
@@ -427,7 +431,7 @@ fn a_node_in_maintenance_is_away_without_repair() {
     assert_eq!((summary.nodes_alive, summary.nodes_known), (7, 9));
     assert_eq!(summary.under_replicated_blocks, 0);
     assert_eq!(summary.storm_remaining_ms, None);
-    assert!(world.told.is_empty(), "nothing was repaired");
+    assert!(world.commanded.is_empty(), "nothing was repaired");
     for _ in 0..60 {
         let block = write(&mut world, rules(2));
         let pipeline = &world.blocks[&block].pipeline;
@@ -439,7 +443,7 @@ fn a_node_in_maintenance_is_away_without_repair() {
     world.pass(60_000);
     let summary = world.cluster.summary(world.now_ms);
     assert_eq!((summary.nodes_alive, summary.nodes_in_maintenance), (8, 0));
-    assert!(!world.told.is_empty());
+    assert!(!world.commanded.is_empty());
     assert_eq!(summary.under_replicated_blocks, 0);
 }
 
@@ -462,7 +466,7 @@ fn a_node_that_stops_in_good_order_is_waited_for() {
     world.pass(50_000);
     let summary = world.cluster.summary(world.now_ms);
     assert_eq!((summary.nodes_alive, summary.nodes_in_maintenance), (8, 1));
-    assert!(world.told.is_empty(), "nothing was repaired");
+    assert!(world.commanded.is_empty(), "nothing was repaired");
     world.connect(0);
     world.pass(600);
     let summary = world.cluster.summary(world.now_ms);
@@ -472,9 +476,9 @@ fn a_node_that_stops_in_good_order_is_waited_for() {
     // It does not come back: its blocks are repaired when the time is over.
     stop(&mut world, 0);
     world.pass(59_000);
-    assert!(world.told.is_empty(), "nothing was repaired");
+    assert!(world.commanded.is_empty(), "nothing was repaired");
     world.pass(60_000);
-    assert!(!world.told.is_empty());
+    assert!(!world.commanded.is_empty());
     assert_eq!(
         world.cluster.summary(world.now_ms).under_replicated_blocks,
         0
@@ -492,7 +496,7 @@ fn a_node_that_stops_is_not_waited_for_where_that_leaves_one_replica() {
     world.disconnect(node.0 as usize, true);
     assert_eq!(world.cluster.maintenance_left_ms(world.now_ms, node), None);
     world.pass(60_000);
-    assert!(!world.told.is_empty());
+    assert!(!world.commanded.is_empty());
     assert_eq!(
         world.cluster.summary(world.now_ms).under_replicated_blocks,
         0
@@ -520,7 +524,7 @@ fn after_a_restart_blocks_wait_for_nodes_in_maintenance() {
     world.pass(30_000);
     let missing = world.cluster.summary(world.now_ms).under_replicated_blocks;
     assert!(missing > 0);
-    assert!(world.told.is_empty(), "nothing was repaired");
+    assert!(world.commanded.is_empty(), "nothing was repaired");
     let faults = world.cluster.faults(world.now_ms, 100);
     assert_eq!(faults.len() as u64, missing);
     let waits = |fault: &BlockFault| fault.reason == FaultReason::Maintenance;
@@ -528,5 +532,5 @@ fn after_a_restart_blocks_wait_for_nodes_in_maintenance() {
     world.pass(100_000);
     let summary = world.cluster.summary(world.now_ms);
     assert_eq!(summary.under_replicated_blocks, 0);
-    assert!(world.told.len() as u64 >= missing);
+    assert!(world.commanded.len() as u64 >= missing);
 }

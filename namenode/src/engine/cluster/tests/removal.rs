@@ -9,7 +9,7 @@ use super::world::{CHUNK, World, options, rules};
 use crate::engine::cluster::ClusterOptions;
 use crate::engine::namespace::BlockChange;
 
-/// Blocks that the next heartbeat of a node tells it to delete.
+/// Blocks that a node is commanded to delete by its next heartbeat.
 fn deletes(world: &mut World, node: usize) -> Vec<BlockId> {
     world.heartbeat(node, true);
     let commands = world.nodes[node].commands.iter();
@@ -63,7 +63,7 @@ fn removal_keeps_the_spread_over_racks() {
 }
 
 #[test]
-fn removal_is_taken_back_when_another_replica_is_lost_before_it_is_told() {
+fn removal_is_taken_back_when_another_replica_is_lost_before_the_command() {
     let mut world = World::new(6, 3, options(), 1);
     let (block, holders) = with_excess(&mut world);
     world.now_ms += world.options.excess_grace_ms + 100;
@@ -121,7 +121,7 @@ fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
     let mut world = World::new(6, 3, options(), 1);
     let (block, holders) = with_excess(&mut world);
     world.now_ms += world.options.excess_grace_ms + 100;
-    let mut told = None;
+    let mut commanded = None;
     for node in 0..6 {
         world.heartbeat(node, false);
     }
@@ -130,23 +130,26 @@ fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
         if deletes(&mut world, node) == [block] {
             // The reply was lost.
             world.nodes[node].commands.clear();
-            told = Some(node);
+            commanded = Some(node);
         }
     }
-    let told = told.expect("one was told");
-    world.connect(told);
-    world.drain(told);
+    let commanded = commanded.expect("one was commanded");
+    world.connect(commanded);
+    world.drain(commanded);
     let listed = world.cluster.replicas(block, None);
     assert_eq!(listed.len(), 2);
-    assert!(!listed.contains(&NodeId(told as u32)));
+    assert!(!listed.contains(&NodeId(commanded as u32)));
     // Both others are lost: now it is read from and copied.
-    for node in holders.iter().filter(|n| n.0 as usize != told) {
+    for node in holders.iter().filter(|n| n.0 as usize != commanded) {
         world.reimage_all(node.0 as usize);
         world.connect(node.0 as usize);
         world.drain(node.0 as usize);
     }
-    world.nodes[told].commands.clear();
-    assert_eq!(world.cluster.replicas(block, None), [NodeId(told as u32)]);
+    world.nodes[commanded].commands.clear();
+    assert_eq!(
+        world.cluster.replicas(block, None),
+        [NodeId(commanded as u32)]
+    );
     assert_eq!(world.cluster.summary(world.now_ms).lost_blocks, 0);
     world.pass(10_000);
     assert_eq!(world.holders(block).len(), 2);
@@ -306,7 +309,7 @@ fn freed_blocks_go_in_batches_and_repairs_come_first() {
         assert_eq!(deletes, usize::from(node != lost));
         assert!(commands.iter().rev().skip(deletes).all(|c| !is_delete(c)));
     }
-    assert_eq!(world.told.len(), 1);
+    assert_eq!(world.commanded.len(), 1);
     // The limit of commands is for repairs first.
     let id = NodeId(u32::from(lost == 0));
     assert_eq!(world.cluster.fsck().orphan_replicas, 3 * 40);
@@ -320,7 +323,7 @@ fn freed_blocks_go_in_batches_and_repairs_come_first() {
 }
 
 #[test]
-fn a_node_is_told_to_delete_no_more_than_it_may() {
+fn a_node_is_commanded_to_delete_no_more_than_it_may() {
     let mut world = World::new(4, 4, options(), 1);
     let blocks: Vec<_> = (0..20).map(|_| world.write(4)).collect();
     world.pass(600);
@@ -328,24 +331,24 @@ fn a_node_is_told_to_delete_no_more_than_it_may() {
     for block in blocks {
         world.free(block);
     }
-    let told = |world: &mut World| {
-        let told = deletes(world, 0).len();
+    let commanded = |world: &mut World| {
+        let commanded = deletes(world, 0).len();
         world.drain(0);
-        told
+        commanded
     };
     world.removable_bytes = 0;
-    assert_eq!(told(&mut world), 0);
+    assert_eq!(commanded(&mut world), 0);
     // The last one may be larger than what is left.
     world.removable_bytes = 2 * bytes + 1;
-    assert_eq!(told(&mut world), 3);
+    assert_eq!(commanded(&mut world), 3);
     // Only a heartbeat renews it.
     let mut sign = |_| panic!("there is nothing to sign");
     let now_ms = world.now_ms;
     let commands = world.cluster.next_commands(now_ms, NodeId(0), 9, &mut sign);
     assert_eq!(commands, []);
-    assert_eq!(told(&mut world), 3);
+    assert_eq!(commanded(&mut world), 3);
     world.removable_bytes = u64::MAX;
-    assert_eq!(told(&mut world), 14);
+    assert_eq!(commanded(&mut world), 14);
     world.pass(600);
     assert_eq!(world.cluster.fsck(), Default::default());
 }

@@ -9,17 +9,17 @@ use super::world::{CHUNK, World, options, rules};
 use crate::engine::cluster::{ClusterOptions, FaultReason};
 
 /// The blocks of the repairs that a heartbeat of each node brings, and to whom.
-fn told(world: &mut World) -> BTreeMap<BlockId, NodeId> {
-    let mut told = BTreeMap::new();
+fn commanded(world: &mut World) -> BTreeMap<BlockId, NodeId> {
+    let mut commanded = BTreeMap::new();
     for node in 0..world.nodes.len() {
         world.heartbeat(node, true);
         for command in &world.nodes[node].commands {
             if let NodeCommand::Replicate { block, .. } = command {
-                told.insert(*block, NodeId(node as u32));
+                commanded.insert(*block, NodeId(node as u32));
             }
         }
     }
-    told
+    commanded
 }
 
 fn lose_node(world: &mut World, node: usize) {
@@ -52,7 +52,7 @@ fn the_fewest_survivors_come_first() {
     let mut order = Vec::new();
     for _ in 0..60 {
         world.cluster.tick(world.now_ms, &mut world.rng);
-        let started: Vec<BlockId> = told(&mut world).into_keys().collect();
+        let started: Vec<BlockId> = commanded(&mut world).into_keys().collect();
         order.extend(started.iter().map(|block| blocks[block]));
         for node in 0..4 {
             world.drain(node);
@@ -75,9 +75,9 @@ fn budgets_hold_on_both_sides() {
     let start_ms = world.now_ms;
     lose_node(&mut world, 0);
     world.pass(100_000);
-    let count = |told: &[(u64, NodeId, NodeId)]| {
+    let count = |commanded: &[(u64, NodeId, NodeId)]| {
         let mut counts: BTreeMap<(bool, NodeId), u32> = BTreeMap::new();
-        for (_, source, target) in told {
+        for (_, source, target) in commanded {
             *counts.entry((false, *source)).or_default() += 1;
             *counts.entry((true, *target)).or_default() += 1;
         }
@@ -85,17 +85,20 @@ fn budgets_hold_on_both_sides() {
     };
     // Two survivors each: the normal lane.
     let limit = world.options.repairs_per_window;
-    let counts = count(&world.told);
+    let counts = count(&world.commanded);
     assert!(counts.values().all(|n| *n <= limit), "{counts:?}");
     assert!(counts.values().any(|n| *n == limit), "{counts:?}");
     assert!(world.cluster.summary(world.now_ms).repairs_waiting > 0);
     world.pass(3 * world.options.repair_window_ms);
     assert_eq!(world.cluster.fsck().missing_replicas, 0);
-    for (at, ..) in world.told.clone() {
+    for (at, ..) in world.commanded.clone() {
         let end_ms = at + world.options.repair_window_ms;
-        let window = world.told.iter().filter(|(t, ..)| (at..end_ms).contains(t));
+        let window = world
+            .commanded
+            .iter()
+            .filter(|(t, ..)| (at..end_ms).contains(t));
         let window: Vec<_> = window.copied().collect();
-        // Told up to a heartbeat later than charged: one more may show.
+        // Commanded up to a heartbeat later than charged: one more may show.
         assert!(count(&window).values().all(|n| *n <= limit + 1));
     }
     assert!(world.now_ms > start_ms);
@@ -118,7 +121,7 @@ fn the_last_replica_is_copied_in_the_urgent_lane() {
         per_source > world.options.repairs_per_window / 2,
         "the test repairs much"
     );
-    assert_eq!(world.told.len(), affected);
+    assert_eq!(world.commanded.len(), affected);
 }
 
 #[test]
@@ -132,9 +135,9 @@ fn few_repairs_at_a_time() {
     for _ in 0..10 {
         world.cluster.tick(world.now_ms, &mut world.rng);
     }
-    told(&mut world);
+    commanded(&mut world);
     let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
-    for (_, source, target) in &world.told {
+    for (_, source, target) in &world.commanded {
         *sent.entry(*source).or_insert(0) += 1;
         *received.entry(*target).or_insert(0) += 1;
     }
@@ -151,7 +154,7 @@ fn a_repair_that_fails_or_hangs_is_tried_elsewhere() {
         let lost = world.cluster.replicas(block, None)[0];
         lose_node(&mut world, lost.0 as usize);
         world.cluster.tick(world.now_ms, &mut world.rng);
-        let first = told(&mut world)[&block];
+        let first = commanded(&mut world)[&block];
         let target = first.0 as usize;
         world.nodes[target].commands.clear();
         if fails {
@@ -169,8 +172,8 @@ fn a_repair_that_fails_or_hangs_is_tried_elsewhere() {
             }
         }
         assert_eq!(world.cluster.summary(world.now_ms).repairs_failed, 1);
-        assert_eq!(world.told.len(), 2);
-        assert_ne!(world.told[1].2, first);
+        assert_eq!(world.commanded.len(), 2);
+        assert_ne!(world.commanded[1].2, first);
     }
 }
 
@@ -181,7 +184,7 @@ fn the_only_possible_target_is_tried_again() {
     world.pass(300);
     lose_node(&mut world, 1);
     world.cluster.tick(world.now_ms, &mut world.rng);
-    assert_eq!(told(&mut world)[&block], NodeId(1));
+    assert_eq!(commanded(&mut world)[&block], NodeId(1));
     world.nodes[1].commands.clear();
     let storage = *world.nodes[1].disks.keys().next().expect("a disk");
     let change = (storage, ReplicaChange::RepairFailed(block));
@@ -200,7 +203,7 @@ fn a_target_that_registers_anew_is_not_waited_for() {
     let lost = world.cluster.replicas(block, None)[0];
     lose_node(&mut world, lost.0 as usize);
     world.cluster.tick(world.now_ms, &mut world.rng);
-    let target = told(&mut world)[&block].0 as usize;
+    let target = commanded(&mut world)[&block].0 as usize;
     world.nodes[target].commands.clear();
     world.connect(target);
     assert_eq!(world.cluster.summary(world.now_ms).repairs_under_way, 0);
@@ -216,12 +219,12 @@ fn the_wait_between_attempts_doubles() {
     world.pass(300);
     let lost = world.cluster.replicas(block, None)[0];
     lose_node(&mut world, lost.0 as usize);
-    // Every target drops what it is told and says that it failed.
+    // Every target drops its commands and says that they failed.
     let mut times_ms = Vec::new();
     for _ in 0..200 {
         world.now_ms += 100;
         world.cluster.tick(world.now_ms, &mut world.rng);
-        for (block, target) in told(&mut world) {
+        for (block, target) in commanded(&mut world) {
             times_ms.push(world.now_ms);
             let target = target.0 as usize;
             world.nodes[target].commands.clear();
@@ -244,13 +247,13 @@ fn an_open_block_is_repaired_only_once_it_is_sealed() {
     let lost = world.blocks[&block].pipeline[1];
     lose_node(&mut world, lost.0 as usize);
     world.pass(5_000);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
     assert_eq!(world.cluster.fsck().missing_replicas, 0);
     // The writer notices, and goes on with what is left.
     world.append(block, CHUNK);
     assert!(world.blocks[&block].sealed);
     world.pass(1_000);
-    assert_eq!(world.told.len(), 1);
+    assert_eq!(world.commanded.len(), 1);
     assert_eq!(world.holders(block).len(), 3);
 }
 
@@ -269,7 +272,11 @@ fn a_bad_replica_makes_way_when_no_other_server_is_left() {
     world
         .cluster
         .report_bad_replica(world.now_ms, block, NodeId(1), true);
-    assert_eq!(world.cluster.replicas(block, None).len(), 3, "says who?");
+    assert_eq!(
+        world.cluster.replicas(block, None).len(),
+        3,
+        "a client alone says so"
+    );
     world.pass(5_000);
     assert_eq!(world.holders(block).len(), 3);
 }
@@ -301,7 +308,7 @@ fn a_client_that_calls_everything_bad_has_nothing_removed_or_repaired() {
         world.pass(5_000);
     }
     assert_eq!(holders(&world), before);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
     assert_eq!(world.cluster.fsck(), Default::default());
     // All are asked for what fits into one interval, and then into the next.
     assert!(world.verifications.len() <= 2 * 4 * 32);
@@ -325,9 +332,9 @@ fn repair_can_be_delayed() {
     let lost = world.cluster.replicas(block, None)[0];
     lose_node(&mut world, lost.0 as usize);
     world.pass(3_000);
-    assert_eq!(world.told, []);
+    assert_eq!(world.commanded, []);
     world.pass(2_000);
-    assert_eq!(world.told.len(), 1);
+    assert_eq!(world.commanded.len(), 1);
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn a_full_inventory_ends_what_a_writer_said_of_a_node() {
     world.drain(node.0 as usize);
     assert_eq!(world.cluster.replicas(written, None), [others]);
     let after = world.cluster.replicas(fresh, None);
-    assert_eq!(after, listed, "nobody has begun to write it");
+    assert_eq!(after, listed, "no client has begun to write it");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn strangers_are_refused() {
             .incremental_report(0, NodeId(0), &IncrementalReport { changes }),
         Err(ClusterError::UnknownStorage(storage))
     );
-    // What nobody knows is no reason to fail.
+    // What is not known is no reason to fail.
     world.cluster.disconnected(0, stranger);
     world.cluster.set_pipeline(BlockId(404), &[stranger]);
     world.cluster.sealed_by_client(0, BlockId(404), &[stranger]);

@@ -21,7 +21,7 @@ enum Fault {
 
 const FAULTS: [Fault; 4] = [Fault::Busy, Fault::Dead, Fault::Drained, Fault::Full];
 const SIZES: [u32; 6] = [1, 2, 3, 4, 5, 9];
-/// Until nobody expects further servers any more.
+/// Until no further servers are expected any more.
 const GROWN_MS: u64 = 1_500;
 
 /// Until what is misplaced was tried again.
@@ -63,7 +63,7 @@ fn set_fault(world: &mut World, fault: Fault, on: bool) {
     world.pass(600);
 }
 
-/// What status, `df`, `doctor` and the page are told agrees with what becomes of a write.
+/// What status, `df`, `doctor` and the page show agrees with what becomes of a write.
 fn check_outlook(world: &mut World, possible: usize) -> WriteVerdict {
     let outlook = outlook(world);
     let (verdict, trouble) = (outlook.verdict, outlook.trouble());

@@ -1,4 +1,4 @@
-//! What is told to whoever watches.
+//! What observers see.
 
 use harvestfs_protocol::ids::NodeId;
 
@@ -6,7 +6,7 @@ use super::world::{World, options};
 use crate::engine::cluster::{FaultReason, Happening, RepairEnd};
 
 #[test]
-fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
+fn a_reimage_is_reported_and_so_is_each_repair_that_follows() {
     let mut world = World::new(4, 4, options(), 1);
     for _ in 0..20 {
         world.write(2);
@@ -51,13 +51,13 @@ fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
     world.pass(60_000);
     assert_eq!(world.cluster.oldest_repair_ms(world.now_ms), None);
     assert!(world.cluster.blocks_at_risk(world.now_ms, 10).is_empty());
-    let told: Vec<Happening> = world.cluster.take_happenings().collect();
+    let happenings: Vec<Happening> = world.cluster.take_happenings().collect();
     let reimaged = Happening::Reimaged {
         node: NodeId(0),
         replicas: held,
     };
-    assert_eq!(told[0], reimaged);
-    let repaired = told.iter().filter(|it| {
+    assert_eq!(happenings[0], reimaged);
+    let repaired = happenings.iter().filter(|it| {
         let Happening::RepairEnded { is_move, end, .. } = it else {
             return false;
         };
@@ -67,7 +67,7 @@ fn a_reimage_is_told_and_so_is_each_repair_that_follows() {
 }
 
 #[test]
-fn what_nobody_has_any_more_is_told_and_heads_the_list() {
+fn what_no_server_has_any_more_is_reported_and_heads_the_list() {
     let mut world = World::new(4, 4, options(), 1);
     let blocks: Vec<_> = (0..10).map(|_| world.write(1)).collect();
     world.pass(300);
@@ -78,15 +78,15 @@ fn what_nobody_has_any_more_is_told_and_heads_the_list() {
     assert!(!lost.is_empty(), "the test loses something");
     world.stop(2);
     world.pass(10_000);
-    let told: Vec<Happening> = world.cluster.take_happenings().collect();
+    let happenings: Vec<Happening> = world.cluster.take_happenings().collect();
     assert!(
-        told.contains(&Happening::Died { node: NodeId(2) }),
-        "{told:?}"
+        happenings.contains(&Happening::Died { node: NodeId(2) }),
+        "{happenings:?}"
     );
     for block in &lost {
         assert!(
-            told.contains(&Happening::Lost { block: *block }),
-            "{told:?}"
+            happenings.contains(&Happening::Lost { block: *block }),
+            "{happenings:?}"
         );
     }
     let at_risk = world.cluster.blocks_at_risk(world.now_ms, 100);
@@ -101,7 +101,7 @@ fn what_nobody_has_any_more_is_told_and_heads_the_list() {
 }
 
 #[test]
-fn of_a_flood_the_last_is_told() {
+fn of_a_flood_the_last_is_reported() {
     let mut world = World::new(3, 3, options(), 1);
     for _ in 0..400 {
         world.write(1);

@@ -1,4 +1,4 @@
-//! An obvious model of everything around the engine: who really holds what.
+//! An obvious model of everything around the engine: which disk really holds what.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -130,11 +130,11 @@ pub(super) struct World {
     next_storage: u128,
     pub(super) racks: u32,
     pub(super) environments: u32,
-    /// What each node may be told to delete with a heartbeat, in bytes.
+    /// What each node may be commanded to delete with a heartbeat, in bytes.
     pub(super) removable_bytes: u64,
-    /// Repairs that nodes were told of: when, and how often as source and as target.
-    pub(super) told: Vec<(u64, NodeId, NodeId)>,
-    /// Verifications that nodes were told of: when, who, and of what.
+    /// Repairs that nodes were commanded: when, and how often as source and as target.
+    pub(super) commanded: Vec<(u64, NodeId, NodeId)>,
+    /// Verifications that nodes were commanded: when, which node, and of what.
     pub(super) verifications: Vec<(u64, NodeId, BlockId)>,
 }
 
@@ -152,7 +152,7 @@ impl World {
             racks,
             environments: if racks == nodes { nodes } else { 4 },
             removable_bytes: u64::MAX,
-            told: Vec::new(),
+            commanded: Vec::new(),
             verifications: Vec::new(),
         };
         for id in 0..nodes {
@@ -219,7 +219,7 @@ impl World {
 
     // --- datanodes ---
 
-    /// A running datanode registers and prepares full reports. What it was told before is done by
+    /// A running datanode registers and prepares full reports. What it was commanded before is done by
     /// then.
     pub(super) fn connect(&mut self, node: usize) {
         while !self.nodes[node].commands.is_empty() {
@@ -244,7 +244,7 @@ impl World {
         let Some(disk) = it.disks.get(&storage) else {
             return;
         };
-        // Full reports leave out what is known to be corrupt; it is told besides.
+        // Full reports leave out what is known to be corrupt; it is reported besides.
         for (block, _) in disk.iter().filter(|(_, replica)| replica.corrupt) {
             let change = ReplicaChange::Corrupt(*block);
             it.changes.push_back((storage, change));
@@ -325,7 +325,7 @@ impl World {
         }
     }
 
-    /// A datanode that is told that the namenode does not know it registers again.
+    /// A datanode that the namenode does not know registers again.
     fn heed(&mut self, node: usize, result: Result<(), ClusterError>) {
         match result {
             Ok(()) | Err(ClusterError::ReportOutOfOrder { .. }) => {}
@@ -345,7 +345,7 @@ impl World {
         }
     }
 
-    /// The process ends; what it was told is forgotten, what is on disk stays.
+    /// The process ends; what it was commanded is forgotten, what is on disk stays.
     pub(super) fn stop(&mut self, node: usize) {
         self.disconnect(node, true);
         let it = &mut self.nodes[node];
@@ -450,7 +450,7 @@ impl World {
         }
     }
 
-    /// Tells what is there.
+    /// Reports what is there.
     fn verify(&mut self, node: usize, storage: StorageId, block: BlockId) {
         let it = &mut self.nodes[node];
         if it.sick.contains(&storage) {
@@ -549,14 +549,14 @@ impl World {
             .collect()
     }
 
-    /// Holders that were not told to delete it.
+    /// Holders that were not commanded to delete it.
     pub(super) fn lasting_holders(&self, block: BlockId) -> BTreeSet<NodeId> {
         let mut holders = self.holders(block);
         holders.retain(|node| !self.nodes[node.0 as usize].will_delete(block));
         holders
     }
 
-    /// What no command may do, whatever happened before.
+    /// What no command may ever do.
     fn check_command(&mut self, node: usize, command: &NodeCommand) {
         let id = self.nodes[node].id;
         match command {
@@ -569,14 +569,14 @@ impl World {
                     left.remove(&id);
                     assert!(
                         !left.is_empty() || !self.holders(*block).contains(&id),
-                        "node {id} is told to delete the last good replica of {block}"
+                        "node {id} is commanded to delete the last good replica of {block}"
                     );
                 }
             }
             NodeCommand::Replicate { sources, .. } => {
                 let source = sources.first().expect("a repair has a source");
                 assert_ne!(source.node, id);
-                self.told.push((self.now_ms, source.node, id));
+                self.commanded.push((self.now_ms, source.node, id));
                 self.check_budgets(source.node, id);
             }
             NodeCommand::Seal { block, .. } => {
@@ -589,8 +589,11 @@ impl World {
 
     fn check_budgets(&self, source: NodeId, target: NodeId) {
         let since_ms = self.now_ms.saturating_sub(self.options.repair_window_ms);
-        // Told at most one heartbeat's time after they were charged.
-        let recent = self.told.iter().filter(|(at, _, _)| *at > since_ms + 5_000);
+        // Commanded at most one heartbeat's time after they were charged.
+        let recent = self
+            .commanded
+            .iter()
+            .filter(|(at, _, _)| *at > since_ms + 5_000);
         let (mut sent, mut received) = (0, 0);
         for (_, from, to) in recent {
             sent += u32::from(*from == source);

@@ -124,7 +124,7 @@ impl World {
     pub(super) fn restart_namenode(&mut self) {
         self.cluster = Cluster::new(self.options.clone(), Box::new(Stock), self.now_ms);
         // Budgets are forgotten, too.
-        self.told.clear();
+        self.commanded.clear();
         for node in 0..self.nodes.len() {
             self.disconnect(node, false);
             let server = self.server(node);

@@ -177,7 +177,9 @@ proptest! {
 
 /// A mutation that is refused after it has changed something would be undone by a restart.
 #[test]
-#[should_panic(expected = "a command that was refused left UseChanges([(BlockId(0000000000000007), 5)])")]
+#[should_panic(
+    expected = "a command that was refused left UseChanges([(BlockId(0000000000000007), 5)])"
+)]
 fn a_refused_command_that_changed_something_stops() {
     let mut fixture = Fixture::new();
     fixture.namespace.changes.add(&Piece {

@@ -314,7 +314,7 @@ fn clones_share_blocks() {
 }
 
 #[test]
-fn a_block_is_freed_when_nobody_needs_it() {
+fn a_block_is_freed_when_no_file_needs_it() {
     let (mut fixture, ino, block) = with_block();
     let freed = [BlockChange::Freed { block }];
     let sealed = |length_bytes| BlockChange::Sealed {

@@ -5,7 +5,7 @@ use super::*;
 /// The session that asked forgets what the table names, and nothing else; the effects are announced
 /// to the others. What changes in the trash and in snapshots is announced to it, too.
 pub fn check(namespace: &Namespace, mutation: &Mutation, reply: &Outcome, effects: &Effects) {
-    let is_told_as_others = effects
+    let is_reported_as_others = effects
         .inodes
         .iter()
         .any(|&ino| namespace.is_part_of_trash(ino))
@@ -13,7 +13,7 @@ pub fn check(namespace: &Namespace, mutation: &Mutation, reply: &Outcome, effect
             .entries
             .iter()
             .any(|(dir, _)| namespace.is_frozen(*dir));
-    if is_told_as_others {
+    if is_reported_as_others {
         return;
     }
     let facts = mutation.facts();

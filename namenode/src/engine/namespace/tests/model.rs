@@ -60,7 +60,7 @@ pub struct ModelBlock {
 
 /// What comes with an operation.
 pub struct Context<'a> {
-    pub who: &'a Credentials,
+    pub caller: &'a Credentials,
     pub session: SessionId,
     pub now: i64,
     pub held_elsewhere: bool,
@@ -84,8 +84,8 @@ pub fn invalid() -> FsError {
     FsError::InvalidArgument(String::new())
 }
 
-fn groups(who: &Credentials) -> BTreeSet<u32> {
-    who.groups.iter().copied().chain([who.gid]).collect()
+fn groups(caller: &Credentials) -> BTreeSet<u32> {
+    caller.groups.iter().copied().chain([caller.gid]).collect()
 }
 
 impl Node {
@@ -111,13 +111,13 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
-    pub fn may(&self, who: &Credentials, wanted: u16) -> bool {
-        if who.uid == 0 {
+    pub fn may(&self, caller: &Credentials, wanted: u16) -> bool {
+        if caller.uid == 0 {
             return self.is_dir() || wanted & X == 0 || self.mode & 0o111 != 0;
         }
-        let class = if who.uid == self.uid {
+        let class = if caller.uid == self.uid {
             self.mode / 64
-        } else if groups(who).contains(&self.gid) {
+        } else if groups(caller).contains(&self.gid) {
             self.mode / 8
         } else {
             self.mode
@@ -125,13 +125,13 @@ impl Node {
         class & wanted == wanted
     }
 
-    pub fn demand(&self, who: &Credentials, wanted: u16) -> Result<(), FsError> {
-        let allowed = self.may(who, wanted);
+    pub fn demand(&self, caller: &Credentials, wanted: u16) -> Result<(), FsError> {
+        let allowed = self.may(caller, wanted);
         allowed.then_some(()).ok_or(FsError::PermissionDenied)
     }
 
-    pub fn owned_by(&self, who: &Credentials) -> bool {
-        who.uid == 0 || who.uid == self.uid
+    pub fn owned_by(&self, caller: &Credentials) -> bool {
+        caller.uid == 0 || caller.uid == self.uid
     }
 
     pub fn file(&self) -> Result<(), FsError> {
@@ -143,8 +143,8 @@ impl Node {
     }
 
     /// Set-user-id and its kin, as a change of owner or content takes them away.
-    pub fn strip(&mut self, who: &Credentials) {
-        let outsider = who.uid != 0 && !groups(who).contains(&self.gid);
+    pub fn strip(&mut self, caller: &Credentials) {
+        let outsider = caller.uid != 0 && !groups(caller).contains(&self.gid);
         self.mode &= !0o4000;
         if self.mode & 0o010 != 0 || outsider {
             self.mode &= !0o2000;
@@ -152,13 +152,13 @@ impl Node {
         self.xattrs.remove(&b"security.capability"[..]);
     }
 
-    pub fn written(&mut self, who: &Credentials, now: i64) {
+    pub fn written(&mut self, caller: &Credentials, now: i64) {
         self.mtime = now;
         self.ctime = now;
-        if who.uid == 0 {
+        if caller.uid == 0 {
             self.xattrs.remove(&b"security.capability"[..]);
         } else {
-            self.strip(who);
+            self.strip(caller);
         }
     }
 
@@ -244,7 +244,7 @@ impl Model {
     /// What a name leads to, for a caller that may look.
     pub fn walk(
         &self,
-        who: &Credentials,
+        caller: &Credentials,
         dir: InodeId,
         name: &Name,
     ) -> Result<Option<InodeId>, FsError> {
@@ -252,37 +252,37 @@ impl Model {
         if !node.is_dir() {
             return Err(FsError::NotADirectory);
         }
-        node.demand(who, X)?;
+        node.demand(caller, X)?;
         if self.orphans.contains(&dir) {
             return Err(FsError::NotFound);
         }
         Ok(node.entries.get(name).copied())
     }
 
-    pub fn may_add(&self, who: &Credentials, dir: InodeId) -> Result<(), FsError> {
-        self.node(dir)?.demand(who, W | X)
+    pub fn may_add(&self, caller: &Credentials, dir: InodeId) -> Result<(), FsError> {
+        self.node(dir)?.demand(caller, W | X)
     }
 
     pub fn may_take(
         &self,
-        who: &Credentials,
+        caller: &Credentials,
         dir: InodeId,
         victim: InodeId,
     ) -> Result<(), FsError> {
         let (dir, victim) = (self.node(dir)?, self.node(victim)?);
-        dir.demand(who, W | X)?;
+        dir.demand(caller, W | X)?;
         let sticky = dir.mode & 0o1000 != 0;
-        if sticky && ![0, dir.uid, victim.uid].contains(&who.uid) {
+        if sticky && ![0, dir.uid, victim.uid].contains(&caller.uid) {
             return Err(FsError::NotPermitted);
         }
         Ok(())
     }
 
-    fn free_name(&self, who: &Credentials, dir: InodeId, name: &Name) -> Result<(), FsError> {
-        if self.walk(who, dir, name)?.is_some() {
+    fn free_name(&self, caller: &Credentials, dir: InodeId, name: &Name) -> Result<(), FsError> {
+        if self.walk(caller, dir, name)?.is_some() {
             return Err(FsError::Exists);
         }
-        self.may_add(who, dir)?;
+        self.may_add(caller, dir)?;
         self.not_trash(dir)
     }
 
@@ -317,8 +317,8 @@ impl Model {
             if node.is_dir() {
                 node.mode |= 0o2000;
             } else if node.mode & 0o2010 == 0o2010
-                && context.who.uid != 0
-                && !groups(context.who).contains(&node.gid)
+                && context.caller.uid != 0
+                && !groups(context.caller).contains(&node.gid)
             {
                 node.mode &= !0o2000;
             }
@@ -399,7 +399,7 @@ impl Model {
     }
 
     fn perform(&mut self, context: &Context, op: &Mutation) -> Answer {
-        let who = context.who;
+        let caller = context.caller;
         match op {
             Mutation::Create(mutation::Create {
                 parent,
@@ -408,19 +408,25 @@ impl Model {
                 mode,
                 rdev,
             }) => {
-                self.free_name(who, *parent, name)?;
+                self.free_name(caller, *parent, name)?;
                 let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
-                if device && who.uid != 0 {
+                if device && caller.uid != 0 {
                     return Err(FsError::NotPermitted);
                 }
-                let mut node = Node::new(*kind, *mode, who.uid, who.gid, context.now);
+                let mut node = Node::new(*kind, *mode, caller.uid, caller.gid, context.now);
                 node.rdev = if device { *rdev } else { 0 };
                 self.add(context, *parent, name, node)
             }
             Mutation::MakeDir(mutation::MakeDir { parent, name, mode }) => {
-                self.free_name(who, *parent, name)?;
+                self.free_name(caller, *parent, name)?;
                 let mode = mode & 0o1777;
-                let node = Node::new(FileKind::Directory, mode, who.uid, who.gid, context.now);
+                let node = Node::new(
+                    FileKind::Directory,
+                    mode,
+                    caller.uid,
+                    caller.gid,
+                    context.now,
+                );
                 self.add(context, *parent, name, node)
             }
             Mutation::Symlink(mutation::Symlink {
@@ -428,15 +434,15 @@ impl Model {
                 name,
                 target,
             }) => {
-                self.free_name(who, *parent, name)?;
+                self.free_name(caller, *parent, name)?;
                 let kind = FileKind::Symlink;
-                let mut node = Node::new(kind, 0o777, who.uid, who.gid, context.now);
+                let mut node = Node::new(kind, 0o777, caller.uid, caller.gid, context.now);
                 node.target = target.clone();
                 self.add(context, *parent, name, node)
             }
             Mutation::Link(mutation::Link { ino, parent, name }) => {
                 let is_dir = self.node(*ino)?.is_dir();
-                self.free_name(who, *parent, name)?;
+                self.free_name(caller, *parent, name)?;
                 if is_dir {
                     return Err(FsError::NotPermitted);
                 }
@@ -451,8 +457,8 @@ impl Model {
             }
             Mutation::Unlink(mutation::Unlink { parent, name })
             | Mutation::RemoveDir(mutation::RemoveDir { parent, name }) => {
-                let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
-                self.may_take(who, *parent, ino)?;
+                let ino = self.walk(caller, *parent, name)?.ok_or(FsError::NotFound)?;
+                self.may_take(caller, *parent, ino)?;
                 let victim = &self.inodes[&ino];
                 match (op, victim.is_dir()) {
                     (Mutation::Unlink(_), true) => return Err(FsError::IsADirectory),
@@ -481,10 +487,10 @@ impl Model {
                 name,
                 retention_s,
             }) => {
-                let ino = self.walk(who, *parent, name)?.ok_or(FsError::NotFound)?;
-                self.may_take(who, *parent, ino)?;
+                let ino = self.walk(caller, *parent, name)?.ok_or(FsError::NotFound)?;
+                self.may_take(caller, *parent, ino)?;
                 if self.inodes[&ino].is_dir() {
-                    self.inodes[&ino].demand(who, W)?;
+                    self.inodes[&ino].demand(caller, W)?;
                 }
                 self.not_trash(ino)?;
                 if self.is_trash_or_below(*parent) {
@@ -515,7 +521,7 @@ impl Model {
                 value,
                 mode,
             }) => {
-                self.may_set_xattr(who, *ino, name)?;
+                self.may_set_xattr(caller, *ino, name)?;
                 let node = self.node_mut(*ino);
                 match (mode, node.xattrs.contains_key(name)) {
                     (SetXattrMode::Create, true) => return Err(FsError::Exists),
@@ -539,7 +545,7 @@ impl Model {
                 if is_of_directory(name) && !node.is_dir() {
                     return Err(FsError::NotADirectory);
                 }
-                if is_quota(name) && who.uid != 0 {
+                if is_quota(name) && caller.uid != 0 {
                     return Err(FsError::NotPermitted);
                 }
                 node.xattrs.insert(name.clone(), value.clone());
@@ -547,9 +553,9 @@ impl Model {
                 Ok(MetaReply::Done)
             }
             Mutation::RemoveXattr(mutation::RemoveXattr { ino, name }) => {
-                self.may_set_xattr(who, *ino, name)?;
+                self.may_set_xattr(caller, *ino, name)?;
                 let node = self.node_mut(*ino);
-                if is_quota(name) && node.xattrs.contains_key(name) && who.uid != 0 {
+                if is_quota(name) && node.xattrs.contains_key(name) && caller.uid != 0 {
                     return Err(FsError::NotPermitted);
                 }
                 node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
@@ -560,37 +566,42 @@ impl Model {
         }
     }
 
-    fn may_set_xattr(&self, who: &Credentials, ino: InodeId, name: &[u8]) -> Result<(), FsError> {
+    fn may_set_xattr(
+        &self,
+        caller: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Result<(), FsError> {
         let node = self.node(ino)?;
         if !name.starts_with(b"user.") {
-            let root = who.uid == 0;
+            let root = caller.uid == 0;
             return root.then_some(()).ok_or(FsError::NotPermitted);
         }
         let sticky = node.is_dir() && node.mode & 0o1000 != 0;
         let file_or_dir = matches!(node.kind, FileKind::Regular | FileKind::Directory);
-        if !file_or_dir || (sticky && !node.owned_by(who)) {
+        if !file_or_dir || (sticky && !node.owned_by(caller)) {
             return Err(FsError::NotPermitted);
         }
-        node.demand(who, W)
+        node.demand(caller, W)
     }
 
     fn set_attr(&mut self, context: &Context, ino: InodeId, changes: &AttrChanges) -> Answer {
-        let who = context.who;
+        let caller = context.caller;
         let node = self.node(ino)?;
         if changes.size_bytes.is_some() {
             node.file()?;
             if !changes.opened_for_writing {
-                node.demand(who, W)?;
+                node.demand(caller, W)?;
             }
         }
-        let owner = node.owned_by(who);
+        let owner = node.owned_by(caller);
         let gives_away = changes.uid.is_some_and(|uid| uid != node.uid);
-        if (gives_away && who.uid != 0) || (changes.uid.is_some() && !owner) {
+        if (gives_away && caller.uid != 0) || (changes.uid.is_some() && !owner) {
             return Err(FsError::NotPermitted);
         }
         if let Some(gid) = changes.gid {
-            let known = gid == node.gid || groups(who).contains(&gid);
-            if !owner || (who.uid != 0 && !known) {
+            let known = gid == node.gid || groups(caller).contains(&gid);
+            if !owner || (caller.uid != 0 && !known) {
                 return Err(FsError::NotPermitted);
             }
         }
@@ -606,7 +617,7 @@ impl Model {
         for (time, may_set) in [(changes.atime, owner), (changes.mtime, writer)] {
             match time {
                 Some(SetTime::To(_)) if !may_set => return Err(FsError::NotPermitted),
-                Some(SetTime::Now) if !may_set => node.demand(who, W)?,
+                Some(SetTime::Now) if !may_set => node.demand(caller, W)?,
                 _ => {}
             }
         }
@@ -615,12 +626,12 @@ impl Model {
         let mut changed = false;
         if let Some(size) = changes.size_bytes {
             node.content.resize(size as usize, None);
-            node.written(who, context.now);
+            node.written(caller, context.now);
             changed = true;
         }
         if changes.uid.is_some() || changes.gid.is_some() {
             if !node.is_dir() {
-                node.strip(who);
+                node.strip(caller);
             }
             node.uid = changes.uid.unwrap_or(node.uid);
             node.gid = changes.gid.unwrap_or(node.gid);
@@ -628,7 +639,7 @@ impl Model {
         }
         if let Some(mode) = changes.mode {
             node.mode = mode;
-            if who.uid != 0 && !groups(who).contains(&node.gid) {
+            if caller.uid != 0 && !groups(caller).contains(&node.gid) {
                 node.mode &= !0o2000;
             }
             changed = true;

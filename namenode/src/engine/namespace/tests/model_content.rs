@@ -47,11 +47,11 @@ impl Model {
                     node.content.resize(end, None);
                 }
                 if zeroes || node.content.len() != size {
-                    node.written(context.who, context.now);
+                    node.written(context.caller, context.now);
                 }
                 // Every mode counts as a write.
                 let mtime = node.mtime;
-                node.written(context.who, context.now);
+                node.written(context.caller, context.now);
                 node.mtime = mtime;
                 Ok(MetaReply::Attr(self.attr(*ino)))
             }
@@ -85,7 +85,7 @@ impl Model {
                     node.content.resize(end, None);
                 }
                 node.content[start..end].copy_from_slice(&from);
-                node.written(context.who, context.now);
+                node.written(context.caller, context.now);
                 Ok(MetaReply::Attr(self.attr(*destination)))
             }
             Mutation::SealBlocks(mutation::SealBlocks { blocks }) => {
@@ -152,7 +152,7 @@ impl Model {
             }
         }
         if !commit.extents.is_empty() {
-            node.written(context.who, context.now);
+            node.written(context.caller, context.now);
         }
         if let Some(mtime) = commit.mtime {
             node.mtime = mtime.0;

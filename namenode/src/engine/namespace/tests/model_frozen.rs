@@ -91,7 +91,7 @@ impl Model {
         if self.orphans.contains(&dir) {
             return Err(FsError::NotFound);
         }
-        let owned = node.owned_by(context.who);
+        let owned = node.owned_by(context.caller);
         owned.then_some(()).ok_or(FsError::NotPermitted)
     }
 

@@ -22,9 +22,12 @@ impl Model {
         new: (InodeId, &Name),
         mode: RenameMode,
     ) -> Answer {
-        let who = context.who;
+        let caller = context.caller;
         // Failures to search either directory are reported first.
-        let (source, target) = (self.walk(who, old.0, old.1), self.walk(who, new.0, new.1));
+        let (source, target) = (
+            self.walk(caller, old.0, old.1),
+            self.walk(caller, new.0, new.1),
+        );
         let denied = |found: &Result<Option<InodeId>, FsError>| match found {
             Ok(_) | Err(FsError::NotFound) => None,
             Err(error) => Some(error.clone()),
@@ -55,12 +58,12 @@ impl Model {
         if target == Some(source) {
             return Ok(renamed(self, None));
         }
-        self.may_take(who, old.0, source)?;
+        self.may_take(caller, old.0, source)?;
         let moved_dir = |ino: InodeId| self.inodes[&ino].is_dir() && old.0 != new.0;
         match target {
-            None => self.may_add(who, new.0)?,
+            None => self.may_add(caller, new.0)?,
             Some(target) => {
-                self.may_take(who, new.0, target)?;
+                self.may_take(caller, new.0, target)?;
                 let dirs = (self.inodes[&source].is_dir(), self.inodes[&target].is_dir());
                 match dirs {
                     _ if exchange => {}
@@ -71,11 +74,11 @@ impl Model {
             }
         }
         if moved_dir(source) {
-            self.inodes[&source].demand(who, W)?;
+            self.inodes[&source].demand(caller, W)?;
         }
         if let Some(target) = target {
             if exchange && moved_dir(target) {
-                self.inodes[&target].demand(who, W)?;
+                self.inodes[&target].demand(caller, W)?;
             }
             if !exchange && !self.inodes[&target].entries.is_empty() {
                 return Err(FsError::NotEmpty);

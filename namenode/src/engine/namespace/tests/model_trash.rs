@@ -89,7 +89,7 @@ impl Model {
             self.make_part(context, (InodeId::ROOT, ".trash", trash), (0o755, uid, gid));
             self.trash_directory = Some(trash);
         }
-        let uid = context.who.uid;
+        let uid = context.caller.uid;
         if !self.trash_of_users.contains_key(&uid) {
             let gid = self.inodes[&self.trash_directory.unwrap()].gid;
             self.make_part(

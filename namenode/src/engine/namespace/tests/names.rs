@@ -67,7 +67,7 @@ fn directories_count_their_subdirectories_as_links() {
 }
 
 #[test]
-fn a_taken_name_is_refused_whatever_holds_it() {
+fn a_taken_name_is_refused_for_each_kind_of_inode() {
     let mut fixture = Fixture::new();
     for kind in KINDS {
         fixture.create("/taken", kind, 0o644).unwrap();

@@ -101,7 +101,7 @@ fn opening_checks_what_is_asked_for() {
 }
 
 #[test]
-fn only_who_may_read_a_file_is_told_its_blocks() {
+fn only_those_that_may_read_a_file_get_its_blocks() {
     let mut fixture = with_file(0o640);
     let ino = fixture.ino("/d/f");
     let block = fixture.allocate(1)[0];

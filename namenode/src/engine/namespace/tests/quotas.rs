@@ -123,7 +123,7 @@ impl Fixture {
 }
 
 #[test]
-fn what_has_no_name_counts_where_it_was_until_nobody_holds_it() {
+fn what_has_no_name_counts_where_it_was_until_no_session_holds_it() {
     let mut fixture = with_data();
     fixture.limit("/q", BYTES, 150);
     let (file, d) = (fixture.ino("/q/d/f"), fixture.ino("/q/d"));

@@ -25,7 +25,7 @@ struct World {
     model: Model,
     cache: Cache,
     /// Blocks as the effects reported them.
-    told: BTreeMap<BlockId, (u64, PlacementRules, Option<u64>)>,
+    announced: BTreeMap<BlockId, (u64, PlacementRules, Option<u64>)>,
     next_sequence: BTreeMap<SessionId, u64>,
     now: i64,
     /// A snapshot, and the commands since.
@@ -78,7 +78,7 @@ impl World {
             namespace: Namespace::new(),
             model: Model::format(),
             cache: Cache::default(),
-            told: BTreeMap::new(),
+            announced: BTreeMap::new(),
             next_sequence: BTreeMap::new(),
             now: 1,
             saved: snapshot(&Namespace::new()),
@@ -123,9 +123,9 @@ impl World {
             }
         }
         for (ino, attr) in &self.cache.attrs {
-            let told = effects.inodes.contains(ino);
+            let announced = effects.inodes.contains(ino);
             assert!(
-                told || now.attrs.get(ino) == Some(attr),
+                announced || now.attrs.get(ino) == Some(attr),
                 "{ino}: {command:?}"
             );
             if let Some(new) = now.attrs.get(ino) {
@@ -136,10 +136,10 @@ impl World {
             }
         }
         for place in self.cache.entries.keys().chain(now.entries.keys()) {
-            let told = effects.entries.contains(place);
+            let announced = effects.entries.contains(place);
             let same = now.entries.get(place) == self.cache.entries.get(place);
             let fresh = !self.cache.attrs.contains_key(&place.0);
-            assert!(told || same || fresh, "{place:?}: {command:?}");
+            assert!(announced || same || fresh, "{place:?}: {command:?}");
         }
         self.cache = now;
         for change in &effects.blocks {
@@ -155,25 +155,25 @@ impl World {
                 )
             })
             .collect();
-        assert_eq!(self.told, blocks, "{command:?}");
+        assert_eq!(self.announced, blocks, "{command:?}");
     }
 
     fn hear(&mut self, change: &BlockChange) {
         match *change {
             BlockChange::Allocated { block, rules, .. } => {
-                assert_eq!(self.told.insert(block, (0, rules, None)), None);
+                assert_eq!(self.announced.insert(block, (0, rules, None)), None);
             }
             BlockChange::Grew {
                 block,
                 committed_bytes,
-            } => self.told.get_mut(&block).unwrap().0 = committed_bytes,
+            } => self.announced.get_mut(&block).unwrap().0 = committed_bytes,
             BlockChange::Sealed {
                 block,
                 length_bytes,
-            } => self.told.get_mut(&block).unwrap().2 = Some(length_bytes),
-            BlockChange::Freed { block } => assert!(self.told.remove(&block).is_some()),
+            } => self.announced.get_mut(&block).unwrap().2 = Some(length_bytes),
+            BlockChange::Freed { block } => assert!(self.announced.remove(&block).is_some()),
             BlockChange::RulesChanged { block, rules } => {
-                self.told.get_mut(&block).unwrap().1 = rules;
+                self.announced.get_mut(&block).unwrap().1 = rules;
             }
         }
     }
@@ -254,7 +254,7 @@ impl World {
         };
         self.apply(&purge).unwrap();
         let context = Context {
-            who: &Credentials::root(),
+            caller: &Credentials::root(),
             session: SessionId(0),
             now: self.now,
             held_elsewhere: true,
@@ -311,7 +311,7 @@ impl World {
         };
         let got = self.apply(&end).map(|_| ());
         let context = Context {
-            who: &Credentials::root(),
+            caller: &Credentials::root(),
             session: SessionId(0),
             now,
             held_elsewhere: true,
@@ -343,7 +343,7 @@ impl World {
     fn mutate(&mut self) {
         let session = self.some_session();
         let op = steps::operation(&mut self.rng, &self.model, session);
-        let who = steps::caller(&mut self.rng);
+        let caller = steps::caller(&mut self.rng);
         let sequence = self.next_sequence[&session];
         let lag = self.rng.random_range(0..5);
         let held_elsewhere = self.rng.random_ratio(1, 3);
@@ -351,7 +351,7 @@ impl World {
             session,
             sequence,
             answered_below: sequence.saturating_sub(lag),
-            credentials: who.clone(),
+            credentials: caller.clone(),
             now: Timestamp(self.now),
             held_elsewhere,
             op: op.clone(),
@@ -379,12 +379,12 @@ impl World {
             _ => BTreeMap::new(),
         };
         let context = Context {
-            who: &who,
+            caller: &caller,
             session,
             now: self.now,
             held_elsewhere,
             fresh,
-            trash: self.trash_of(who.uid),
+            trash: self.trash_of(caller.uid),
             copies: &copies,
         };
         if let (
@@ -405,12 +405,12 @@ impl World {
                 assert_eq!(
                     without_versions(got),
                     without_versions(expected),
-                    "{who:?} {op:?}"
+                    "{caller:?} {op:?}"
                 );
             }
             (Err(got), Err(expected)) if plain(&got) == plain(&expected) => {}
             (got, expected) => {
-                panic!("{who:?} {op:?}:\n got      {got:?}\n expected {expected:?}")
+                panic!("{caller:?} {op:?}:\n got      {got:?}\n expected {expected:?}")
             }
         }
     }
@@ -492,10 +492,10 @@ impl World {
         }
         if let Some((origin, expires)) = self.model.trash.get(&ino) {
             let expires_s = expires.div_euclid(1_000_000_000).to_string();
-            for (name, told) in [("origin", origin.clone()), ("expires_s", expires_s.into())] {
+            for (name, value) in [("origin", origin.clone()), ("expires_s", expires_s.into())] {
                 let name = format!("user.harvestfs.trash_{name}").into_bytes();
                 let got = query(Query::GetXattr(query::GetXattr { ino, name }));
-                assert_eq!(got, MetaReply::Bytes(told));
+                assert_eq!(got, MetaReply::Bytes(value));
             }
         }
         match node.kind {

@@ -105,7 +105,7 @@ fn the_memory_of_replies_is_bounded() {
 }
 
 #[test]
-fn sessions_are_told_apart() {
+fn sessions_are_distinct() {
     let mut fixture = Fixture::new();
     let first = fixture.session;
     let second = fixture.open_session();

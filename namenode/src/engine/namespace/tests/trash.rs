@@ -174,7 +174,7 @@ fn the_trash_stays_where_it_is_and_takes_removals_only() {
 }
 
 #[test]
-fn only_who_may_remove_may_remove_to_the_trash_and_take_out_again() {
+fn removing_to_the_trash_and_taking_out_again_needs_the_right_to_remove() {
     let mut fixture = with_tree();
     fixture.chmod("/d", 0o1777).unwrap();
     fixture.become_user(1);
@@ -214,7 +214,7 @@ fn the_trash_of_each_user_is_theirs() {
     fixture.query(&look).unwrap();
     fixture.become_user(2);
     assert_eq!(fixture.query(&look), Err(FsError::PermissionDenied));
-    // The user that removes a file has it, whoever owned it.
+    // The user that removes a file has it, also when another one owned it.
     let of_root = fixture.trash("/d/f", 60).unwrap();
     let (part, name) = fixture.place(&of_root);
     let look = Query::Lookup(query::Lookup { parent: part, name });

@@ -60,7 +60,7 @@ fn a_file_gets_its_last_replicas_some_time_after_its_last_change() {
 }
 
 #[test]
-fn only_what_has_fewer_replicas_is_raised_and_a_minute_later_unless_told() {
+fn only_what_has_fewer_replicas_is_raised_and_a_minute_later_unless_set() {
     let mut fixture = Fixture::new();
     fixture.file("/f");
     fixture.set_xattr("/f", RAISE, b"2", ANY).unwrap();
