@@ -34,12 +34,20 @@ impl Policy for Greedy {
     fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew> {
         let mut chosen = Nodes::new();
         let wanted = usize::from(request.wanted);
+        let (listed, tenants) = (view.best_first().len(), view.tenants().len());
+        assert!(
+            listed <= tenants,
+            "{listed} tenants have an order, of {tenants}"
+        );
         let holds = |tenant, nodes: &[NodeId]| {
             let mut servers = nodes.iter().filter_map(|&node| view.server(node));
             servers.any(|server| server.tenant == tenant)
         };
-        for new_tenants_only in [true, false] {
+        'choosing: for new_tenants_only in [true, false] {
             for &tenant in view.best_first() {
+                if chosen.len() == wanted {
+                    break 'choosing;
+                }
                 if new_tenants_only && holds(tenant, request.existing) {
                     continue;
                 }
@@ -56,10 +64,12 @@ impl Policy for Greedy {
                         break;
                     }
                 }
-                if chosen.len() == wanted {
-                    return Ok(chosen);
-                }
             }
+        }
+        let count = chosen.len();
+        assert!(count <= wanted, "{count} servers for {wanted} replicas");
+        if count == wanted {
+            return Ok(chosen);
         }
         Err(TooFew {
             wanted: request.wanted,

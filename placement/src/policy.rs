@@ -145,6 +145,11 @@ pub trait Policy: Send {
         let all_held = |servers: &[&ServerView]| held(view, servers.iter().copied());
         let rates =
             |servers: &[&ServerView]| servers.iter().map(|it| view.reimage_rate(it)).sum::<f64>();
+        assert_eq!(
+            before.len(),
+            after.len(),
+            "a block moves from {before:?} to {after:?}"
+        );
         let (before, after) = (servers(before), servers(after));
         all_held(&after).contains(all_held(&before))
             && distance(&after) <= distance(&before)

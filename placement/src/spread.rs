@@ -199,7 +199,7 @@ impl Way {
         for server in existing.filter_map(|&node| view.server(node)) {
             partial.add(server, view);
         }
-        if local && request.existing.is_empty() {
+        if local && request.existing.is_empty() && request.wanted > 0 {
             self.take_local(view, request, &mut partial, rng);
         }
         while partial.nodes.len() < usize::from(request.wanted) {
@@ -214,6 +214,8 @@ impl Way {
                 None => break,
             }
         }
+        let (count, wanted) = (partial.nodes.len(), usize::from(request.wanted));
+        assert!(count <= wanted, "{count} servers for {wanted} replicas");
         partial.nodes
     }
 

@@ -67,6 +67,10 @@ impl Policy for Stock {
                 racks.push(view.drawn(node).rack);
             }
         }
+        assert!(
+            chosen.len() <= usize::from(request.wanted),
+            "{chosen:?} are chosen for {request:?}"
+        );
         if chosen.len() < usize::from(request.wanted) {
             return Err(TooFew {
                 wanted: request.wanted,
@@ -95,6 +99,10 @@ impl Policy for Stock {
 /// Where the next replica should go when `racks` has the racks of the ones before it, at least
 /// one, in order.
 fn preferred_area(racks: &[RackId], total: usize) -> Option<Area<'_>> {
+    assert!(
+        !racks.is_empty() && racks.len() < total,
+        "a replica of {total} is to be placed beside those in {racks:?}"
+    );
     let first = racks[0];
     let in_one_rack = racks.iter().all(|&rack| rack == first);
     match racks.len() {

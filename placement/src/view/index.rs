@@ -85,6 +85,8 @@ impl Index {
                 self.open_tenants.remove(tenant, u32::from(entry.place));
             }
         }
+        let (by_rack, by_tenant) = (self.racks.len(), self.tenants.len());
+        assert_eq!(by_rack, by_tenant, "open servers by rack and by tenant");
         let factor = u64::from(entry.factor);
         let (old, new) = (u64::from(before), u64::from(blocks));
         self.trees[place].change(entry.position, old * factor, new * factor);

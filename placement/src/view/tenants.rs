@@ -11,7 +11,7 @@ use super::{
 use crate::grid::{CALM_POINTS, CELLS, Cell, Grid, GridTenant, Scope, calm_points};
 
 /// Reimage rates below this, in reimages per server and month, count as this: one in eight years,
-/// more than what a history of three years can tell.
+/// more than what a history of three years can show.
 const REIMAGES_MIN: f64 = 0.01;
 /// What a free block of a server weighs, times its tenant's reimage rate.
 const FACTOR_SCALE: f64 = 16.0;
@@ -35,7 +35,7 @@ pub struct TenantView {
     pub(super) factor: u32,
     /// See [`calm_points`].
     pub(super) calm: u8,
-    /// Hours of the week in which it was busy, as far as history tells.
+    /// Hours of the week in which it was busy, as far as history shows.
     pub(super) busy_hours: WeekHours,
 }
 
@@ -196,7 +196,7 @@ impl View {
         self.plan(&self.grid_tenants(), scope)
     }
 
-    /// Tenants that history cannot tell apart are taken in the order of their names, not in the
+    /// Tenants with the same history are taken in the order of their names, not in the
     /// order in which they happened to register.
     fn plan(&self, tenants: &[GridTenant], scope: Scope) -> Grid {
         let mut by_name: Vec<usize> = (0..tenants.len()).collect();

@@ -268,7 +268,11 @@ impl Cluster {
         for node in SmallVec::<[NodeIx; 3]>::from_slice(self.pipeline(slot)) {
             self.leave_pipeline(slot, node);
         }
-        self.writing.remove(&slot);
+        let left = self.writing.remove(&slot);
+        assert!(
+            left.as_ref().is_none_or(|it| it.nodes.is_empty()),
+            "nodes are awaited of slot {slot}, whose pipeline is forgotten: {left:?}"
+        );
     }
 
     /// Nothing of a pipeline is left to wait for once every node has reported its sealed replica.

@@ -22,7 +22,8 @@ const SILENCE_INTERVAL_MS: u64 = 60 * 1000;
 /// What clients say of one datanode.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// To be verified, the first in turn; each is in `asked` too.
+    /// To be verified, the first in turn, each once. They stay while the datanode gets no commands, and
+    /// so may be older than what is in `asked`.
     waiting: VecDeque<BlockId>,
     /// What was accepted within the interval, and when, oldest first.
     asked: VecDeque<(u64, BlockId)>,
@@ -38,7 +39,8 @@ impl Doubts {
             self.asked.pop_front();
         }
         let is_asked = self.asked.iter().any(|&(_, asked)| asked == block);
-        if !is_asked && self.asked.len() < ASKED_MAX {
+        let is_full = self.asked.len() >= ASKED_MAX || self.waiting.len() >= ASKED_MAX;
+        if !is_asked && !is_full && !self.waiting.contains(&block) {
             assert!(
                 self.asked.back().is_none_or(|last| last.0 <= now_ms),
                 "block {block} is doubted at {now_ms} ms, before {:?}",
@@ -47,9 +49,10 @@ impl Doubts {
             self.asked.push_back((now_ms, block));
             self.waiting.push_back(block);
             assert!(
-                self.asked.len() <= ASKED_MAX,
-                "asked too often: {:?}",
-                self.asked
+                self.asked.len() <= ASKED_MAX && self.waiting.len() <= ASKED_MAX,
+                "asked too often: {:?}, of which wait {:?}",
+                self.asked,
+                self.waiting
             );
         }
     }
@@ -95,5 +98,26 @@ impl Cluster {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While the namenode recovers, datanodes get no commands, and clients go on to complain.
+    #[test]
+    fn what_is_never_asked_does_not_pile_up() {
+        let mut doubts = Doubts::default();
+        for round in 0..10 {
+            for block in 0..2 * ASKED_MAX as u64 {
+                doubts.add(round * INTERVAL_MS, BlockId(block % 40 + round));
+            }
+        }
+        assert_eq!(doubts.waiting.len(), ASKED_MAX);
+        let mut distinct: Vec<BlockId> = doubts.waiting.into();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), ASKED_MAX);
     }
 }

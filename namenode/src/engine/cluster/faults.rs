@@ -122,7 +122,13 @@ impl Cluster {
         let reason = if replicas + tally.last_resort == 0 {
             FaultReason::NoReplica
         } else if block.sealed && replicas < wanted {
-            if replicas >= self.due(block) {
+            let due = self.due(block);
+            assert!(
+                due <= wanted,
+                "block {} is to have {due} replicas, more than the {wanted} wanted",
+                block.id
+            );
+            if replicas >= due {
                 FaultReason::NoServer
             } else {
                 self.why_not_repaired(now_ms, slot)

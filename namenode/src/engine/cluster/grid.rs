@@ -1,4 +1,4 @@
-//! The policy and its grid: when the grid is rebuilt, and what history tells it.
+//! The policy and its grid: when the grid is rebuilt, and what history says to it.
 
 use harvestfs_placement::{Policy, PolicyKind, View};
 use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
@@ -94,7 +94,12 @@ impl Cluster {
     /// whether it did.
     fn rebuild_grid_if_moves(&mut self, share_min: f64) -> bool {
         let plan = self.view.plan_grid(self.policy.scope());
-        let moves = self.view.moved_share(&plan) >= share_min;
+        let share = self.view.moved_share(&plan);
+        assert!(
+            (0.0..=1.0).contains(&share),
+            "rebuilding the grid moves {share} of all space"
+        );
+        let moves = share >= share_min;
         if moves {
             self.rebuild_grid(self.now_ms);
         }
@@ -115,6 +120,11 @@ impl Cluster {
         if self.grid.tenants == tenants {
             return;
         }
+        assert!(
+            self.grid.tenants < tenants,
+            "{} tenants had servers when the grid was built, {tenants} ever",
+            self.grid.tenants
+        );
         self.rebuild_grid_if_moves(MOVED_SHARE_MIN);
         self.grid.tenants = tenants;
     }

@@ -63,10 +63,15 @@ pub(super) struct Happenings(VecDeque<Happening>);
 
 impl Happenings {
     pub(super) fn note(&mut self, happening: Happening) {
+        if let Happening::RepairEnded { source, target, .. } = happening {
+            assert_ne!(source, target, "a node copied a block to itself");
+        }
         if self.0.len() == WAITING_MAX {
             self.0.pop_front();
         }
         self.0.push_back(happening);
+        let waiting = self.0.len();
+        assert!(waiting <= WAITING_MAX, "{waiting} happenings wait");
     }
 }
 

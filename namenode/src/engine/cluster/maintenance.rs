@@ -110,7 +110,12 @@ impl Cluster {
             until_ms,
             ends_on_return,
         };
-        self.maintenance.insert(node, maintenance);
+        let before = self.maintenance.insert(node, maintenance);
+        assert!(
+            before.is_none() || !ends_on_return,
+            "the restart of node {} would end {before:?} when it is back",
+            self.nodes[node as usize].id
+        );
     }
 
     fn end_maintenance(&mut self, node: NodeIx) {
@@ -127,7 +132,7 @@ impl Cluster {
         self.next_scan_ms = self.now_ms;
     }
 
-    /// Whether a block that lacks replicas waits for nodes in maintenance to tell what they have.
+    /// Whether a block that lacks replicas waits for the reports of nodes in maintenance.
     pub(super) fn waits_for_maintenance(&self, present: usize, wanted: usize) -> bool {
         if self.maintenance.is_empty() || present == 0 {
             return false;

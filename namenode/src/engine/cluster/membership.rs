@@ -261,7 +261,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the placement view what a node can take now: space and offer.
+    /// Notes in the placement view what a node can take now: space and offer.
     pub(super) fn refresh_node(&mut self, index: NodeIx) {
         let (space, capacity_blocks) = self.count_space(index);
         let node = &mut self.nodes[index as usize];
@@ -294,7 +294,7 @@ impl Cluster {
         (space, capacity_blocks)
     }
 
-    /// Tells the placement view what a node can take now that it was given something to do or has done
+    /// Notes in the placement view what a node can take now that it was given something to do or has done
     /// it; of its volumes, what [`Cluster::refresh_node`] counted last.
     pub(super) fn refresh_offer(&mut self, index: NodeIx) {
         let node = &mut self.nodes[index as usize];

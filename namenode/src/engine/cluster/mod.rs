@@ -237,6 +237,16 @@ impl Cluster {
             self.schedule_repairs(rng);
             self.balance(rng);
         }
+        let (repairs, deadlines) = (self.in_flight.len(), self.deadlines.len());
+        assert!(
+            repairs <= deadlines,
+            "{repairs} repairs are under way, {deadlines} have a deadline"
+        );
+        let (queued, seals) = (self.seals_queued.len(), self.seals.len());
+        assert!(
+            queued <= seals,
+            "{queued} blocks wait to be sealed, {seals} times to look at them"
+        );
     }
 
     /// Time never runs backwards here, also if the callers' clocks do.

@@ -53,7 +53,7 @@ impl Space {
 }
 
 /// A datanode. In the order in which repair looks at it, so that it waits for few cache lines: the
-/// first one tells what it is and whether it is there, and then come what it served, what it received,
+/// first one has what it is and whether it is there, and then come what it served, what it received,
 /// and what it is to receive, each in one line.
 #[derive(Debug)]
 #[repr(C, align(64))]

@@ -1,7 +1,7 @@
 //! What blocks can have of what they ask for: of the servers that the cluster has, and of those that can
 //! be had at once.
 //!
-//! Three cases are told apart:
+//! There are three cases:
 //! - *What the cluster does not have* is not demanded. It has its registered servers, up or not, without
 //!   those that were decommissioned. When they are fewer than replicas wanted, blocks get one replica on
 //!   each. Of the constraints that blocks are promised, those are demanded that these servers can keep,

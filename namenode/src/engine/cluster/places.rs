@@ -31,6 +31,11 @@ impl Cluster {
             free_bytes: bytes(space.free_blocks),
         });
         let details = self.view.grid_tenants();
+        assert_eq!(
+            details.len(),
+            self.view.tenants().len(),
+            "what the grid has to know of tenants, and tenants"
+        );
         let tenants = self.view.tenants().iter().zip(&details);
         let tenants = tenants
             .filter(|(tenant, _)| tenant.servers > 0)
@@ -62,8 +67,19 @@ impl Cluster {
     }
 
     pub(super) fn block_place(&self, id: BlockId) -> Option<BlockPlace> {
-        let slot = self.table.slot(id)?;
-        let block = self.table.get(slot)?;
+        Some(self.place_of(self.table.slot(id)?))
+    }
+
+    /// Where the block in a slot is, which has one.
+    pub(super) fn place_of(&self, slot: Slot) -> BlockPlace {
+        let block = self.table.known(slot);
+        let due = self.due(block);
+        assert!(
+            due <= block.wanted(),
+            "block {} can have {due} replicas, more than it wants: {:?}",
+            block.id,
+            block.rules
+        );
         let holders = self.holders(slot, block);
         let held = self.held(&holders);
         let promised = self.promised(block);
@@ -86,16 +102,17 @@ impl Cluster {
             .iter()
             .filter(|&&node| self.table.replica_on(slot, node).is_none())
             .filter_map(|&node| self.replica_place(slot, node, "awaited", &holders));
-        Some(BlockPlace {
-            block: id,
+        BlockPlace {
+            block: block.id,
             replication: block.rules.replication,
             strict: is_strict(block),
             held: names(held),
             broken: names(broken),
             given_up: names(given_up.without(held)),
-            possible: self.due(block) as u8,
+            // As many as are wanted at most, which is a `u8`.
+            possible: due as u8,
             replicas: replicas.chain(awaited).collect(),
-        })
+        }
     }
 
     fn replica_place(

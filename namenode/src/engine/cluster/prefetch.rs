@@ -17,7 +17,7 @@ pub(super) const PREFETCHED: usize = 16;
 fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch is a hint that neither reads nor writes anything
-    // that a program can see, whatever the address.
+    // that a program can see, at any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(it).cast());
@@ -97,8 +97,9 @@ impl Cluster {
     }
 
     fn prefetch_server(&self, index: usize) {
-        if let Some(server) = self.view.server_at(index) {
-            prefetch(server);
+        match self.view.server_at(index) {
+            Some(server) => prefetch(server),
+            None => panic!("placement does not know node {index}"),
         }
     }
 
@@ -146,7 +147,8 @@ impl Cluster {
         }
     }
 
+    /// Of a block that waits, is repaired or is on a volume's list.
     fn replicas_at(&self, slot: Slot) -> &[Replica] {
-        self.table.get(slot).map_or(&[], |block| &block.replicas)
+        &self.table.known(slot).replicas
     }
 }

@@ -8,7 +8,7 @@ use slab::Slab;
 use super::table::{NodeIx, Slot};
 use crate::engine::count::Count;
 
-/// Numbers of survivors that are told apart; blocks with more than this many rank with it.
+/// Numbers of survivors that have ranks of their own; blocks with more than this many rank with it.
 const SURVIVORS: usize = 10;
 /// Classes of risk within a number of survivors; 0 is the highest.
 pub(super) const RISKS: usize = 4;

@@ -40,9 +40,16 @@ impl Cluster {
         if self.totals.lost > 0 {
             let slots = 0..self.table.slots_end().min(SEARCHED_MAX);
             let lost = slots.filter(|&slot| self.table.get(slot).is_some_and(|it| it.health.lost));
-            for slot in lost.take(max) {
+            let lost: Vec<Slot> = lost.take(max).collect();
+            assert!(
+                lost.len() as u64 <= self.totals.lost.get(),
+                "{} blocks or more are lost, counted are {:?}",
+                lost.len(),
+                self.totals.lost
+            );
+            for slot in lost {
                 let why = "no datanode that is alive has a replica".to_owned();
-                found.extend(self.at_risk(slot, None, why));
+                found.push(self.at_risk(slot, None, why));
             }
         }
         for (&slot, repair) in self
@@ -57,28 +64,29 @@ impl Cluster {
                 self.node_name(repair.target)
             );
             let waits_ms = Some(now_ms.saturating_sub(repair.since_ms));
-            found.extend(self.at_risk(slot, waits_ms, why));
+            found.push(self.at_risk(slot, waits_ms, why));
         }
         for entry in self.queue.most_urgent(max) {
             let waits_ms = Some(now_ms.saturating_sub(entry.since_ms));
             let why = self.why_not_repaired(now_ms, entry.slot).to_string();
-            found.extend(self.at_risk(entry.slot, waits_ms, why));
+            found.push(self.at_risk(entry.slot, waits_ms, why));
         }
         found.sort_by_key(|it| (it.left, std::cmp::Reverse(it.waits_ms), it.block));
         found.truncate(max);
         found
     }
 
-    fn at_risk(&self, slot: Slot, waits_ms: Option<u64>, why: String) -> Option<BlockAtRisk> {
-        let block = self.table.get(slot)?;
+    /// Of a block that is lost, waits or is repaired, and is in the table for that reason.
+    fn at_risk(&self, slot: Slot, waits_ms: Option<u64>, why: String) -> BlockAtRisk {
+        let block = self.table.known(slot);
         let tally = self.tally(slot, block);
-        Some(BlockAtRisk {
+        BlockAtRisk {
             block: block.id,
             left: tally.present(),
             wanted: block.wanted(),
             waits_ms,
             why,
-            place: self.block_place(block.id)?,
-        })
+            place: self.place_of(slot),
+        }
     }
 }

@@ -67,6 +67,11 @@ impl Totals {
             self.scores[usize::from(score)] += 1;
         }
         self.missing[usize::from(health.left)] += u64::from(health.under_replicated);
+        let missing: u64 = self.missing.iter().map(|it| it.get()).sum();
+        assert!(
+            self.under_replicated == missing && self.lost.get() <= self.relevant.get(),
+            "too few replicas, by how many are left, and lost: {self:?}"
+        );
     }
 
     fn subtract(&mut self, health: Health) {

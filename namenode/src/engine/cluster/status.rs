@@ -1,4 +1,4 @@
-//! What the cluster engine tells operators.
+//! What operators see of the cluster engine.
 
 use harvestfs_protocol::admin::NodeStatus;
 use harvestfs_protocol::ids::{BlockId, NodeId};
@@ -151,13 +151,23 @@ impl Cluster {
                     used.saturating_add(it.status.used_bytes),
                 )
             });
+        let (blocks, relevant) = (self.table.len() as u64, self.totals.relevant.get());
+        assert!(
+            relevant <= blocks,
+            "{relevant} blocks have bytes, of {blocks} in the table"
+        );
+        let (away, known) = (self.maintenance.len(), self.nodes.len());
+        assert!(
+            away <= known,
+            "{away} nodes are in maintenance, of {known} known"
+        );
         let (quarantined_blocks, quarantined_bytes) = self.quarantined_sums();
         ClusterSummary {
             quarantined_blocks,
             quarantined_bytes,
             ready: !self.safe_mode,
             storm_remaining_ms: self.storm_remaining_ms(now_ms),
-            blocks: self.table.len() as u64,
+            blocks,
             under_replicated_blocks: self.totals.under_replicated.get(),
             lost_blocks: self.totals.lost.get(),
             missing_by_left: self.totals.missing.map(Count::get),
@@ -172,8 +182,8 @@ impl Cluster {
             repairs_failed: self.repairs_failed,
             nodes_busy: alive.clone().filter(|node| node.busy).count() as u64,
             nodes_alive: alive.count() as u64,
-            nodes_in_maintenance: self.maintenance.len() as u64,
-            nodes_known: self.nodes.len() as u64,
+            nodes_in_maintenance: away as u64,
+            nodes_known: known as u64,
             quota_bytes,
             used_bytes,
             fill_permille: self.fill_permille(),

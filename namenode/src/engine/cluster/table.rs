@@ -116,7 +116,7 @@ impl Block {
     }
 }
 
-/// More replicas than this that are left are not told apart.
+/// More replicas than this that are left count as this many.
 pub(super) const LEFT_MAX: usize = 3;
 
 /// What the counters count of a block.

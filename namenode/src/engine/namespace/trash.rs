@@ -403,7 +403,7 @@ impl Namespace {
         for (name, ino, uid) in entries {
             let is_directory = self.inodes.known(ino).is_directory();
             let Some(&to) = self.trash.of_users.get(&uid) else {
-                panic!("user {uid}, who owns {ino}, has no directory in the trash");
+                panic!("the owner of {ino}, {uid}, has no directory in the trash");
             };
             let planned = self.plan_move(ino, Some(directory), Some(to), true);
             if let Some(mut trashed) = self.trash.get(ino).cloned() {

@@ -14,17 +14,26 @@ impl Cluster {
     /// How evenly volumes are filled, what moves for that, and what is in the way. O(volumes).
     #[must_use]
     pub fn balance_report(&self) -> BalanceReport {
+        let classes: Vec<ClassBalance> = CLASSES
+            .into_iter()
+            .filter_map(|class| self.class_balance(class))
+            .collect();
+        let too_full: u64 = classes.iter().map(|it| it.volumes_too_full).sum();
+        let looked_at = self.balance.last_round.len() as u64;
+        assert!(
+            too_full <= looked_at,
+            "{too_full} volumes are too full, {looked_at} were looked at"
+        );
+        let (moving, blocks) = (self.balance.moving.len(), self.table.len());
+        assert!(moving <= blocks, "{moving} blocks move, of {blocks}");
         BalanceReport {
             spread_permille: self.options.balance_spread_permille,
             pause: self.balance_pause(),
             limits: self.repair_limits(),
-            moves_under_way: self.balance.moving.len() as u64,
+            moves_under_way: moving as u64,
             moves_done: self.balance.moves_done,
             moves_failed: self.balance.moves_failed,
-            classes: CLASSES
-                .into_iter()
-                .filter_map(|class| self.class_balance(class))
-                .collect(),
+            classes,
         }
     }
 
