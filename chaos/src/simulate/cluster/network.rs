@@ -3,7 +3,6 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -47,8 +46,6 @@ struct State {
     ports: BTreeMap<SocketAddr, Weak<Port>>,
     on_their_way: BinaryHeap<Reverse<OnItsWay>>,
     sent: u64,
-    /// Of all that was sent: when, from where, where to and how much.
-    digest: u64,
     /// From one machine to another; what is not here works.
     links: BTreeMap<(IpAddr, IpAddr), Link>,
 }
@@ -73,7 +70,6 @@ impl Network {
                 ports: BTreeMap::new(),
                 on_their_way: BinaryHeap::new(),
                 sent: 0,
-                digest: 0,
                 links: BTreeMap::new(),
             }),
         })
@@ -134,11 +130,6 @@ impl Network {
         }
     }
 
-    /// Two runs have this in common if they sent as much at the same times, and else hardly ever.
-    pub fn digest(&self) -> u64 {
-        self.state.lock().digest
-    }
-
     fn send(&self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
         let mut state = self.state.lock();
         let link = state.links.get(&(from.ip(), to.ip())).copied();
@@ -156,9 +147,6 @@ impl Network {
                 arrives += link.jitter.mul_f64(state.rng.random());
             }
             state.sent += 1;
-            let mut hasher = DefaultHasher::new();
-            (state.digest, arrives, from, to, datagram.len()).hash(&mut hasher);
-            state.digest = hasher.finish();
             let on_its_way = OnItsWay {
                 arrives,
                 number: state.sent,

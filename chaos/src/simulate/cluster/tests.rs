@@ -243,22 +243,3 @@ fn writing_and_reading_go_on_while_a_datanode_is_cut_off_and_another_crashes() {
     world.crash(NAMENODE + 2);
     world.with_client(MINUTE, |client| async move { check(&client, 0..5).await });
 }
-
-#[test]
-fn the_seed_decides_everything() {
-    let run = || {
-        let mut world = World::new(4);
-        world.run_for(Duration::from_secs(5));
-        world.with_client(MINUTE, |client| async move {
-            for number in 0..10 {
-                write(&client, number).await;
-            }
-            check(&client, 0..10).await;
-        });
-        (world.now, world.network.digest())
-    };
-    let first = run();
-    for _ in 0..3 {
-        assert_eq!(run(), first);
-    }
-}

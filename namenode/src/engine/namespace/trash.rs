@@ -390,7 +390,11 @@ impl Namespace {
         let entries: Vec<(Name, InodeId, u32)> = entries
             .map(|(name, ino)| (name_of_entry(name), ino, self.inodes.known(ino).uid))
             .collect();
-        let owners: BTreeSet<u32> = entries.iter().map(|(_, _, uid)| *uid).collect();
+        // In the order of their first entries, as always: their directories get the same inodes whenever the
+        // record is replayed.
+        let mut seen = BTreeSet::new();
+        let owners = entries.iter().map(|(_, _, uid)| *uid);
+        let owners: Vec<u32> = owners.filter(|uid| seen.insert(*uid)).collect();
         if self.inodes.room() < owners.len() as u64 {
             return Err(FsError::NoSpace);
         }

@@ -128,6 +128,31 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
     assert_eq!(read.edition(), 0);
 }
 
+/// Later records of the journal name the directories by their inodes.
+#[test]
+fn an_edition_makes_the_directories_of_users_in_the_order_of_what_they_removed() {
+    let mut fixture = Fixture::before_editions();
+    fixture.dir("/d");
+    fixture.chmod("/d", 0o777).unwrap();
+    fixture.become_user(2);
+    fixture.create("/d/of-2", FileKind::Regular, FILE).unwrap();
+    fixture.become_user(1);
+    fixture.create("/d/of-1", FileKind::Regular, FILE).unwrap();
+    fixture.become_user(0);
+    let parent = fixture.ino("/d");
+    for name in ["of-1", "of-2"] {
+        let removal = Mutation::RemoveToTrash(mutation::RemoveToTrash {
+            parent,
+            name: super::name(name),
+            retention_s: 60,
+        });
+        fixture.remove(removal).unwrap();
+    }
+    fixture.apply(&edition_command()).unwrap();
+    let [of_1, of_2] = ["/.trash/1", "/.trash/2"].map(|path| fixture.ino(path));
+    assert!(of_2.0 < of_1.0, "{of_2} {of_1}");
+}
+
 /// The directories of users come on top of what is in the trash: were they refused, the namenode would
 /// never start again.
 #[test]
