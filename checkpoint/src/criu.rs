@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_is_no_criu_is_told() {
+    fn what_is_not_there_or_is_no_criu_is_reported() {
         let error = Criu::find(Path::new("/nonexistent/criu")).expect_err("it is not there");
         assert!(matches!(error, CriuError::Missing(_)), "{error}");
         let error = Criu::find(Path::new("/bin/true")).expect_err("it is no criu");
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_one_and_one_that_does_not_know_the_kernel_are_told() {
+    fn an_old_one_and_one_that_does_not_know_the_kernel_are_reported() {
         let directory = tempfile::tempdir().expect("a directory");
         let criu = directory.path().join("criu");
         let find = |script: &str| {

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_of_another_version_is_refused_whatever_else_it_says() {
+    fn a_manifest_of_another_version_is_refused_with_any_content() {
         for other in [MANIFEST_VERSION - 1, MANIFEST_VERSION + 1] {
             let manifest = format!(r#"{{"version": {other}, "shape": "unknown"}}"#);
             let error = Manifest::decode(manifest.as_bytes());

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_counts_those_who_live() {
+    fn the_queue_counts_what_lives() {
         let directory = tempfile::tempdir().expect("a directory");
         let node = Node::open(directory.path()).expect("it is made");
         let dead = directory.path().join("queue").join(i32::MAX.to_string());

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_whatever_the_name_is() {
+    fn fields_are_found_after_any_name() {
         let stat = "7 (a) b 9) S 3 7 7 0 -1 0 0 0 0 0 11 12 0 0";
         assert_eq!((state_of(stat), field_of(stat, 4)), (Some("S"), Some("3")));
         assert_eq!(

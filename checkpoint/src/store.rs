@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_newest_checkpoint_is_told_and_the_older_one_untouched() {
+    fn an_unusable_newest_checkpoint_is_reported_and_the_older_one_untouched() {
         let directory = tempfile::tempdir().expect("a directory");
         let job = job(&directory);
         dump(&job);

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_those_who_ended_are_forgotten() {
+    fn damage_and_what_has_ended_are_forgotten() {
         let directory = tempfile::tempdir().expect("a directory");
         let tracking = Tracking::open(directory.path().to_owned()).expect("it is made");
         let pid = i32::try_from(std::process::id()).expect("a process id");

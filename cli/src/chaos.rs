@@ -243,7 +243,7 @@ fn tell_metrics(address: SocketAddr, metrics: Arc<Metrics>) -> anyhow::Result<()
     Ok(())
 }
 
-/// The bar that shows how far all runs are; hidden when nobody looks.
+/// The bar that shows how far all runs are; hidden without a terminal.
 fn progress_bar(scenario: &Scenario) -> anyhow::Result<ProgressBar> {
     let bar = ProgressBar::new(scenario.duration_ms * scenario.variants.len() as u64);
     let style = "{elapsed_precise} {bar:30} {percent:>3} % {msg}";

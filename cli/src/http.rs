@@ -46,7 +46,7 @@ fn token_file() -> PathBuf {
 }
 
 impl HttpConfig {
-    /// For everybody on this machine.
+    /// For all users of this machine.
     pub fn anyone(listen: SocketAddr) -> Self {
         Self {
             listen,

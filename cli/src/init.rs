@@ -119,7 +119,7 @@ enum What {
             value_delimiter = ','
         )]
         namenode: Vec<SocketAddr>,
-        /// Address of the metrics of a mount, for everybody on the same machine: 127.0.0.1:PORT.
+        /// Address of the metrics of a mount, for all users of the same machine: 127.0.0.1:PORT.
         #[arg(long, value_name = "ADDRESS")]
         http: Option<SocketAddr>,
         /// Allow `harvestfs admin` with it.
@@ -384,7 +384,7 @@ fn refuse_existing(out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys and journals are nobody else's.
+/// Keys and journals are for their owner only.
 fn make_private_directory(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()

@@ -4,13 +4,13 @@ use std::fmt::{self, Arguments};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How a shell calls a command that ended because nobody reads what it writes: 128 and SIGPIPE.
+/// How a shell calls a command that ended because its output has no reader: 128 and SIGPIPE.
 const BROKEN_PIPE_STATUS: u8 = 141;
 
 /// Whether this command does more than print.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
-/// Instead of the one of the standard library, which panics when nobody reads any more.
+/// Instead of the one of the standard library, which panics when there is no reader any more.
 macro_rules! println {
     ($($argument:tt)*) => {
         $crate::output::line(format_args!($($argument)*))
@@ -50,13 +50,13 @@ pub fn stdout() -> Stdout {
 /// See [`stdout`].
 pub struct Stdout(io::StdoutLock<'static>);
 
-/// Nobody reads standard output any more.
+/// Standard output has no reader any more.
 #[derive(Debug)]
 struct NoReader;
 
 impl fmt::Display for NoReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output any more")
+        f.write_str("standard output has no reader any more")
     }
 }
 
@@ -64,15 +64,15 @@ impl std::error::Error for NoReader {}
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(told_apart)
+        self.0.write(bytes).map_err(distinguished)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(told_apart)
+        self.0.flush().map_err(distinguished)
     }
 }
 
-fn told_apart(error: io::Error) -> io::Error {
+fn distinguished(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::BrokenPipe {
         io::Error::new(error.kind(), NoReader)
     } else {
@@ -80,7 +80,7 @@ fn told_apart(error: io::Error) -> io::Error {
     }
 }
 
-/// The exit status of a command that failed because nobody reads standard output any more.
+/// The exit status of a command that failed because standard output has no reader any more.
 pub fn status_without_reader(error: &anyhow::Error) -> Option<u8> {
     let is_it = |cause: &(dyn std::error::Error + 'static)| {
         cause

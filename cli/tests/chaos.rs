@@ -29,10 +29,10 @@ fn check_metrics(prometheus: &Prometheus) {
         let most = format!("max_over_time({series}[1h]) > 0");
         assert!(!prometheus.query(&most).is_empty(), "{series} is missing");
     }
-    let told = prometheus.metric_names();
+    let exported = prometheus.metric_names();
     for metric in TABLE.iter().filter(|metric| metric.part == Part::Chaos) {
-        let is_told = told.iter().any(|name| name.starts_with(metric.name));
-        assert!(is_told, "{} is missing: {told:?}", metric.name);
+        let is_exported = exported.iter().any(|name| name.starts_with(metric.name));
+        assert!(is_exported, "{} is missing: {exported:?}", metric.name);
     }
 }
 

@@ -73,7 +73,7 @@ impl Allocator {
             .entry(wanted.rules)
             .or_default()
             .extend(blocks);
-        first.ok_or(ClientError::UnexpectedReply("allocate_blocks"))
+        first.ok_or(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME))
     }
 
     fn pop(&self, rules: PlacementRules) -> Option<NewBlock> {
@@ -105,7 +105,7 @@ async fn allocate(
     let generation = core.session.generation();
     let reply = core.session.allocate_blocks(op, file, may_release).await?;
     let MetaReply::Located(located) = reply else {
-        return Err(ClientError::UnexpectedReply("allocate_blocks"));
+        return Err(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME));
     };
     core.locations.learn(&located);
     let Located { blocks, .. } = located;

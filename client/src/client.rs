@@ -189,11 +189,11 @@ impl Client {
             Ok(MetaReply::Attr(attr)) => {
                 ticket.learn_entry(parent, name, Some(&attr));
                 let ino = attr.ino;
-                let told = self.with_memory(&ticket, attr);
+                let known = self.with_memory(&ticket, attr);
                 drop(ticket);
-                self.told_or_asked(credentials, ino, told).await
+                self.known_or_queried(credentials, ino, known).await
             }
-            Ok(_) => Err(ClientError::UnexpectedReply("Lookup")),
+            Ok(_) => Err(ClientError::UnexpectedReply(query::Lookup::NAME)),
             Err(error) => {
                 if error == ClientError::Fs(FsError::NotFound) {
                     ticket.learn_entry(parent, name, None);
@@ -290,7 +290,7 @@ impl Client {
                 ticket.learn_link_target(ino, &target);
                 Ok(target)
             }
-            _ => Err(ClientError::UnexpectedReply("ReadLink")),
+            _ => Err(ClientError::UnexpectedReply(query::ReadLink::NAME)),
         }
     }
 
@@ -337,7 +337,7 @@ impl Client {
                 ticket.learn_xattr(ino, name, Some(&value));
                 Ok(value)
             }
-            Ok(_) => Err(ClientError::UnexpectedReply("GetXattr")),
+            Ok(_) => Err(ClientError::UnexpectedReply(query::GetXattr::NAME)),
             Err(error) => {
                 if error == ClientError::Fs(FsError::NoAttribute) {
                     ticket.learn_xattr(ino, name, None);
@@ -359,7 +359,7 @@ impl Client {
         let op = query::ListXattr { ino };
         match self.core().session.query(credentials, op).await? {
             MetaReply::Names(names) => Ok(names),
-            _ => Err(ClientError::UnexpectedReply("ListXattr")),
+            _ => Err(ClientError::UnexpectedReply(query::ListXattr::NAME)),
         }
     }
 
@@ -375,7 +375,7 @@ impl Client {
         let usage = query::GetUsage { ino };
         match self.core().session.query(credentials, usage).await? {
             MetaReply::Usage(usage) => Ok(usage),
-            _ => Err(ClientError::UnexpectedReply("get_usage")),
+            _ => Err(ClientError::UnexpectedReply(query::GetUsage::NAME)),
         }
     }
 
@@ -395,7 +395,7 @@ impl Client {
             .await?
         {
             MetaReply::StatFs(statfs) => Ok(statfs),
-            _ => Err(ClientError::UnexpectedReply("StatFs")),
+            _ => Err(ClientError::UnexpectedReply(query::StatFs::NAME)),
         }
     }
 
@@ -453,7 +453,7 @@ impl Client {
             located,
         } = session.query(credentials, op).await?
         else {
-            return Err(ClientError::UnexpectedReply("Open"));
+            return Err(ClientError::UnexpectedReply(query::Open::NAME));
         };
         core.locations.learn(&located);
         let readable = flags.may_read() || permits(&attr, credentials, READ);
@@ -493,13 +493,13 @@ impl Client {
     }
 
     /// The result of [`Client::with_memory`], or if that was overtaken, the namenode's answer.
-    pub(crate) async fn told_or_asked(
+    pub(crate) async fn known_or_queried(
         &self,
         credentials: &Credentials,
         ino: InodeId,
-        told: Option<Attr>,
+        known: Option<Attr>,
     ) -> Result<Attr, ClientError> {
-        match told {
+        match known {
             Some(attr) => Ok(attr),
             None => self.getattr(credentials, ino).await,
         }

@@ -130,7 +130,7 @@ async fn commit_once(core: &Arc<Core>, batch: Vec<Entry>, durable: bool) -> Vec<
             (ticket, results)
         }
         Ok(_) => {
-            fail(batch, &ClientError::UnexpectedReply("Commit"));
+            fail(batch, &ClientError::UnexpectedReply(mutation::Commit::NAME));
             return Vec::new();
         }
         Err(error) => {

@@ -62,7 +62,7 @@ impl Client {
             let MetaReply::SparsePieces { pieces, next } =
                 session.query(&Credentials::root(), op).await?
             else {
-                return Err(ClientError::UnexpectedReply("FindSparse"));
+                return Err(ClientError::UnexpectedReply(query::FindSparse::NAME));
             };
             pass.done.found_pieces += pieces.len() as u64;
             for (rules, batch) in batches(pieces) {
@@ -126,7 +126,7 @@ impl Pass<'_> {
         let op = mutation::CreateScratch { rules };
         let (ticket, reply) = session.mutate(&root, op).await?;
         let MetaReply::Attr(attr) = reply else {
-            return Err(ClientError::UnexpectedReply("CreateScratch"));
+            return Err(ClientError::UnexpectedReply(mutation::CreateScratch::NAME));
         };
         session.holds.opened(attr.ino, true);
         ticket.changed_attr(&attr);
@@ -189,7 +189,7 @@ impl Pass<'_> {
         let op = mutation::Relocate { scratch, pieces };
         let (ticket, reply) = session.mutate(&Credentials::root(), op).await?;
         let MetaReply::Relocated(moved) = reply else {
-            return Err(ClientError::UnexpectedReply("Relocate"));
+            return Err(ClientError::UnexpectedReply(mutation::Relocate::NAME));
         };
         for ino in inodes {
             ticket.changed_inode(ino);

@@ -44,7 +44,7 @@ impl Core {
             let ticket = self.session.cache.ticket();
             let op = query::GetAttr { ino };
             let MetaReply::Attr(attr) = self.session.query(credentials, op).await? else {
-                return Err(ClientError::UnexpectedReply("GetAttr"));
+                return Err(ClientError::UnexpectedReply(query::GetAttr::NAME));
             };
             if ticket.learn_attr(&attr) || attempt == ATTR_ATTEMPTS {
                 return Ok(attr);
@@ -97,12 +97,12 @@ impl Core {
             let op = query::GetExtents { ino, from_offset };
             let MetaReply::Extents { extents, end } = self.session.query(credentials, op).await?
             else {
-                return Err(ClientError::UnexpectedReply("GetExtents"));
+                return Err(ClientError::UnexpectedReply(query::GetExtents::NAME));
             };
             map.apply(&extents);
             let next = extents.last().map_or(from_offset, Extent::file_end);
             if !end && next <= from_offset {
-                return Err(ClientError::UnexpectedReply("GetExtents"));
+                return Err(ClientError::UnexpectedReply(query::GetExtents::NAME));
             }
             from_offset = next;
             complete = end;
@@ -170,7 +170,7 @@ impl Core {
         };
         match self.session.query(&Credentials::root(), op).await {
             Ok(MetaReply::Bytes(value)) => Ok(String::from_utf8(value).ok()),
-            Ok(_) => Err(ClientError::UnexpectedReply("GetXattr")),
+            Ok(_) => Err(ClientError::UnexpectedReply(query::GetXattr::NAME)),
             // Also when the inode is gone: what is written to it still has to go somewhere.
             Err(ClientError::Fs(FsError::SessionExpired)) => {
                 Err(ClientError::Fs(FsError::SessionExpired))

@@ -65,14 +65,14 @@ pub enum ClientError {
     /// The file was not opened for this.
     #[error("the file is not open for {0}")]
     NotOpenFor(&'static str),
-    /// The namenode or a datanode answered with something else than what was asked for.
+    /// The namenode answered an operation, called as in metrics, with something else than its answer.
     #[error("unexpected answer to {0}")]
     UnexpectedReply(&'static str),
     /// The client was closed.
     #[error("the client is closed")]
     Closed,
     /// The caller has stopped waiting. Whether a mutation is executed is unknown.
-    #[error("nobody waits for it any more")]
+    #[error("interrupted: the caller no longer waits")]
     Interrupted,
     /// A block is not in a file any more where its extents said.
     #[error("block {block} is not in inode {ino} any more where it was")]

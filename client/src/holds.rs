@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_stays_held_whatever_happens_to_its_name() {
+    fn what_is_open_stays_held_without_its_name() {
         let holds = Holds::new(2);
         holds.opened(InodeId(1), true);
         holds.drop_idle(InodeId(1));

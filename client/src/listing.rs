@@ -107,7 +107,7 @@ impl Core {
             end,
         } = self.session.query(credentials, op).await?
         else {
-            return Err(ClientError::UnexpectedReply("ReadDir"));
+            return Err(ClientError::UnexpectedReply(query::ReadDir::NAME));
         };
         ticket.learn_listing(ino, parent, &entries, false);
         if let Some(mut listing) = listing {

@@ -155,7 +155,7 @@ impl Locations {
         blocks.insert(0, at);
         let locate = query::Locate { ino, blocks };
         let MetaReply::Located(located) = session.query(credentials, locate).await? else {
-            return Err(ClientError::UnexpectedReply("Locate"));
+            return Err(ClientError::UnexpectedReply(query::Locate::NAME));
         };
         self.learn(&located);
         if located.blocks.iter().all(|info| info.block != block) {

@@ -70,14 +70,14 @@ impl Client {
             _ => session.mutate(credentials, op).await?,
         };
         let attr = attr_of(reply, "SetAttr")?;
-        let told = self.with_memory(&ticket, attr.clone());
+        let known = self.with_memory(&ticket, attr.clone());
         match size_bytes {
             Some(size_bytes) => {
                 ticket.changed_content(&attr, |extents| extents.clear(size_bytes..u64::MAX));
             }
             None => ticket.changed_attr(&attr),
         }
-        self.told_or_asked(credentials, ino, told).await
+        self.known_or_queried(credentials, ino, known).await
     }
 
     /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a
@@ -261,10 +261,10 @@ impl Client {
         };
         let (ticket, reply) = self.mutate(credentials, op).await?;
         let attr = attr_of(reply, "Link")?;
-        let told = self.with_memory(&ticket, attr.clone());
+        let known = self.with_memory(&ticket, attr.clone());
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
-        self.told_or_asked(credentials, ino, told).await
+        self.known_or_queried(credentials, ino, known).await
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.
@@ -283,7 +283,7 @@ impl Client {
         };
         let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(removed) = reply else {
-            return Err(ClientError::UnexpectedReply("Unlink"));
+            return Err(ClientError::UnexpectedReply(mutation::Unlink::NAME));
         };
         ticket.changed_entry(parent, name, None);
         if let Some(attr) = &removed {
@@ -308,7 +308,7 @@ impl Client {
         };
         let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(removed) = reply else {
-            return Err(ClientError::UnexpectedReply("RemoveDir"));
+            return Err(ClientError::UnexpectedReply(mutation::RemoveDir::NAME));
         };
         ticket.changed_entry(parent, name, None);
         if let Some(attr) = &removed {
@@ -336,7 +336,7 @@ impl Client {
         };
         let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Removed(Some(attr)) = reply else {
-            return Err(ClientError::UnexpectedReply("RemoveToTrash"));
+            return Err(ClientError::UnexpectedReply(mutation::RemoveToTrash::NAME));
         };
         ticket.changed_entry(parent, name, None);
         ticket.changed_inode(attr.ino);
@@ -409,7 +409,7 @@ impl Client {
         let others = [found.ino];
         let (ticket, reply) = session.mutate_others(credentials, op, &others).await?;
         let MetaReply::Renamed { moved, other } = reply else {
-            return Err(ClientError::UnexpectedReply("Rename"));
+            return Err(ClientError::UnexpectedReply(mutation::Rename::NAME));
         };
         ticket.moved(&moved, new_parent);
         if other.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {

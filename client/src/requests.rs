@@ -9,10 +9,10 @@ pub(crate) fn carrier(requests: impl Iterator<Item = RequestId>) -> RequestId {
     let Some(first) = requests.next() else {
         return RequestId::NONE;
     };
-    let mut told = first;
+    let mut logged = first;
     for other in requests {
-        if other != told {
-            told = other;
+        if other != logged {
+            logged = other;
             other.during(|| tracing::debug!(carrier = %first, "goes out with another request"));
         }
     }

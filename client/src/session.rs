@@ -361,7 +361,7 @@ impl Session {
                 };
                 Ok((link, notices))
             }
-            Ok(Ok(_)) => Err(retry(ClientError::UnexpectedReply("OpenSession"))),
+            Ok(Ok(_)) => Err(retry(ClientError::UnexpectedReply("open_session"))),
             Ok(Err(error)) => Err(ConnectFailure {
                 hopeless: matches!(error, FsError::RoleDenied(_) | FsError::Protocol(_)),
                 error: error.into(),

@@ -27,7 +27,9 @@ use harvestfs_protocol::replica_layout::{
     group_end, group_of, table_page_position,
 };
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::short_circuit::{FileRequest, LOAN, LOANS_MAX, ask, stands, this_host};
+use harvestfs_protocol::short_circuit::{
+    FileRequest, LOAN, LOANS_MAX, ask, is_connected, this_host,
+};
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{Connection, TransportError};
 use harvestfs_protocol::types::NodeInfo;
@@ -272,7 +274,7 @@ impl Lender {
     }
 
     fn check(&self) -> io::Result<()> {
-        if self.out_of_step.load(Ordering::Acquire) || !stands(&self.socket) {
+        if self.out_of_step.load(Ordering::Acquire) || !is_connected(&self.socket) {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_in_the_table_is_told() {
+    fn everything_in_the_table_is_exported() {
         let metrics = Metrics::new();
         metrics
             .seal

@@ -22,13 +22,13 @@ pub enum Refusal {
     #[error(
         "the namenode is at {}, but this datanode obeyed {obeyed} of another one, which started \
          later: two namenodes run, or an old copy was put back",
-        told.position
+        authority.position
     )]
     Older {
         /// What was obeyed.
         obeyed: Position,
         /// What the namenode says.
-        told: Authority,
+        authority: Authority,
     },
 }
 
@@ -70,15 +70,15 @@ impl Obedience {
     ///
     /// # Errors
     /// Why not.
-    pub fn obey(&self, told: &Authority) -> Result<(), Refusal> {
+    pub fn obey(&self, authority: &Authority) -> Result<(), Refusal> {
         let mut state = self.state.lock();
-        let was_recovering = std::mem::replace(&mut state.recovering, told.recovering);
-        let obeyed = match judge(state.obeyed, told) {
+        let was_recovering = std::mem::replace(&mut state.recovering, authority.recovering);
+        let obeyed = match judge(state.obeyed, authority) {
             Ok(obeyed) => obeyed,
             Err(refusal) => {
-                if told.recovering && !was_recovering {
+                if authority.recovering && !was_recovering {
                     let obeyed = state.obeyed.map(|it| it.to_string());
-                    tracing::warn!(told = %told.position, obeyed, "{refusal}; it is not obeyed");
+                    tracing::warn!(position = %authority.position, obeyed, "{refusal}; it is not obeyed");
                 }
                 return Err(refusal);
             }
@@ -125,11 +125,11 @@ impl Obedience {
 }
 
 /// What is obeyed after this.
-fn judge(obeyed: Option<Position>, told: &Authority) -> Result<Position, Refusal> {
-    if told.recovering {
+fn judge(obeyed: Option<Position>, authority: &Authority) -> Result<Position, Refusal> {
+    if authority.recovering {
         return Err(Refusal::Recovering);
     }
-    let position = told.position;
+    let position = authority.position;
     match obeyed {
         Some(obeyed) if obeyed.epoch == position.epoch => Ok(Position {
             record: obeyed.record.max(position.record),
@@ -137,9 +137,9 @@ fn judge(obeyed: Option<Position>, told: &Authority) -> Result<Position, Refusal
         }),
         Some(obeyed) if obeyed.epoch.number >= position.epoch.number => Err(Refusal::Older {
             obeyed,
-            told: *told,
+            authority: *authority,
         }),
-        _ => Ok(position),
+        Some(_) | None => Ok(position),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn told(number: u32, id: u64, record: u64) -> Authority {
+    fn at(number: u32, id: u64, record: u64) -> Authority {
         Authority {
             position: Position {
                 epoch: Epoch { number, id },
@@ -163,14 +163,14 @@ mod tests {
     fn none_is_obeyed_that_is_older_or_beside() {
         let obedience = Obedience::new(None);
         for (authority, is_obeyed) in [
-            (told(5, 1, 10), true),
-            (told(5, 1, 20), true),
+            (at(5, 1, 10), true),
+            (at(5, 1, 20), true),
             // Replies may overtake each other.
-            (told(5, 1, 15), true),
-            (told(5, 2, 99), false),
-            (told(4, 1, 99), false),
-            (told(6, 2, 3), true),
-            (told(5, 1, 30), false),
+            (at(5, 1, 15), true),
+            (at(5, 2, 99), false),
+            (at(4, 1, 99), false),
+            (at(6, 2, 3), true),
+            (at(5, 1, 30), false),
         ] {
             let recovering = Authority {
                 recovering: true,
@@ -184,10 +184,10 @@ mod tests {
                 assert_eq!(obedience.obeyed(), before);
             }
         }
-        let end = told(6, 2, 3).position;
+        let end = at(6, 2, 3).position;
         assert_eq!(obedience.obeyed(), Some(end));
-        let again = Obedience::new(Some(told(5, 1, 20).position));
-        again.obey(&told(5, 1, 15)).unwrap();
-        assert_eq!(again.obeyed(), Some(told(5, 1, 20).position));
+        let again = Obedience::new(Some(at(5, 1, 20).position));
+        again.obey(&at(5, 1, 15)).unwrap();
+        assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
     }
 }

@@ -36,7 +36,7 @@ pub struct DatanodeOptions {
     /// The volumes; one that cannot be used does not keep the others from serving.
     pub volumes: Vec<VolumeOptions>,
     /// Where to put the Unix socket on which readers on this host are lent files; `None`: they read
-    /// over the network as everybody else.
+    /// over the network as all others.
     pub short_circuit_socket: Option<PathBuf>,
     /// How the primary tenant is watched, and how much is its.
     pub primary: PrimaryOptions,

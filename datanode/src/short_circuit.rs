@@ -48,7 +48,7 @@ impl Drop for ShortCircuit {
     }
 }
 
-/// Opens the socket. Where that fails, readers on this host use the network as everybody else.
+/// Opens the socket. Where that fails, readers on this host use the network as all others.
 pub fn open(path: &Path) -> Option<(ShortCircuit, UnixListener)> {
     match listen(path) {
         Ok(opened) => Some(opened),

@@ -50,8 +50,8 @@ impl fmt::Display for Unavailable {
         if *self == Self::default() {
             return f.write_str("others have not registered yet");
         }
-        let told = parts.iter().filter(|(count, ..)| *count > 0);
-        for (index, (count, one, many)) in told.enumerate() {
+        let reasons = parts.iter().filter(|(count, ..)| *count > 0);
+        for (index, (count, one, many)) in reasons.enumerate() {
             let comma = if index > 0 { ", " } else { "" };
             let is = if *count == 1 { one } else { many };
             write!(f, "{comma}{count} {is}")?;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_is_told_in_right_words() {
+    fn each_trouble_is_worded_right() {
         let what = |outlook: &WriteOutlook| outlook.trouble().map(|it| it.what);
         assert_eq!(what(&outlook(WriteVerdict::Whole)), None);
         assert_eq!(

@@ -131,7 +131,7 @@ pub fn ask(
 
 /// Whether the other side still has the connection open. Never waits.
 #[must_use]
-pub fn stands(socket: &UnixStream) -> bool {
+pub fn is_connected(socket: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match rustix::net::recv(socket, &mut [0; 1], flags) {
         // An answer that another thread waits for.
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn the_end_of_a_connection_is_seen_without_waiting() {
         let (here, there) = UnixStream::pair().unwrap();
-        assert!(stands(&here));
+        assert!(is_connected(&here));
         answer(&there, &Err(DataError::Stopping), None).unwrap();
-        assert!(stands(&here), "an answer waits");
+        assert!(is_connected(&here), "an answer waits");
         let (here, there) = UnixStream::pair().unwrap();
         drop(there);
-        assert!(!stands(&here));
+        assert!(!is_connected(&here));
         assert!(ask(&here, &request()).is_err());
     }
 

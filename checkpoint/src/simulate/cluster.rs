@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn every_job_ends_whatever_the_policy_is() {
+    fn every_job_ends_under_each_policy() {
         let load = super::super::jobs::Load {
             cores: 16,
             duration_s: 20_000.0,

@@ -78,7 +78,7 @@ enum Command {
 
 /// Runs `harvestfs checkpoint`.
 pub fn run(args: &CheckpointArgs) -> anyhow::Result<()> {
-    // Images hold the memory of processes, and are trusted only while nobody else can write them.
+    // Images hold the memory of processes, and are trusted only while no other user can write them.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match &args.command {
         Command::Dump(command) => dump::run(args, command),

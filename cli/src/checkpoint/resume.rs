@@ -113,7 +113,7 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of a checkpoint of which a datanode has no replica. On another file system nobody knows
+/// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
 /// where its bytes are, and nothing is missing.
 fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<u64> {
     let mut missing_bytes = 0;

@@ -142,7 +142,7 @@ pub struct DatanodeConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// It runs when nobody else wants to.
+    /// It runs when no other program wants to.
     #[default]
     Idle,
     /// It yields, as `nice -n 19` does.
@@ -288,7 +288,7 @@ fn default_dirty() -> Size {
     Size(256 << 20)
 }
 
-/// As the scrubber: so little that nobody notices.
+/// As the scrubber: so little that it is not noticed.
 fn default_compaction() -> Size {
     Size(8 << 20)
 }

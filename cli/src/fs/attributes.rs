@@ -234,7 +234,7 @@ mod tests {
         assert_eq!("7:8".parse(), owner(Some(7), Some(8)));
         assert_eq!(":8".parse(), owner(None, Some(8)));
         assert_eq!("root:root".parse(), owner(Some(0), Some(0)));
-        for text in ["", ":", "nobody-of-this-name", "0:nobody-of-this-name"] {
+        for text in ["", ":", "no-user-of-this-name", "0:no-user-of-this-name"] {
             assert!(text.parse::<Owner>().is_err(), "{text}");
         }
     }

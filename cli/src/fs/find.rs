@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_apart() {
+    fn kinds_are_distinguished() {
         for (kind, fits) in [
             (Kind::F, FileKind::Regular),
             (Kind::D, FileKind::Directory),

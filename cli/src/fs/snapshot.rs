@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_removed_and_changed_is_told() {
+    fn what_was_added_removed_and_changed_is_listed() {
         use FileKind::{Directory, Regular, Symlink};
         let tree = |entries: &[(&str, FileKind, u64)]| -> BTreeMap<_, _> {
             let entries = entries.iter();

@@ -27,7 +27,7 @@ const EXPIRES: &[u8] = b"user.harvestfs.trash_expires_s";
 /// `harvestfs fs trash`
 #[derive(Debug, Subcommand)]
 pub(super) enum TrashCommand {
-    /// Show what you removed, and as root what everybody did: its name in the trash, until when it is
+    /// Show what you removed, and as root what all users did: its name in the trash, until when it is
     /// kept, where it was.
     Ls {
         /// Print JSON.
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_into_the_trash_are_told() {
+    fn paths_into_the_trash_are_recognised() {
         for path in ["/.trash/x", ".trash", "//./.trash/"] {
             assert!(is_in_trash(path.as_bytes()), "{path}");
         }

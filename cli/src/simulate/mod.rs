@@ -293,7 +293,7 @@ pub fn interrupts() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// The bar that shows how far all runs are, in thousandths of a run; hidden when nobody looks.
+/// The bar that shows how far all runs are, in thousandths of a run; hidden without a terminal.
 fn progress_bar(runs: usize) -> anyhow::Result<ProgressBar> {
     let bar = ProgressBar::new(runs as u64 * 1_000);
     let style = "{elapsed_precise} {bar:30} {percent:>3} % {msg} (about {eta} left)";

@@ -92,7 +92,7 @@ struct Handle {
     flags: OpenFlags,
     read_ahead: ReadAhead,
     /// Losses of the file's data that this handle need not report any more.
-    losses_told: AtomicU64,
+    losses_reported: AtomicU64,
 }
 
 impl Drop for Handle {
@@ -122,7 +122,7 @@ impl File {
         Self {
             inner: Arc::new(Handle {
                 client: client.clone(),
-                losses_told: AtomicU64::new(state.losses().0),
+                losses_reported: AtomicU64::new(state.losses().0),
                 state,
                 credentials: credentials.clone(),
                 flags,
@@ -238,11 +238,11 @@ impl File {
         if state.has_data() {
             self.inner.client.core().find_rules(state).await?;
             if state.close_early() {
-                return self.tell_losses(Ok(()));
+                return self.report_losses(Ok(()));
             }
         }
         let flushed = state.flush(false).await;
-        self.tell_losses(flushed)
+        self.report_losses(flushed)
     }
 
     /// Makes what was written durable (what `fsync` promises): on stable storage of every datanode
@@ -252,7 +252,7 @@ impl File {
     /// As [`File::flush`].
     pub async fn sync(&self) -> Result<(), ClientError> {
         let synced = self.inner.state.flush(true).await;
-        self.tell_losses(synced)
+        self.report_losses(synced)
     }
 
     /// Flushes and closes. Other clones of the handle keep the file open.
@@ -263,11 +263,11 @@ impl File {
         self.flush().await
     }
 
-    fn tell_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
+    fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
         let (losses, reason) = self.inner.state.losses();
-        let told = self.inner.losses_told.swap(losses, Ordering::AcqRel);
+        let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
         match reason {
-            Some(reason) if losses > told => Err(reason),
+            Some(reason) if losses > reported => Err(reason),
             _ => result,
         }
     }
@@ -317,7 +317,7 @@ impl File {
         };
         let (ticket, reply) = session.mutate(&handle.credentials, op).await?;
         let MetaReply::Attr(attr) = reply else {
-            return Err(ClientError::UnexpectedReply("Fallocate"));
+            return Err(ClientError::UnexpectedReply(mutation::Fallocate::NAME));
         };
         let range = offset..offset.saturating_add(length_bytes);
         ticket.changed_content(&attr, |extents| match mode {
@@ -394,7 +394,7 @@ impl File {
         let credentials = &destination.inner.credentials;
         let (ticket, reply) = session.mutate(credentials, op).await?;
         let MetaReply::Attr(attr) = reply else {
-            return Err(ClientError::UnexpectedReply("CloneRange"));
+            return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
         };
         ticket.changed_inode(ino);
         Ok(attr)

@@ -129,8 +129,8 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
         .mkdir(&root(), InodeId::ROOT, &name("durable"), 0o755)
         .await
         .unwrap();
-    let told = client.getattr(&root(), attr.ino).await.unwrap();
-    assert_eq!(told.permission_bits(), 0o640);
+    let seen = client.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!(seen.permission_bits(), 0o640);
 
     client
         .setattr(&root(), attr.ino, mode(0o600))
@@ -148,8 +148,8 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     cluster.namenode.crash().await;
     cluster.namenode.restart().await;
     let other = cluster.client("other").await;
-    let told = other.getattr(&root(), attr.ino).await.unwrap();
-    assert_eq!((told.permission_bits(), told.size_bytes), (0o644, 7));
+    let seen = other.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!((seen.permission_bits(), seen.size_bytes), (0o644, 7));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -356,7 +356,7 @@ async fn a_datanode_that_becomes_busy_is_written_and_read_around() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_that_nobody_can_stand_in_for_is_told_in_bounded_time() {
+async fn a_full_disk_without_an_alternative_is_reported_in_bounded_time() {
     for len in [100_000, 6 << 20] {
         let cluster = Cluster::start(2, 2).await;
         let mut options = cluster.options("a");

@@ -487,8 +487,8 @@ async fn owner_and_mode_are_set_without_waiting_for_the_content() {
     let calls = ["setattr", "commit"].map(|op| cluster.namenode.calls(op));
     assert_eq!(calls, [1, 0]);
     file.close().await.unwrap();
-    let told = client.getattr(&root(), attr.ino).await.unwrap();
-    assert_eq!((told.permission_bits(), told.size_bytes), (0o640, 7));
+    let seen = client.getattr(&root(), attr.ino).await.unwrap();
+    assert_eq!((seen.permission_bits(), seen.size_bytes), (0o640, 7));
     let read = client.read_file(&root(), b"/file").await.unwrap();
     assert_eq!(&read[..], b"content");
 
@@ -516,8 +516,8 @@ async fn a_commit_that_overtakes_attributes_is_not_forgotten() {
     let (old, file) = create(&client, "file").await;
     let ticket = client.core().session.cache.ticket();
     let size_bytes = |attr: &harvestfs_protocol::types::Attr| {
-        let told = client.with_memory(&ticket, attr.clone());
-        told.map(|attr| attr.size_bytes)
+        let seen = client.with_memory(&ticket, attr.clone());
+        seen.map(|attr| attr.size_bytes)
     };
     assert_eq!(size_bytes(&old), Some(0));
     file.write(0, Bytes::from_static(b"content")).await.unwrap();

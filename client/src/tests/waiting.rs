@@ -30,7 +30,7 @@ impl CacheListener for Heard {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_waited_for_is_told_and_not_held() {
+async fn what_no_caller_waits_for_is_reported_and_not_held() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
     let heard = Arc::new(Heard::default());
@@ -46,7 +46,7 @@ async fn what_nobody_waited_for_is_told_and_not_held() {
     }
     let began = Instant::now();
     while heard.0.load(Ordering::Relaxed) == 0 {
-        assert!(began.elapsed() < DEADLINE, "nobody was told of the name");
+        assert!(began.elapsed() < DEADLINE, "no notice of the name came");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let attr = client.lookup(&me, InodeId::ROOT, &file_name).await.unwrap();
@@ -58,7 +58,7 @@ async fn what_nobody_waited_for_is_told_and_not_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_waits_for_the_namenode_as_long_as_it_was_told() {
+async fn a_client_waits_for_the_namenode_as_long_as_it_is_configured_to() {
     let cluster = Cluster::start(3, 3).await;
     let mut options = cluster.options("a");
     options.unreachable_timeout = Duration::from_millis(500);

@@ -99,7 +99,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn a_reader_sees_every_write_whatever_fails(ops in prop::collection::vec(op(), 1..120)) {
+    fn a_reader_sees_every_write_despite_failures(ops in prop::collection::vec(op(), 1..120)) {
         let mut world = World {
             writeback: Writeback::new(Order::File),
             model: vec![0; 300],

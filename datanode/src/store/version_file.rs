@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn another_format_is_told_apart_from_corruption() {
+    fn another_format_is_distinguished_from_corruption() {
         let body = "harvestfs-volume 2\nanything\n";
         let text = format!("{body}crc32 {:08x}\n", crc32fast::hash(body.as_bytes()));
         let error = VersionFile::parse(text.as_bytes(), Path::new("VERSION")).unwrap_err();

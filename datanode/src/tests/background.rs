@@ -48,7 +48,7 @@ fn corrupt(cluster: &TestCluster, node: usize, block: u64, chunk: u64) {
 }
 
 #[tokio::test]
-async fn a_repair_fetches_the_replica_from_whoever_has_it() {
+async fn a_repair_fetches_the_replica_from_a_source_that_has_it() {
     let mut cluster = TestCluster::start(4).await;
     let data = data(3, 3_000_000);
     cluster.write_block(&cluster.nodes[..3], 1, &data).await;
@@ -106,7 +106,7 @@ async fn a_repair_without_a_source_is_reported() {
 }
 
 #[tokio::test]
-async fn the_scrubber_finds_what_nobody_reads() {
+async fn the_scrubber_finds_damage_without_a_reader() {
     let mut cluster = TestCluster::start(1).await;
     for block in 1..=3 {
         cluster

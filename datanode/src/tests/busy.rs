@@ -21,14 +21,14 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub(super) async fn set_busy(cluster: &TestCluster, index: usize, busy: bool) {
     cluster.primaries[index].uses(if busy { 0.95 } else { 0.1 });
     let node = cluster.nodes[index].node;
-    let told = |state: &mut crate::testing::fake_namenode::State| {
+    let is_reported = |state: &mut crate::testing::fake_namenode::State| {
         let mut of_node = state.heartbeats.iter().rev().filter(|(id, ..)| *id == node);
         of_node
             .next()
             .filter(|(_, _, last)| last.busy == busy)
             .map(|_| ())
     };
-    cluster.namenode.wait_for(told).await;
+    cluster.namenode.wait_for(is_reported).await;
 }
 
 #[tokio::test]

@@ -40,7 +40,7 @@ async fn any_range_is_read() {
 }
 
 #[tokio::test]
-async fn corruption_is_told_to_the_reader_and_the_namenode() {
+async fn corruption_is_reported_to_the_reader_and_the_namenode() {
     let cluster = TestCluster::start(1).await;
     let data = data(2, 3 << 20);
     cluster.write_block(&cluster.nodes, 1, &data).await;

@@ -171,7 +171,7 @@ async fn an_operator_may_only_read() {
 }
 
 #[tokio::test]
-async fn a_peer_that_opens_streams_and_asks_nothing_keeps_nobody_else_out() {
+async fn a_peer_that_opens_streams_and_asks_nothing_keeps_no_other_out() {
     let cluster = TestCluster::start(1).await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     let identity = (cluster.authority)
@@ -254,7 +254,7 @@ async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
 }
 
 #[tokio::test]
-async fn random_bytes_harm_nobody() {
+async fn random_bytes_do_no_harm() {
     let cluster = TestCluster::start(1).await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     let write_token = cluster.namenode.token(BlockId(2), Right::Write);

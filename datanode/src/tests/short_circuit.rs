@@ -12,7 +12,7 @@ use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::replica_layout::{chunk_position, entry_position, file_bytes};
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::short_circuit::{FileRequest, ask, stands, this_host};
+use harvestfs_protocol::short_circuit::{FileRequest, ask, is_connected, this_host};
 use harvestfs_protocol::token::Right;
 use tokio::task::spawn_blocking;
 
@@ -100,7 +100,7 @@ async fn nothing_is_lent_while_the_primary_needs_the_server() {
     borrow(&cluster, &socket, 1, 1).await.unwrap().unwrap();
     cluster.primaries[0].uses(0.95);
     let ended = async {
-        while stands(&socket) {
+        while is_connected(&socket) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

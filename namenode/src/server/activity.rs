@@ -28,7 +28,7 @@ pub struct LoadPoint {
 
 /// Something that happened, as the page shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Told {
+pub struct NumberedHappening {
     /// Counts happenings since the start.
     pub number: u64,
     /// When, in seconds since 1970.
@@ -42,7 +42,7 @@ pub struct Told {
 /// What happened lately.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
-    told: VecDeque<Told>,
+    happenings: VecDeque<NumberedHappening>,
     count: u64,
     /// Servers that were reimaged since the start.
     reimages: u64,
@@ -134,11 +134,11 @@ impl Activity {
             }
             Happening::Lost { block } => ("loss", format!("no replica of block {block} is known")),
         };
-        if self.told.len() == HAPPENINGS_MAX {
-            self.told.pop_front();
+        if self.happenings.len() == HAPPENINGS_MAX {
+            self.happenings.pop_front();
         }
         self.count += 1;
-        self.told.push_back(Told {
+        self.happenings.push_back(NumberedHappening {
             number: self.count,
             at_s: now_s,
             kind,
@@ -147,8 +147,8 @@ impl Activity {
     }
 
     /// What happened after a number, oldest first.
-    pub(super) fn since(&self, number: u64) -> Vec<Told> {
-        let later = self.told.iter().filter(|told| told.number > number);
+    pub(super) fn since(&self, number: u64) -> Vec<NumberedHappening> {
+        let later = self.happenings.iter().filter(|it| it.number > number);
         later.cloned().collect()
     }
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_happenings_are_told_in_order() {
+    fn the_last_happenings_are_kept_in_order() {
         let mut activity = Activity::default();
         let name = |node: NodeId| format!("server-{}", node.0);
         let reimaged = Happening::Reimaged {
@@ -232,7 +232,7 @@ mod tests {
         }
         let last = activity.since(999);
         assert_eq!(
-            last.iter().map(|told| told.number).collect::<Vec<_>>(),
+            last.iter().map(|it| it.number).collect::<Vec<_>>(),
             [1_000, 1_001]
         );
         assert_eq!(activity.since(0).len(), HAPPENINGS_MAX);

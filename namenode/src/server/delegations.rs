@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_holder_that_does_not_answer() {
+    fn no_session_waits_for_a_holder_that_does_not_answer() {
         let mut delegations = with_one_file();
         delegations.recalled(5, FILE);
         assert_eq!(delegations.standing(1_004, B, FILE), Standing::Recalled(A));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_came_back_is_told_again() {
+    fn a_session_that_came_back_is_asked_again() {
         let mut delegations = with_one_file();
         delegations.recalled(0, FILE);
         delegations.declared(A, &[FILE]);

@@ -9,7 +9,7 @@ use harvestfs_protocol::placement::{
 };
 use serde::Serialize;
 
-use super::activity::{LoadPoint, Told};
+use super::activity::{LoadPoint, NumberedHappening};
 use crate::engine::cluster::BlockAtRisk;
 
 /// The cluster in numbers.
@@ -77,7 +77,7 @@ pub struct Watched {
     /// The blocks with too few replicas that are nearest to being lost.
     pub at_risk: Vec<BlockAtRisk>,
     /// What happened lately, oldest first.
-    pub happenings: Vec<Told>,
+    pub happenings: Vec<NumberedHappening>,
 }
 
 /// One datanode.

@@ -158,13 +158,13 @@ impl Sessions {
         held && self.unhold(ino)
     }
 
-    /// What the session holds beside `told`.
-    pub(crate) fn held_beside(&self, id: SessionId, told: &BTreeSet<InodeId>) -> Vec<InodeId> {
+    /// What the session holds beside `declared`.
+    pub(crate) fn held_beside(&self, id: SessionId, declared: &BTreeSet<InodeId>) -> Vec<InodeId> {
         let holds = self.by_id.get(&id).map(|session| &session.holds);
         let mut beside: Vec<InodeId> = holds
             .into_iter()
             .flat_map(HashMap::keys)
-            .filter(|ino| !told.contains(ino))
+            .filter(|ino| !declared.contains(ino))
             .copied()
             .collect();
         beside.sort_unstable();

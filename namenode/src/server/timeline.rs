@@ -157,8 +157,8 @@ impl Timeline {
 
     /// The numbers of all epochs of other timelines that datanodes reported.
     pub(crate) fn foreign_numbers(&self) -> impl Iterator<Item = u32> {
-        let told = self.ahead.values().chain(self.refused.values());
-        told.map(|node| node.obeyed.epoch.number)
+        let nodes = self.ahead.values().chain(self.refused.values());
+        nodes.map(|node| node.obeyed.epoch.number)
     }
 
     /// A new epoch begins; `gives_up` is whether that is without what other timelines wrote.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_grow_whatever_the_clock_says() {
+    fn numbers_grow_under_any_clock() {
         assert_eq!(next_number(ORIGIN_UNIX_S + 7, []), 7);
         assert_eq!(next_number(ORIGIN_UNIX_S + 7, [3, 9, 4]), 10);
         assert_eq!(next_number(0, []), 0);

@@ -75,7 +75,7 @@ fn bytes_after_the_message_are_malformed() {
 }
 
 #[test]
-fn hellos_of_strangers_and_of_other_versions_are_told_apart() {
+fn hellos_of_strangers_and_of_other_versions_are_distinguished() {
     let ours = Hello { version: 1 };
     let theirs = Hello::decode(&Hello { version: 7 }.encode()).unwrap();
     assert_eq!(

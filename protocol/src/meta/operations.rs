@@ -44,6 +44,11 @@ macro_rules! operations {
         }
 
         $(
+            impl $operation {
+                /// Its name in metrics and logs.
+                pub const NAME: &str = $name;
+            }
+
             impl From<$operation> for $operations {
                 fn from(operation: $operation) -> Self {
                     Self::$operation(operation)

@@ -101,7 +101,7 @@ mod tests {
         drop((second, third));
         assert!(
             counts.shared.of_addresses.lock().is_empty(),
-            "nothing is kept for who left"
+            "nothing is kept of peers that left"
         );
     }
 }

@@ -175,7 +175,7 @@ impl Leases {
         let released = self.lapse(session);
         self.sessions.remove(&session);
         if self.sessions.len() <= 1 {
-            self.follow_nobody_exactly();
+            self.follow_no_session_exactly();
         }
         released
     }
@@ -199,7 +199,7 @@ impl Leases {
         if self.grants.len() >= self.grants_max {
             // To follow no session exactly is always right, and the table fills anew with what is
             // asked for now.
-            self.follow_nobody_exactly();
+            self.follow_no_session_exactly();
             return;
         }
         self.grants.insert((cached, period));
@@ -517,7 +517,7 @@ impl Leases {
         }
     }
 
-    fn follow_nobody_exactly(&mut self) {
+    fn follow_no_session_exactly(&mut self) {
         self.grants.clear();
         let exactly: Vec<SessionId> = self.periods.values().copied().collect();
         for session in exactly {

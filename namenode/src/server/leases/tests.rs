@@ -28,7 +28,7 @@ fn id_of(notice: &Notice) -> u64 {
 }
 
 #[test]
-fn a_session_that_is_alone_is_never_told_anything() {
+fn a_session_that_is_alone_is_never_notified() {
     let mut leases = Leases::new(LEASE_MS, 1_000);
     leases.opened(0, A);
     leases.granted(A, Cached::Inode(FILE));
@@ -39,13 +39,13 @@ fn a_session_that_is_alone_is_never_told_anything() {
 fn a_reply_waits_until_the_holder_has_forgotten() {
     let mut leases = two_sessions();
     leases.granted(B, Cached::Inode(FILE));
-    let (told, waits) = leases.changed(1, A, &[FILE], &[], 7);
+    let (notices, waits) = leases.changed(1, A, &[FILE], &[], 7);
     let notice = Notice::Invalidate {
         id: 1,
         inodes: vec![FILE],
         entries: vec![],
     };
-    assert_eq!(told, vec![(B, notice)]);
+    assert_eq!(notices, vec![(B, notice)]);
     assert!(waits);
     assert_eq!(
         leases.acked(A, 1),
@@ -62,9 +62,9 @@ fn a_reply_waits_until_the_holder_has_forgotten() {
 fn a_later_change_waits_for_a_notice_under_way_too() {
     let mut leases = two_sessions();
     leases.granted(B, Cached::Inode(FILE));
-    let (told, _) = leases.changed(1, A, &[FILE], &[], 7);
+    let (notices, _) = leases.changed(1, A, &[FILE], &[], 7);
     assert_eq!(leases.changed(2, A, &[FILE], &[], 8), (vec![], true));
-    assert_eq!(leases.acked(B, id_of(&told[0].1)), vec![7, 8]);
+    assert_eq!(leases.acked(B, id_of(&notices[0].1)), vec![7, 8]);
 }
 
 #[test]
@@ -72,14 +72,14 @@ fn names_are_forgotten_one_by_one() {
     let mut leases = two_sessions();
     leases.granted(B, Cached::Entries(DIR));
     for (wait, text) in [(1, "a"), (2, "b")] {
-        let (told, waits) = leases.changed(1, A, &[], &[(DIR, name(text))], wait);
+        let (notices, waits) = leases.changed(1, A, &[], &[(DIR, name(text))], wait);
         assert!(waits);
         let notice = Notice::Invalidate {
             id: wait,
             inodes: vec![],
             entries: vec![(DIR, name(text))],
         };
-        assert_eq!(told, vec![(B, notice)]);
+        assert_eq!(notices, vec![(B, notice)]);
     }
     // A change waits for all notices about entries of the same directory.
     assert_eq!(leases.acked(B, 1), vec![1]);
@@ -131,9 +131,9 @@ fn a_session_from_before_a_restart_may_hold_anything() {
     let mut leases = Leases::new(LEASE_MS, 1_000);
     leases.restored(0, A);
     leases.restored(0, B);
-    let (told, waits) = leases.changed(1, A, &[FILE], &[(DIR, name("x"))], 7);
+    let (notices, waits) = leases.changed(1, A, &[FILE], &[(DIR, name("x"))], 7);
     assert!(waits);
-    assert_eq!(told[0].0, B);
+    assert_eq!(notices[0].0, B);
     assert_eq!(leases.expire(LEASE_MS).released, vec![7]);
 }
 
@@ -143,20 +143,20 @@ fn many_announcements_end_in_one_that_covers_everything() {
     leases.restored(0, A);
     leases.restored(0, B);
     for wait in 0..u64::from(ANNOUNCED_MAX) {
-        let (told, _) = leases.changed(1, A, &[FILE], &[], wait);
-        assert!(matches!(told[0].1, Notice::Invalidate { .. }));
-        leases.acked(B, id_of(&told[0].1));
+        let (notices, _) = leases.changed(1, A, &[FILE], &[], wait);
+        assert!(matches!(notices[0].1, Notice::Invalidate { .. }));
+        leases.acked(B, id_of(&notices[0].1));
     }
-    let (told, waits) = leases.changed(1, A, &[FILE], &[], 1_000);
-    assert!(matches!(told[0].1, Notice::InvalidateAll { .. }) && waits);
+    let (notices, waits) = leases.changed(1, A, &[FILE], &[], 1_000);
+    assert!(matches!(notices[0].1, Notice::InvalidateAll { .. }) && waits);
     // Everything else waits for it as well, since the session may hold anything until then.
     assert_eq!(leases.changed(1, A, &[DIR], &[], 1_001), (vec![], true));
-    assert_eq!(leases.acked(B, id_of(&told[0].1)), vec![1_000, 1_001]);
+    assert_eq!(leases.acked(B, id_of(&notices[0].1)), vec![1_000, 1_001]);
     assert_eq!(leases.changed(1, A, &[DIR], &[], 1_002), (vec![], false));
 }
 
 #[test]
-fn a_full_table_makes_everybody_hold_everything() {
+fn a_full_table_makes_all_sessions_hold_everything() {
     let mut leases = Leases::new(LEASE_MS, 3);
     leases.opened(0, A);
     leases.opened(0, B);
@@ -165,10 +165,10 @@ fn a_full_table_makes_everybody_hold_everything() {
         leases.granted(B, Cached::Inode(InodeId(100 + ino)));
     }
     assert!(leases.grants.len() <= 3);
-    let (told, _) = leases.changed(1, A, &[FILE], &[], 1);
-    let told: Vec<SessionId> = told.into_iter().map(|(session, _)| session).collect();
+    let (notices, _) = leases.changed(1, A, &[FILE], &[], 1);
+    let notices: Vec<SessionId> = notices.into_iter().map(|(session, _)| session).collect();
     assert!(
-        told.contains(&B),
+        notices.contains(&B),
         "it holds something that is not in the table"
     );
 }
@@ -324,12 +324,12 @@ fn run(steps: Vec<Step>, grants_max: usize) {
                     Cached::Inode(ino) => inodes.push(ino),
                     Cached::Entries(dir) => entries.push((dir, name("x"))),
                 }
-                let (told, waits) =
+                let (notices, waits) =
                     leases.changed(world.now_ms, session_id(s), &inodes, &entries, wait);
                 let client = world.clients.get_mut(&s).expect("heard");
                 client.cache.insert(thing, version);
                 leases.granted(session_id(s), cached(thing));
-                for (session, notice) in told {
+                for (session, notice) in notices {
                     let index = u8::try_from(session.0 - 1).unwrap();
                     let client = world.clients.get_mut(&index).expect("alive");
                     client.inbox.push(notice);
@@ -417,7 +417,7 @@ fn take_notice(leases: &mut Leases, world: &mut World, s: u8) {
 
 proptest! {
     #[test]
-    fn nobody_believes_what_was_changed_and_acknowledged(
+    fn no_session_believes_what_was_changed_and_acknowledged(
         steps in prop::collection::vec(step(), 1..200),
         grants_max in prop_oneof![Just(2_usize), Just(5), Just(1_000)],
     ) {

@@ -6,16 +6,16 @@ use super::Owner;
 use crate::engine::namespace::Effects;
 
 /// No session: a change by it must be announced to every session.
-pub(super) const NOBODY: SessionId = SessionId(0);
+pub(super) const NO_SESSION: SessionId = SessionId(0);
 
 impl Owner {
     /// Announces a change that no session made.
-    pub(super) fn tell_everybody(&mut self, effects: &Effects) {
+    pub(super) fn announce_to_all(&mut self, effects: &Effects) {
         let id = self.gate.next_id();
         let now_ms = self.clock.now_ms();
         let (announcements, _) =
             self.leases
-                .changed(now_ms, NOBODY, &effects.inodes, &effects.entries, id);
+                .changed(now_ms, NO_SESSION, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
     }
 
@@ -27,7 +27,7 @@ impl Owner {
         let mut changed = effects.entries.iter();
         let in_snapshots = changed.any(|(directory, _)| self.namespace.is_frozen(*directory));
         if in_trash || in_snapshots {
-            NOBODY
+            NO_SESSION
         } else {
             session
         }

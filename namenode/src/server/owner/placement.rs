@@ -116,7 +116,7 @@ impl Owner {
                 if !known {
                     return Err(invalid(match storage {
                         Some(storage) => format!("{server} has no volume {storage}"),
-                        None => format!("{server} has not told its volumes yet"),
+                        None => format!("{server} has not reported its volumes yet"),
                     }));
                 }
                 tracing::info!(server, ?storage, quota_bytes, "an owner set a quota");

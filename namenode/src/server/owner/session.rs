@@ -235,15 +235,15 @@ impl Owner {
     /// The holds that an opened or resumed session declares are all that it has. That it was
     /// permitted to open them is believed, as credentials are.
     fn set_holds(&mut self, id: SessionId, holds: Vec<InodeId>) {
-        let told: BTreeSet<InodeId> = holds.into_iter().collect();
-        let dropped = self.sessions.held_beside(id, &told);
+        let declared: BTreeSet<InodeId> = holds.into_iter().collect();
+        let dropped = self.sessions.held_beside(id, &declared);
         let mut unheld = Vec::new();
         for ino in dropped {
             if self.sessions.release(id, ino) {
                 unheld.push(ino);
             }
         }
-        for ino in told {
+        for ino in declared {
             let known = self.namespace.exists(ino);
             if known
                 && !self

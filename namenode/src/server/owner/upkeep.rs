@@ -51,7 +51,7 @@ impl Owner {
         // No reply waits for it: after a crash it is done again.
         match self.execute(command, false) {
             Ok((applied, _)) => {
-                self.tell_everybody(&applied.effects);
+                self.announce_to_all(&applied.effects);
                 self.release_orphans(applied.effects.inodes);
             }
             Err(error) => tracing::error!(%error, "what was due could not be done"),

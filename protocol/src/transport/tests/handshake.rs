@@ -20,7 +20,7 @@ async fn dial(
 }
 
 #[tokio::test]
-async fn both_ends_know_who_the_other_is() {
+async fn both_ends_know_the_identity_of_the_other() {
     let pair = pair().await;
     assert_eq!(pair.client.peer(), &namenode());
     assert_eq!(pair.server.peer(), &Peer::new(Role::Client, "c-1").unwrap());
@@ -169,7 +169,7 @@ async fn other_versions_are_refused_and_named_on_both_sides() {
 }
 
 #[tokio::test]
-async fn dialling_nobody_ends_at_the_deadline() {
+async fn dialling_without_a_listener_ends_at_the_deadline() {
     let silent = std::net::UdpSocket::bind(loopback()).unwrap();
     let client = endpoint(Role::Client, "c-1");
     let error = client

@@ -90,13 +90,13 @@ async fn what_the_door_turns_away_goes_over_the_network() {
 }
 
 #[tokio::test]
-async fn only_a_ticket_opens_a_stream_as_long_as_its_connection_stands() {
+async fn only_a_ticket_opens_a_stream_as_long_as_its_connection_is_open() {
     let door = Door::open().unwrap();
     let (offer, accepted) = door.offer();
     let mut stranger = caller(&offer);
     stranger.write_all(&[7; OFFER_BYTES]).unwrap();
     assert!(is_turned_away(stranger));
-    assert!(is_turned_away(caller(&offer)), "who says nothing");
+    assert!(is_turned_away(caller(&offer)), "without an answer");
     let mut of_no_kind = caller(&offer);
     let ticket = &offer.encode()[16..48];
     of_no_kind.write_all(&[ticket, b"G"].concat()).unwrap();
@@ -112,7 +112,7 @@ async fn only_a_ticket_opens_a_stream_as_long_as_its_connection_stands() {
 }
 
 #[tokio::test]
-async fn who_does_not_know_the_proof_gets_no_stream() {
+async fn without_the_proof_there_is_no_stream() {
     let door = Door::open().unwrap();
     let (offer, _accepted) = door.offer();
     let mut encoded = offer.encode();
@@ -252,7 +252,7 @@ async fn a_send_that_is_given_up_in_the_middle_ends_the_stream() {
 }
 
 #[tokio::test]
-async fn a_sender_that_waits_for_room_learns_that_nobody_reads() {
+async fn a_sender_that_waits_for_room_learns_that_its_reader_is_gone() {
     let pair = pair().await;
     let [(mut sender, _back), (_to_client, receiver)] = stream(&pair).await;
     let giving_up = async {

@@ -24,7 +24,7 @@ fn serve(endpoint: &Endpoint) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test]
-async fn one_attempt_serves_all_who_ask_and_broken_connections_are_replaced() {
+async fn one_attempt_serves_all_callers_and_broken_connections_are_replaced() {
     let server = endpoint(Role::Namenode, "nn");
     let addr = server.local_addr().unwrap();
     let accepted = serve(&server);
@@ -52,7 +52,7 @@ async fn one_attempt_serves_all_who_ask_and_broken_connections_are_replaced() {
 }
 
 #[tokio::test]
-async fn a_failed_attempt_is_bounded_told_to_all_and_tried_again_later() {
+async fn a_failed_attempt_is_bounded_shared_by_all_and_tried_again_later() {
     let silent = std::net::UdpSocket::bind(loopback()).unwrap();
     let addr = silent.local_addr().unwrap();
     let pool = ConnectionPool::new(endpoint(Role::Client, "c-1"), SHORT, 10);

@@ -76,7 +76,7 @@ async fn large_answers_arrive_whole(pair: Pair) {
     }
 }
 
-async fn an_answer_over_the_limit_is_told_as_none(pair: Pair) {
+async fn an_answer_over_the_limit_is_an_error(pair: Pair) {
     let (client, mut server) = start_without_notices(&pair).await;
     tokio::spawn(async move {
         let (_, responder) = server.next().await.unwrap().unwrap();
@@ -270,7 +270,7 @@ async fn malformed_requests_end_the_connection(pair: Pair) {
 both_ways! {
     many_calls_at_once_get_their_own_answers_in_any_order,
     large_answers_arrive_whole,
-    an_answer_over_the_limit_is_told_as_none,
+    an_answer_over_the_limit_is_an_error,
     calls_end_at_their_deadline_and_later_answers_are_ignored,
     losing_the_connection_fails_pending_calls_at_once,
     a_server_that_is_dropped_fails_pending_calls,
