@@ -31,6 +31,7 @@ const FORMAT_VERSION: u32 = 1;
 const HEADER_BYTES: usize = 40;
 const PAGE: u64 = PAGE_BYTES as u64;
 const GROUP_BYTES: u64 = PAGE + GROUP_CHUNKS as u64 * PAGE;
+
 /// Number of whole chunks that hold `bytes` bytes; `None` beyond what a replica can hold.
 pub fn chunks_for(bytes: u64) -> Option<u32> {
     u32::try_from(bytes.div_ceil(PAGE)).ok()
@@ -61,9 +62,11 @@ pub fn group_of(chunk: u32) -> u32 {
     chunk / GROUP_CHUNKS
 }
 
-/// The first chunk of the next group.
+/// The end of a chunk's group, as a number of chunks: the first chunk of the next group. A replica has at
+/// most [`u32::MAX`] chunks ([`chunks_for`]): one less than the last group would hold, which ends there.
 pub fn group_end(chunk: u32) -> u32 {
-    (group_of(chunk) + 1).saturating_mul(GROUP_CHUNKS)
+    let last = chunk | (GROUP_CHUNKS - 1);
+    last.saturating_add(1)
 }
 
 /// Fills the header page of a replica.
@@ -123,7 +126,11 @@ mod tests {
         assert_eq!(entry_position(0), 4096);
         assert_eq!(entry_position(1025), table_page_position(1) + 4);
         assert_eq!(group_end(0), 1024);
+        assert_eq!(group_end(1023), 1024);
         assert_eq!(group_end(1024), 2048);
+        // Chunks are numbered up to this one.
+        assert_eq!(group_end(u32::MAX - 1), u32::MAX);
+        assert_eq!(group_end(u32::MAX - 1024), u32::MAX - 1023);
     }
 
     #[test]
