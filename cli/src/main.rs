@@ -24,6 +24,7 @@ mod up;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use harvestfs_protocol::panics::stop_on_panic;
 use harvestfs_protocol::settings::SettingsError;
 
 /// Packets of a megabyte come and go: an allocator that gives each back to the kernel costs a
@@ -89,12 +90,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it is a part of a cluster, which something starts again when it stops.
-    fn is_supervised(&self) -> bool {
-        matches!(self, Self::Namenode(_) | Self::Datanode(_) | Self::Mount(_))
-    }
-
-    /// Whether it does something that must not end half-way when nobody reads what it prints.
+    /// Whether it does something that must not end half-way when what it prints has no reader.
     fn goes_on_without_reader(&self) -> bool {
         match self {
             Self::Up(_)
@@ -120,7 +116,12 @@ fn main() -> ExitCode {
     if let Some(unmounted) = harvestfs_fuse_mount::asked_by_mount() {
         return ExitCode::from(u8::from(!unmounted));
     }
-    let cli = Cli::parse();
+    run(Cli::parse())
+}
+
+fn run(cli: Cli) -> ExitCode {
+    // In every command: a task that panics would leave those that wait for it waiting.
+    stop_on_panic();
     logging::start(cli.log);
     if let Some(parent) = cli.supervised_by
         && let Err(error) = daemon::end_with_parent(parent)
@@ -130,9 +131,6 @@ fn main() -> ExitCode {
     }
     if cli.command.goes_on_without_reader() {
         output::go_on_without_reader();
-    }
-    if cli.command.is_supervised() {
-        harvestfs_protocol::panics::stop_on_panic();
     }
     let result = match cli.command {
         Command::Up(args) => up::up(&args),
@@ -176,10 +174,40 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::sync::mpsc;
+    use std::{env, process, thread};
+
     use super::*;
+
+    const CHILD: &str = "HARVESTFS_TEST_COMMAND_PANICS";
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// A command that is no part of a cluster waits for a task that panics.
+    #[test]
+    fn a_panic_of_a_task_ends_a_command() {
+        if env::var_os(CHILD).is_some() {
+            run(Cli::parse_from(["harvestfs", "completions", "bash"]));
+            let (_result, wait) = mpsc::channel::<()>();
+            thread::spawn(|| panic!("this task panics"));
+            let _ = wait.recv();
+            unreachable!("the task has no result");
+        }
+        let output = process::Command::new(env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "tests::a_panic_of_a_task_ends_a_command",
+                "--nocapture",
+            ])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(6), "{printed}");
+        assert!(printed.contains("this task panics"), "{printed}");
     }
 }
