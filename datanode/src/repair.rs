@@ -101,11 +101,10 @@ impl Repairer {
     }
 
     async fn fetch(&self, repair: &Repair) -> Result<(), StoreError> {
-        let block_bytes = self.node.block_bytes().max(repair.length_bytes);
         let store = &self.node.store;
-        let mut writer = store
-            .create(repair.block, None, Origin::Repair, block_bytes)
-            .await?;
+        store.delete_abandoned_repair(repair.block).await?;
+        let create = || store.create(repair.block, None, Origin::Repair, repair.length_bytes);
+        let mut writer = create().await?;
         let mut offset = 0;
         for source in &repair.sources {
             let result = self
@@ -115,7 +114,7 @@ impl Repairer {
                 Ok(()) => {
                     let sealed = writer.seal(repair.length_bytes).await;
                     if sealed.is_err() {
-                        store.delete(repair.block).await?;
+                        discard(writer).await;
                     }
                     return sealed;
                 }
@@ -136,9 +135,7 @@ impl Repairer {
                         // Its data was damaged on the way; what came before it was verified, but
                         // this writer takes no more.
                         discard(writer).await;
-                        writer = store
-                            .create(repair.block, None, Origin::Repair, block_bytes)
-                            .await?;
+                        writer = create().await?;
                         offset = 0;
                     }
                 }

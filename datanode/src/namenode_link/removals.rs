@@ -143,7 +143,9 @@ impl Removals {
             return Ok(());
         };
         while !self.is_pressed() {
-            match removal.cut().await {
+            let (rest, cut) = removal.cut().await?;
+            removal = rest;
+            match cut {
                 Ok(0) => break,
                 Ok(bytes) => {
                     left.less(bytes);

@@ -1,9 +1,10 @@
 //! All replicas of a datanode: which are here, and what becomes of them.
 //!
 //! What changes on disk and in the map of replicas together is done inside one job on the disk's
-//! threads, so that a caller that gives up leaves nothing half done.
+//! threads, so that a caller that gives up leaves nothing half done. The job owns the replica that it
+//! changes ([`super::open_replica::Taken`], [`super::removal::Removal`] and the like): no other can
+//! change it before the job has ended, and a job that never begins gives it back.
 
-use std::collections::hash_map;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
 use super::changes::Changes;
 use super::error::StoreError;
-use super::inventory::{Entry, Inventory, State, ToSeal};
+use super::inventory::{Inventory, State, ToSeal};
 use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
 use super::quota::Charge;
@@ -202,7 +203,7 @@ impl BlockStore {
     pub fn corrupt_replicas(&self) -> Vec<(StorageId, BlockId)> {
         let replicas = self.inventory.lock();
         let corrupt = replicas.iter().filter(|(_, entry)| match &entry.state {
-            State::Corrupt(_) => true,
+            State::Condemned | State::Corrupt(_) => true,
             State::Open(replica) => replica.is_corrupt(),
             State::Sealed { .. } | State::Deleting => false,
         });
@@ -280,13 +281,7 @@ impl BlockStore {
     ) -> Result<BlockWriter, StoreError> {
         let volume = self.inventory.volumes[index].clone();
         let replica = OpenReplica::writing(origin);
-        match self.inventory.lock().entry(block) {
-            hash_map::Entry::Occupied(_) => return Err(StoreError::ReplicaExists),
-            hash_map::Entry::Vacant(vacant) => vacant.insert(Entry {
-                volume: index,
-                state: State::Open(replica.clone()),
-            }),
-        };
+        let creation = self.inventory.add(block, index, &replica)?;
         let inventory = self.inventory.clone();
         let created_on = volume.clone();
         let created = replica.clone();
@@ -295,30 +290,24 @@ impl BlockStore {
             let id = (block, created_on.storage());
             let disk = created_on.disk().clone();
             match ReplicaWriter::create(disk, path, id, chunks_max, charge) {
-                Ok(writer) => Ok(Lease::new(created, writer, created_on)),
+                Ok(writer) => {
+                    let lease = Lease::new(created, writer, created_on);
+                    creation.done();
+                    // Here: a replica is known whose creator has given up.
+                    inventory.report_have(block);
+                    Ok(lease)
+                }
                 Err(error) => {
                     if error.is_missing_dir() {
                         let reason = "its directories are gone";
                         created_on.health.fail(reason, created_on.path());
                     }
-                    inventory.lock().remove(&block);
-                    created.end();
+                    drop(creation);
                     Err(error)
                 }
             }
         };
-        let lease = match volume.run(job).await {
-            Ok(lease) => lease,
-            Err(error) => {
-                // The job never ran if the volume is down. That of a silent disk may still run.
-                if matches!(error, StoreError::VolumeDown { .. }) {
-                    self.inventory.lock().remove(&block);
-                    replica.end();
-                }
-                return Err(error);
-            }
-        };
-        self.inventory.report_have(block);
+        let lease = volume.run(job).await?;
         Ok(BlockWriter::new(
             self.clone(),
             block,
@@ -334,22 +323,25 @@ impl BlockStore {
     /// # Errors
     /// [`StoreError::ShortReplica`], [`StoreError::NoSuchReplica`], or what the disk says.
     pub async fn seal(&self, block: BlockId, length_bytes: u64) -> Result<(), StoreError> {
-        // For a length beyond any replica, every one is too short.
-        let chunks = layout::chunks_for(length_bytes).unwrap_or(u32::MAX);
+        let Some(chunks) = layout::chunks_for(length_bytes) else {
+            // Beyond any replica.
+            let have_bytes = layout::chunk_bytes(self.inventory.readable(block)?.chunks);
+            return Err(StoreError::ShortReplica { have_bytes });
+        };
         let (volume, replica) = match self.inventory.find_to_seal(block, chunks)? {
             ToSeal::Done => return Ok(()),
             ToSeal::Open(volume, replica) => (volume, replica),
         };
-        let charge = replica.take_over().await?;
+        let taken = replica.take_over().await?;
         if replica.chunks() < chunks {
             let have_bytes = layout::chunk_bytes(replica.chunks());
-            replica.put_back(charge);
             return Err(StoreError::ShortReplica { have_bytes });
         }
         let inventory = self.inventory.clone();
         let sealed_on = volume.clone();
         volume
             .run(move || {
+                let (replica, charge) = taken.begin();
                 let disk = sealed_on.disk().clone();
                 let path = open_path(&sealed_on, block, replica.origin);
                 let reopened = ReplicaWriter::reopen(disk, path, replica.chunks(), charge);

@@ -97,7 +97,7 @@ impl BlockWriter {
     /// # Errors
     /// [`StoreError::OutOfOrder`] for another length, or what the disk says; the replica is then
     /// still open.
-    pub async fn seal(mut self, length_bytes: u64) -> Result<(), StoreError> {
+    pub async fn seal(&mut self, length_bytes: u64) -> Result<(), StoreError> {
         let mut lease = self.take_lease()?;
         let (inventory, volume) = (self.store.inventory.clone(), self.volume.clone());
         let (block, replica) = (self.block, self.replica.clone());
@@ -114,13 +114,19 @@ impl BlockWriter {
         self.volume.run(job).await
     }
 
-    /// Removes the replica, because no client knows of it.
+    /// Removes the replica, because no client knows of it; only this one, should it be gone and another one
+    /// of the block be here.
     ///
     /// # Errors
-    /// What the disk says.
+    /// [`StoreError::OutOfOrder`] if it is sealed or deleted, or about to be; or what the disk says.
     pub async fn discard(mut self) -> Result<(), StoreError> {
-        self.lease = None;
-        self.store.delete(self.block).await
+        let taken = match self.lease.take() {
+            Some(lease) => lease.into_taken(),
+            None => self.replica.take_over().await?,
+        };
+        self.store
+            .delete_taken(self.block, &self.volume, taken)
+            .await
     }
 
     fn take_lease(&mut self) -> Result<Lease, StoreError> {

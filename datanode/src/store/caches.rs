@@ -3,11 +3,11 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use super::inventory::Generation;
 use super::layout::{self, PAGE_BYTES};
 use super::replica::{OpenFile, Table};
 
@@ -16,7 +16,7 @@ const FILES_MAX: NonZeroUsize = NonZeroUsize::new(192).unwrap();
 
 /// Files kept open for reading.
 pub struct FileCache {
-    files: Mutex<LruCache<BlockId, Arc<OpenFile>>>,
+    files: Mutex<LruCache<Generation, Arc<OpenFile>>>,
 }
 
 impl Default for FileCache {
@@ -29,25 +29,25 @@ impl Default for FileCache {
 
 impl FileCache {
     /// The file of a replica, if it is open.
-    pub fn get(&self, block: BlockId) -> Option<Arc<OpenFile>> {
-        self.files.lock().get(&block).cloned()
+    pub fn get(&self, replica: Generation) -> Option<Arc<OpenFile>> {
+        self.files.lock().get(&replica).cloned()
     }
 
     /// Keeps a file.
-    pub fn put(&self, block: BlockId, file: Arc<OpenFile>) {
+    pub fn put(&self, replica: Generation, file: Arc<OpenFile>) {
         // What is pushed out is closed after the lock is released.
-        let _pushed_out = self.files.lock().push(block, file);
+        let _pushed_out = self.files.lock().push(replica, file);
     }
 
     /// Drops a file from the cache; others may still use it.
-    pub fn forget(&self, block: BlockId) -> Option<Arc<OpenFile>> {
-        self.files.lock().pop(&block)
+    pub fn forget(&self, replica: Generation) -> Option<Arc<OpenFile>> {
+        self.files.lock().pop(&replica)
     }
 }
 
 /// Checksum tables of sealed replicas.
 pub struct TableCache {
-    tables: Mutex<LruCache<(BlockId, u32), Arc<Table>>>,
+    tables: Mutex<LruCache<(Generation, u32), Arc<Table>>>,
 }
 
 impl TableCache {
@@ -60,21 +60,21 @@ impl TableCache {
     }
 
     /// The table of a group, if it is here.
-    pub fn get(&self, block: BlockId, group: u32) -> Option<Arc<Table>> {
-        self.tables.lock().get(&(block, group)).cloned()
+    pub fn get(&self, replica: Generation, group: u32) -> Option<Arc<Table>> {
+        self.tables.lock().get(&(replica, group)).cloned()
     }
 
     /// Keeps a table.
-    pub fn put(&self, block: BlockId, group: u32, table: Arc<Table>) {
-        self.tables.lock().put((block, group), table);
+    pub fn put(&self, replica: Generation, group: u32, table: Arc<Table>) {
+        self.tables.lock().put((replica, group), table);
     }
 
     /// Drops all tables of a replica.
-    pub fn forget(&self, block: BlockId) {
+    pub fn forget(&self, replica: Generation) {
         let chunks = (BLOCK_BYTES_MAX / PAGE_BYTES as u64) as u32;
         let mut tables = self.tables.lock();
         for group in 0..=layout::group_of(chunks) {
-            tables.pop(&(block, group));
+            tables.pop(&(replica, group));
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
@@ -15,8 +15,9 @@ use super::caches::{FileCache, TableCache};
 use super::changes::Changes;
 use super::error::StoreError;
 use super::layout;
-use super::open_replica::{OpenReplica, Origin};
+use super::open_replica::{OpenReplica, Origin, Taken};
 use super::quota::{Charge, REPLICA_OVERHEAD_BYTES};
+use super::removal::Removal;
 use super::replica::ReplicaWriter;
 use super::volume::{Found, FoundState, Volume};
 
@@ -24,15 +25,22 @@ use super::volume::{Found, FoundState, Volume};
 pub(super) struct Inventory {
     pub(super) volumes: Vec<Arc<Volume>>,
     replicas: Mutex<HashMap<BlockId, Entry>>,
+    next_generation: AtomicU64,
     pub(super) files: FileCache,
     pub(super) tables: TableCache,
     pub(super) buffers: BufferPool,
     pub(super) changes: Arc<Changes>,
 }
 
+/// Which of the replicas that this datanode has had of a block since it was started: one that is removed
+/// and created again is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Generation(u64);
+
 /// One replica.
 pub(super) struct Entry {
     pub(super) volume: usize,
+    pub(super) generation: Generation,
     pub(super) state: State,
 }
 
@@ -42,19 +50,40 @@ pub(super) enum State {
     Open(Arc<OpenReplica>),
     /// Complete.
     Sealed { chunks: u32, charge: Charge },
+    /// The same, and its file is being moved aside: only that job may change the state.
+    Condemned,
     /// Does not match its checksums, or cannot be read.
     Corrupt(Charge),
-    /// Its file is being removed.
+    /// Its file is being removed: only its [`super::removal::Removal`] may change the state.
     Deleting,
 }
 
 /// What a reader needs to know about a replica.
 pub(super) struct Readable {
     pub(super) volume: Arc<Volume>,
+    pub(super) generation: Generation,
     /// Chunks that may be read.
     pub(super) chunks: u32,
     /// Present if the replica is not sealed.
     pub(super) open: Option<Arc<OpenReplica>>,
+}
+
+/// A replica that is about to be created. Dropped before its file is there: there is none.
+#[must_use = "without its file there is no replica"]
+pub(super) struct Creation {
+    inventory: Arc<Inventory>,
+    block: BlockId,
+    replica: Arc<OpenReplica>,
+    is_created: bool,
+}
+
+/// What is to be done to delete a replica.
+pub(super) enum ToDelete {
+    /// It is gone, or another has it.
+    Nothing,
+    /// It is to be taken over.
+    Open(Arc<Volume>, Arc<OpenReplica>),
+    Now(Removal),
 }
 
 /// What is to be taken over to seal it.
@@ -63,7 +92,12 @@ pub(super) enum ToSeal {
     Open(Arc<Volume>, Arc<OpenReplica>),
 }
 
-fn add_found(replicas: &mut HashMap<BlockId, Entry>, volume: usize, found: Found) {
+fn add_found(
+    replicas: &mut HashMap<BlockId, Entry>,
+    volume: usize,
+    generation: Generation,
+    found: Found,
+) {
     let state = match found.state {
         FoundState::Open => State::Open(OpenReplica::found(found.chunks, found.charge)),
         FoundState::Sealed => State::Sealed {
@@ -72,7 +106,11 @@ fn add_found(replicas: &mut HashMap<BlockId, Entry>, volume: usize, found: Found
         },
         FoundState::Corrupt => State::Corrupt(found.charge),
     };
-    let entry = Entry { volume, state };
+    let entry = Entry {
+        volume,
+        generation,
+        state,
+    };
     match replicas.entry(found.block) {
         hash_map::Entry::Vacant(vacant) => {
             vacant.insert(entry);
@@ -94,7 +132,7 @@ impl Entry {
             State::Open(replica) if replica.is_corrupt() => return None,
             State::Open(replica) => (replica.chunks(), false),
             State::Sealed { chunks, .. } => (*chunks, true),
-            State::Corrupt(_) | State::Deleting => return None,
+            State::Condemned | State::Corrupt(_) | State::Deleting => return None,
         };
         Some(ReplicaReport {
             block,
@@ -112,15 +150,17 @@ impl Inventory {
     ) -> Self {
         let mut replicas = HashMap::new();
         let mut opened = Vec::with_capacity(volumes.len());
+        let mut generations = 0..;
         for (index, (volume, found)) in volumes.into_iter().enumerate() {
-            for found in found {
-                add_found(&mut replicas, index, found);
+            for (found, generation) in found.into_iter().zip(&mut generations) {
+                add_found(&mut replicas, index, Generation(generation), found);
             }
             opened.push(volume);
         }
         Self {
             volumes: opened,
             replicas: Mutex::new(replicas),
+            next_generation: AtomicU64::new(generations.start),
             files: FileCache::default(),
             tables: TableCache::new(table_cache_bytes),
             buffers,
@@ -198,7 +238,7 @@ impl Inventory {
                 .filter_map(|(&block, entry)| match &entry.state {
                     State::Corrupt(charge) => Some((false, u64::MAX - charge.bytes(), block)),
                     State::Sealed { charge, .. } => Some((true, u64::MAX - charge.bytes(), block)),
-                    State::Open(_) | State::Deleting => None,
+                    State::Open(_) | State::Condemned | State::Deleting => None,
                 })
                 .collect()
         };
@@ -236,7 +276,12 @@ impl Inventory {
                     // What is being fetched or removed is reported when that is done.
                     (None, State::Open(replica)) if !replica.is_corrupt() => return,
                     (None, State::Deleting) => return,
-                    (None, _) => (storage, ReplicaChange::Corrupt(block)),
+                    (None, State::Open(_) | State::Condemned | State::Corrupt(_)) => {
+                        (storage, ReplicaChange::Corrupt(block))
+                    }
+                    (None, State::Sealed { .. }) => {
+                        unreachable!("the sealed replica of {block} is not reported")
+                    }
                 }
             }
         };
@@ -256,14 +301,34 @@ impl Inventory {
             }
             State::Open(replica) => (replica.chunks(), Some(replica.clone())),
             State::Sealed { chunks, .. } => (*chunks, None),
-            State::Corrupt(_) => return Err(StoreError::Corrupt { offset: 0 }),
+            State::Condemned | State::Corrupt(_) => {
+                return Err(StoreError::Corrupt { offset: 0 });
+            }
             State::Deleting => return Err(StoreError::NoSuchReplica),
         };
         Ok(Readable {
             volume: self.volumes[entry.volume].clone(),
+            generation: entry.generation,
             chunks,
             open,
         })
+    }
+
+    /// Looks up what is left to read of a replica that was looked up before.
+    ///
+    /// # Errors
+    /// Why it can no longer be read; [`StoreError::NoSuchReplica`] also if there is another one by now.
+    pub(super) fn look_again(
+        &self,
+        block: BlockId,
+        before: &Readable,
+    ) -> Result<Readable, StoreError> {
+        let now = self.readable(block)?;
+        if now.generation == before.generation {
+            Ok(now)
+        } else {
+            Err(StoreError::NoSuchReplica)
+        }
     }
 
     pub(super) fn find_to_seal(&self, block: BlockId, chunks: u32) -> Result<ToSeal, StoreError> {
@@ -284,15 +349,13 @@ impl Inventory {
         &self,
         block: BlockId,
         volume: &Volume,
-        replica: &OpenReplica,
+        replica: &Arc<OpenReplica>,
         writer: ReplicaWriter,
         chunks: u32,
     ) -> Result<(), StoreError> {
         match writer.seal(chunks, &volume.sealed_path(block)) {
             Ok(charge) => {
-                self.replace(block, "open", State::Sealed { chunks, charge }, |before| {
-                    matches!(before, State::Open(_))
-                });
+                self.replace_open(block, replica, State::Sealed { chunks, charge });
                 replica.end();
                 self.report_have(block);
                 Ok(())
@@ -306,39 +369,77 @@ impl Inventory {
         }
     }
 
-    pub(super) fn find_to_delete(
-        &self,
-        block: BlockId,
-    ) -> Option<(Arc<Volume>, Option<Arc<OpenReplica>>)> {
-        let replicas = self.lock();
-        let entry = replicas.get(&block)?;
-        let open = match &entry.state {
-            State::Open(replica) => Some(replica.clone()),
-            State::Sealed { .. } | State::Corrupt(_) => None,
-            State::Deleting => return None,
+    /// Takes a replica out of service to delete it, or says what has to be taken over first.
+    ///
+    /// # Errors
+    /// Its volume cannot be used.
+    pub(super) fn start_deleting(self: &Arc<Self>, block: BlockId) -> Result<ToDelete, StoreError> {
+        let mut replicas = self.lock();
+        let Some(entry) = replicas.get_mut(&block) else {
+            return Ok(ToDelete::Nothing);
         };
-        Some((self.volumes[entry.volume].clone(), open))
+        let volume = self.volumes[entry.volume].clone();
+        volume.check_usable()?;
+        Ok(match std::mem::replace(&mut entry.state, State::Deleting) {
+            State::Sealed { charge, .. } | State::Corrupt(charge) => {
+                ToDelete::Now(Removal::new(self.clone(), block, volume, charge))
+            }
+            State::Open(replica) => {
+                entry.state = State::Open(replica.clone());
+                ToDelete::Open(volume, replica)
+            }
+            // The job that has it comes to its end; then it may be deleted.
+            State::Condemned => {
+                entry.state = State::Condemned;
+                ToDelete::Nothing
+            }
+            State::Deleting => ToDelete::Nothing,
+        })
     }
 
-    /// Marks a replica as being deleted and returns what it takes; `None` if it is gone meanwhile.
-    /// `charge` is that of an open replica that was taken over.
-    pub(super) fn start_deleting(&self, block: BlockId, charge: Option<Charge>) -> Option<Charge> {
-        if let Some(charge) = charge {
-            self.replace(block, "open", State::Deleting, |before| {
-                matches!(before, State::Open(_))
-            });
-            return Some(charge);
-        }
-        let mut replicas = self.lock();
-        let entry = replicas.get_mut(&block)?;
-        match std::mem::replace(&mut entry.state, State::Deleting) {
-            State::Sealed { charge, .. } | State::Corrupt(charge) => Some(charge),
-            // It was removed meanwhile, and perhaps created again.
-            other @ (State::Open(_) | State::Deleting) => {
-                entry.state = other;
-                None
+    /// Takes an open replica that was taken over out of service, to delete it.
+    ///
+    /// # Errors
+    /// Its volume cannot be used; the replica is free again.
+    pub(super) fn start_deleting_taken(
+        self: &Arc<Self>,
+        block: BlockId,
+        volume: &Arc<Volume>,
+        taken: Taken,
+    ) -> Result<Removal, StoreError> {
+        volume.check_usable()?;
+        let (replica, charge) = taken.begin();
+        self.replace_open(block, &replica, State::Deleting);
+        Ok(Removal::new(self.clone(), block, volume.clone(), charge))
+    }
+
+    /// What a repair has begun and given up, because its disk did not answer.
+    pub(super) fn abandoned_repair(
+        &self,
+        block: BlockId,
+    ) -> Option<(Arc<Volume>, Arc<OpenReplica>)> {
+        let replicas = self.lock();
+        let entry = replicas.get(&block)?;
+        match &entry.state {
+            State::Open(replica) if replica.origin == Origin::Repair && replica.is_idle() => {
+                Some((self.volumes[entry.volume].clone(), replica.clone()))
             }
+            State::Open(_)
+            | State::Sealed { .. }
+            | State::Condemned
+            | State::Corrupt(_)
+            | State::Deleting => None,
         }
+    }
+
+    /// Replaces the state of an open replica that the caller has taken.
+    fn replace_open(&self, block: BlockId, replica: &Arc<OpenReplica>, state: State) {
+        self.replace(
+            block,
+            "the one that was open",
+            state,
+            |before| matches!(before, State::Open(it) if Arc::ptr_eq(it, replica)),
+        );
     }
 
     /// Replaces the state of a replica that only the caller may change, and that has to be as it
@@ -358,32 +459,55 @@ impl Inventory {
         entry.state = state;
     }
 
-    /// Whether a replica is being removed.
-    pub(super) fn is_deleting(&self, block: BlockId) -> bool {
-        matches!(self.lock().get(&block), Some(entry) if matches!(entry.state, State::Deleting))
+    /// Adds a replica that is about to be created.
+    ///
+    /// # Errors
+    /// [`StoreError::ReplicaExists`].
+    pub(super) fn add(
+        self: &Arc<Self>,
+        block: BlockId,
+        volume: usize,
+        replica: &Arc<OpenReplica>,
+    ) -> Result<Creation, StoreError> {
+        match self.lock().entry(block) {
+            hash_map::Entry::Occupied(_) => return Err(StoreError::ReplicaExists),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(Entry {
+                volume,
+                generation: Generation(self.next_generation.fetch_add(1, Ordering::Relaxed)),
+                state: State::Open(replica.clone()),
+            }),
+        };
+        Ok(Creation {
+            inventory: self.clone(),
+            block,
+            replica: replica.clone(),
+            is_created: false,
+        })
     }
 
-    /// Takes a replica that cannot be trusted out of service and reports it. Blocks on the disk.
-    pub(super) fn condemn(&self, block: BlockId, volume: &Volume) {
-        let was_sealed = {
+    /// Takes a replica that cannot be trusted out of service and reports it, unless it is gone by now, and
+    /// perhaps another one here. Blocks on the disk.
+    pub(super) fn condemn(&self, block: BlockId, found: &Readable) {
+        let Readable {
+            volume, generation, ..
+        } = found;
+        let charge = {
             let mut replicas = self.lock();
-            let Some(entry) = replicas.get_mut(&block) else {
+            let entry = replicas.get_mut(&block);
+            let Some(entry) = entry.filter(|entry| entry.generation == *generation) else {
                 return;
             };
-            match std::mem::replace(&mut entry.state, State::Deleting) {
-                State::Sealed { charge, .. } => {
-                    entry.state = State::Corrupt(charge);
-                    true
-                }
+            match std::mem::replace(&mut entry.state, State::Condemned) {
+                State::Sealed { charge, .. } => Some(charge),
                 State::Open(replica) => {
                     let was_known = replica.set_corrupt();
                     entry.state = State::Open(replica);
                     if was_known {
                         return;
                     }
-                    false
+                    None
                 }
-                known => {
+                known @ (State::Condemned | State::Corrupt(_) | State::Deleting) => {
                     entry.state = known;
                     return;
                 }
@@ -392,16 +516,44 @@ impl Inventory {
         tracing::error!(%block, volume = %volume.path().display(), "the replica is corrupt");
         self.changes
             .push(volume.storage(), ReplicaChange::Corrupt(block));
-        self.tables.forget(block);
-        self.files.forget(block);
-        if was_sealed {
-            // So that it is known after a restart. If it fails, the scrubber finds it again.
-            let moved = volume
-                .disk()
-                .rename(&volume.sealed_path(block), &volume.corrupt_path(block));
-            if let Err(error) = moved {
-                tracing::warn!(%block, %error, "cannot move the corrupt replica aside");
-            }
+        self.tables.forget(*generation);
+        self.files.forget(*generation);
+        let Some(charge) = charge else {
+            return;
+        };
+        // So that it is known after a restart. If it fails, the scrubber finds it again.
+        let moved = volume
+            .disk()
+            .rename(&volume.sealed_path(block), &volume.corrupt_path(block));
+        if let Err(error) = moved {
+            tracing::warn!(%block, %error, "cannot move the corrupt replica aside");
         }
+        self.replace(block, "condemned", State::Corrupt(charge), |before| {
+            matches!(before, State::Condemned)
+        });
+    }
+}
+
+impl Creation {
+    /// Its file is there.
+    pub(super) fn done(mut self) {
+        self.is_created = true;
+    }
+}
+
+impl Drop for Creation {
+    fn drop(&mut self) {
+        if self.is_created {
+            return;
+        }
+        let removed = self.inventory.lock().remove(&self.block);
+        assert!(
+            removed.is_some_and(
+                |entry| matches!(entry.state, State::Open(it) if Arc::ptr_eq(&it, &self.replica))
+            ),
+            "the replica of {} that was to be created is gone or another one",
+            self.block
+        );
+        self.replica.end();
     }
 }

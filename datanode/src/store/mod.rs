@@ -10,6 +10,7 @@ mod disk;
 mod error;
 mod health;
 mod inventory;
+mod jobs;
 mod layout;
 mod lending;
 mod obeyed_file;

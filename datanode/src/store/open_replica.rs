@@ -96,6 +96,11 @@ impl OpenReplica {
         self.unproven.store(true, Ordering::Relaxed);
     }
 
+    /// Whether it is neither written nor taken over.
+    pub fn is_idle(&self) -> bool {
+        matches!(*self.slot.lock(), Slot::Idle(_))
+    }
+
     /// The writer's file, if there is a writer.
     pub fn file(&self) -> Option<Arc<OpenFile>> {
         match &*self.slot.lock() {
@@ -131,7 +136,7 @@ impl OpenReplica {
     ///
     /// # Errors
     /// [`StoreError::OutOfOrder`] if it was taken over already, or the writer does not let go.
-    pub async fn take_over(&self) -> Result<Charge, StoreError> {
+    pub async fn take_over(self: &Arc<Self>) -> Result<Taken, StoreError> {
         self.fence.send_replace(true);
         let take = async {
             loop {
@@ -144,9 +149,11 @@ impl OpenReplica {
                 let_go.await;
             }
         };
-        tokio::time::timeout(TAKE_OVER_DEADLINE, take)
-            .await
-            .unwrap_or_else(|_| Err(out_of_order("its writer does not stop")))
+        match tokio::time::timeout(TAKE_OVER_DEADLINE, take).await {
+            Ok(Ok(charge)) => Ok(Taken::new(self.clone(), charge)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(out_of_order("its writer does not stop")),
+        }
     }
 
     fn try_take(&self) -> Option<Result<Charge, StoreError>> {
@@ -187,6 +194,38 @@ fn out_of_order(reason: &str) -> StoreError {
     StoreError::OutOfOrder(reason.to_owned())
 }
 
+/// A replica that was taken over, to be sealed or deleted. Wherever it is dropped before that has begun, the
+/// replica is free again.
+pub struct Taken {
+    replica: Arc<OpenReplica>,
+    /// None only when it was taken out, and this is about to be dropped.
+    charge: Option<Charge>,
+}
+
+impl Taken {
+    fn new(replica: Arc<OpenReplica>, charge: Charge) -> Self {
+        Self {
+            replica,
+            charge: Some(charge),
+        }
+    }
+
+    /// It begins: the replica stays taken, and the caller has what it takes.
+    pub fn begin(mut self) -> (Arc<OpenReplica>, Charge) {
+        let charge = self.charge.take();
+        let charge = charge.expect("a replica that was taken over has its charge");
+        (self.replica.clone(), charge)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(charge) = self.charge.take() {
+            self.replica.put_back(charge);
+        }
+    }
+}
+
 const HAS_WRITER: &str = "a lease has its writer until it is dropped";
 
 /// The right to write to an open replica. Wherever it is dropped, the replica is free again.
@@ -200,7 +239,12 @@ pub struct Lease {
 impl Lease {
     /// Gives the replica to its first writer.
     pub fn new(replica: Arc<OpenReplica>, writer: ReplicaWriter, volume: Arc<Volume>) -> Self {
-        *replica.slot.lock() = Slot::Writing(Some(writer.file().clone()));
+        let slot = Slot::Writing(Some(writer.file().clone()));
+        let before = std::mem::replace(&mut *replica.slot.lock(), slot);
+        assert!(
+            matches!(before, Slot::Writing(None)),
+            "a replica gets a first writer that had one, or was taken over"
+        );
         Self {
             replica,
             writer: Some(writer),
@@ -214,7 +258,7 @@ impl Lease {
     /// [`StoreError::OutOfOrder`] once the replica is to be sealed or removed.
     pub fn writer(&mut self) -> Result<&mut ReplicaWriter, StoreError> {
         if self.replica.is_fenced() {
-            return Err(out_of_order("the replica was sealed by somebody else"));
+            return Err(out_of_order("the replica is being sealed or deleted"));
         }
         Ok(self.writer.as_mut().expect(HAS_WRITER))
     }
@@ -233,6 +277,13 @@ impl Lease {
     pub fn into_writer(mut self) -> ReplicaWriter {
         self.replica.end();
         self.writer.take().expect(HAS_WRITER)
+    }
+
+    /// Ends the writing; no other can take the replica over in between.
+    pub fn into_taken(self) -> Taken {
+        let replica = self.replica.clone();
+        let charge = self.into_writer().close();
+        Taken::new(replica, charge)
     }
 }
 

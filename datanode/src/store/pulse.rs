@@ -23,7 +23,7 @@ struct State {
     since: Option<Instant>,
 }
 
-/// A job, until it has ended.
+/// A job, until it has ended, or is withdrawn.
 #[derive(Debug)]
 pub struct Beat(Arc<Pulse>);
 
@@ -42,10 +42,21 @@ impl Pulse {
     /// For how long the disk has owed an answer.
     pub fn silence(&self, now: Instant) -> Duration {
         let state = self.state.lock();
-        match state.since {
-            Some(since) if state.pending > 0 => now.saturating_duration_since(since),
-            _ => Duration::ZERO,
+        if state.pending == 0 {
+            return Duration::ZERO;
         }
+        let since = state
+            .since
+            .expect("a disk that has jobs has them since a time");
+        // A job may have ended after `now` was taken.
+        now.saturating_duration_since(since)
+    }
+}
+
+impl Beat {
+    /// The disk has done the job. Dropped without that, it never ran, which says nothing about the disk.
+    pub fn end(self) {
+        self.0.state.lock().since = Some(Instant::now());
     }
 }
 
@@ -54,7 +65,6 @@ impl Drop for Beat {
         let mut state = self.0.state.lock();
         assert!(state.pending > 0, "a job ended and none was begun");
         state.pending -= 1;
-        state.since = Some(Instant::now());
     }
 }
 
@@ -70,10 +80,21 @@ mod tests {
         let (first, second) = (pulse.begin(), pulse.begin());
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!(pulse.silence(Instant::now()), Duration::from_secs(4));
-        drop(first);
+        first.end();
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(pulse.silence(Instant::now()), Duration::from_secs(3));
-        drop(second);
+        second.end();
+        assert_eq!(pulse.silence(Instant::now()), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_that_is_withdrawn_is_no_answer() {
+        let pulse = Arc::new(Pulse::default());
+        let (running, withdrawn) = (pulse.begin(), pulse.begin());
+        tokio::time::advance(Duration::from_secs(30)).await;
+        drop(withdrawn);
+        assert_eq!(pulse.silence(Instant::now()), Duration::from_secs(30));
+        running.end();
         assert_eq!(pulse.silence(Instant::now()), Duration::ZERO);
     }
 }

@@ -95,7 +95,9 @@ impl BlockStore {
     /// Has a replica's checksums read from its disk again, so that what is read next verifies them
     /// too.
     pub fn forget_checksums(&self, block: BlockId) {
-        self.inventory.tables.forget(block);
+        if let Ok(readable) = self.inventory.readable(block) {
+            self.inventory.tables.forget(readable.generation);
+        }
     }
 }
 
@@ -112,7 +114,7 @@ impl Readable {
 }
 
 impl Inventory {
-    fn read_now(
+    pub(super) fn read_now(
         &self,
         block: BlockId,
         readable: &Readable,
@@ -127,7 +129,7 @@ impl Inventory {
         // A mismatch may lie in memory, in the cached table for example: it counts once it is seen
         // again on what the disk says.
         for trust_cache in [true, false] {
-            let table = self.table_of(block, &source, first_chunk, trust_cache);
+            let table = self.table_of(readable, &source, first_chunk, trust_cache);
             let read = table
                 .and_then(|table| read_chunks(source.file(), &table, first_chunk, &mut buffer));
             match read {
@@ -141,17 +143,17 @@ impl Inventory {
                 Ok(Err(chunk)) => bad_chunk = chunk,
                 Err(error) => {
                     // It may have been sealed, and so cut, or deleted since it was looked up.
-                    self.readable(block)?.check_end(end)?;
+                    self.look_again(block, readable)?.check_end(end)?;
                     if is_damage(&error) {
-                        self.condemn(block, &readable.volume);
+                        self.condemn(block, readable);
                     }
                     let path = readable.volume.path();
                     return Err(StoreError::disk("reading a replica in", path)(error));
                 }
             }
         }
-        self.readable(block)?.check_end(end)?;
-        self.condemn(block, &readable.volume);
+        self.look_again(block, readable)?.check_end(end)?;
+        self.condemn(block, readable);
         Err(StoreError::Corrupt {
             offset: layout::chunk_bytes(bad_chunk),
         })
@@ -166,7 +168,7 @@ impl Inventory {
         if let Some(file) = writers_file {
             return Ok(Source::Growing(file));
         }
-        if let Some(file) = self.files.get(block) {
+        if let Some(file) = self.files.get(readable.generation) {
             return Ok(Source::Complete(file));
         }
         let volume = &readable.volume;
@@ -184,14 +186,17 @@ impl Inventory {
         match opened {
             Ok(file) => {
                 let file = OpenFile::new(file);
-                self.files.put(block, file.clone());
+                self.files.put(readable.generation, file.clone());
+                // What was removed meanwhile is not kept open.
+                self.look_again(block, readable)
+                    .inspect_err(|_| drop(self.files.forget(readable.generation)))?;
                 Ok(Source::Complete(file))
             }
             Err(error) => {
                 // Deleted meanwhile.
-                self.readable(block)?;
+                self.look_again(block, readable)?;
                 if error.kind() == io::ErrorKind::NotFound || is_damage(&error) {
-                    self.condemn(block, volume);
+                    self.condemn(block, readable);
                 }
                 Err(StoreError::disk("opening", &sealed_path)(error))
             }
@@ -200,7 +205,7 @@ impl Inventory {
 
     fn table_of(
         &self,
-        block: BlockId,
+        readable: &Readable,
         source: &Source,
         chunk: u32,
         trust_cache: bool,
@@ -211,11 +216,11 @@ impl Inventory {
             Source::Growing(file) => return Ok(Arc::new(read_cached_table(&***file, group)?)),
             Source::Complete(file) => file,
         };
-        if trust_cache && let Some(table) = self.tables.get(block, group) {
+        if trust_cache && let Some(table) = self.tables.get(readable.generation, group) {
             return Ok(table);
         }
         let table = Arc::new(read_table(&***file, group)?);
-        self.tables.put(block, group, table.clone());
+        self.tables.put(readable.generation, group, table.clone());
         Ok(table)
     }
 }

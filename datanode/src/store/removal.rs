@@ -8,20 +8,24 @@ use harvestfs_protocol::node::ReplicaChange;
 
 use super::block_store::BlockStore;
 use super::error::StoreError;
-use super::inventory::{Inventory, State};
+use super::inventory::{Entry, Inventory, State, ToDelete};
+use super::open_replica::Taken;
 use super::quota::Charge;
 use super::volume::Volume;
 
 /// What is cut off at a time: so little that an owner's sync does not wait long for it.
 const PIECE_BYTES: u64 = 32 << 20;
 
-/// A replica that can no longer be read, and whose file is still there.
+/// A replica that can no longer be read, and whose file is still there. Each job on the file has this while it
+/// runs, so that no other replica of the block can come into being meanwhile. Dropped before it is
+/// removed, the replica is kept as corrupt, to be deleted again.
 #[must_use = "the replica is removed only by `finish`"]
 pub struct Removal {
     inventory: Arc<Inventory>,
     block: BlockId,
     volume: Arc<Volume>,
-    charge: Charge,
+    /// None only when it is removed, and this is about to be dropped.
+    charge: Option<Charge>,
 }
 
 impl BlockStore {
@@ -36,48 +40,93 @@ impl BlockStore {
         }
     }
 
-    /// Takes a replica out of service; `None` if there is none.
+    /// Takes a replica out of service; `None` if there is none, or it is being removed or moved aside.
     ///
     /// # Errors
     /// Its volume cannot be used, or it is being written to and its writer does not let go.
     pub async fn start_removal(&self, block: BlockId) -> Result<Option<Removal>, StoreError> {
-        let Some((volume, open)) = self.inventory.find_to_delete(block) else {
-            return Ok(None);
-        };
-        volume.check_usable()?;
-        let charge = match open {
-            Some(replica) => Some(replica.take_over().await?),
-            None => None,
-        };
-        let charge = self.inventory.start_deleting(block, charge);
-        Ok(charge.map(|charge| Removal {
-            inventory: self.inventory.clone(),
-            block,
-            volume,
-            charge,
-        }))
+        match self.inventory.start_deleting(block)? {
+            ToDelete::Nothing => Ok(None),
+            ToDelete::Now(removal) => Ok(Some(removal)),
+            ToDelete::Open(volume, replica) => {
+                let taken = replica.take_over().await?;
+                let removal = self.inventory.start_deleting_taken(block, &volume, taken);
+                removal.map(Some)
+            }
+        }
+    }
+
+    /// Removes an open replica that was taken over, and no other one.
+    ///
+    /// # Errors
+    /// Its volume cannot be used, and the replica is free again; or as for [`BlockStore::delete`].
+    pub(super) async fn delete_taken(
+        &self,
+        block: BlockId,
+        volume: &Arc<Volume>,
+        taken: Taken,
+    ) -> Result<(), StoreError> {
+        let removal = self.inventory.start_deleting_taken(block, volume, taken)?;
+        removal.finish().await.map(drop)
+    }
+
+    /// Removes what a repair of a block has begun and could not remove when it gave up, because the disk
+    /// did not answer. It is no replica, and would be in the way of the next repair for good.
+    ///
+    /// # Errors
+    /// As for [`BlockStore::delete`].
+    pub async fn delete_abandoned_repair(&self, block: BlockId) -> Result<(), StoreError> {
+        match self.inventory.abandoned_repair(block) {
+            None => Ok(()),
+            Some((volume, replica)) => {
+                let taken = replica.take_over().await?;
+                self.delete_taken(block, &volume, taken).await
+            }
+        }
     }
 }
 
+const HAS_CHARGE: &str = "a removal has the charge until the replica is removed";
+
 impl Removal {
-    /// Cuts a piece off the replica, and returns its bytes; 0 once the rest is small, or if it was never
-    /// sealed. A reader that still has the file open finds it too short, and reads another replica.
+    pub(super) fn new(
+        inventory: Arc<Inventory>,
+        block: BlockId,
+        volume: Arc<Volume>,
+        charge: Charge,
+    ) -> Self {
+        Self {
+            inventory,
+            block,
+            volume,
+            charge: Some(charge),
+        }
+    }
+
+    /// Cuts a piece off the replica, and returns its bytes, or what the disk says: [`Removal::finish`] may
+    /// still work then. 0 once the rest is small, or if it was never sealed. A reader that still has the
+    /// file open finds it too short, and reads another replica.
     ///
     /// # Errors
-    /// What the disk says. [`Removal::finish`] may still work.
-    pub async fn cut(&mut self) -> Result<u64, StoreError> {
-        if self.charge.bytes() <= PIECE_BYTES {
-            return Ok(0);
+    /// The volume cannot be used; the replica is then kept as corrupt, to be deleted again.
+    pub async fn cut(mut self) -> Result<(Self, Result<u64, StoreError>), StoreError> {
+        if self.bytes() <= PIECE_BYTES {
+            return Ok((self, Ok(0)));
         }
-        let (inventory, volume, block) = (self.inventory.clone(), self.volume.clone(), self.block);
-        let job = move || match inventory.is_deleting(block) {
-            true => cut(&volume, block),
-            // A disk that did not answer for long does now, and the rest is gone already.
-            false => Ok(0),
-        };
-        let cut_bytes = self.volume.run(job).await?;
-        self.charge.shrink_to(self.charge.bytes() - cut_bytes);
-        Ok(cut_bytes)
+        let volume = self.volume.clone();
+        volume
+            .run(move || {
+                let cut = cut(&self.volume, self.block);
+                if let Ok(cut_bytes) = cut {
+                    let rest_bytes = self.bytes() - cut_bytes;
+                    self.charge
+                        .as_mut()
+                        .expect(HAS_CHARGE)
+                        .shrink_to(rest_bytes);
+                }
+                Ok((self, cut))
+            })
+            .await
     }
 
     /// Removes what is left of the replica, and returns its bytes.
@@ -85,28 +134,16 @@ impl Removal {
     /// # Errors
     /// What the disk says; the replica is then kept as corrupt, to be deleted again.
     pub async fn finish(self) -> Result<u64, StoreError> {
-        let Self {
-            inventory,
-            block,
-            volume,
-            charge,
-        } = self;
-        let bytes = charge.bytes();
-        let removed_from = volume.clone();
-        volume
-            .run(move || inventory.remove_now(block, &removed_from, charge))
-            .await?;
-        Ok(bytes)
+        let volume = self.volume.clone();
+        volume.run(move || self.finish_now()).await
     }
-}
 
-impl Inventory {
-    fn remove_now(
-        &self,
-        block: BlockId,
-        volume: &Volume,
-        charge: Charge,
-    ) -> Result<(), StoreError> {
+    fn bytes(&self) -> u64 {
+        self.charge.as_ref().expect(HAS_CHARGE).bytes()
+    }
+
+    fn finish_now(mut self) -> Result<u64, StoreError> {
+        let (volume, block) = (&self.volume, self.block);
         let places = [
             volume.sealed_path(block),
             volume.open_path(block),
@@ -117,26 +154,49 @@ impl Inventory {
             match volume.disk().remove(path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    self.replace(block, "being removed", State::Corrupt(charge), |before| {
-                        matches!(before, State::Deleting)
-                    });
-                    return Err(StoreError::disk("removing", path)(error));
-                }
+                Err(error) => return Err(StoreError::disk("removing", path)(error)),
             }
         }
-        self.tables.forget(block);
-        if let Some(file) = self.files.forget(block) {
+        let charge = self.charge.take().expect(HAS_CHARGE);
+        let bytes = charge.bytes();
+        self.inventory.remove(block, charge);
+        self.inventory
+            .changes
+            .push(volume.storage(), ReplicaChange::Deleted(block));
+        Ok(bytes)
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        if let Some(charge) = self.charge.take() {
+            self.inventory.keep_as_corrupt(self.block, charge);
+        }
+    }
+}
+
+impl Inventory {
+    fn keep_as_corrupt(&self, block: BlockId, charge: Charge) {
+        self.replace(block, "being removed", State::Corrupt(charge), |before| {
+            matches!(before, State::Deleting)
+        });
+    }
+
+    /// Removes the entry of a replica whose file is removed.
+    fn remove(&self, block: BlockId, charge: Charge) {
+        let removed = self.lock().remove(&block);
+        let Some(Entry {
+            generation,
+            state: State::Deleting,
+            ..
+        }) = removed
+        else {
+            panic!("the file of {block} is removed, which was not to be");
+        };
+        self.tables.forget(generation);
+        if let Some(file) = self.files.forget(generation) {
             file.release_when_closed(charge);
         }
-        let removed = self.lock().remove(&block);
-        assert!(
-            removed.is_some_and(|entry| matches!(entry.state, State::Deleting)),
-            "the file of {block} is removed, which was not to be"
-        );
-        self.changes
-            .push(volume.storage(), ReplicaChange::Deleted(block));
-        Ok(())
     }
 }
 
@@ -145,11 +205,10 @@ fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
     // Should the datanode end before the rest is gone, that is not taken for a replica.
     let path = volume.corrupt_path(block);
     match disk.rename(&volume.sealed_path(block), &path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(StoreError::disk("moving aside", &path)(error));
-        }
+        Ok(()) => {}
         // It may be there already.
-        _ => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(StoreError::disk("moving aside", &path)(error)),
     }
     let shorten = || {
         let file = match disk.open(&path) {

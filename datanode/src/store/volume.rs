@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
-use harvestfs_protocol::panics::contained;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, machine, unix_now_ms};
@@ -29,12 +28,13 @@ use tokio::time::Instant;
 use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
-use super::pulse::{Pulse, SILENT_AFTER};
+use super::jobs::{BROKEN_OFF, InTurn};
+use super::pulse::Pulse;
 use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
 use super::version_file::VersionFile;
-use super::workers::{JobLost, Workers};
+use super::workers::Workers;
 use super::{layout, obeyed_file};
 
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
@@ -43,8 +43,6 @@ const SEALED_DIRS: u64 = 64;
 /// The mode of the directories of replicas.
 const PRIVATE: u32 = 0o700;
 
-/// A job on a disk fails after this long because the disk is silent.
-const DISK_DEADLINE: Duration = Duration::from_secs(30);
 /// A disk that is silent for this long is given up, and its volume with it: everything on it counts
 /// as lost then. Owners keep disks busy for minutes; hung drivers do not come back.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(15 * 60);
@@ -71,7 +69,7 @@ pub struct VolumeOptions {
 
 /// A volume in use.
 pub struct Volume {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     storage: StorageId,
     class: StorageClass,
     /// What the owner lets us use.
@@ -82,10 +80,12 @@ pub struct Volume {
     pub writers: AtomicU32,
     /// Repairs that it was chosen to receive since it was opened.
     pub repairs: AtomicU64,
-    pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) workers: Workers,
+    /// For its small files.
+    pub(super) in_turn: InTurn,
     shrinking: Mutex<Shrinking>,
     disk: Arc<dyn Disk>,
-    workers: Workers,
     version: Mutex<VersionFile>,
     /// Holds the lock.
     _lock: File,
@@ -120,9 +120,6 @@ pub enum FoundState {
     /// To be deleted when the namenode says so.
     Corrupt,
 }
-
-/// Why a volume is not used any more after a broken invariant.
-const BROKEN_OFF: &str = "a job on it broke off; the log says where";
 
 impl Volume {
     /// Opens a volume, formatting an empty directory, and lists what is on it. Data is read only of
@@ -161,7 +158,13 @@ impl Volume {
             });
         }
         make_dirs(path)?;
-        let workers = Workers::start("disk", threads).map_err(VolumeError::io(path))?;
+        let health = Arc::<Health>::default();
+        let on_panic = {
+            let (health, path) = (health.clone(), path.clone());
+            // What the job was to change may be half done.
+            move || health.fail(BROKEN_OFF, &path)
+        };
+        let workers = Workers::start("disk", threads, on_panic).map_err(VolumeError::io(path))?;
         let changed =
             QuotaFile::read(path).filter(|changed| changed.configured_bytes == options.quota_bytes);
         let quota_bytes = changed.map_or(options.quota_bytes, |changed| changed.quota_bytes);
@@ -179,10 +182,11 @@ impl Volume {
                 configured_bytes: options.quota_bytes,
                 deadline: later(left),
             }),
-            health: Arc::default(),
+            health,
             writers: AtomicU32::new(0),
             repairs: AtomicU64::new(0),
             pulse: Arc::default(),
+            in_turn: InTurn::default(),
             disk,
             workers,
             version: Mutex::new(version),
@@ -243,29 +247,6 @@ impl Volume {
         &self.path
     }
 
-    /// Whether its disk owes an answer for so long that it is to be left alone.
-    pub fn is_silent(&self) -> bool {
-        self.pulse.silence(Instant::now()) >= SILENT_AFTER
-    }
-
-    /// That it can be used now.
-    ///
-    /// # Errors
-    /// [`StoreError::VolumeDown`] or [`StoreError::Silent`].
-    pub fn check_usable(&self) -> Result<(), StoreError> {
-        self.check_health()?;
-        if self.is_silent() {
-            return Err(self.silent());
-        }
-        Ok(())
-    }
-
-    fn silent(&self) -> StoreError {
-        StoreError::Silent {
-            path: self.path.clone(),
-        }
-    }
-
     /// What a heartbeat says about it. Touches no disk.
     pub fn status(&self) -> VolumeStatus {
         if self.pulse.silence(Instant::now()) >= GIVE_UP_AFTER {
@@ -309,7 +290,7 @@ impl Volume {
                 .map_err(StoreError::disk("writing the quota of", &path))
         };
         // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
-        let written = self.run(write).await;
+        let written = self.run_in_turn(write).await;
         *self.shrinking.lock() = Shrinking {
             configured_bytes,
             deadline: later(time),
@@ -346,7 +327,7 @@ impl Volume {
     /// What the disk says.
     pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
         let path = self.path.clone();
-        self.run(move || {
+        self.run_in_turn(move || {
             obeyed_file::write(position, &path)
                 .map_err(StoreError::disk("writing the obeyed namenode of", &path))
         })
@@ -374,63 +355,6 @@ impl Volume {
     /// Where a corrupt replica's file is.
     pub fn corrupt_path(&self, block: BlockId) -> PathBuf {
         self.path.join(CORRUPT_DIR).join(layout::file_name(block))
-    }
-
-    /// Runs a job that accesses the disk, and judges the disk by its result.
-    ///
-    /// # Errors
-    /// What the job says; [`StoreError::VolumeDown`] if the volume is; [`StoreError::Silent`] if the
-    /// disk does not answer, in which case the job may still run.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        job: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.check_health()?;
-        let beat = self.pulse.begin();
-        let (health, path) = (Arc::clone(&self.health), self.path.clone());
-        let job = move || {
-            let result = contained(job);
-            if result.is_err() {
-                // What it was to change may be half done, also if no caller waits for it any more.
-                health.fail(BROKEN_OFF, &path);
-            }
-            drop(beat);
-            result
-        };
-        match tokio::time::timeout(DISK_DEADLINE, self.workers.run(job)).await {
-            Ok(Ok(Ok(result))) => {
-                if let Err(StoreError::Disk { source, .. }) = &result {
-                    self.health.note_error(source, &self.path);
-                }
-                result
-            }
-            Ok(Ok(Err(_)) | Err(JobLost)) => {
-                self.health.fail(BROKEN_OFF, &self.path);
-                Err(self.down(BROKEN_OFF))
-            }
-            Err(_) => {
-                tracing::warn!(volume = %self.path.display(), "the disk does not answer");
-                Err(self.silent())
-            }
-        }
-    }
-
-    /// Whether the volume can be used.
-    ///
-    /// # Errors
-    /// [`StoreError::VolumeDown`].
-    pub fn check_health(&self) -> Result<(), StoreError> {
-        match self.health.failure() {
-            None => Ok(()),
-            Some(reason) => Err(self.down(&reason)),
-        }
-    }
-
-    fn down(&self, reason: &str) -> StoreError {
-        StoreError::VolumeDown {
-            path: self.path.clone(),
-            reason: reason.to_owned(),
-        }
     }
 
     fn find_replicas(&self) -> Result<Vec<Found>, VolumeError> {
@@ -566,7 +490,7 @@ fn make_dirs(path: &Path) -> Result<(), VolumeError> {
             .map_err(VolumeError::io(&dir))?;
     }
     for dir in &tops {
-        // Earlier releases let everybody in, and made files that everybody may read.
+        // Earlier releases let all users in, and made files that all may read.
         fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
             .map_err(VolumeError::io(dir))?;
     }

@@ -1,17 +1,15 @@
 //! A few threads that wait for one disk, so that nothing else has to.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use harvestfs_protocol::machine;
 use harvestfs_protocol::panics::contained;
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Most jobs that wait for a thread; a caller with another one waits to hand it in.
 const JOBS_QUEUED_MAX: usize = 1024;
-
-type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads of one disk. They end when the last clone is gone and the queue is empty.
 #[derive(Clone)]
@@ -22,6 +20,13 @@ pub struct Workers {
 struct Handle {
     queue: Arc<Queue>,
     room: Arc<Semaphore>,
+    on_panic: Arc<dyn Fn() + Send + Sync>,
+}
+
+struct Job {
+    work: Box<dyn FnOnce() + Send>,
+    /// Given back when it no longer waits.
+    room: OwnedSemaphorePermit,
 }
 
 #[derive(Default)]
@@ -32,7 +37,9 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    /// In the order of their numbers.
+    jobs: BTreeMap<u64, Job>,
+    next_number: u64,
     closed: bool,
 }
 
@@ -40,16 +47,29 @@ struct State {
 #[derive(Debug)]
 pub struct JobLost;
 
+/// A job that was handed in. When this is dropped, a job that has not begun is withdrawn: it is dropped
+/// with all that it holds.
+struct HandedIn<'a> {
+    queue: &'a Queue,
+    number: u64,
+}
+
 impl Workers {
-    /// Starts `threads` threads.
+    /// Starts `threads` threads, which call `on_panic` for each job that panics, before its caller learns
+    /// of it.
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(name: &str, threads: usize) -> std::io::Result<Self> {
+    pub fn start(
+        name: &str,
+        threads: usize,
+        on_panic: impl Fn() + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let workers = Self {
             inner: Arc::new(Handle {
                 queue: Arc::default(),
                 room: Arc::new(Semaphore::new(JOBS_QUEUED_MAX)),
+                on_panic: Arc::new(on_panic),
             }),
         };
         let threads = if machine::is_simulated() {
@@ -66,8 +86,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs a job on one of the threads. A job that was handed in runs even if the caller no longer
-    /// waits for it.
+    /// Runs a job on one of the threads. When the caller stops waiting, a job that has not begun never
+    /// runs, and one that has begun goes on to its end.
     ///
     /// # Errors
     /// [`JobLost`].
@@ -80,31 +100,50 @@ impl Workers {
         }
         let (sender, result) = oneshot::channel();
         let room = self.inner.room.clone().acquire_owned().await;
-        let job = move || {
-            // Room is for jobs that wait.
-            drop(room);
-            // Fails only if the caller no longer waits for the result.
-            let _ = sender.send(job());
+        let room = room.expect("the semaphore is never closed");
+        let on_panic = self.inner.on_panic.clone();
+        let work = move || match contained(job) {
+            // Fails only if the caller no longer waits for the result, which is dropped here then.
+            Ok(done) => drop(sender.send(done)),
+            Err(_) => {
+                tracing::error!("a disk job panicked: this is a bug");
+                on_panic();
+                drop(sender);
+            }
         };
-        self.inner.queue.state.lock().jobs.push_back(Box::new(job));
-        self.inner.queue.changed.notify_one();
+        let _handed_in = self.inner.queue.push(Job {
+            work: Box::new(work),
+            room,
+        });
         result.await.map_err(|_| JobLost)
     }
 }
 
 impl Queue {
+    fn push(&self, job: Job) -> HandedIn<'_> {
+        let mut state = self.state.lock();
+        let number = state.next_number;
+        state.next_number += 1;
+        state.jobs.insert(number, job);
+        drop(state);
+        self.changed.notify_one();
+        HandedIn {
+            queue: self,
+            number,
+        }
+    }
+
     fn work(&self) {
-        while let Some(job) = self.next_job() {
-            if contained(job).is_err() {
-                tracing::error!("a disk job panicked: this is a bug");
-            }
+        while let Some(Job { work, room }) = self.next_job() {
+            drop(room);
+            work();
         }
     }
 
     fn next_job(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some((_, job)) = state.jobs.pop_first() {
                 return Some(job);
             }
             if state.closed {
@@ -112,6 +151,14 @@ impl Queue {
             }
             self.changed.wait(&mut state);
         }
+    }
+}
+
+impl Drop for HandedIn<'_> {
+    fn drop(&mut self) {
+        let withdrawn = self.queue.state.lock().jobs.remove(&self.number);
+        // Without the lock: what it holds may take others.
+        drop(withdrawn);
     }
 }
 
@@ -124,31 +171,92 @@ impl Drop for Handle {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    fn one_thread() -> Workers {
+        Workers::start("test", 1, || {}).unwrap()
+    }
+
+    /// Polls a job once, so that it is handed in, and drops it.
+    async fn give_up_on<T>(job: impl Future<Output = T>) {
+        tokio::pin!(job);
+        tokio::select! {
+            biased;
+            _ = &mut job => panic!("it cannot be done by now"),
+            () = std::future::ready(()) => {}
+        }
+    }
 
     #[tokio::test]
     async fn jobs_run_and_a_panic_takes_nothing_else_down() {
-        let workers = Workers::start("test", 1).unwrap();
+        let panics = Arc::new(AtomicU32::new(0));
+        let counted = panics.clone();
+        let count = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        let workers = Workers::start("test", 1, count).unwrap();
         assert_eq!(workers.run(|| 7).await.unwrap(), 7);
         assert!(workers.run(|| panic!("on purpose")).await.is_err());
+        assert_eq!(panics.load(Ordering::Relaxed), 1, "before the caller knows");
         assert_eq!(workers.run(|| 8).await.unwrap(), 8);
     }
 
     #[tokio::test]
-    async fn a_job_runs_though_nobody_waits() {
-        let workers = Workers::start("test", 1).unwrap();
-        let (done, wait) = std::sync::mpsc::channel();
-        {
-            let job = workers.run(move || done.send(()));
-            tokio::pin!(job);
-            tokio::select! {
-                biased;
-                _ = &mut job => {}
-                () = std::future::ready(()) => {}
-            }
+    async fn a_job_that_has_begun_goes_on_without_its_caller() {
+        let workers = one_thread();
+        let (begun, has_begun) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let (done, is_done) = mpsc::channel();
+        let job = workers.run(move || {
+            begun.send(()).unwrap();
+            may_go_on.recv().unwrap();
+            done.send(()).unwrap();
+        });
+        let mut job = Box::pin(job);
+        tokio::select! {
+            biased;
+            _ = &mut job => panic!("it waits"),
+            () = std::future::ready(()) => {}
         }
+        has_begun.recv_timeout(DEADLINE).unwrap();
+        drop(job);
         drop(workers);
-        wait.recv_timeout(std::time::Duration::from_secs(10))
-            .unwrap();
+        go_on.send(()).unwrap();
+        is_done.recv_timeout(DEADLINE).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_job_that_has_not_begun_is_withdrawn_with_its_caller() {
+        let workers = one_thread();
+        let (begun, has_begun) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let mut slow = Box::pin(workers.run(move || {
+            begun.send(()).unwrap();
+            may_go_on.recv()
+        }));
+        tokio::select! {
+            biased;
+            _ = &mut slow => panic!("it waits"),
+            () = std::future::ready(()) => {}
+        }
+        has_begun.recv_timeout(DEADLINE).unwrap();
+        let held = Arc::new(());
+        let for_job = held.clone();
+        give_up_on(workers.run(move || panic!("{for_job:?} is used too late"))).await;
+        assert_eq!(
+            Arc::strong_count(&held),
+            1,
+            "what it held is dropped at once"
+        );
+        assert_eq!(workers.inner.room.available_permits(), JOBS_QUEUED_MAX);
+        go_on.send(()).unwrap();
+        slow.await.unwrap().unwrap();
+        assert_eq!(workers.run(|| 9).await.unwrap(), 9);
     }
 }

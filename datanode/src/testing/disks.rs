@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use rand::rngs::StdRng;
@@ -21,6 +22,7 @@ pub enum Fault {
     Sync,
     Create,
     Allocate,
+    Rename,
 }
 
 /// A real disk whose operations fail or hang on demand.
@@ -32,8 +34,23 @@ pub struct FaultyDisk {
 #[derive(Default)]
 struct Rules {
     failing: Mutex<Vec<(Fault, PathBuf, i32)>>,
-    hanging: Mutex<bool>,
+    hanging: Mutex<Hanging>,
     released: Condvar,
+}
+
+#[derive(Default)]
+struct Hanging {
+    all: bool,
+    one: Option<(Fault, PathBuf)>,
+    /// Operations that wait.
+    operations: usize,
+}
+
+impl Hanging {
+    fn concerns(&self, fault: Fault, path: &Path) -> bool {
+        let one = self.one.as_ref();
+        self.all || one.is_some_and(|(which, dir)| *which == fault && path.starts_with(dir))
+    }
 }
 
 impl FaultyDisk {
@@ -50,22 +67,37 @@ impl FaultyDisk {
     /// Everything works again.
     pub fn heal(&self) {
         self.rules.failing.lock().clear();
-        *self.rules.hanging.lock() = false;
+        let mut hanging = self.rules.hanging.lock();
+        (hanging.all, hanging.one) = (false, None);
         self.rules.released.notify_all();
     }
 
     /// From now on, nothing answers until [`FaultyDisk::heal`].
     pub fn hang(&self) {
-        *self.rules.hanging.lock() = true;
+        self.rules.hanging.lock().all = true;
+    }
+
+    /// The same for one kind of operations on files below `dir`.
+    pub fn hang_on(&self, fault: Fault, dir: &Path) {
+        self.rules.hanging.lock().one = Some((fault, dir.to_owned()));
+    }
+
+    /// Waits until so many operations do not get an answer.
+    pub async fn wait_for_hanging(&self, operations: usize) {
+        while self.rules.hanging.lock().operations != operations {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
 impl Rules {
     fn check(&self, fault: Fault, path: &Path) -> io::Result<()> {
         let mut hanging = self.hanging.lock();
-        while *hanging {
+        hanging.operations += 1;
+        while hanging.concerns(fault, path) {
             self.released.wait(&mut hanging);
         }
+        hanging.operations -= 1;
         let failing = self.failing.lock();
         let rule = failing
             .iter()
@@ -89,7 +121,7 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.rules.check(Fault::Write, from)?;
+        self.rules.check(Fault::Rename, from)?;
         RealDisk.rename(from, to)
     }
 

@@ -189,11 +189,16 @@ async fn a_silent_disk_is_left_alone_and_given_up_late() {
     let disk = FaultyDisk::new();
     let store = store_at(dir.path(), 1 << 30, disk.clone());
     write_sealed(&store, 1, &data(1, 4096)).await.unwrap();
-    disk.hang();
-    // From here on, time passes whenever nothing else can happen.
-    tokio::time::pause();
-    let wait = tokio::time::timeout(Duration::from_secs(120), read(&store, 1, 0, 1));
-    let error = wait.await.unwrap().unwrap_err();
+    let hanging_read = async || {
+        disk.hang();
+        let reading = store.clone();
+        let read = tokio::spawn(async move { read(&reading, 1, 0, 1).await });
+        disk.wait_for_hanging(1).await;
+        // From here on, time passes whenever nothing else can happen.
+        tokio::time::pause();
+        read.await.unwrap()
+    };
+    let error = hanging_read().await.unwrap_err();
     assert!(matches!(error, StoreError::Silent { .. }), "{error}");
     assert!(store.is_silent());
     // It is not asked for more, and nothing on it counts as lost.
@@ -213,9 +218,7 @@ async fn a_silent_disk_is_left_alone_and_given_up_late() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     read(&store, 1, 0, 1).await.unwrap();
-    disk.hang();
-    tokio::time::pause();
-    let _ = read(&store, 1, 0, 1).await;
+    hanging_read().await.unwrap_err();
     tokio::time::advance(Duration::from_secs(15 * 60)).await;
     assert!(!store.status()[0].healthy);
     disk.heal();

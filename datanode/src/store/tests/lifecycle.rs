@@ -330,8 +330,13 @@ async fn a_large_replica_goes_piece_by_piece() {
     assert!(store.report(BlockId(1)).is_none());
     assert!(store.start_removal(BlockId(1)).await.unwrap().is_none());
     let mut cut_bytes = 0;
-    while let bytes @ 1.. = removal.cut().await.unwrap() {
-        cut_bytes += bytes;
+    loop {
+        let (rest, cut) = removal.cut().await.unwrap();
+        removal = rest;
+        match cut.unwrap() {
+            0 => break,
+            bytes => cut_bytes += bytes,
+        }
         assert_eq!(used_bytes(), full_bytes - cut_bytes);
     }
     assert_eq!(cut_bytes, 2 * PIECE_BYTES);
@@ -339,8 +344,9 @@ async fn a_large_replica_goes_piece_by_piece() {
     assert_eq!(used_bytes(), full_bytes - cut_bytes - rest_bytes);
 
     // What is left when the datanode ends in the middle counts as no replica.
-    let mut removal = store.start_removal(BlockId(2)).await.unwrap().unwrap();
-    assert_eq!(removal.cut().await.unwrap(), PIECE_BYTES);
+    let removal = store.start_removal(BlockId(2)).await.unwrap().unwrap();
+    let (removal, cut) = removal.cut().await.unwrap();
+    assert_eq!(cut.unwrap(), PIECE_BYTES);
     drop((removal, store));
     let store = real_store(dir.path());
     assert!(store.report(BlockId(2)).is_none());

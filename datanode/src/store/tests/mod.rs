@@ -1,5 +1,6 @@
 //! The promises of the block store, on real files.
 
+mod abandoned;
 mod crash;
 mod faults;
 mod lifecycle;

@@ -81,7 +81,7 @@ async fn run(quota_bytes: u64, steps: Vec<Step>) {
                 }
             }
             Step::Seal(which) if !writers.is_empty() => {
-                let (_, length, writer) = writers.remove(which % writers.len());
+                let (_, length, mut writer) = writers.remove(which % writers.len());
                 writer.seal(length).await.unwrap();
             }
             Step::Close(which) if !writers.is_empty() => {

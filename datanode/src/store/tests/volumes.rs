@@ -51,7 +51,7 @@ fn a_volume_keeps_its_identity() {
 }
 
 #[tokio::test]
-async fn replicas_are_nobody_elses_also_those_of_an_earlier_release() {
+async fn replicas_are_private_also_those_of_an_earlier_release() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("volume");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
