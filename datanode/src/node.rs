@@ -1,7 +1,8 @@
 //! What all tasks of a datanode share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
@@ -22,10 +23,19 @@ use crate::obedience::Obedience;
 use crate::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
-/// Stored and sent in place of a datanode's number until the namenode has given it one.
-const UNREGISTERED: NodeId = NodeId(0);
 /// When to ask again a datanode that has just started.
 const UNREGISTERED_RETRY_MS: u32 = 200;
+/// How long a writer waits for the first registration.
+const REGISTRATION_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the namenode said at the last registration.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    /// This datanode's number.
+    pub id: NodeId,
+    /// Largest block in bytes.
+    pub block_bytes: u64,
+}
 
 /// What all tasks of a datanode share.
 pub struct Node {
@@ -44,8 +54,8 @@ pub struct Node {
     /// What is measured.
     pub metrics: Metrics,
     tokens: RwLock<TokenVerifier>,
-    node_id: AtomicU32,
-    block_bytes: AtomicU64,
+    /// `None` before the first one.
+    registration: watch::Sender<Option<Registration>>,
     stopping: watch::Sender<bool>,
     known: watch::Sender<bool>,
 }
@@ -66,8 +76,7 @@ impl Node {
             active_streams: AtomicU32::new(0),
             metrics: Metrics::new(),
             tokens: RwLock::default(),
-            node_id: AtomicU32::new(UNREGISTERED.0),
-            block_bytes: AtomicU64::new(BLOCK_BYTES_MAX),
+            registration: watch::Sender::new(None),
             stopping: watch::Sender::new(false),
             known: watch::Sender::new(false),
         })
@@ -75,10 +84,11 @@ impl Node {
 
     /// Takes note of what the namenode said at registration.
     pub fn registered(&self, registered: &NodeRegistered) {
-        self.node_id.store(registered.node.0, Ordering::Relaxed);
-        let block_bytes = registered.block_bytes.min(BLOCK_BYTES_MAX);
-        self.block_bytes.store(block_bytes, Ordering::Relaxed);
         self.set_keys(&registered.keys);
+        self.registration.send_replace(Some(Registration {
+            id: registered.node,
+            block_bytes: registered.block_bytes.min(BLOCK_BYTES_MAX),
+        }));
     }
 
     /// Accepts tokens signed with these keys and no others.
@@ -87,14 +97,25 @@ impl Node {
         *self.tokens.write() = verifier;
     }
 
-    /// This datanode's number; 0 before the first registration.
-    pub fn id(&self) -> NodeId {
-        NodeId(self.node_id.load(Ordering::Relaxed))
+    /// What the namenode said at the last registration, if there was one.
+    pub fn registration(&self) -> Option<Registration> {
+        *self.registration.borrow()
     }
 
-    /// Largest block in bytes.
-    pub fn block_bytes(&self) -> u64 {
-        self.block_bytes.load(Ordering::Relaxed)
+    /// The same; the first one is waited for, not for long: `None` if it does not come, or the datanode stops.
+    pub async fn wait_for_registration(&self) -> Option<Registration> {
+        let mut registrations = self.registration.subscribe();
+        let registered = async {
+            // The sender lives as long as `self`.
+            let registration = registrations.wait_for(Option::is_some).await.ok()?;
+            *registration
+        };
+        tokio::select! {
+            biased;
+            registration = registered => registration,
+            () = tokio::time::sleep(REGISTRATION_DEADLINE) => None,
+            () = self.stopping() => None,
+        }
     }
 
     /// Checks the right to a block.
@@ -108,7 +129,7 @@ impl Node {
         block: BlockId,
         right: Right,
     ) -> Result<(), DataError> {
-        if self.id() == UNREGISTERED {
+        if self.registration().is_none() {
             return Err(DataError::Busy {
                 retry_after_ms: UNREGISTERED_RETRY_MS,
             });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{
     DataRequest, Opening, ReadPacket, ReadRequest, SealReply, SealRequest, ShortCircuitReply,
-    WriteAck, WriteRequest,
+    WriteRequest,
 };
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{Peer, Role};
@@ -236,17 +236,13 @@ async fn serve_request(
     });
     let _count = StreamCount::new(node.clone());
     let sent = match (request, denial) {
-        (DataRequest::Read(_), Some(error)) => answer(sender, &ReadPacket::Failed(error)).await,
-        (DataRequest::Write(_), Some(error)) => {
-            let node = node.id();
-            answer(sender, &WriteAck::Failed { node, error }).await
+        (DataRequest::Write(request), denial) => {
+            write_stream::serve(node, request, denial, sender, receiver).await
         }
+        (DataRequest::Read(_), Some(error)) => answer(sender, &ReadPacket::Failed(error)).await,
         (DataRequest::Seal(_), Some(error)) => answer(sender, &SealReply::Err(error)).await,
         (DataRequest::Read(request), None) => {
             read_stream::serve(&node, &request, peer, sender).await
-        }
-        (DataRequest::Write(request), None) => {
-            write_stream::serve(node, request, sender, receiver).await
         }
         (DataRequest::Seal(request), None) => answer(sender, &seal(&node, &request).await).await,
         (DataRequest::ShortCircuit { .. }, Some(_)) => {

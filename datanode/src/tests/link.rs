@@ -1,9 +1,11 @@
 //! The datanode and its namenode.
 
+use harvestfs_protocol::data::WriteAck;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, ClusterId};
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::token::{BlockToken, Right};
 use tokio::time::Instant;
 
 use crate::testing::cluster::{TestCluster, data};
@@ -44,9 +46,36 @@ async fn it_asks_for_patience_until_it_is_registered() {
     cluster.nodes[0].data_addr = datanode.local_addr();
     let read = cluster.read(0, 1, (0, 1)).await;
     assert!(matches!(read, Err(DataError::Busy { .. })), "{read:?}");
+    // What answers a writer has a number.
+    let token = namenode_token(&cluster, 2);
+    let nodes = cluster.nodes.clone();
+    let mut stream = cluster.client.write(&nodes, BlockId(2), token).await;
     let back = FakeNamenode::start(&cluster.authority, addr);
+    assert_eq!(stream.ack().await, Some(WriteAck::Ready));
     back.node("dn1").await;
     assert_eq!(cluster.read(0, 1, (0, 5000)).await.unwrap(), data(1, 5000));
+}
+
+#[tokio::test]
+async fn a_datanode_without_a_number_answers_no_writer() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.kill(0).await;
+    let fresh = FakeNamenode::start(&cluster.authority, "127.0.0.1:0".parse().unwrap());
+    std::mem::replace(&mut cluster.namenode, fresh).stop().await;
+    let mut options = cluster.options(0);
+    // There is no namenode.
+    options.namenodes = vec![cluster.nodes[0].data_addr];
+    let datanode = Datanode::start(options).await.unwrap();
+    cluster.nodes[0].data_addr = datanode.local_addr();
+    let token = namenode_token(&cluster, 1);
+    let nodes = cluster.nodes.clone();
+    let mut stream = cluster.client.write(&nodes, BlockId(1), token).await;
+    let (answer, ()) = tokio::join!(stream.ack(), datanode.shutdown());
+    assert_eq!(answer, None);
+}
+
+fn namenode_token(cluster: &TestCluster, block: u64) -> BlockToken {
+    cluster.namenode.token(BlockId(block), Right::Write)
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
 use tokio::sync::mpsc;
 
 use self::progress::{Failure, Progress};
-use crate::node::Node;
+use crate::node::{Node, Registration};
 use crate::store::{BlockWriter, Origin, WritePacket};
 
 /// Packets on their way through this datanode, together at most this many bytes: enough to keep
@@ -52,18 +52,35 @@ enum DiskWork {
 /// A packet for the next datanode.
 type Forward = (Packet, Bytes);
 
-/// Serves a write stream until its end or failure.
+/// Serves a write stream until its end or failure; with a `denial`, denies it.
+///
+/// A failure names the datanode, whose number the namenode gives it. One that has none yet ends the stream
+/// without a word, and its peer, which knows the number, names it.
 ///
 /// # Errors
 /// What broke the stream.
 pub async fn serve(
     node: Arc<Node>,
     request: WriteRequest,
+    denial: Option<DataError>,
     mut sender: FrameSender,
     receiver: FrameReceiver,
 ) -> Result<(), TransportError> {
+    let registration = match denial {
+        Some(_) => node.registration(),
+        None => node.wait_for_registration().await,
+    };
+    let Some(registration) = registration else {
+        tracing::debug!(block = %request.block, "no writer is served before the registration");
+        return sender.finish();
+    };
+    if let Some(error) = denial {
+        let node = registration.id;
+        sender.send(&WriteAck::Failed { node, error }).await?;
+        return sender.finish();
+    }
     let timer = node.metrics.open.timer();
-    let opened = open(&node, &request).await;
+    let opened = open(&node, registration, &request).await;
     drop(timer);
     let (writer, downstream) = match opened {
         Ok(opened) => opened,
@@ -79,6 +96,7 @@ pub async fn serve(
     };
     sender.send(&WriteAck::Ready).await?;
     let pipeline = Pipeline {
+        id: registration.id,
         block: request.block,
         progress: Progress::new(downstream.is_some()),
         node,
@@ -89,10 +107,11 @@ pub async fn serve(
 /// Creates the replica and connects the rest of the pipeline, at the same time.
 async fn open(
     node: &Node,
+    registration: Registration,
     request: &WriteRequest,
 ) -> Result<(BlockWriter, Option<Downstream>), Failure> {
     let here = |error| Failure {
-        node: node.id(),
+        node: registration.id,
         error,
     };
     node.check_token(&request.token, request.block, Right::Write)
@@ -104,7 +123,7 @@ async fn open(
         request.block,
         request.class,
         Origin::Pipeline,
-        node.block_bytes(),
+        registration.block_bytes,
     );
     let (writer, downstream) = tokio::join!(create, connect_downstream(node, request));
     match (writer, downstream) {
@@ -156,6 +175,8 @@ async fn connect_downstream(
 /// An open pipeline, as seen from one of its datanodes.
 struct Pipeline {
     node: Arc<Node>,
+    /// This datanode's number.
+    id: NodeId,
     block: BlockId,
     progress: Progress,
 }
@@ -170,17 +191,16 @@ impl Pipeline {
     ) -> Result<(), TransportError> {
         let (disk_queue, disk_work) = mpsc::channel(WINDOW_PACKETS);
         let (forward_queue, forwards) = mpsc::channel(WINDOW_PACKETS);
-        let (downstream_node, to_downstream, from_downstream) = match downstream {
-            Some(it) => (it.node, Some(it.sender), Some(it.receiver)),
-            None => (self.node.id(), None, None),
-        };
+        let (to_downstream, from_downstream) = downstream
+            .map(|it| ((it.node, it.sender), (it.node, it.receiver)))
+            .unzip();
         let forward_queue = to_downstream.is_some().then_some(forward_queue);
         let work = async {
             tokio::join!(
                 self.receive(receiver, disk_queue, forward_queue),
                 self.write(writer, disk_work),
-                self.forward(downstream_node, to_downstream, forwards),
-                self.take_acks(downstream_node, from_downstream),
+                self.forward(to_downstream, forwards),
+                self.take_acks(from_downstream),
                 self.watch_for_denial(),
             );
         };
@@ -191,7 +211,7 @@ impl Pipeline {
     }
 
     fn fail(&self, error: DataError) {
-        self.progress.fail(self.node.id(), error);
+        self.progress.fail(self.id, error);
     }
 
     /// Ends the stream when the datanode stops or its owner needs the server. Packets end at chunk
@@ -279,7 +299,7 @@ impl Pipeline {
                     None => return,
                 },
                 () = writer.fenced() => {
-                    let reason = "the replica was sealed by somebody else".to_owned();
+                    let reason = "the replica is being sealed or deleted".to_owned();
                     return self.fail(DataError::OutOfOrder(reason));
                 }
             };
@@ -330,11 +350,10 @@ impl Pipeline {
     /// Sends packets on to the next datanode.
     async fn forward(
         &self,
-        node: NodeId,
-        sender: Option<FrameSender>,
+        downstream: Option<(NodeId, FrameSender)>,
         mut forwards: mpsc::Receiver<Forward>,
     ) {
-        let Some(mut sender) = sender else {
+        let Some((node, mut sender)) = downstream else {
             return;
         };
         while let Some((packet, data)) = forwards.recv().await {
@@ -349,8 +368,8 @@ impl Pipeline {
     }
 
     /// Takes the next datanode's acknowledgements.
-    async fn take_acks(&self, node: NodeId, receiver: Option<FrameReceiver>) {
-        let Some(mut receiver) = receiver else {
+    async fn take_acks(&self, downstream: Option<(NodeId, FrameReceiver)>) {
+        let Some((node, mut receiver)) = downstream else {
             return;
         };
         loop {
