@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
-use harvestfs_tests::{Prometheus, Target, TargetAccess, free_tcp_address, have_program};
+use harvestfs_tests::{
+    Prometheus, Target, TargetAccess, can_mount, free_tcp_address, have_program,
+};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
@@ -60,6 +62,10 @@ fn what_a_primary_loses_is_measured_on_one_cpu_after_the_other() {
 
 #[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
+    // It mounts.
+    if !can_mount() {
+        return;
+    }
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (json, html) = (file("report.json"), file("report.html"));
@@ -102,6 +108,10 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     assert_eq!(run["rotten_replicas"], 0, "{json}");
     let compared = run["comparison"]["files"].as_u64();
     assert!(compared.is_some_and(|files| files > 0), "{json}");
+    let during = run["comparison"]["bytes_during"].as_u64();
+    assert!(during.is_some_and(|bytes| bytes > 0), "{json}");
+    let plan = report["plan"].to_string();
+    assert!(plan.contains("mount-1"), "{plan}");
     assert_eq!(run["comparison"]["lost"].as_array().map(Vec::len), Some(0));
     let page = std::fs::read_to_string(html).expect("the page");
     assert!(page.contains("<svg") && page.contains("Seed 7"));

@@ -6,6 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::unix_now_ms;
@@ -13,6 +14,7 @@ use harvestfs_protocol::unix_now_ms;
 use super::LiveError;
 use super::disk::{self, Mounted, SlowDisk};
 use super::ledger::{self, Contents};
+use super::mounted::{self, MountState};
 use super::network::{self, Home, Network};
 use super::plan::{Part, Plan};
 use super::primary::Loads;
@@ -50,6 +52,8 @@ pub(crate) struct Cluster<'a> {
     mounted: Vec<Mounted>,
     /// Of each server.
     pub conditions: Vec<Condition>,
+    /// What was done to each mount.
+    pub mounts: Vec<Arc<MountState>>,
     /// When the primaries began, in milliseconds since 1970; none when they are not looked at.
     primaries_began: Option<u64>,
 }
@@ -89,6 +93,7 @@ impl<'a> Cluster<'a> {
             slow: BTreeMap::new(),
             mounted: Vec::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
+            mounts: (0..scenario.mounts.count).map(|_| Arc::default()).collect(),
             primaries_began: None,
         };
         let spec = &scenario.cluster;
@@ -248,6 +253,24 @@ impl<'a> Cluster<'a> {
                 ];
                 ("namenode", arguments, Home::Here)
             }
+            Part::Mount(mount) => {
+                let at = self.mount_point(mount);
+                let made = match fs::create_dir(&at) {
+                    // Looking at a mount whose process was killed fails.
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+                    made => made,
+                };
+                made.map_err(LiveError::io(format!("make {}", at.display())))?;
+                let arguments: Vec<OsString> = vec![
+                    "mount".into(),
+                    at.into(),
+                    "--config".into(),
+                    self.path("client/client.toml").into(),
+                ];
+                let port = self.scenario.cluster.servers.len() + mount;
+                let home = self.network.map_or(Home::Here, |it| it.home(port));
+                (&*mounted::name(mount), arguments, home)
+            }
             Part::Server(number) => {
                 let name = self.scenario.cluster.servers[number].name.as_str();
                 let mut arguments: Vec<OsString> = vec![
@@ -288,6 +311,47 @@ impl<'a> Cluster<'a> {
             self.start(Part::Server(server))?;
         }
         self.wait_ready(go_on).await
+    }
+
+    /// Mounts everywhere, and waits until it is ready.
+    pub async fn mount_all(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+        for mount in 0..self.mounts.len() {
+            self.start(Part::Mount(mount))?;
+        }
+        self.wait_ready(go_on).await?;
+        self.note_mounted();
+        Ok(())
+    }
+
+    /// Lets programs use what is mounted by now.
+    pub fn note_mounted(&self) {
+        for (mount, state) in self.mounts.iter().enumerate() {
+            let process = self.parts.get(&Part::Mount(mount));
+            if !state.is_ready() && process.is_some_and(Process::is_ready) {
+                state.set_ready();
+            }
+        }
+    }
+
+    /// Where a mount is.
+    pub fn mount_point(&self, mount: usize) -> PathBuf {
+        self.path(&mounted::name(mount))
+    }
+
+    /// Which link of the network is that of a part.
+    fn port(&self, part: Part) -> Option<usize> {
+        match part {
+            Part::Namenode => None,
+            Part::Server(server) => Some(server),
+            Part::Mount(mount) => Some(self.scenario.cluster.servers.len() + mount),
+        }
+    }
+
+    /// Programs on a mount are to know that a fault begins or ends.
+    fn disturb(&self, part: Part, begins: bool) {
+        if let Part::Mount(mount) = part {
+            self.mounts[mount].disturbed(begins);
+        }
     }
 
     /// Waits until all that was started is ready.
@@ -333,6 +397,7 @@ impl<'a> Cluster<'a> {
         match part {
             Part::Namenode => "namenode".into(),
             Part::Server(server) => self.scenario.cluster.servers[server].name.clone(),
+            Part::Mount(mount) => mounted::name(mount),
         }
     }
 
@@ -343,6 +408,9 @@ impl<'a> Cluster<'a> {
 
     /// SIGKILL.
     pub fn kill(&mut self, part: Part) {
+        if let Part::Mount(mount) = part {
+            self.mounts[mount].killed();
+        }
         self.parts.remove(&part);
         if let Part::Server(server) = part {
             self.conditions[server].down = true;
@@ -352,6 +420,7 @@ impl<'a> Cluster<'a> {
 
     /// SIGSTOP, or SIGCONT.
     pub fn set_hung(&mut self, part: Part, hung: bool) {
+        self.disturb(part, hung);
         if let Some(process) = self.parts.get(&part) {
             if hung {
                 process.pause();
@@ -364,25 +433,30 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Cuts a server off, or ends that.
-    pub fn set_cut(&mut self, server: usize, cut: bool) {
-        if let Some(network) = self.network {
-            network.set_cut(server, cut);
-            self.conditions[server].cut = cut;
+    /// Cuts a server or mount off, or ends that.
+    pub fn set_cut(&mut self, part: Part, cut: bool) {
+        self.disturb(part, cut);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_cut(port, cut);
+            if let Part::Server(server) = part {
+                self.conditions[server].cut = cut;
+            }
         }
     }
 
-    /// Has so many of a hundred frames from and to a server be lost; 0 ends that.
-    pub fn set_loss(&self, server: usize, percent: u32) {
-        if let Some(network) = self.network {
-            network.set_loss(server, percent);
+    /// Has so many of a hundred frames from and to a server or mount be lost; 0 ends that.
+    pub fn set_loss(&self, part: Part, percent: u32) {
+        self.disturb(part, percent > 0);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_loss(port, percent);
         }
     }
 
-    /// Has frames from and to a server come so late; 0 ends that.
-    pub fn set_delay(&self, server: usize, ms: u32) {
-        if let Some(network) = self.network {
-            network.set_delay(server, ms);
+    /// Has frames from and to a server or mount come so late; 0 ends that.
+    pub fn set_delay(&self, part: Part, ms: u32) {
+        self.disturb(part, ms > 0);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_delay(port, ms);
         }
     }
 
@@ -445,6 +519,9 @@ impl Drop for Cluster<'_> {
     fn drop(&mut self) {
         // What runs there keeps a disk in use, and a slow disk lies on another.
         self.parts.clear();
+        for mount in 0..self.mounts.len() {
+            mounted::unmount(&self.mount_point(mount));
+        }
         self.slow.clear();
         self.mounted.clear();
     }

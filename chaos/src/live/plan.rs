@@ -4,6 +4,7 @@ use std::fmt;
 
 use rand::RngExt;
 
+use super::mounted;
 use super::scenario::{Fault, Kind, Scenario, Targets};
 use crate::random;
 
@@ -14,6 +15,8 @@ pub enum Part {
     Namenode,
     /// A server, by its number from 0.
     Server(usize),
+    /// A mount, by its number from 0.
+    Mount(usize),
 }
 
 /// One thing that begins or ends.
@@ -60,6 +63,12 @@ impl Plan {
                     Targets::Namenode => vec![Part::Namenode],
                     Targets::Servers(servers) => {
                         servers.iter().copied().map(Part::Server).collect()
+                    }
+                    Targets::Mount(mount) => vec![Part::Mount(*mount)],
+                    Targets::RandomMounts(wanted) => {
+                        let all: Vec<usize> = (0..scenario.mounts.count).collect();
+                        let chosen = random::sample(&mut rng, &all, *wanted);
+                        chosen.into_iter().map(Part::Mount).collect()
                     }
                     Targets::Random(wanted) => {
                         let all: Vec<usize> = (0..count).collect();
@@ -135,6 +144,7 @@ impl Event {
         };
         match self.part {
             Part::Namenode => format!("{what:<20} namenode"),
+            Part::Mount(mount) => format!("{what:<20} {}", mounted::name(mount)),
             Part::Server(server) => {
                 let server = &scenario.cluster.servers[server];
                 format!(
@@ -195,6 +205,28 @@ mod tests {
             a.events != b.events
         });
         assert_eq!(others.count(), 20);
+    }
+
+    #[test]
+    fn mounts_are_hit_by_name_or_as_the_seed_decides() {
+        let text = "name = \"t\"\nduration_s = 60\n[cluster]\nservers = 3\n[mounts]\ncount = 4\n\
+                    [[fault]]\nkind = \"kill\"\nat_s = 1\nfor_s = 2\npart = \"mount-2\"\n\
+                    [[fault]]\nkind = \"hang\"\nat_s = 20\nfor_s = 5\nmounts = 3\n";
+        let scenario = Scenario::parse(Path::new("s.toml"), text).unwrap();
+        let plan = Plan::new(&scenario, 1);
+        let parts = |kind| {
+            let of_kind = plan.events.iter().filter(|it| it.begins && it.kind == kind);
+            let mut parts: Vec<Part> = of_kind.map(|event| event.part).collect();
+            parts.sort_unstable();
+            parts
+        };
+        assert_eq!(parts(Kind::Kill), [Part::Mount(1)]);
+        let mut hung = parts(Kind::Hang);
+        hung.dedup();
+        assert_eq!(hung.len(), 3);
+        assert!(hung.iter().all(|part| matches!(part, Part::Mount(0..4))));
+        let said = plan.describe(&scenario);
+        assert!(said.contains("start                mount-2"), "{said}");
     }
 
     #[test]

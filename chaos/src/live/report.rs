@@ -155,6 +155,7 @@ impl Report {
             "whole after s",
             "primary slower %",
             "compared MiB",
+            "during MiB",
             "wrong",
             "",
         ]);
@@ -180,6 +181,7 @@ impl Report {
                 run.slowdown_percent
                     .map_or("-".into(), |percent| format!("{percent:.1}")),
                 mib(run.comparison.bytes),
+                mib(run.comparison.bytes_during),
                 (missing + run.comparison.unexpected.len()).to_string(),
                 if run.passed { "passed" } else { "FAILED" }.to_owned(),
             ]);

@@ -3,17 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::admin::FsckReport;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::admin::Admin;
 use super::cluster::{Cluster, START_DEADLINE};
+use super::faults::Scene;
 use super::ledger::Ledger;
 use super::metrics::Metrics;
+use super::mounted::{self, Doubt, MountOutcome, Program, Shared};
 use super::network::Network;
-use super::plan::{Event, Part, Plan};
+use super::plan::{Part, Plan};
 use super::primary::Loads;
 use super::probe::{Probe, Reading, slowdown_percent};
 use super::report::{Block, Lost, Report, RunReport};
@@ -21,8 +25,7 @@ use super::scenario::{Kind, Scenario, Variant};
 use super::verify::{Comparison, compare};
 use super::watch::Watch;
 use super::workload::{Access, Accesses, Counters, Outcome, Worker, accesses};
-use super::{LiveError, disk, rot};
-use crate::random;
+use super::{LiveError, disk};
 
 /// How a run is made.
 pub struct Options<'a> {
@@ -57,6 +60,9 @@ const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
+/// What a program on a mount will have seen when it ends.
+type Running = oneshot::Receiver<MountOutcome>;
+
 /// Runs all variants of a scenario. `progress` gets how far it is.
 ///
 /// Must be called on a thread that lives until it returns, and before the process has other threads
@@ -71,11 +77,13 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Report, LiveError> {
     // Before any thread: they share the namespaces of the thread that starts them.
-    if plan.has(Kind::needs_mounts) {
+    let is_root = rustix::process::geteuid().is_root();
+    if plan.has(Kind::needs_mounts) || (scenario.mounts.count > 0 && is_root) {
         disk::own_mounts()?;
     }
     let network = if plan.has(Kind::needs_network) {
-        Some(Network::new(scenario.cluster.servers.len(), plan.seed)?)
+        let ports = scenario.cluster.servers.len() + scenario.mounts.count;
+        Some(Network::new(ports, plan.seed)?)
     } else {
         None
     };
@@ -122,7 +130,7 @@ pub fn run(
 }
 
 /// A primary on this machine, and how fast it gets on alone.
-struct Primary {
+pub(crate) struct Primary {
     probe: Probe,
     alone: Option<f64>,
     /// When it was no longer alone.
@@ -148,27 +156,10 @@ impl Primary {
         self.since = self.probe.read();
     }
 
-    fn slowdown_percent(&self) -> Option<f64> {
+    /// By how much, in percent.
+    pub fn slowdown_percent(&self) -> Option<f64> {
         let loaded = self.since.rate_until(self.probe.read())?;
         Some(slowdown_percent(self.alone?, loaded))
-    }
-}
-
-/// What takes part in a run from the start of its clients on.
-struct Scene<'a> {
-    cluster: Cluster<'a>,
-    admin: Admin,
-    counters: Arc<Counters>,
-    watch: Watch,
-    primary: Primary,
-}
-
-impl Scene<'_> {
-    /// Looks at disks, namenode and clients once more.
-    async fn look(&mut self) -> Result<(), LiveError> {
-        let cluster = &self.cluster;
-        let counters = &self.counters;
-        self.watch.look(cluster, &mut self.admin, counters).await
     }
 }
 
@@ -229,6 +220,10 @@ impl Run<'_> {
         cluster.start_all(&go_on).await?;
         let mut admin = Admin::new(&self.directory, cluster.namenode)?;
         self.wait_all_alive(&mut admin).await?;
+        if !cluster.mounts.is_empty() {
+            tell("mounting", 0);
+            cluster.mount_all(&go_on).await?;
+        }
 
         let access = Access {
             identity: self.directory.join("client/identity"),
@@ -237,13 +232,16 @@ impl Run<'_> {
         };
         let stop = Arc::new(AtomicBool::new(false));
         let counters = Arc::new(Counters::new(Arc::clone(self.metrics)));
+        let doubt = Arc::new(Doubt::default());
         let workers: Vec<JoinHandle<Outcome>> = (1..=self.scenario.clients.count)
             .map(|number| {
-                let counters = Arc::clone(&counters);
-                let worker = Worker::new(access.clone(), number, self.plan.seed, counters);
+                let seed = self.plan.seed;
+                let worker = Worker::new(access.clone(), number, seed, &counters, &doubt);
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
+        let shared = Arc::new(Shared::new(&cluster.mounts, &doubt));
+        let programs = self.start_programs(&cluster, &shared, &counters, &stop)?;
         primary.has_company();
         let mut scene = Scene {
             cluster,
@@ -251,13 +249,14 @@ impl Run<'_> {
             counters,
             watch: Watch::begin(),
             primary,
+            doubt,
         };
         let faults = self.inflict(&mut scene, tell).await;
         let slowdown_percent = scene.primary.slowdown_percent();
         stop.store(true, Ordering::Relaxed);
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
-        let healed = self.heal(&mut scene);
+        let healed = scene.heal(self.go_on());
         faults?;
         healed?;
         let healed_at = Instant::now();
@@ -277,11 +276,20 @@ impl Run<'_> {
             outcomes.push(outcome.map_err(hangs)?.map_err(failed)?);
             self.check_interrupt()?;
         }
+        let on_mounts = self.join_programs(programs).await?;
         tell("comparing every byte", self.scenario.duration_ms);
-        let comparison = self.compare(&access, &outcomes).await?;
+        let mut comparison = self.compare(&access, &outcomes, &shared).await?;
+        comparison.wrong.append(&mut scene.watch.broken);
+        for outcome in &on_mounts {
+            comparison.wrong.extend(outcome.wrong.iter().cloned());
+            comparison.bytes_during += outcome.compared_bytes;
+        }
         self.metrics.compared(&comparison);
         let lost = self.lost(report.as_ref(), &scene.watch.ledger);
-        let accesses = accesses(&scene.counters, &outcomes);
+        let mut accesses = accesses(&scene.counters, &outcomes);
+        for (error, count) in on_mounts.into_iter().flat_map(|it| it.errors) {
+            *accesses.errors.entry(error).or_default() += count;
+        }
         Ok(RunReport {
             slowdown_percent,
             ..self.report(
@@ -293,6 +301,45 @@ impl Run<'_> {
                 time_to_whole_ms,
             )
         })
+    }
+
+    /// Threads of their own: a system call on a mount may take as long as a fault does.
+    fn start_programs(
+        &self,
+        cluster: &Cluster<'_>,
+        shared: &Arc<Shared>,
+        counters: &Arc<Counters>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Vec<Running>, LiveError> {
+        let start = |mount: usize| {
+            let (spec, at) = (&self.scenario.mounts, cluster.mount_point(mount));
+            let program = Program::new(spec, mount, at, self.plan.seed, shared, counters);
+            let (sender, outcome) = oneshot::channel();
+            let stop = Arc::clone(stop);
+            thread::Builder::new()
+                .name(mounted::name(mount))
+                .spawn(move || {
+                    // The receiver is gone when the run has failed.
+                    let _ = sender.send(program.run(&stop));
+                })
+                .map_err(LiveError::io("start a thread"))?;
+            Ok(outcome)
+        };
+        (0..cluster.mounts.len()).map(start).collect()
+    }
+
+    async fn join_programs(&self, programs: Vec<Running>) -> Result<Vec<MountOutcome>, LiveError> {
+        let mut outcomes = Vec::new();
+        let end = tokio::time::Instant::now() + CLIENTS_STOP_DEADLINE;
+        for (mount, program) in programs.into_iter().enumerate() {
+            let name = mounted::name(mount);
+            let outcome = tokio::time::timeout_at(end, program).await;
+            let hangs = |_| LiveError::Cluster(format!("a system call on {name} does not end"));
+            let failed = |_| LiveError::Cluster(format!("the program on {name} failed"));
+            outcomes.push(outcome.map_err(hangs)?.map_err(failed)?);
+            self.check_interrupt()?;
+        }
+        Ok(outcomes)
     }
 
     fn import_history(&self, cluster: &Cluster<'_>, loads: &Loads) -> Result<(), LiveError> {
@@ -351,7 +398,7 @@ impl Run<'_> {
                 let what = event.describe(self.scenario);
                 tell(&what, now_ms);
                 scene.watch.note(&what);
-                self.apply(event, scene)?;
+                scene.apply(event, &|| self.go_on()).await?;
                 if event.begins {
                     self.metrics.inflicted(event.kind);
                 }
@@ -366,84 +413,9 @@ impl Run<'_> {
             if let Some(ended) = scene.cluster.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
+            scene.cluster.note_mounted();
             tokio::time::sleep(TICK).await;
         }
-    }
-
-    fn apply(&self, event: &Event, scene: &mut Scene<'_>) -> Result<(), LiveError> {
-        let Scene { cluster, watch, .. } = scene;
-        let server = match event.part {
-            Part::Server(server) => Some(server),
-            Part::Namenode => None,
-        };
-        let amount = |begins: bool| if begins { event.amount } else { 0 };
-        match (event.kind, event.begins, server) {
-            (Kind::Reimage, true, Some(server)) => {
-                cluster.kill(event.part);
-                // The last look, so that everything that goes is in the ledger.
-                let now_ms = watch.now_ms();
-                watch
-                    .ledger
-                    .observe(now_ms, server, cluster.contents(server)?);
-                cluster.wipe(server)?;
-                watch.ledger.wiped(now_ms, server);
-            }
-            (Kind::Kill, true, _) => cluster.kill(event.part),
-            (Kind::Reimage | Kind::Kill, false, _) => {
-                if !cluster.runs(event.part) {
-                    cluster.start(event.part)?;
-                }
-            }
-            (Kind::Hang, hung, _) => cluster.set_hung(event.part, hung),
-            // The datanode sees it in its trace.
-            (Kind::Busy, busy, Some(server)) => cluster.conditions[server].busy = busy,
-            (Kind::FullDisk, full, Some(server)) => cluster.set_full(server, full)?,
-            (Kind::Partition, cut, Some(server)) => cluster.set_cut(server, cut),
-            (Kind::Loss, begins, Some(server)) => cluster.set_loss(server, amount(begins)),
-            (Kind::Delay, begins, Some(server)) => cluster.set_delay(server, amount(begins)),
-            (Kind::SlowDisk, begins, Some(server)) => cluster.set_slow(server, amount(begins)),
-            (Kind::BitRot, _, Some(server)) => {
-                let mut rng = random::stream(event.seed, "rot");
-                let contents = cluster.contents(server)?;
-                let all: Vec<u64> = contents.into_keys().collect();
-                for block in random::sample(&mut rng, &all, event.amount as usize) {
-                    let flipped = rot::flip_bit(&cluster.volume(server), block, &mut rng)
-                        .map_err(LiveError::io(format!("flip a bit of block {block:016x}")))?;
-                    if let Some(flipped) = flipped {
-                        let now_ms = watch.now_ms();
-                        watch.ledger.rotten(now_ms, server, block);
-                        watch.note(&format!("a bit of block {block:016x} flipped"));
-                        watch.flipped.push(flipped);
-                    }
-                }
-            }
-            // Not accepted in a scenario.
-            (_, _, None) => {}
-        }
-        Ok(())
-    }
-
-    fn heal(&self, scene: &mut Scene<'_>) -> Result<(), LiveError> {
-        let Scene { cluster, watch, .. } = scene;
-        watch.note("everything is healed");
-        let servers = (0..self.scenario.cluster.servers.len()).map(Part::Server);
-        for part in std::iter::once(Part::Namenode).chain(servers) {
-            cluster.set_hung(part, false);
-            if let Part::Server(server) = part {
-                cluster.set_cut(server, false);
-                cluster.set_loss(server, 0);
-                cluster.set_delay(server, 0);
-                cluster.set_slow(server, 0);
-                if cluster.conditions[server].full {
-                    cluster.set_full(server, false)?;
-                }
-                cluster.conditions[server].busy = false;
-            }
-            if self.go_on() && !cluster.runs(part) {
-                cluster.start(part)?;
-            }
-        }
-        Ok(())
     }
 
     async fn wait_whole(
@@ -503,6 +475,7 @@ impl Run<'_> {
         &self,
         access: &Access,
         outcomes: &[Outcome],
+        shared: &Shared,
     ) -> Result<Comparison, LiveError> {
         let client = access.connect().await.map_err(LiveError::Cluster)?;
         let mut comparison = Comparison::default();
@@ -510,6 +483,13 @@ impl Run<'_> {
             self.check_interrupt()?;
             compare(&client, number, &outcome.model, &mut comparison).await;
             comparison.wrong.extend(outcome.wrong.iter().cloned());
+            comparison.bytes_during += outcome.compared_bytes;
+        }
+        for (mount, files) in shared.files.iter().enumerate() {
+            self.check_interrupt()?;
+            // The programs have ended.
+            let files = std::mem::take(&mut *files.lock());
+            mounted::compare(&client, mount, &files, &mut comparison).await;
         }
         // Nothing was written.
         let _ = client.close().await;

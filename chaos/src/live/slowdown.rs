@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::cluster::Cluster;
+use super::mounted::Doubt;
 use super::plan::Part;
 use super::probe::{Probe, slowdown_percent};
 use super::workload::{Access, Counters, Worker};
@@ -157,10 +158,12 @@ pub fn measure(
         };
         let stop = Arc::new(AtomicBool::new(false));
         let counters = Arc::new(Counters::new(Arc::default()));
+        // The namenode is not put back.
+        let doubt = Arc::new(Doubt::default());
         let workers: Vec<_> = (1..=scenario.clients.count)
             .map(|number| {
                 let counters = Arc::clone(&counters);
-                let worker = Worker::new(access.clone(), number, plan.seed, counters);
+                let worker = Worker::new(access.clone(), number, plan.seed, &counters, &doubt);
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();

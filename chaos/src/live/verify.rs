@@ -12,10 +12,12 @@ use super::workload::directory;
 /// What the comparison found.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Comparison {
-    /// Files whose every byte was compared.
+    /// Files whose every byte was compared at the end.
     pub files: u64,
-    /// Bytes compared.
+    /// Bytes compared at the end.
     pub bytes: u64,
+    /// Bytes that clients and programs on mounts read during the run and compared.
+    pub bytes_during: u64,
     /// Names that were looked for.
     pub names: u64,
     /// Files whose last change was not acknowledged: nothing is promised of them.
@@ -40,7 +42,8 @@ impl Comparison {
 const NAMED_MAX: usize = 1_000;
 const ENTRIES_PER_PAGE: usize = 1_000;
 
-fn name(list: &mut Vec<String>, text: String) {
+/// Names one more of a kind, if not too many are.
+pub(crate) fn note(list: &mut Vec<String>, text: String) {
     if list.len() < NAMED_MAX {
         list.push(text);
     }
@@ -73,10 +76,12 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
         let at = if gone { renamed } else { from };
         check(client, &path(at), *content, model, to).await;
     }
-    if let Err(error) = list(client, number, model, to).await {
-        let text = format!("/{}: {error}", directory(number));
+    let directory = directory(number);
+    let may_exist = |text: &str| model.may_exist(text);
+    if let Err(error) = list(client, &directory, &may_exist, to).await {
+        let text = format!("/{directory}: {error}");
         if !names.is_empty() {
-            name(&mut to.lost, text);
+            note(&mut to.lost, text);
         }
     }
 }
@@ -87,24 +92,25 @@ async fn check(client: &Client, path: &str, content: Content, model: &Model, to:
         .await
     {
         Ok(bytes) => match model.difference(content, &bytes) {
-            Some(difference) => name(&mut to.wrong, format!("{path}: {difference}")),
+            Some(difference) => note(&mut to.wrong, format!("{path}: {difference}")),
             None => {
                 to.files += 1;
                 to.bytes += content.len as u64;
             }
         },
-        Err(error) => name(&mut to.lost, format!("{path}: {error}")),
+        Err(error) => note(&mut to.lost, format!("{path}: {error}")),
     }
 }
 
-async fn list(
+/// Looks for names in a directory that must not be there.
+pub(crate) async fn list(
     client: &Client,
-    number: u16,
-    model: &Model,
+    directory: &str,
+    may_exist: &(dyn Fn(&str) -> bool + Sync),
     to: &mut Comparison,
 ) -> Result<(), ClientError> {
     let me = Credentials::root();
-    let top = client.resolve(&me, directory(number).as_bytes()).await?;
+    let top = client.resolve(&me, directory.as_bytes()).await?;
     let mut after = None;
     loop {
         let page = client
@@ -112,8 +118,8 @@ async fn list(
             .await?;
         for entry in &page.entries {
             let text = String::from_utf8_lossy(entry.name.as_bytes()).into_owned();
-            if !model.may_exist(&text) {
-                name(&mut to.unexpected, format!("/{}/{text}", directory(number)));
+            if !may_exist(&text) {
+                note(&mut to.unexpected, format!("/{directory}/{text}"));
             }
         }
         after = page.entries.last().map(|entry| entry.name.clone());

@@ -20,6 +20,8 @@ pub(crate) struct Watch {
     pub samples: Vec<Sample>,
     /// What happened.
     pub notes: Vec<String>,
+    /// What parts did that they must not do.
+    pub broken: Vec<String>,
     /// All bits that were flipped.
     pub flipped: Vec<Flipped>,
     /// How many of them were still there at the last look.
@@ -55,6 +57,7 @@ impl Watch {
             ledger: Ledger::default(),
             samples: Vec::new(),
             notes: Vec::new(),
+            broken: Vec::new(),
             flipped: Vec::new(),
             rotten: 0,
             repairs: Repairs::default(),

@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::admin::NAMENODE_NAME;
 use super::metrics::{Metrics, Operation};
 use super::model::{Content, Model};
+use super::mounted::Doubt;
 use super::scenario::ClientSpec;
 use crate::random;
 
@@ -74,7 +75,8 @@ impl Counters {
         }
     }
 
-    fn done(&self, operation: Operation, took: Duration) {
+    /// An operation succeeded.
+    pub fn done(&self, operation: Operation, took: Duration) {
         let count = match operation {
             Operation::Read => &self.reads,
             Operation::Write | Operation::Rename | Operation::Unlink => &self.changes,
@@ -83,7 +85,8 @@ impl Counters {
         self.metrics.done(operation, took);
     }
 
-    fn failed(&self, operation: Operation) {
+    /// An operation failed.
+    pub fn failed(&self, operation: Operation) {
         let count = match operation {
             Operation::Read => &self.failed_reads,
             Operation::Write | Operation::Rename | Operation::Unlink => &self.failed_changes,
@@ -107,6 +110,8 @@ pub(crate) struct Outcome {
     pub errors: BTreeMap<String, u64>,
     /// Reads that gave other bytes than were written.
     pub wrong: Vec<String>,
+    /// Bytes that were read and were as promised.
+    pub compared_bytes: u64,
     /// How long reads took, in microseconds.
     pub read_us: Vec<u32>,
 }
@@ -149,20 +154,31 @@ pub(crate) struct Worker {
     rng: SmallRng,
     client: Option<Client>,
     counters: Arc<Counters>,
+    doubt: Arc<Doubt>,
     outcome: Outcome,
+    /// When the operation began, as [`Doubt::since`] says it.
+    since: u64,
     next_name: u64,
 }
 
 impl Worker {
     /// A client with a number from 1; the seed decides what it does.
-    pub fn new(access: Access, number: u16, seed: u64, counters: Arc<Counters>) -> Self {
+    pub fn new(
+        access: Access,
+        number: u16,
+        seed: u64,
+        counters: &Arc<Counters>,
+        doubt: &Arc<Doubt>,
+    ) -> Self {
         Self {
             access,
             number,
             rng: random::stream(seed, &format!("client {number}")),
             client: None,
-            counters,
+            counters: Arc::clone(counters),
+            doubt: Arc::clone(doubt),
             outcome: Outcome::default(),
+            since: 0,
             next_name: 0,
         }
     }
@@ -171,6 +187,11 @@ impl Worker {
     pub async fn run(mut self, stop: Arc<AtomicBool>) -> Outcome {
         let pause = Duration::from_millis(self.access.spec.pause_ms);
         while !stop.load(Ordering::Relaxed) {
+            let Some(since) = self.doubt.since() else {
+                tokio::time::sleep(pause).await;
+                continue;
+            };
+            self.since = since;
             if self.client.is_none() {
                 match self.start_session().await {
                     Ok(client) => self.client = Some(client),
@@ -257,7 +278,8 @@ impl Worker {
         let bytes = content.bytes();
         let began = Instant::now();
         let written = client.write_file(&Credentials::root(), &path, &bytes).await;
-        self.outcome.model.wrote(&name, content, written.is_ok());
+        let promised = written.is_ok() && self.counts();
+        self.outcome.model.wrote(&name, content, promised);
         self.changed(Operation::Write, began, written);
     }
 
@@ -275,7 +297,8 @@ impl Worker {
         };
         let began = Instant::now();
         let renamed = renamed.await;
-        self.outcome.model.renamed(name, &to, renamed.is_ok());
+        let promised = renamed.is_ok() && self.counts();
+        self.outcome.model.renamed(name, &to, promised);
         self.changed(Operation::Rename, began, renamed.map(|_| ()));
     }
 
@@ -288,7 +311,8 @@ impl Worker {
         };
         let began = Instant::now();
         let unlinked = unlinked.await;
-        self.outcome.model.unlinked(name, unlinked.is_ok());
+        let promised = unlinked.is_ok() && self.counts();
+        self.outcome.model.unlinked(name, promised);
         self.changed(Operation::Unlink, began, unlinked.map(|_| ()));
     }
 
@@ -301,6 +325,10 @@ impl Worker {
                 let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
                 self.outcome.read_us.push(took_us);
                 self.counters.done(Operation::Read, took);
+                if !self.counts() {
+                    return;
+                }
+                self.outcome.compared_bytes += bytes.len() as u64;
                 if let Some(difference) = self.outcome.model.difference(content, &bytes) {
                     let path = String::from_utf8_lossy(&path);
                     let text = format!("{path} during the run: {difference}");
@@ -309,6 +337,11 @@ impl Worker {
             }
             Err(error) => self.failed(Operation::Read, &error),
         }
+    }
+
+    /// Whether what the operation returned is a promise.
+    fn counts(&self) -> bool {
+        self.doubt.since() == Some(self.since)
     }
 
     fn changed(&mut self, operation: Operation, began: Instant, result: Result<(), ClientError>) {

@@ -13,6 +13,8 @@ use super::{ClusterSpec, Pattern, Scenario, Server, Variant};
 
 /// Most servers: each is a process.
 const SERVERS_MAX: usize = 500;
+/// Most mounts: each is a process, and remembers what its files hold.
+const MOUNTS_MAX: usize = 16;
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
@@ -73,7 +75,7 @@ impl Checker<'_> {
         };
         let mut faults = Vec::new();
         for fault in &raw.fault {
-            faults.push(self.fault(fault, &spec.servers, duration_ms)?);
+            faults.push(self.fault(fault, &spec.servers, raw.mounts.count, duration_ms)?);
         }
         let mut variants = Vec::new();
         for variant in &raw.variant {
@@ -105,6 +107,15 @@ impl Checker<'_> {
                 "[clients]: count is 1 to 1000, file_kib_max at least 1",
             ));
         }
+        if raw.mounts.count > MOUNTS_MAX
+            || raw.mounts.file_kib_max == 0
+            || raw.mounts.files_max == 0
+        {
+            let message = format!(
+                "[mounts]: count is 0 to {MOUNTS_MAX}, files_max and file_kib_max at least 1"
+            );
+            return Err(self.at(0..0, message));
+        }
         Ok(Scenario {
             name: raw.name,
             seed: raw.seed,
@@ -112,6 +123,7 @@ impl Checker<'_> {
             heal_ms: self.ms("heal_s", &raw.heal_s)?,
             cluster: spec,
             clients: raw.clients,
+            mounts: raw.mounts,
             faults,
             variants,
         })

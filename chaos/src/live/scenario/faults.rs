@@ -8,12 +8,14 @@ use toml::Spanned;
 use super::check::Checker;
 use super::raw::RawFault;
 use super::{Fault, Kind, Server, Targets};
+use crate::live::mounted;
 
 impl Checker<'_> {
     pub fn fault(
         &self,
         raw: &Spanned<RawFault>,
         servers: &[Server],
+        mounts: usize,
         duration_ms: u64,
     ) -> Result<Fault, SettingsError> {
         let span = raw.span();
@@ -25,7 +27,7 @@ impl Checker<'_> {
             let message = format!("unknown fault `{name}`; accepted: {accepted}");
             return Err(self.at(raw.kind.span(), message));
         };
-        let targets = self.targets(kind, raw, span.clone(), servers)?;
+        let targets = self.targets(kind, raw, span.clone(), servers, mounts)?;
         let optional = |name: &str, value: &Option<Spanned<f64>>| match value {
             Some(value) => self.ms(name, value),
             None => Ok(0),
@@ -61,9 +63,9 @@ impl Checker<'_> {
             return Err(self.at(span, "`repeat` needs `every_s`"));
         }
         let count = match &fault.targets {
-            Targets::Namenode => 1,
+            Targets::Namenode | Targets::Mount(_) => 1,
             Targets::Servers(servers) => servers.len(),
-            Targets::Random(count) => *count,
+            Targets::Random(count) | Targets::RandomMounts(count) => *count,
         };
         let last_ms = fault.at_ms
             + fault.jitter_ms
@@ -114,36 +116,68 @@ impl Checker<'_> {
         }
     }
 
+    fn part(
+        &self,
+        kind: Kind,
+        part: &Spanned<String>,
+        mounts: usize,
+    ) -> Result<Targets, SettingsError> {
+        let name = part.get_ref();
+        let mut all = 0..mounts;
+        let mount = all.find(|&mount| *name == mounted::name(mount));
+        let message = match mount {
+            Some(mount) if kind.hits_mounts() => return Ok(Targets::Mount(mount)),
+            Some(_) => format!("`{}` hits servers, not mounts", kind.name()),
+            None if name == "namenode" && kind.hits_namenode() => return Ok(Targets::Namenode),
+            None if name == "namenode" || !kind.hits_mounts() => {
+                format!("`{}` hits servers, not parts", kind.name())
+            }
+            None => format!(
+                "no part is named `{name}`; accepted: namenode, and mount-1 to mount-{mounts}"
+            ),
+        };
+        Err(self.at(part.span(), message))
+    }
+
     fn targets(
         &self,
         kind: Kind,
         raw: &RawFault,
         span: Range<usize>,
         servers: &[Server],
+        mounts: usize,
     ) -> Result<Targets, SettingsError> {
         let given = [
             raw.servers.is_some(),
             raw.tenant.is_some(),
             raw.environment.is_some(),
             raw.random.is_some(),
+            raw.mounts.is_some(),
             raw.part.is_some(),
         ];
         if given.iter().filter(|&&given| given).count() != 1 {
             let message = "name whom it hits with exactly one of `servers`, `tenant`, \
-                           `environment`, `random` or `part`";
+                           `environment`, `random`, `mounts` or `part`";
+            return Err(self.at(span, message));
+        }
+        let is_namenode = |part: &Spanned<String>| part.get_ref() == "namenode";
+        if kind == Kind::Rollback && !raw.part.as_ref().is_some_and(is_namenode) {
+            let message = "`rollback` hits the namenode: say `part = \"namenode\"`";
             return Err(self.at(span, message));
         }
         if let Some(part) = &raw.part {
-            let possible = matches!(kind, Kind::Kill | Kind::Hang);
-            if part.get_ref() == "namenode" && possible {
-                return Ok(Targets::Namenode);
+            return self.part(kind, part, mounts);
+        }
+        if let Some(count) = &raw.mounts {
+            if !kind.hits_mounts() {
+                let message = format!("`{}` hits servers, not mounts", kind.name());
+                return Err(self.at(count.span(), message));
             }
-            let message = if possible {
-                format!("no part is named `{}`; accepted: namenode", part.get_ref())
-            } else {
-                format!("`{}` hits servers, not parts", kind.name())
-            };
-            return Err(self.at(part.span(), message));
+            if mounts == 0 {
+                return Err(self.at(count.span(), "there is no mount: add [mounts]"));
+            }
+            let count = self.within("mounts", count, 1..=mounts)?;
+            return Ok(Targets::RandomMounts(count));
         }
         if let Some(count) = &raw.random {
             let count = self.within("random", count, 1..=servers.len())?;

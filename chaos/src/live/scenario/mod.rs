@@ -34,6 +34,8 @@ pub struct Scenario {
     pub cluster: ClusterSpec,
     /// The clients.
     pub clients: ClientSpec,
+    /// The mounts.
+    pub mounts: MountSpec,
     /// What happens.
     pub faults: Vec<Fault>,
     /// The runs, at least one.
@@ -152,6 +154,31 @@ impl Default for ClientSpec {
     }
 }
 
+/// Real mounts, with a program on each.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MountSpec {
+    /// How many.
+    pub count: usize,
+    /// Files of each program, at most.
+    pub files_max: usize,
+    /// Largest file, in KiB.
+    pub file_kib_max: u32,
+    /// Pause between two operations of a program, in milliseconds.
+    pub pause_ms: u64,
+}
+
+impl Default for MountSpec {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            files_max: 60,
+            file_kib_max: 2_048,
+            pause_ms: 20,
+        }
+    }
+}
+
 /// One run of the scenario.
 #[derive(Clone, Debug)]
 pub struct Variant {
@@ -188,6 +215,8 @@ pub enum Kind {
     Delay,
     /// The disk does one access at a time, and takes its time, for a while.
     SlowDisk,
+    /// The namenode's directory is put back to a copy taken when it begins.
+    Rollback,
 }
 
 /// How strong a fault is.
@@ -202,7 +231,7 @@ pub(super) struct Amount {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Reimage,
         Self::Kill,
         Self::Hang,
@@ -213,6 +242,7 @@ impl Kind {
         Self::Loss,
         Self::Delay,
         Self::SlowDisk,
+        Self::Rollback,
     ];
 
     /// As it is written in a scenario.
@@ -229,6 +259,7 @@ impl Kind {
             Self::Loss => "loss",
             Self::Delay => "delay",
             Self::SlowDisk => "slow-disk",
+            Self::Rollback => "rollback",
         }
     }
 
@@ -259,6 +290,16 @@ impl Kind {
         }
     }
 
+    /// Whether it can be done to a mount.
+    fn hits_mounts(self) -> bool {
+        matches!(self, Self::Kill | Self::Hang) || self.needs_network()
+    }
+
+    /// Whether it can be done to the namenode.
+    fn hits_namenode(self) -> bool {
+        matches!(self, Self::Kill | Self::Hang | Self::Rollback)
+    }
+
     fn lasts(self) -> bool {
         !matches!(self, Self::BitRot)
     }
@@ -271,8 +312,12 @@ pub enum Targets {
     Namenode,
     /// Servers by number, in this order.
     Servers(Vec<usize>),
-    /// So many, chosen by the seed.
+    /// So many servers, chosen by the seed.
     Random(usize),
+    /// A mount, by its number from 0.
+    Mount(usize),
+    /// So many mounts, chosen by the seed.
+    RandomMounts(usize),
 }
 
 /// Something that happens, perhaps several times.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{ClientSpec, Pattern, Priority};
+use super::{ClientSpec, MountSpec, Pattern, Priority};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,6 +21,8 @@ pub(super) struct RawScenario {
     pub tenant: Vec<Spanned<RawTenant>>,
     #[serde(default)]
     pub clients: ClientSpec,
+    #[serde(default)]
+    pub mounts: MountSpec,
     #[serde(default)]
     pub fault: Vec<Spanned<RawFault>>,
     #[serde(default)]
@@ -117,6 +119,7 @@ pub(super) struct RawFault {
     pub tenant: Option<Spanned<String>>,
     pub environment: Option<Spanned<String>>,
     pub random: Option<Spanned<usize>>,
+    pub mounts: Option<Spanned<usize>>,
     pub part: Option<Spanned<String>>,
     pub blocks: Option<Spanned<u32>>,
     pub loss_percent: Option<Spanned<u32>>,

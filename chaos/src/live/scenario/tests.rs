@@ -57,6 +57,26 @@ fn errors_name_file_line_and_what_is_accepted() {
             "[[fault]]\nkind = \"slow-disk\"\nat_s = 1\nfor_s = 1\nrandom = 1\ndelay_ms = 0\n",
             "s.toml:10: `delay_ms = 0`: accepted are 1 to 10000",
         ),
+        (
+            "[[fault]]\nkind = \"kill\"\nat_s = 1\nfor_s = 1\npart = \"mount-2\"\n[mounts]\ncount = 1\n",
+            "s.toml:9: no part is named `mount-2`; accepted: namenode, and mount-1 to mount-1",
+        ),
+        (
+            "[[fault]]\nkind = \"reimage\"\nat_s = 1\npart = \"mount-1\"\n[mounts]\ncount = 1\n",
+            "s.toml:8: `reimage` hits servers, not mounts",
+        ),
+        (
+            "[[fault]]\nkind = \"hang\"\nat_s = 1\nfor_s = 1\nmounts = 1\n",
+            "s.toml:9: there is no mount: add [mounts]",
+        ),
+        (
+            "[[fault]]\nkind = \"rollback\"\nat_s = 1\nfor_s = 1\nrandom = 1\n",
+            "s.toml:5: `rollback` hits the namenode",
+        ),
+        (
+            "[mounts]\ncount = 17\n",
+            "s.toml:1: [mounts]: count is 0 to 16",
+        ),
         ("trace_speed = 2.0\n", "s.toml:5: `trace_speed` is of which"),
     ] {
         let said = error(more);

@@ -1,0 +1,124 @@
+//! What is done to a cluster that runs.
+
+use std::sync::Arc;
+
+use super::admin::Admin;
+use super::cluster::Cluster;
+use super::mounted::Doubt;
+use super::plan::{Event, Part};
+use super::run::Primary;
+use super::scenario::Kind;
+use super::watch::Watch;
+use super::workload::Counters;
+use super::{LiveError, rot};
+use crate::random;
+
+/// What takes part in a run from the start of its clients on.
+pub(crate) struct Scene<'a> {
+    /// The processes.
+    pub cluster: Cluster<'a>,
+    /// An operator.
+    pub admin: Admin,
+    /// What clients did.
+    pub counters: Arc<Counters>,
+    /// What was seen.
+    pub watch: Watch,
+    /// The primary that is measured.
+    pub primary: Primary,
+    /// Whether what the namenode says counts.
+    pub doubt: Arc<Doubt>,
+}
+
+impl Scene<'_> {
+    /// Looks at disks, namenode and clients once more.
+    pub async fn look(&mut self) -> Result<(), LiveError> {
+        let cluster = &self.cluster;
+        let counters = &self.counters;
+        self.watch.look(cluster, &mut self.admin, counters).await
+    }
+
+    /// Something of the plan begins or ends.
+    pub async fn apply(
+        &mut self,
+        event: &Event,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), LiveError> {
+        let Self { cluster, watch, .. } = self;
+        let server = match event.part {
+            Part::Server(server) => Some(server),
+            Part::Namenode | Part::Mount(_) => None,
+        };
+        let amount = |begins: bool| if begins { event.amount } else { 0 };
+        match (event.kind, event.begins, server) {
+            (Kind::Reimage, true, Some(server)) => {
+                cluster.kill(event.part);
+                // The last look, so that everything that goes is in the ledger.
+                let now_ms = watch.now_ms();
+                watch
+                    .ledger
+                    .observe(now_ms, server, cluster.contents(server)?);
+                cluster.wipe(server)?;
+                watch.ledger.wiped(now_ms, server);
+            }
+            (Kind::Kill, true, _) => cluster.kill(event.part),
+            (Kind::Reimage | Kind::Kill, false, _) => {
+                if !cluster.runs(event.part) {
+                    cluster.start(event.part)?;
+                }
+            }
+            (Kind::Hang, hung, _) => cluster.set_hung(event.part, hung),
+            // The datanode sees it in its trace.
+            (Kind::Busy, busy, Some(server)) => cluster.conditions[server].busy = busy,
+            (Kind::FullDisk, full, Some(server)) => cluster.set_full(server, full)?,
+            (Kind::Partition, cut, _) => cluster.set_cut(event.part, cut),
+            (Kind::Loss, begins, _) => cluster.set_loss(event.part, amount(begins)),
+            (Kind::Delay, begins, _) => cluster.set_delay(event.part, amount(begins)),
+            (Kind::SlowDisk, begins, Some(server)) => cluster.set_slow(server, amount(begins)),
+            (Kind::BitRot, _, Some(server)) => {
+                let mut rng = random::stream(event.seed, "rot");
+                let contents = cluster.contents(server)?;
+                let all: Vec<u64> = contents.into_keys().collect();
+                for block in random::sample(&mut rng, &all, event.amount as usize) {
+                    let flipped = rot::flip_bit(&cluster.volume(server), block, &mut rng)
+                        .map_err(LiveError::io(format!("flip a bit of block {block:016x}")))?;
+                    if let Some(flipped) = flipped {
+                        let now_ms = watch.now_ms();
+                        watch.ledger.rotten(now_ms, server, block);
+                        watch.note(&format!("a bit of block {block:016x} flipped"));
+                        watch.flipped.push(flipped);
+                    }
+                }
+            }
+            (Kind::Rollback, true, _) => self.copy_namenode()?,
+            (Kind::Rollback, false, _) => self.put_copy_back(go_on).await?,
+            // Not accepted in a scenario.
+            (_, _, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Ends everything; starts what does not run if `start` says so.
+    pub fn heal(&mut self, start: bool) -> Result<(), LiveError> {
+        let Self { cluster, watch, .. } = self;
+        watch.note("everything is healed");
+        let servers = (0..cluster.conditions.len()).map(Part::Server);
+        let mounts = (0..cluster.mounts.len()).map(Part::Mount);
+        for part in std::iter::once(Part::Namenode).chain(servers).chain(mounts) {
+            cluster.set_hung(part, false);
+            cluster.set_cut(part, false);
+            cluster.set_loss(part, 0);
+            cluster.set_delay(part, 0);
+            if let Part::Server(server) = part {
+                cluster.set_slow(server, 0);
+                if cluster.conditions[server].full {
+                    cluster.set_full(server, false)?;
+                }
+                cluster.conditions[server].busy = false;
+            }
+            if start && !cluster.runs(part) {
+                cluster.start(part)?;
+            }
+        }
+        Ok(())
+    }
+}

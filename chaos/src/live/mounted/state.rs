@@ -1,0 +1,77 @@
+//! What the harness has done to a mount and to the namenode: it decides which promises count.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// One mount, as faults left it.
+#[derive(Debug, Default)]
+pub(crate) struct MountState {
+    /// It is mounted: a program may use it.
+    ready: AtomicBool,
+    kills: AtomicU64,
+    disturbances: AtomicU64,
+    /// Faults other than kills that go on.
+    ongoing: AtomicU64,
+}
+
+impl MountState {
+    /// Whether a program may use it.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
+    }
+
+    /// It is mounted.
+    pub fn set_ready(&self) {
+        self.ready.store(true, Ordering::SeqCst);
+    }
+
+    /// It is about to be killed. Comes first, so that nothing that the kill interrupts counts as
+    /// acknowledged.
+    pub fn killed(&self) {
+        self.ready.store(false, Ordering::SeqCst);
+        self.kills.fetch_add(1, Ordering::SeqCst);
+        self.disturbances.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A fault begins or ends: it hangs, or is cut off.
+    pub fn disturbed(&self, begins: bool) {
+        self.disturbances.fetch_add(1, Ordering::SeqCst);
+        if begins {
+            self.ongoing.fetch_add(1, Ordering::SeqCst);
+        } else {
+            let less = |count: u64| count.checked_sub(1);
+            // The healing ends what may not have begun.
+            let _ = self
+                .ongoing
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        }
+    }
+
+    /// How often it was killed.
+    pub fn kills(&self) -> u64 {
+        self.kills.load(Ordering::SeqCst)
+    }
+
+    /// How often it was disturbed; none while it is.
+    pub fn undisturbed(&self) -> Option<u64> {
+        let disturbances = self.disturbances.load(Ordering::SeqCst);
+        (self.ongoing.load(Ordering::SeqCst) == 0).then_some(disturbances)
+    }
+}
+
+/// Times in which nothing that is acknowledged counts: the namenode runs on an older copy, and does not
+/// know it before a datanode has registered.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt(AtomicU64);
+
+impl Doubt {
+    /// Such a time begins or ends.
+    pub fn turn(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many began and ended before; none during one.
+    pub fn since(&self) -> Option<u64> {
+        let turns = self.0.load(Ordering::SeqCst);
+        turns.is_multiple_of(2).then_some(turns)
+    }
+}

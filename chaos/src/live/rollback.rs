@@ -1,0 +1,135 @@
+//! The namenode's directory is put back to an older copy, found out, and replaced by the newer one again.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::LiveError;
+use super::faults::Scene;
+use super::plan::Part;
+
+const DIRECTORY: &str = "namenode";
+/// The older copy.
+const COPY: &str = "namenode-copy";
+/// Where the directory is while the copy is in its place.
+const NEWER: &str = "namenode-newer";
+/// How soon a datanode has to register with the copy, so that this finds out that it is one, and how soon the
+/// newer one has to serve again.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// For what a namenode commanded before it was killed.
+const COMMANDS: Duration = Duration::from_secs(2);
+/// For what the copy would have removed.
+const REMOVALS: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(100);
+
+impl Scene<'_> {
+    /// Stops the namenode for as long as copying its directory takes.
+    pub fn copy_namenode(&mut self) -> Result<(), LiveError> {
+        let cluster = &mut self.cluster;
+        cluster.kill(Part::Namenode);
+        copy(&cluster.path(DIRECTORY), &cluster.path(COPY))?;
+        cluster.start(Part::Namenode)
+    }
+
+    /// Starts the namenode from the copy, which has to find out that it is one and to remove nothing;
+    /// then from its own directory again. What it acknowledges meanwhile does not count.
+    pub async fn put_copy_back(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+        let [current, copied, newer] = [DIRECTORY, COPY, NEWER].map(|name| self.cluster.path(name));
+        // Of several that overlap, the first to end takes the copy.
+        if !copied.exists() {
+            return Ok(());
+        }
+        self.doubt.turn();
+        self.cluster.kill(Part::Namenode);
+        tokio::time::sleep(COMMANDS).await;
+        let before = self.replicas()?;
+        rename(&current, &newer)?;
+        rename(&copied, &current)?;
+        self.cluster.start(Part::Namenode)?;
+        if self.wait_for_namenode(true, go_on).await? {
+            self.watch.note("the older copy is in recovery");
+        } else {
+            let text = "an older copy of the namenode's directory does not go into recovery";
+            self.watch.broken.push(text.to_owned());
+        }
+        tokio::time::sleep(REMOVALS).await;
+        let after = self.replicas()?;
+        for (server, block) in before.iter().filter(|replica| !after.contains(replica)) {
+            let name = self.cluster.name(Part::Server(*server));
+            let text = format!("an older copy has block {block:016x} removed from {name}");
+            self.watch.broken.push(text);
+        }
+        self.cluster.kill(Part::Namenode);
+        fs::remove_dir_all(&current)
+            .map_err(LiveError::io(format!("remove {}", current.display())))?;
+        rename(&newer, &current)?;
+        self.cluster.start(Part::Namenode)?;
+        if self.wait_for_namenode(false, go_on).await? {
+            self.watch.note("the newer directory is back");
+        } else {
+            let text = "the newer directory of the namenode does not end the recovery";
+            self.watch.broken.push(text.to_owned());
+        }
+        self.doubt.turn();
+        Ok(())
+    }
+
+    /// Which servers have which blocks.
+    fn replicas(&self) -> Result<Vec<(usize, u64)>, LiveError> {
+        let mut replicas = Vec::new();
+        for server in 0..self.cluster.conditions.len() {
+            let contents = self.cluster.contents(server)?;
+            replicas.extend(contents.into_keys().map(|block| (server, block)));
+        }
+        Ok(replicas)
+    }
+
+    /// Waits until the namenode serves, in recovery or not; whether that was in time.
+    async fn wait_for_namenode(
+        &mut self,
+        in_recovery: bool,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<bool, LiveError> {
+        let end = Instant::now() + DEADLINE;
+        while Instant::now() < end {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            if let Some(ended) = self.cluster.ended_by_itself() {
+                return Err(LiveError::Cluster(ended));
+            }
+            if let Some(status) = self.admin.status().await
+                && status.recovery.is_some() == in_recovery
+                // Before a datanode has registered it cannot know.
+                && status.nodes_alive > 0
+            {
+                return Ok(true);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(false)
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
+    let what = format!("copy {} to {}", from.display(), to.display());
+    if to.exists() {
+        fs::remove_dir_all(to).map_err(LiveError::io(what.clone()))?;
+    }
+    let output = Command::new("cp").arg("-a").args([from, to]).output();
+    let output = output.map_err(LiveError::io(what.clone()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(LiveError::Cluster(format!(
+        "cannot {what}: {}",
+        said.trim()
+    )))
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), LiveError> {
+    let what = format!("rename {} to {}", from.display(), to.display());
+    fs::rename(from, to).map_err(LiveError::io(what))
+}
