@@ -1,9 +1,9 @@
 //! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
-//! clients, each part on a [`Host`] of its own, over a [`Network`] of datagrams.
+//! clients, each part on a [`Host`] of its own, over a [`Network`] of datagrams. Only in tests yet: the clocks of
+//! runtimes can be paused only with tokio's feature `test-util`.
 
 mod machine;
 mod network;
-#[cfg(test)]
 mod tests;
 
 pub use self::machine::Host;
