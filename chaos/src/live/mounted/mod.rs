@@ -296,8 +296,11 @@ impl Program {
             0
         };
         let offset = content.len() + hole;
-        content.resize(offset, 0);
-        content.extend_from_slice(&bytes);
+        // To write nothing makes no hole.
+        if !bytes.is_empty() {
+            content.resize(offset, 0);
+            content.extend_from_slice(&bytes);
+        }
         self.write_at(era, file, content, bytes, offset);
     }
 
