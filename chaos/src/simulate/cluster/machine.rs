@@ -22,8 +22,6 @@ const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
 
 /// See the module.
 pub struct Host {
-    /// Its address.
-    pub ip: IpAddr,
     clocks: Rc<Clocks>,
     /// None: it crashed.
     running: Option<Running>,
@@ -73,7 +71,6 @@ impl Host {
     /// When the system gives no runtime.
     pub fn new(ip: IpAddr, seed: u64, network: &Arc<Network>) -> io::Result<Self> {
         let mut host = Self {
-            ip,
             clocks: Rc::new(Clocks {
                 ip,
                 network: Arc::clone(network),
