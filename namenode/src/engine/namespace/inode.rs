@@ -56,6 +56,28 @@ pub(super) struct FileData {
 }
 
 impl Inode {
+    /// An empty directory with nothing from the one that it is in, of `(mode, uid, gid)`.
+    pub fn directory_of_its_own(
+        (mode, uid, gid): (u16, u32, u32),
+        parent: InodeId,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            mode,
+            settings: Settings::default(),
+            nlink: 2,
+            parent,
+            uid,
+            gid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            content_version: 0,
+            xattrs: None,
+            body: Body::Directory(Box::default()),
+        }
+    }
+
     pub fn kind(&self) -> FileKind {
         match self.body {
             Body::Regular(_) => FileKind::Regular,

@@ -70,12 +70,11 @@ use crate::engine::count::Count;
 use blocks::BlockTable;
 use directory::Directory;
 use extents::UseChanges;
-use inode::{Body, Inode, InodeTable};
+use inode::{Inode, InodeTable};
 use operation::Operations;
 use rename::Place;
 use servers::{Server, ServerTable};
 use sessions::SessionTable;
-use settings::Settings;
 use trash::Trash;
 
 /// The namespace of one cluster.
@@ -302,20 +301,8 @@ impl Namespace {
                 "blocks have {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX} bytes"
             )));
         }
-        self.insert_inode(Inode {
-            mode: 0o755,
-            settings: Settings::default(),
-            nlink: 2,
-            parent: InodeId::ROOT,
-            uid,
-            gid,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            content_version: 0,
-            xattrs: None,
-            body: Body::Directory(Box::default()),
-        })?;
+        let root = Inode::directory_of_its_own((0o755, uid, gid), InodeId::ROOT, now);
+        self.insert_inode(root)?;
         self.formatted = Some(formatted);
         Ok(Outcome::Done)
     }

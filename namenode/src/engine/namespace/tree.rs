@@ -261,20 +261,8 @@ impl Namespace {
         now: Timestamp,
         effects: &mut Effects,
     ) -> InodeId {
-        let ino = self.insert_inode_with_room(Inode {
-            mode,
-            settings: Settings::default(),
-            nlink: 2,
-            parent,
-            uid,
-            gid: self.inodes.known(parent).gid,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            content_version: 0,
-            xattrs: None,
-            body: Body::Directory(Box::default()),
-        });
+        let owner = (mode, uid, self.inodes.known(parent).gid);
+        let ino = self.insert_inode_with_room(Inode::directory_of_its_own(owner, parent, now));
         self.charge(&[(parent, Usage::EMPTY_INODE.added())]);
         self.add_name(parent, name, ino, true, now, effects);
         ino
