@@ -143,22 +143,12 @@ impl Inner {
             let lease = self.client.lease_remaining();
             return reply::no_entry(reply, self.shared.no_entry_ttl(lease));
         }
-        self.answer_entry(reply, result, asked_at).await;
+        self.answer_entry(reply, result, asked_at, None).await;
     }
 
-    /// Answers with an entry that was found.
-    async fn answer_entry(
-        &self,
-        reply: ReplyEntry,
-        result: Result<Attr, ClientError>,
-        asked_at: u64,
-    ) {
-        self.answer_made(reply, result, asked_at, None).await;
-    }
-
-    /// Answers with an entry that was made for a thread, of an inode that the kernel may have: it takes
-    /// the attributes in any case.
-    pub async fn answer_made(
+    /// Answers with an entry; with a `waiter`, one that was made for it, of an inode that the kernel may have:
+    /// it takes the attributes in any case.
+    pub async fn answer_entry(
         &self,
         reply: ReplyEntry,
         result: Result<Attr, ClientError>,
@@ -216,10 +206,7 @@ impl Inner {
         result: Result<Attr, ClientError>,
         thread: u32,
     ) {
-        let waiter = Waiter {
-            thread,
-            locks_inode: true,
-        };
+        let waiter = Waiter::locking(thread);
         let result = match result {
             Ok(attr) if resized => {
                 // The kernel drops pages itself then.
@@ -252,10 +239,7 @@ impl Inner {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
                 // It may have been another's file already.
-                let waiter = Waiter {
-                    thread,
-                    locks_inode: false,
-                };
+                let waiter = Waiter::not_locking(thread);
                 self.shared.impose(&attr, waiter);
                 let attr = convert::attributes(&attr);
                 // One time to live serves both, and entries have the shorter one.
@@ -346,10 +330,7 @@ impl Inner {
         if flags.truncate
             && let Some(pages) = self.shared.nodes.pages(ino)
         {
-            let waiter = Waiter {
-                thread,
-                locks_inode: false,
-            };
+            let waiter = Waiter::not_locking(thread);
             pages.resize(0, waiter, Instant::now());
         }
         Ok(self.opened(file, flags))

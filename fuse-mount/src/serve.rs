@@ -126,14 +126,11 @@ impl Adapter {
     ) {
         let (inner, caller) = (self.inner.clone(), self.caller(request));
         let asked_at = inner.shared.invalidations.count();
-        let waiter = Some(Waiter {
-            thread: request.pid(),
-            // `link` does; nothing else is of an inode that the kernel has.
-            locks_inode: true,
-        });
+        // `link` does; nothing else is of an inode that the kernel has.
+        let waiter = Some(Waiter::locking(request.pid()));
         self.serve(operation, async move {
             let made = caller.unless_killed(work).await;
-            inner.answer_made(reply, made, asked_at, waiter).await;
+            inner.answer_entry(reply, made, asked_at, waiter).await;
         });
     }
 

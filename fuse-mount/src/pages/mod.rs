@@ -100,9 +100,27 @@ struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// Its number; 0: it is not known.
-    pub thread: u32,
+    thread: u32,
     /// It holds the kernel's lock of the inode until the answer has had its effect.
-    pub locks_inode: bool,
+    locks_inode: bool,
+}
+
+impl Waiter {
+    /// One that holds the lock of the inode.
+    pub fn locking(thread: u32) -> Self {
+        Self {
+            thread,
+            locks_inode: true,
+        }
+    }
+
+    /// One that does not.
+    pub fn not_locking(thread: u32) -> Self {
+        Self {
+            thread,
+            locks_inode: false,
+        }
+    }
 }
 
 /// An answer that has its effect when the thread runs that waits for it.
@@ -254,9 +272,8 @@ impl Pages {
     pub fn may_tell(&self, size_bytes: u64, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_held = state.is_held(now);
-        let mut in_flight = state.in_flight.iter();
         // It would be larger again later, with zeros from here on.
-        let is_undone = in_flight.any(|answer| answer.effect.size_bytes() > size_bytes);
+        let is_undone = state.largest_in_flight() > size_bytes;
         state.drop == Drop::Done && size_bytes <= state.zeros_from && !is_held && !is_undone
     }
 
@@ -287,6 +304,7 @@ impl Pages {
         let mut state = self.state.lock();
         state.send(waiter, Effect::Size(size_bytes), now);
         state.shrink(size_bytes);
+        state.make_zeros(size_bytes);
         // If it grew, there is a hole before.
         state.zeros_from = size_bytes;
     }
@@ -298,11 +316,7 @@ impl Pages {
         if state.short_read_is_in_flight(now) {
             return false;
         }
-        let waiter = Waiter {
-            thread,
-            locks_inode: true,
-        };
-        state.send(waiter, Effect::Write(end), now);
+        state.send(Waiter::locking(thread), Effect::Write(end), now);
         state.size_bytes = state.size_bytes.max(end);
         state.zeros_from = state.zeros_from.max(end);
         true
@@ -353,11 +367,11 @@ impl Pages {
         }
         if state.was_refused(&read.range, end) {
             state.refused_at = None;
-            let waiter = Waiter {
-                thread: read.thread,
-                locks_inode: false,
-            };
-            state.send(waiter, Effect::ShortRead(end), now);
+            state.send(
+                Waiter::not_locking(read.thread),
+                Effect::ShortRead(end),
+                now,
+            );
             state.shrink(end);
             state.make_zeros(end);
             return ShortRead::Answer;
@@ -403,9 +417,16 @@ impl State {
 
     /// The kernel takes this for the size, before what else is in flight has its effect or after.
     fn shrink(&mut self, size_bytes: u64) {
-        let in_flight = self.in_flight.iter();
-        let sizes = in_flight.map(|answer| answer.effect.size_bytes());
-        self.size_bytes = sizes.fold(size_bytes, u64::max);
+        self.size_bytes = self.largest_in_flight().max(size_bytes);
+    }
+
+    /// The largest size that anything in flight makes the kernel take.
+    fn largest_in_flight(&self) -> u64 {
+        let sizes = self
+            .in_flight
+            .iter()
+            .map(|answer| answer.effect.size_bytes());
+        sizes.max().unwrap_or(0)
     }
 
     /// The kernel may fill a page with zeros from here on.
@@ -445,16 +466,9 @@ impl State {
             self.in_flight.push(answer);
         } else {
             // The worst of them, for as long as the last.
-            let sizes = self
-                .in_flight
-                .iter()
-                .map(|answer| answer.effect.size_bytes());
-            let largest = sizes.fold(effect.size_bytes(), u64::max);
+            let largest = self.largest_in_flight().max(effect.size_bytes());
             self.in_flight[0] = InFlight {
-                waiter: Waiter {
-                    thread: NO_THREAD,
-                    locks_inode: false,
-                },
+                waiter: Waiter::not_locking(NO_THREAD),
                 effect: Effect::Write(largest),
                 ..answer
             };
@@ -472,12 +486,10 @@ impl State {
         if self.refusals.len() == REFUSALS_MAX {
             self.refusals.pop_front();
         }
-        let in_flight = self.in_flight.iter();
-        let sizes = in_flight.map(|answer| answer.effect.size_bytes());
         self.refusals.push_back(Refusal {
             range: read.range.clone(),
             disturbances: self.disturbances,
-            end_min: sizes.max().unwrap_or(0),
+            end_min: self.largest_in_flight(),
         });
     }
 

@@ -61,6 +61,18 @@ fn a_page_that_is_read_while_pages_are_dropped_may_end_with_zeros() {
 }
 
 #[test]
+fn a_file_that_is_cut_while_pages_are_dropped_ends_with_zeros() {
+    let now = Instant::now();
+    let pages = Pages::new(10);
+    assert!(pages.want_drop() && pages.begin_drop(now));
+    pages.resize(5, OPENER, now);
+    pages.heard_from(THREAD);
+    assert!(!pages.end_drop());
+    assert!(pages.may_tell(5, now));
+    assert!(pages.needs_drop(6));
+}
+
+#[test]
 fn what_this_mount_writes_needs_no_drop() {
     let now = Instant::now();
     let pages = Pages::new(0);
