@@ -89,7 +89,7 @@ impl Scene<'_> {
                     }
                 }
             }
-            (Kind::Rollback, true, _) => self.copy_namenode()?,
+            (Kind::Rollback, true, _) => self.copy_namenode(go_on).await?,
             (Kind::Rollback, false, _) => self.put_copy_back(go_on).await?,
             // Not accepted in a scenario.
             (_, _, None) => {}

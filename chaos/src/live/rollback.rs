@@ -25,11 +25,14 @@ const POLL: Duration = Duration::from_millis(100);
 
 impl Scene<'_> {
     /// Stops the namenode for as long as copying its directory takes.
-    pub fn copy_namenode(&mut self) -> Result<(), LiveError> {
-        let cluster = &mut self.cluster;
+    pub async fn copy_namenode(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+        let Self { cluster, .. } = self;
         cluster.kill(Part::Namenode);
         copy(&cluster.path(DIRECTORY), &cluster.path(COPY))?;
-        cluster.start(Part::Namenode)
+        // When datanodes have obeyed it again they know more than the copy, however long copying took.
+        let wrong = "the namenode does not serve after its directory was copied";
+        self.start_namenode(false, ["the namenode was copied", wrong], go_on)
+            .await
     }
 
     /// Starts the namenode from the copy, which has to find out that it is one and to remove nothing;
@@ -46,13 +49,9 @@ impl Scene<'_> {
         let before = self.replicas()?;
         rename(&current, &newer)?;
         rename(&copied, &current)?;
-        self.cluster.start(Part::Namenode)?;
-        if self.wait_for_namenode(true, go_on).await? {
-            self.watch.note("the older copy is in recovery");
-        } else {
-            let text = "an older copy of the namenode's directory does not go into recovery";
-            self.watch.broken.push(text.to_owned());
-        }
+        let wrong = "an older copy of the namenode's directory does not go into recovery";
+        self.start_namenode(true, ["the older copy is in recovery", wrong], go_on)
+            .await?;
         tokio::time::sleep(REMOVALS).await;
         let after = self.replicas()?;
         for (server, block) in before.iter().filter(|replica| !after.contains(replica)) {
@@ -64,14 +63,27 @@ impl Scene<'_> {
         fs::remove_dir_all(&current)
             .map_err(LiveError::io(format!("remove {}", current.display())))?;
         rename(&newer, &current)?;
-        self.cluster.start(Part::Namenode)?;
-        if self.wait_for_namenode(false, go_on).await? {
-            self.watch.note("the newer directory is back");
-        } else {
-            let text = "the newer directory of the namenode does not end the recovery";
-            self.watch.broken.push(text.to_owned());
-        }
+        let wrong = "the newer directory of the namenode does not end the recovery";
+        self.start_namenode(false, ["the newer directory is back", wrong], go_on)
+            .await?;
         self.doubt.turn();
+        Ok(())
+    }
+
+    /// Starts the namenode, which has to be in recovery then, or not to be; says that it is, or what is
+    /// wrong.
+    async fn start_namenode(
+        &mut self,
+        in_recovery: bool,
+        [right, wrong]: [&str; 2],
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), LiveError> {
+        self.cluster.start(Part::Namenode)?;
+        if self.wait_for_namenode(in_recovery, go_on).await? {
+            self.watch.note(right);
+        } else {
+            self.watch.broken.push(wrong.to_owned());
+        }
         Ok(())
     }
 

@@ -467,14 +467,7 @@ impl Program {
 
 /// Closes a file, with the error that this may give: dropping it would hide that.
 fn close(file: File) -> io::Result<()> {
-    let fd = std::os::fd::IntoRawFd::into_raw_fd(file);
-    // SAFETY: the descriptor was taken out of its owner, and is closed once.
-    let closed = unsafe { libc::close(fd) };
-    if closed == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    Ok(nix::unistd::close(file)?)
 }
 
 /// Ends what is mounted there, also while programs use it.
