@@ -86,10 +86,12 @@ impl Intake {
         mut is_alive: impl FnMut() -> bool,
     ) -> Result<Vec<Image>, IntakeError> {
         let connection = loop {
+            // Asked first: it may connect and end in between.
+            let may_connect = is_alive();
             match self.listener.accept() {
                 Ok((connection, _)) => break connection,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !is_alive() {
+                    if !may_connect {
                         return Err(IntakeError::NotConnected);
                     }
                     wait_readable(&self.listener)?;

@@ -226,7 +226,7 @@ impl Job {
             .open(&path)
             .map_err(io_error("open", &path))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(JobLock { _file: file }),
+            Ok(()) => Ok(JobLock { file }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked(self.name.clone())),
             Err(error) => Err(io_error("lock", &path)(error.into())),
         }
@@ -331,7 +331,14 @@ impl Job {
 /// While it lives, no other command of this mount works on the job.
 #[derive(Debug)]
 pub struct JobLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for JobLock {
+    fn drop(&mut self) {
+        // To close it would not do: a child that this process is about to execute has it open too for a moment.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 /// A checkpoint in the making; gone when it is dropped uncommitted.
@@ -479,6 +486,18 @@ mod tests {
         assert_eq!(job.numbers().expect("numbers"), [1, 2]);
         let newest = job.newest().expect("it is whole").expect("there is one");
         assert_eq!(newest.manifest.number, 2);
+    }
+
+    #[test]
+    fn a_lock_ends_though_a_child_has_its_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        let lock = job.lock().expect("it is free");
+        assert!(matches!(job.lock(), Err(StoreError::Locked(_))));
+        let of_a_child = lock.file.try_clone().expect("one more");
+        drop(lock);
+        job.lock().expect("it is free");
+        drop(of_a_child);
     }
 
     #[test]

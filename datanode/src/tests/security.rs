@@ -253,6 +253,29 @@ async fn an_address_with_as_many_connections_as_one_may_have_gets_no_more() {
     assert_eq!(cluster.read(0, 1, (0, 5000)).await.unwrap(), data(1, 5000));
 }
 
+/// At the beginning of a stream, or (odd blocks) within a block that is being written.
+async fn send_junk(cluster: &TestCluster, block: u64, junk: Vec<u8>) {
+    let (mut sender, mut receiver) = if block.is_multiple_of(2) {
+        cluster.client.open_stream(&cluster.nodes[0]).await
+    } else {
+        let block = BlockId(block);
+        let token = cluster.namenode.token(block, Right::Write);
+        let mut stream = cluster.client.write(&cluster.nodes, block, token).await;
+        assert_eq!(stream.ack().await, Some(WriteAck::Ready));
+        (stream.sender, stream.receiver)
+    };
+    // A tuple is encoded as its fields in a row: what follows the prefix is random.
+    let sent = sender.send_with_data(&junk, junk.clone().into()).await;
+    if sent.is_ok() {
+        let _ = sender.finish();
+    }
+    // With any answer, it ends.
+    let end = async { while let Ok(Some(_)) = receiver.recv::<ReadPacket>(VALIDITY).await {} };
+    tokio::time::timeout(Duration::from_secs(10), end)
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn random_bytes_do_no_harm() {
     let cluster = TestCluster::start(1).await;
@@ -261,29 +284,17 @@ async fn random_bytes_do_no_harm() {
     let seed = 42;
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    for round in 0..200 {
-        let (mut sender, mut receiver) = if round % 2 == 0 {
-            cluster.client.open_stream(&cluster.nodes[0]).await
-        } else {
-            // Within an open write stream.
-            let block = BlockId(1000 + round);
-            let token = cluster.namenode.token(block, Right::Write);
-            let mut stream = cluster.client.write(&cluster.nodes, block, token).await;
-            assert_eq!(stream.ack().await, Some(WriteAck::Ready));
-            (stream.sender, stream.receiver)
-        };
-        let mut junk = vec![0; rng.random_range(0..300)];
-        rng.fill_bytes(&mut junk);
-        // A tuple is encoded as its fields in a row: what follows the prefix is random.
-        let sent = sender.send_with_data(&junk, junk.clone().into()).await;
-        if sent.is_ok() {
-            let _ = sender.finish();
-        }
-        // With any answer, it ends.
-        let end = async { while let Ok(Some(_)) = receiver.recv::<ReadPacket>(VALIDITY).await {} };
-        tokio::time::timeout(Duration::from_secs(10), end)
-            .await
-            .unwrap();
+    for round in 0..10 {
+        // Side by side: each waits for a disk.
+        let attackers: [_; 20] = std::array::from_fn(|_| {
+            let mut junk = vec![0; rng.random_range(0..300)];
+            rng.fill_bytes(&mut junk);
+            junk
+        });
+        let attackers = attackers.into_iter().enumerate();
+        let attackers = attackers
+            .map(|(index, junk)| send_junk(&cluster, 1000 + round * 20 + index as u64, junk));
+        futures::future::join_all(attackers).await;
     }
     // Requests that are well-formed and impossible.
     for (block_offset, length_bytes) in [

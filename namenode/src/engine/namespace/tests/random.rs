@@ -589,16 +589,26 @@ fn long_random_histories_are_as_the_model_says() {
         0 => vec![1, 2, 3, 4],
         seed => vec![seed],
     };
-    for seed in seeds {
-        let mut world = World::new(seed);
-        for step in 0..steps {
-            // Shown when the test fails.
-            if step % 1_000 == 0 {
-                println!("HARVESTFS_MODEL_SEED={seed}: step {step}");
-            }
-            world.step();
+    // Side by side; a panic names its thread, and so what repeats it.
+    std::thread::scope(|scope| {
+        for seed in seeds {
+            std::thread::Builder::new()
+                .name(format!("HARVESTFS_MODEL_SEED={seed}"))
+                .spawn_scoped(scope, move || history(seed, steps))
+                .unwrap();
         }
-        world.crash();
-        world.compare_inodes();
+    });
+}
+
+fn history(seed: u64, steps: u64) {
+    let mut world = World::new(seed);
+    for step in 0..steps {
+        // Shown when the test fails.
+        if step % 1_000 == 0 {
+            println!("HARVESTFS_MODEL_SEED={seed}: step {step}");
+        }
+        world.step();
     }
+    world.crash();
+    world.compare_inodes();
 }
