@@ -1,7 +1,6 @@
 //! Compaction copies what files still use of mostly unused blocks into new ones, so that the old
 //! blocks are freed. Content and times of the files stay as they are.
 
-use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -9,6 +8,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::RELOCATIONS_PER_REQUEST_MAX;
 use harvestfs_protocol::meta::{MetaReply, Relocation, SparsePiece, mutation, query};
 use harvestfs_protocol::types::{Credentials, FileBlock, PlacementRules};
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
 use crate::client::Client;
@@ -37,7 +37,7 @@ struct Pass<'a> {
     client: &'a Client,
     bytes_per_s: u64,
     /// Blocks that could not be read: not tried again in this pass.
-    unreadable: HashSet<BlockId>,
+    unreadable: FxHashSet<BlockId>,
     done: Compacted,
 }
 
@@ -52,7 +52,7 @@ impl Client {
         let mut pass = Pass {
             client: self,
             bytes_per_s: bytes_per_s.max(1),
-            unreadable: HashSet::new(),
+            unreadable: FxHashSet::default(),
             done: Compacted::default(),
         };
         let mut from = None;
@@ -78,7 +78,7 @@ impl Client {
 
 /// Pieces with the same rules, as many as are moved at a time.
 fn batches(pieces: Vec<SparsePiece>) -> Vec<(PlacementRules, Vec<SparsePiece>)> {
-    let mut open: HashMap<PlacementRules, (u64, Vec<SparsePiece>)> = HashMap::new();
+    let mut open: FxHashMap<PlacementRules, (u64, Vec<SparsePiece>)> = FxHashMap::default();
     let mut full = Vec::new();
     for piece in pieces {
         let (bytes, batch) = open.entry(piece.rules).or_default();

@@ -1,11 +1,11 @@
 //! What all handles of a client share.
 
-use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
 use harvestfs_protocol::ids::{BlockId, InodeId};
@@ -59,12 +59,12 @@ pub(crate) struct Core {
     pub(crate) recent: Recent,
     block_bytes: AtomicU64,
     default_rules: Mutex<PlacementRules>,
-    packs: Mutex<HashMap<PlacementRules, Arc<DataWriter>>>,
+    packs: Mutex<FxHashMap<PlacementRules, Arc<DataWriter>>>,
     /// Blocks that this client writes to; what is in them may not be on stable storage.
     unsealed: Mutex<Vec<Weak<BlockStream>>>,
     /// Writers, of files too, that have not sealed and reported their last block.
     pub(crate) writers: watch::Sender<usize>,
-    files: Mutex<HashMap<InodeId, Arc<FileState>>>,
+    files: Mutex<FxHashMap<InodeId, Arc<FileState>>>,
     /// Files that were closed before what was written to them was committed.
     pub(crate) closed_early: AtomicUsize,
     /// The ones among them whose data is not even in flight.
@@ -176,7 +176,7 @@ impl Core {
             .collect();
         if !unsealed.is_empty() {
             let (_, extents) = self.content(&Credentials::root(), ino).await?;
-            let blocks: HashSet<_> = extents.from(0).map(|extent| extent.block).collect();
+            let blocks: FxHashSet<_> = extents.from(0).map(|extent| extent.block).collect();
             unsealed.retain(|stream| blocks.contains(&stream.new.block));
         }
         Ok(unsealed)
@@ -236,6 +236,7 @@ impl Core {
             self.flush_all();
             let left = patience.saturating_sub(started.elapsed());
             tokio::select! {
+                biased;
                 () = freed => {}
                 error = &mut unreachable => return Err(error),
                 () = tokio::time::sleep(left) => {

@@ -1,10 +1,9 @@
 //! Delegations of this session: files that it created and whose first content it may commit after
 //! `close`, because the namenode asks for it before it shows the file to another session.
 
-use std::collections::HashSet;
-
 use harvestfs_protocol::ids::InodeId;
 use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 
 /// See the module. The namenode bounds how many there are.
 #[derive(Default)]
@@ -14,7 +13,7 @@ pub(crate) struct Delegations {
 
 #[derive(Default)]
 struct State {
-    inodes: HashSet<InodeId>,
+    inodes: FxHashSet<InodeId>,
     takings: Takings,
 }
 

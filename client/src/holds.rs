@@ -3,10 +3,11 @@
 //! A file that was closed is held for a little longer: it is often opened again at once, and then
 //! needs no round trip. Releases go out in batches.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
@@ -33,15 +34,15 @@ pub(crate) struct Holds {
 
 #[derive(Default)]
 struct Inner {
-    open: HashMap<InodeId, usize>,
+    open: FxHashMap<InodeId, usize>,
     /// Open, and without a name as far as this session knows.
-    nameless: HashSet<InodeId>,
+    nameless: FxHashSet<InodeId>,
     /// Held, but not opened by a user that may read it.
-    unreadable: HashSet<InodeId>,
-    idle_since: HashMap<InodeId, Instant>,
+    unreadable: FxHashSet<InodeId>,
+    idle_since: FxHashMap<InodeId, Instant>,
     idle: BTreeSet<(Instant, InodeId)>,
-    to_release: HashSet<InodeId>,
-    releasing: HashSet<InodeId>,
+    to_release: FxHashSet<InodeId>,
+    releasing: FxHashSet<InodeId>,
 }
 
 impl Holds {

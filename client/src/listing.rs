@@ -1,9 +1,8 @@
 //! Listing directories, and learning from a complete listing which names do not exist.
 
-use std::collections::HashMap;
-
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
@@ -29,7 +28,7 @@ const LISTING_AGE_MAX: Duration = Duration::from_secs(20);
 /// Listings that have not come to their end.
 #[derive(Default)]
 pub(crate) struct Listings {
-    inner: Mutex<HashMap<InodeId, Listing>>,
+    inner: Mutex<FxHashMap<InodeId, Listing>>,
 }
 
 struct Listing {

@@ -1,9 +1,9 @@
 //! Where blocks are, the right to read them, and which datanodes answered lately.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use harvestfs_protocol::error::DataError;
@@ -52,12 +52,12 @@ pub(crate) struct Locations {
 
 #[derive(Default)]
 struct Inner {
-    young: HashMap<BlockId, Arc<Location>>,
-    old: HashMap<BlockId, Arc<Location>>,
-    nodes: HashMap<NodeId, Arc<NodeInfo>>,
-    failed: HashMap<NodeId, Instant>,
+    young: FxHashMap<BlockId, Arc<Location>>,
+    old: FxHashMap<BlockId, Arc<Location>>,
+    nodes: FxHashMap<NodeId, Arc<NodeInfo>>,
+    failed: FxHashMap<NodeId, Instant>,
     /// Until when a datanode is probably busy.
-    busy: HashMap<NodeId, Instant>,
+    busy: FxHashMap<NodeId, Instant>,
     /// How often a datanode said that it is.
     denials: u64,
 }

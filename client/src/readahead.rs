@@ -225,6 +225,7 @@ fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Un
         let others = || blocks_after(&extents, file_end);
         let fetch = read_block(&core, &credentials, (ino, at), wanted, others);
         tokio::select! {
+            biased;
             result = fetch => {
                 sender.send_replace(Some(result));
             }

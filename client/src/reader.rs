@@ -288,6 +288,7 @@ async fn read_round(
                 tokio::pin!(second);
                 // The one that ends first counts, unless it failed and the other does better.
                 tokio::select! {
+                    biased;
                     ended = &mut first => match ended {
                         (_, Ok(_)) => (ended, node.clone()),
                         (_, Err(failure)) => {

@@ -485,6 +485,7 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::R
             return None;
         }
         tokio::select! {
+            biased;
             result = resume(session, link) => match result {
                 Ok(connected) => return Some(connected),
                 Err(error) => tracing::debug!(%error, "cannot reconnect yet"),
@@ -521,6 +522,7 @@ async fn serve(
     notices: mpsc::Receiver<Notice>,
 ) -> String {
     tokio::select! {
+        biased;
         reason = keep_alive(session, link) => reason,
         reason = take_notices(session, link, notices) => reason,
         error = link.rpc.connection().closed() => error.to_string(),

@@ -4,7 +4,6 @@
 //! When anything fails here, the caller asks the datanode over the network, which reports what it
 //! is: a busy server, a missing replica, a chunk that does not match.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
@@ -16,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use bytes::{Bytes, BytesMut};
@@ -64,7 +64,7 @@ type Tables = Mutex<LruCache<(BlockId, u32), Arc<Table>>>;
 pub(crate) struct ShortCircuit {
     /// `None`: the kernel does not say, and so no datanode is on the same.
     host: Option<String>,
-    nodes: Mutex<HashMap<NodeId, Access>>,
+    nodes: Mutex<FxHashMap<NodeId, Access>>,
     tables: Arc<Tables>,
     reads: Arc<Semaphore>,
 }
@@ -85,7 +85,7 @@ struct Lender {
     /// An answer did not come in time, or was malformed: the next one would be taken for the answer
     /// to another request. Kept here, because the caller that asked may have been cancelled.
     out_of_step: AtomicBool,
-    files: Mutex<HashMap<BlockId, Answered>>,
+    files: Mutex<FxHashMap<BlockId, Answered>>,
 }
 
 /// What the datanode said of a block.

@@ -214,16 +214,18 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
 /// Keeps the node's knowledge of its primary fresh until it stops.
 async fn watch_busy(node: Arc<Node>) {
     tokio::select! {
-        () = node.busy.keep_looking(&node.store, &node.metrics.busy_seconds) => {}
+        biased;
         () = node.stopping() => {}
+        () = node.busy.keep_looking(&node.store, &node.metrics.busy_seconds) => {}
     }
 }
 
 /// Keeps what the disks say of the namenode that is obeyed fresh until it stops.
 async fn write_obeyed(node: Arc<Node>) {
     tokio::select! {
-        () = node.obedience.keep_written(&node.store) => {}
+        biased;
         () = node.stopping() => {}
+        () = node.obedience.keep_written(&node.store) => {}
     }
 }
 

@@ -50,8 +50,9 @@ impl Scrubber {
             }
         };
         tokio::select! {
-            () = rounds => {}
+            biased;
             () = self.node.stopping() => {}
+            () = rounds => {}
         }
     }
 

@@ -78,8 +78,9 @@ pub async fn serve(listener: UnixListener, node: Arc<Node>) {
     let readers = Arc::new(Semaphore::new(READERS_MAX));
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
             () = node.stopping() => return,
+            accepted = listener.accept() => accepted,
         };
         let socket = match accepted {
             Ok((socket, _)) => socket,
@@ -118,11 +119,12 @@ async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
     let mut received = [0; RECEIVED_BYTES_MAX];
     loop {
         let bytes = tokio::select! {
-            read = socket.read(&mut received) => read?,
+            biased;
             () = oldest_ends(&loans) => {
                 loans.pop_front();
                 continue;
             }
+            read = socket.read(&mut received) => read?,
         };
         if bytes == 0 {
             return Ok(());

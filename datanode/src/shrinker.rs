@@ -27,8 +27,9 @@ pub async fn run(node: Arc<Node>) {
         }
     };
     tokio::select! {
-        () = rounds => {}
+        biased;
         () = node.stopping() => {}
+        () = rounds => {}
     }
 }
 

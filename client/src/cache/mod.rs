@@ -9,7 +9,7 @@
 mod tests;
 mod ticket;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::InodeId;
@@ -17,6 +17,7 @@ use harvestfs_protocol::meta::DirEntry;
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, PlacementRules};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::extents::ExtentMap;
 
@@ -47,8 +48,8 @@ pub(crate) enum Entry {
 
 #[derive(Default)]
 struct Inner {
-    inodes: HashMap<InodeId, Inode>,
-    dirs: HashMap<InodeId, Directory>,
+    inodes: FxHashMap<InodeId, Inode>,
+    dirs: FxHashMap<InodeId, Directory>,
     /// Second-chance order of eviction.
     clock: VecDeque<InodeId>,
     entries: usize,
@@ -58,7 +59,7 @@ struct Inner {
     /// Replies to requests from before this event are not cached.
     floor: u64,
     /// When something was last invalidated or changed.
-    events: HashMap<Subject, u64>,
+    events: FxHashMap<Subject, u64>,
     tickets: usize,
 }
 
@@ -77,7 +78,7 @@ struct Inode {
     extents: Option<(u64, Arc<ExtentMap>)>,
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,
-    xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    xattrs: FxHashMap<Vec<u8>, Option<Vec<u8>>>,
     /// It is new and has no attributes but HarvestFS's own.
     no_other_xattrs: bool,
     used: bool,

@@ -157,8 +157,9 @@ fn work_off<T, F>(
                 }
             };
             tokio::select! {
-                () = work_on => {}
+                biased;
                 () = node.stopping() => {}
+                () = work_on => {}
             }
             drop(alive);
         });

@@ -83,6 +83,7 @@ impl NamenodeLink {
     pub async fn run(self) {
         let registered = Mutex::new(None);
         tokio::select! {
+            biased;
             () = self.node.stopping() => {}
             () = self.keep_registered(&registered) => {}
         }
@@ -155,6 +156,7 @@ impl NamenodeLink {
     async fn serve(&self, client: &Client) -> LinkError {
         let (ask_for_report, asked) = mpsc::channel(REPORTS_QUEUED_MAX);
         tokio::select! {
+            biased;
             error = self.send_heartbeats(client, &ask_for_report) => error,
             error = reports::send(&self.node, client, asked) => error,
             error = client.connection().closed() => error.into(),
@@ -175,6 +177,7 @@ impl NamenodeLink {
         let mut said_pressure_bytes = 0;
         loop {
             tokio::select! {
+                biased;
                 _ = clock.tick() => {}
                 // The sooner it is known, the fewer clients come in vain. The gate's settling time
                 // bounds how often.

@@ -37,6 +37,7 @@ async fn send_all(
     node.set_known();
     loop {
         tokio::select! {
+            biased;
             storage = asked.recv() => match storage {
                 Some(storage) => send_full_report(store, client, storage).await?,
                 // Heartbeats are over, and with them this connection.

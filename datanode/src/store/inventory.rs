@@ -1,7 +1,7 @@
 //! The map of all replicas. It is locked for lookups and single changes, never while a disk is
 //! accessed.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::hash_map;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +9,7 @@ use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
 use harvestfs_protocol::types::StorageClass;
 use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 
 use super::buffer::BufferPool;
 use super::caches::{FileCache, TableCache};
@@ -24,7 +25,7 @@ use super::volume::{Found, FoundState, Volume};
 /// Volumes, replicas, and what is cached of them.
 pub(super) struct Inventory {
     pub(super) volumes: Vec<Arc<Volume>>,
-    replicas: Mutex<HashMap<BlockId, Entry>>,
+    replicas: Mutex<FxHashMap<BlockId, Entry>>,
     next_generation: AtomicU64,
     pub(super) files: FileCache,
     pub(super) tables: TableCache,
@@ -93,7 +94,7 @@ pub(super) enum ToSeal {
 }
 
 fn add_found(
-    replicas: &mut HashMap<BlockId, Entry>,
+    replicas: &mut FxHashMap<BlockId, Entry>,
     volume: usize,
     generation: Generation,
     found: Found,
@@ -148,7 +149,7 @@ impl Inventory {
         buffers: BufferPool,
         table_cache_bytes: usize,
     ) -> Self {
-        let mut replicas = HashMap::new();
+        let mut replicas = FxHashMap::default();
         let mut opened = Vec::with_capacity(volumes.len());
         let mut generations = 0..;
         for (index, (volume, found)) in volumes.into_iter().enumerate() {
@@ -168,7 +169,7 @@ impl Inventory {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<BlockId, Entry>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, FxHashMap<BlockId, Entry>> {
         self.replicas.lock()
     }
 

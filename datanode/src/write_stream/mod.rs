@@ -205,6 +205,7 @@ impl Pipeline {
             );
         };
         tokio::select! {
+            biased;
             sent = self.acknowledge(sender) => sent,
             () = work => Ok(()),
         }
@@ -218,6 +219,7 @@ impl Pipeline {
     /// borders, and so does what is acknowledged.
     async fn watch_for_denial(&self) {
         let denial = tokio::select! {
+            biased;
             () = self.node.stopping() => DataError::Stopping,
             denial = self.node.busy.denied() => {
                 self.node.metrics.denied_writes.inc();

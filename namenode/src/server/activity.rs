@@ -1,9 +1,10 @@
 //! What happened lately, kept in memory for operators.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::node::{Heartbeat, PrimaryLoad};
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::engine::cluster::{Happening, RepairEnd};
@@ -46,7 +47,7 @@ pub(super) struct Activity {
     count: u64,
     /// Servers that were reimaged since the start.
     reimages: u64,
-    nodes: HashMap<NodeId, NodeActivity>,
+    nodes: FxHashMap<NodeId, NodeActivity>,
 }
 
 /// What one datanode said.

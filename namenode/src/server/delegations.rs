@@ -11,9 +11,10 @@
 //!
 //! Pure: time comes from the caller. Memory is bounded by what a session may have.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
+use rustc_hash::FxHashMap;
 
 /// See the module.
 #[derive(Debug)]
@@ -21,8 +22,8 @@ pub(crate) struct Delegations {
     per_session_max: usize,
     /// How long a holder has to commit what is recalled.
     patience_ms: u64,
-    by_inode: HashMap<InodeId, Delegation>,
-    by_session: HashMap<SessionId, BTreeSet<InodeId>>,
+    by_inode: FxHashMap<InodeId, Delegation>,
+    by_session: FxHashMap<SessionId, BTreeSet<InodeId>>,
 }
 
 #[derive(Debug)]
@@ -47,8 +48,8 @@ impl Delegations {
         Self {
             per_session_max,
             patience_ms,
-            by_inode: HashMap::new(),
-            by_session: HashMap::new(),
+            by_inode: FxHashMap::default(),
+            by_session: FxHashMap::default(),
         }
     }
 

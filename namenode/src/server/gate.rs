@@ -3,9 +3,10 @@
 //! A reply may have to wait until a record is on stable storage, until other sessions have
 //! acknowledged that they forgot what it changed, or both. The gate does not look at what waits.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::ids::InodeId;
+use rustc_hash::FxHashMap;
 
 use super::leases::WaitId;
 use crate::journal::Lsn;
@@ -13,7 +14,7 @@ use crate::journal::Lsn;
 /// Holds items back until they have nothing to wait for.
 #[derive(Debug)]
 pub(crate) struct Gate<T> {
-    held: HashMap<WaitId, Held<T>>,
+    held: FxHashMap<WaitId, Held<T>>,
     by_lsn: BTreeSet<(Lsn, WaitId)>,
     next: WaitId,
 }
@@ -28,7 +29,7 @@ struct Held<T> {
 impl<T> Gate<T> {
     pub(crate) fn new() -> Self {
         Self {
-            held: HashMap::new(),
+            held: FxHashMap::default(),
             by_lsn: BTreeSet::new(),
             next: 0,
         }
@@ -107,7 +108,7 @@ impl<T> Gate<T> {
 /// something that never was.
 #[derive(Debug, Default)]
 pub(crate) struct Undurable {
-    changed: HashMap<InodeId, Lsn>,
+    changed: FxHashMap<InodeId, Lsn>,
     by_lsn: BTreeMap<Lsn, Vec<InodeId>>,
     last: Lsn,
 }

@@ -1,9 +1,10 @@
 //! Sessions as far as they need not survive a restart: their connections, when they were last heard
 //! of, what they hold open, and which of their mutations are still unanswered.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::leases::WaitId;
 
@@ -23,13 +24,13 @@ pub(crate) type ConnectionId = u64;
 /// Open sessions and what they hold.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    by_id: HashMap<SessionId, Session>,
+    by_id: FxHashMap<SessionId, Session>,
     /// How many sessions a client has.
-    of_client: HashMap<String, usize>,
+    of_client: FxHashMap<String, usize>,
     /// How many sessions hold an inode.
-    holders: HashMap<InodeId, u32>,
+    holders: FxHashMap<InodeId, u32>,
     /// Sessions from before the restart that did not come back yet: what they hold is unknown.
-    missing: HashSet<SessionId>,
+    missing: FxHashSet<SessionId>,
 }
 
 /// One session.
@@ -40,9 +41,9 @@ pub(crate) struct Session {
     /// The connection that speaks for it now.
     pub connection: Option<ConnectionId>,
     last_heard_ms: u64,
-    holds: HashMap<InodeId, OpenTo>,
+    holds: FxHashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
-    pub unanswered: HashMap<u64, WaitId>,
+    pub unanswered: FxHashMap<u64, WaitId>,
 }
 
 impl Session {
@@ -82,8 +83,8 @@ impl Sessions {
             client,
             connection,
             last_heard_ms: now_ms,
-            holds: HashMap::new(),
-            unanswered: HashMap::new(),
+            holds: FxHashMap::default(),
+            unanswered: FxHashMap::default(),
         };
         self.by_id.insert(id, session);
     }
@@ -163,7 +164,7 @@ impl Sessions {
         let holds = self.by_id.get(&id).map(|session| &session.holds);
         let mut beside: Vec<InodeId> = holds
             .into_iter()
-            .flat_map(HashMap::keys)
+            .flat_map(FxHashMap::keys)
             .filter(|ino| !declared.contains(ino))
             .copied()
             .collect();

@@ -1,12 +1,13 @@
 //! What datanodes know of the namenode's timeline, and what follows when they know more than the
 //! namenode. Pure.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use harvestfs_protocol::admin::{AheadNode, RecoveryStatus};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::timeline::{Epoch, Position};
+use rustc_hash::FxHashSet;
 
 use crate::journal::Lsn;
 
@@ -58,7 +59,7 @@ pub(crate) struct Timeline {
     restored: Lsn,
     recovering: bool,
     /// Datanodes that registered and know no timeline but this one.
-    following: HashSet<NodeId>,
+    following: FxHashSet<NodeId>,
     ahead: BTreeMap<NodeId, AheadNode>,
     refused: BTreeMap<String, AheadNode>,
 }
@@ -69,7 +70,7 @@ impl Timeline {
             epoch,
             restored,
             recovering: false,
-            following: HashSet::new(),
+            following: FxHashSet::default(),
             ahead: BTreeMap::new(),
             refused: BTreeMap::new(),
         }

@@ -113,6 +113,7 @@ impl Connection {
         &self,
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
         tokio::select! {
+            biased;
             accepted = self.accept_remote() => accepted,
             accepted = self.accept_local() => accepted,
         }

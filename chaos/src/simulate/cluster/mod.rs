@@ -7,4 +7,4 @@ mod network;
 mod tests;
 
 pub use self::machine::Host;
-pub use self::network::{Link, Network};
+pub use self::network::{Link, Network, Sent};

@@ -46,8 +46,19 @@ struct State {
     ports: BTreeMap<SocketAddr, Weak<Port>>,
     on_their_way: BinaryHeap<Reverse<OnItsWay>>,
     sent: u64,
+    /// What was sent, and when, if that is kept.
+    trace: Option<Vec<Sent>>,
     /// From one machine to another; what is not here works.
     links: BTreeMap<(IpAddr, IpAddr), Link>,
+}
+
+/// A datagram that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub at: Duration,
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    pub bytes: usize,
 }
 
 struct OnItsWay {
@@ -70,9 +81,20 @@ impl Network {
                 ports: BTreeMap::new(),
                 on_their_way: BinaryHeap::new(),
                 sent: 0,
+                trace: None,
                 links: BTreeMap::new(),
             }),
         })
+    }
+
+    /// Keeps from now on what is sent.
+    pub fn start_trace(&self) {
+        self.state.lock().trace = Some(Vec::new());
+    }
+
+    /// What was sent since the trace was started.
+    pub fn take_trace(&self) -> Vec<Sent> {
+        self.state.lock().trace.take().unwrap_or_default()
     }
 
     /// How datagrams get from one machine to another from now on.
@@ -132,6 +154,13 @@ impl Network {
 
     fn send(&self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
         let mut state = self.state.lock();
+        let sent = Sent {
+            at: state.now,
+            from,
+            to,
+            bytes: datagram.len(),
+        };
+        state.trace.iter_mut().for_each(|trace| trace.push(sent));
         let link = state.links.get(&(from.ip(), to.ip())).copied();
         let link = link.unwrap_or_default();
         let mut copies = 1;

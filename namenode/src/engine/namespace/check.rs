@@ -1,11 +1,12 @@
 //! Invariants of the namespace: everything that is kept twice is compared.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::admin::FsckFinding;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::name::SNAPSHOTS_NAME;
 use harvestfs_protocol::types::PlacementRules;
+use rustc_hash::FxHashMap;
 
 use super::inode::{Body, FileData, Inode, parts};
 use super::{Namespace, trash};
@@ -285,7 +286,7 @@ impl Namespace {
     }
 
     fn check_blocks(&self, findings: &mut Findings) {
-        let mut uses: HashMap<BlockId, BTreeMap<RulesKey, u64>> = HashMap::new();
+        let mut uses: FxHashMap<BlockId, BTreeMap<RulesKey, u64>> = FxHashMap::default();
         for (ino, inode) in self.inodes.iter() {
             let Body::Regular(file) = &inode.body else {
                 continue;
@@ -395,7 +396,7 @@ impl Namespace {
         if inodes.is_empty() {
             return BTreeMap::new();
         }
-        let mut found: HashMap<InodeId, (InodeId, &[u8])> = HashMap::new();
+        let mut found: FxHashMap<InodeId, (InodeId, &[u8])> = FxHashMap::default();
         for (ino, inode) in self.inodes.iter() {
             let Body::Directory(directory) = &inode.body else {
                 continue;
@@ -467,7 +468,7 @@ fn check_extents(ino: InodeId, file: &FileData, findings: &mut Findings) {
 }
 
 /// Follows names upwards; none when they lead in circles or not to the root.
-fn path(ino: InodeId, names: &HashMap<InodeId, (InodeId, &[u8])>) -> Option<String> {
+fn path(ino: InodeId, names: &FxHashMap<InodeId, (InodeId, &[u8])>) -> Option<String> {
     let mut components = Vec::new();
     let mut next = ino;
     while next != InodeId::ROOT {

@@ -18,11 +18,12 @@
 //! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
 //! table, and by the mutations that wait.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::meta::{Cached, Notice};
 use harvestfs_protocol::name::Name;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Announcements to a session that counts as holding everything, before one notice to forget
 /// everything replaces them. A short-lived session that changes a few files must not cost a mount
@@ -56,20 +57,20 @@ pub(crate) struct Expired {
 pub(crate) struct Leases {
     lease_ms: u64,
     grants_max: usize,
-    sessions: HashMap<SessionId, Lease>,
+    sessions: FxHashMap<SessionId, Lease>,
     /// Sessions that count as holding everything.
     hold_everything: BTreeSet<SessionId>,
-    periods: HashMap<Period, SessionId>,
+    periods: FxHashMap<Period, SessionId>,
     next_period: Period,
     grants: BTreeSet<(Cached, Period)>,
     next_notice: NoticeId,
     unacked: BTreeMap<NoticeId, Unacked>,
     /// Notices not yet acknowledged that named this.
-    unacked_by_cached: HashMap<Cached, Vec<NoticeId>>,
+    unacked_by_cached: FxHashMap<Cached, Vec<NoticeId>>,
     /// [`Notice::InvalidateAll`]s not yet acknowledged.
     unacked_everything: BTreeSet<NoticeId>,
     /// How many notices a reply still waits for.
-    waits: HashMap<WaitId, usize>,
+    waits: FxHashMap<WaitId, usize>,
 }
 
 #[derive(Debug)]
@@ -114,16 +115,16 @@ impl Leases {
         Self {
             lease_ms,
             grants_max,
-            sessions: HashMap::new(),
+            sessions: FxHashMap::default(),
             hold_everything: BTreeSet::new(),
-            periods: HashMap::new(),
+            periods: FxHashMap::default(),
             next_period: 0,
             grants: BTreeSet::new(),
             next_notice: 1,
             unacked: BTreeMap::new(),
-            unacked_by_cached: HashMap::new(),
+            unacked_by_cached: FxHashMap::default(),
             unacked_everything: BTreeSet::new(),
-            waits: HashMap::new(),
+            waits: FxHashMap::default(),
         }
     }
 
@@ -219,7 +220,7 @@ impl Leases {
             return (Vec::new(), false);
         }
         // Notices in flight that make other sessions forget an earlier state of the same.
-        let mut awaited: HashSet<NoticeId> = self.unacked_everything.iter().copied().collect();
+        let mut awaited: FxHashSet<NoticeId> = self.unacked_everything.iter().copied().collect();
         let named = inodes.iter().map(|&ino| Cached::Inode(ino));
         let named = named.chain(entries.iter().map(|&(dir, _)| Cached::Entries(dir)));
         for cached in named {

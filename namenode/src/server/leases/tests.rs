@@ -231,7 +231,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Client {
     /// Version of each thing as the reply gave it.
-    cache: HashMap<u8, u64>,
+    cache: FxHashMap<u8, u64>,
     inbox: Vec<Notice>,
     lease_ends_ms: u64,
 }
@@ -240,10 +240,10 @@ struct Client {
 struct World {
     now_ms: u64,
     /// The truth: how often each thing was changed.
-    versions: HashMap<u8, u64>,
-    clients: HashMap<u8, Client>,
+    versions: FxHashMap<u8, u64>,
+    clients: FxHashMap<u8, Client>,
     /// Changes whose reply waits: their author, their thing, and its version after them.
-    waiting: HashMap<WaitId, (u8, u8, u64)>,
+    waiting: FxHashMap<WaitId, (u8, u8, u64)>,
 }
 
 impl World {

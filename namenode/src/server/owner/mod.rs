@@ -20,7 +20,7 @@ mod session;
 mod upkeep;
 mod watch;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,7 @@ use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::NoticeSender;
 use rand::rngs::StdRng;
+use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -91,9 +92,9 @@ pub(crate) struct Owner {
     tokens: TokenKeys,
     next_key_check_ms: u64,
     last_tick_ms: u64,
-    connections: HashMap<ConnectionId, Connected>,
+    connections: FxHashMap<ConnectionId, Connected>,
     /// The connection on which a datanode registered last.
-    node_connections: HashMap<NodeId, ConnectionId>,
+    node_connections: FxHashMap<NodeId, ConnectionId>,
     sessions: Sessions,
     leases: Leases,
     delegations: Delegations,
@@ -188,8 +189,8 @@ impl Owner {
             tokens,
             next_key_check_ms: 0,
             last_tick_ms: 0,
-            connections: HashMap::new(),
-            node_connections: HashMap::new(),
+            connections: FxHashMap::default(),
+            node_connections: FxHashMap::default(),
             sessions: Sessions::default(),
             leases,
             delegations: Delegations::new(DELEGATIONS_PER_SESSION_MAX, lease_ms),
@@ -305,6 +306,7 @@ impl Owner {
                 return;
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(deadline) => break,
                 () = progress.notified() => {}
                 _ = tick.tick() => {

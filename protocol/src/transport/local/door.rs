@@ -118,8 +118,9 @@ fn keep_open(
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener)?;
         tokio::select! {
-            () = answer(listener, expected) => {}
+            biased;
             _ = closed => {}
+            () = answer(listener, expected) => {}
         }
         Ok(())
     })

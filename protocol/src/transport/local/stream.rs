@@ -78,6 +78,7 @@ impl Socket {
             return Ok(());
         };
         tokio::select! {
+            biased;
             // Fails only when the runtime stops.
             _ = watched.writable() => Ok(()),
             reason = self.connection.closed() => Err(reason.into()),

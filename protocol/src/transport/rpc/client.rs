@@ -1,11 +1,11 @@
 //! The side that asks.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -40,7 +40,7 @@ struct Shared<Resp> {
 }
 
 struct Calls<Resp> {
-    waiting: HashMap<u64, oneshot::Sender<Result<Resp, RpcError>>>,
+    waiting: FxHashMap<u64, oneshot::Sender<Result<Resp, RpcError>>>,
     next_id: u64,
     /// Why no answer can come any more.
     lost: Option<String>,
@@ -68,7 +68,7 @@ where
         let shared = Arc::new(Shared {
             outgoing: Outgoing::new(),
             calls: Mutex::new(Calls {
-                waiting: HashMap::new(),
+                waiting: FxHashMap::default(),
                 next_id: 0,
                 lost: None,
             }),

@@ -144,8 +144,9 @@ impl Outgoing {
             };
             if frames.is_empty() {
                 tokio::select! {
-                    () = self.changed.notified() => continue,
+                    biased;
                     error = &mut lost => return Err(error),
+                    () = self.changed.notified() => continue,
                 }
             }
             self.drained.notify_one();
