@@ -80,7 +80,7 @@ impl Cluster {
             self.close_pipeline_if_reported(slot);
         } else if self.table.get(slot).is_some_and(|it| {
             let mut states = it.replicas.iter().map(|replica| replica.state);
-            states.any(|state| state == ReplicaState::Open)
+            states.any(ReplicaState::awaits_seal)
         }) {
             self.watch_seal(slot);
         }
@@ -222,9 +222,12 @@ impl Cluster {
                 && let Some(it) = self.table.get(slot)
                 && it.replicas[index].state == ReplicaState::Open
             {
-                // It corrects this itself if it has all the bytes after all.
-                self.table.set_state(slot, index, ReplicaState::Short);
+                // The writer may have been cut off, and nothing be wrong with it.
+                self.table.set_state(slot, index, ReplicaState::Unconfirmed);
             }
+        }
+        if self.table.known(slot).sealed {
+            self.watch_seal(slot);
         }
         self.settle(slot);
     }
@@ -283,7 +286,7 @@ impl Cluster {
         let reported = writing.sealed_ms.is_some()
             && writing.nodes.iter().all(|&node| {
                 self.table.replica_on(slot, node).is_some_and(|index| {
-                    self.table.known(slot).replicas[index].state != ReplicaState::Open
+                    !self.table.known(slot).replicas[index].state.awaits_seal()
                 })
             });
         if reported {
@@ -360,7 +363,7 @@ impl Cluster {
         let mut open = false;
         for replica in &self.table.known(slot).replicas {
             let storage = self.table.home(replica.storage);
-            if replica.state == ReplicaState::Open && storage.usable {
+            if replica.state.awaits_seal() && storage.usable {
                 open = true;
                 let seal = &mut self.nodes[storage.node as usize].seal;
                 if !seal.contains(&block) {

@@ -192,6 +192,7 @@ fn state_name(state: ReplicaState) -> &'static str {
     match state {
         ReplicaState::Sealed => "sealed",
         ReplicaState::Open => "open",
+        ReplicaState::Unconfirmed => "unconfirmed",
         ReplicaState::Short => "short",
         ReplicaState::Corrupt => "corrupt",
         ReplicaState::Excess => "excess",

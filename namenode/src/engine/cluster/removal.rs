@@ -180,7 +180,7 @@ impl Cluster {
             let replica = slot.and_then(|slot| self.table.replica_on(slot, node));
             if let Some((slot, replica)) = slot.zip(replica)
                 && let Some(it) = self.table.get(slot)
-                && it.replicas[replica].state == ReplicaState::Open
+                && it.replicas[replica].state.awaits_seal()
             {
                 return Some(NodeCommand::Seal {
                     block,
@@ -254,7 +254,10 @@ impl Cluster {
                 return Verdict::Keep;
             }
             ReplicaState::Excess => true,
-            ReplicaState::Short | ReplicaState::Corrupt | ReplicaState::Deleting => confirmed > 0,
+            ReplicaState::Unconfirmed
+            | ReplicaState::Short
+            | ReplicaState::Corrupt
+            | ReplicaState::Deleting => confirmed > 0,
         };
         if !enough || self.is_storm() {
             return Verdict::Later;

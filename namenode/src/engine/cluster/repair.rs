@@ -188,7 +188,7 @@ impl Cluster {
                 ReplicaState::Corrupt | ReplicaState::Deleting => {
                     last_resort.push((storage.node, replica.storage));
                 }
-                ReplicaState::Short => {}
+                ReplicaState::Unconfirmed | ReplicaState::Short => {}
             }
         }
         if good.is_empty() { last_resort } else { good }

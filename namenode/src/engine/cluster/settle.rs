@@ -106,7 +106,7 @@ impl Cluster {
                     tally.holders.push(storage.node);
                     tally.leaving += usize::from(self.is_leaving(slot, storage.node));
                 }
-                ReplicaState::Short => tally.bad += 1,
+                ReplicaState::Unconfirmed | ReplicaState::Short => tally.bad += 1,
                 ReplicaState::Corrupt => {
                     tally.bad += 1;
                     tally.last_resort += 1;

@@ -29,6 +29,8 @@ pub(super) enum ReplicaState {
     Sealed,
     /// Has all committed bytes; not sealed on its datanode.
     Open,
+    /// Not sealed on its datanode, and its writer does not vouch for it: the datanode is to say what it has.
+    Unconfirmed,
     /// Lacks committed bytes.
     Short,
     /// Has wrong or unreadable bytes.
@@ -47,7 +49,12 @@ impl ReplicaState {
 
     /// Whether it has to be replaced.
     pub(super) fn is_bad(self) -> bool {
-        matches!(self, Self::Short | Self::Corrupt)
+        matches!(self, Self::Unconfirmed | Self::Short | Self::Corrupt)
+    }
+
+    /// Whether its datanode is to seal it once its block is sealed.
+    pub(super) fn awaits_seal(self) -> bool {
+        matches!(self, Self::Open | Self::Unconfirmed)
     }
 }
 

@@ -139,10 +139,10 @@ fn step(world: &mut World) {
         154..164 => write(world),
         164..168 => {
             if let Some(block) = any_block(world, |it| !it.sealed) {
-                if world.rng.random_bool(0.7) {
-                    world.seal_by_writer(block);
-                } else {
-                    world.end_writer(block);
+                match world.rng.random_range(0..10) {
+                    0..5 => world.seal_by_writer(block),
+                    5..7 => world.seal_by_writer_cut_off(block),
+                    _ => world.end_writer(block),
                 }
             }
         }

@@ -102,6 +102,31 @@ fn a_pipeline_counts_before_it_reports_and_readers_see_what_is_committed() {
     assert_eq!(world.cluster.summary(0).under_replicated_blocks, 1);
 }
 
+/// Else they would count as lost for ever, and be lost indeed when nothing replaces them.
+#[test]
+fn replicas_that_a_writer_cut_off_from_them_does_not_vouch_for_are_sealed() {
+    let mut world = World::new(4, 2, options(), 1);
+    for reached in 0..3 {
+        let block = world.allocate(rules(3)).expect("room is left");
+        world.append(block, 2 * CHUNK);
+        world.pass(1_000);
+        let pipeline = world.blocks[&block].pipeline.clone();
+        world.seal_on(block, &pipeline[..reached]);
+        world.pass(30_000);
+        assert_eq!(world.cluster.replicas(block, None).len(), 3);
+        let summary = world.cluster.summary(world.now_ms);
+        assert_eq!(
+            (summary.lost_blocks, summary.under_replicated_blocks),
+            (0, 0)
+        );
+        for node in world.blocks[&block].pipeline.clone() {
+            let replica = world.nodes[node.0 as usize].replica(block);
+            assert!(replica.is_none_or(|it| it.sealed), "{block} on {node}");
+        }
+    }
+    assert_eq!(world.cluster.faults(world.now_ms, 10), []);
+}
+
 #[test]
 fn a_replica_that_its_writer_claims_must_be_reported_in_time() {
     let mut world = World::new(4, 2, options(), 1);

@@ -3,6 +3,7 @@
 use harvestfs_placement::Stock;
 use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
 use harvestfs_protocol::types::PlacementRules;
+use rand::RngExt;
 
 use super::world::{CHUNK, FileBlock, World, rules};
 use crate::engine::cluster::Cluster;
@@ -69,22 +70,45 @@ impl World {
     /// The writer seals a block on the nodes of the pipeline that are left; one without bytes is
     /// given up.
     pub(super) fn seal_by_writer(&mut self, block: BlockId) {
-        let it = self.blocks[&block].clone();
+        let holders = self.complete_on(block);
+        if self.blocks[&block].committed_bytes == 0 || holders.is_empty() {
+            self.end_writer(block);
+            return;
+        }
+        self.seal_on(block, &holders);
+    }
+
+    /// The same by a writer that does not reach them all, and perhaps none.
+    pub(super) fn seal_by_writer_cut_off(&mut self, block: BlockId) {
+        let mut reached = self.complete_on(block);
+        reached.retain(|_| self.rng.random_bool(0.3));
+        if self.blocks[&block].committed_bytes == 0 {
+            self.end_writer(block);
+            return;
+        }
+        self.seal_on(block, &reached);
+    }
+
+    /// The nodes of the pipeline that have all of a block.
+    fn complete_on(&self, block: BlockId) -> Vec<NodeId> {
+        let it = &self.blocks[&block];
         let holds = |node: &NodeId| {
             let node = &self.nodes[node.0 as usize];
             let replica = node.replica(block);
             node.up && replica.is_some_and(|r| !r.corrupt && r.length_bytes >= it.committed_bytes)
         };
-        let holders: Vec<NodeId> = it.pipeline.iter().copied().filter(holds).collect();
-        if it.committed_bytes == 0 || holders.is_empty() {
-            self.end_writer(block);
-            return;
-        }
-        for node in &holders {
-            self.put(node.0 as usize, block, it.committed_bytes, true);
+        it.pipeline.iter().copied().filter(holds).collect()
+    }
+
+    /// The writer of a block with bytes does not reach the nodes of its pipeline but for these, which hold
+    /// all of it.
+    pub(super) fn seal_on(&mut self, block: BlockId, reached: &[NodeId]) {
+        let committed_bytes = self.blocks[&block].committed_bytes;
+        for node in reached {
+            self.put(node.0 as usize, block, committed_bytes, true);
         }
         self.seal(block);
-        self.cluster.sealed_by_client(self.now_ms, block, &holders);
+        self.cluster.sealed_by_client(self.now_ms, block, reached);
     }
 
     fn seal(&mut self, block: BlockId) {
