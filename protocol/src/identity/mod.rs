@@ -16,11 +16,12 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, SanType,
+    Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
 use serde::{Deserialize, Serialize};
 
+use crate::machine;
 use files::{create_dir, pem, read_certificate, read_key, write_atomically};
 
 /// File name of the authority's certificate, which every part needs.
@@ -277,7 +278,7 @@ impl CertificateAuthority {
                 path: certificate_path,
             });
         }
-        let (authority, certificate_pem) = Self::generate()?;
+        let (authority, certificate_pem) = Self::generate(KeyPair::generate()?)?;
         let key_pem = authority.issuer.key().serialize_pem();
         // The certificate is written last: an authority without it does not exist yet.
         write_atomically(&dir.join(CA_KEY_FILE), key_pem.as_bytes(), 0o600)?;
@@ -290,7 +291,17 @@ impl CertificateAuthority {
     /// # Errors
     /// [`IdentityError::Issue`] if no key can be generated.
     pub fn in_memory() -> Result<Self, IdentityError> {
-        Ok(Self::generate()?.0)
+        Ok(Self::generate(KeyPair::generate()?)?.0)
+    }
+
+    /// Makes a new authority that is kept nowhere, for simulations: all signatures of it and of what it issues
+    /// have one length, so that the same datagrams are sent each time.
+    ///
+    /// # Errors
+    /// [`IdentityError::Issue`] if no key can be generated.
+    pub fn for_simulation() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate_for(&rcgen::PKCS_ED25519)?;
+        Ok(Self::generate(key)?.0)
     }
 
     /// Loads the authority that [`CertificateAuthority::create`] wrote to `dir`.
@@ -335,7 +346,8 @@ impl CertificateAuthority {
                 .push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         set_validity(&mut params, validity);
-        let key = KeyPair::generate()?;
+        params.serial_number = Some(serial_number());
+        let key = KeyPair::generate_for(self.issuer.key().algorithm())?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         Ok(Identity {
             peer,
@@ -350,8 +362,7 @@ impl CertificateAuthority {
         &self.certificate
     }
 
-    fn generate() -> Result<(Self, String), IdentityError> {
-        let key = KeyPair::generate()?;
+    fn generate(key: KeyPair) -> Result<(Self, String), IdentityError> {
         let params = authority_params(&key);
         let certificate = params.self_signed(&key)?;
         let authority = Self {
@@ -487,6 +498,7 @@ fn authority_params(key: &KeyPair) -> CertificateParams {
     let fingerprint = fingerprint(key.public_key_raw());
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("HarvestFS authority {fingerprint}"));
+    params.serial_number = Some(serial_number());
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     set_validity(&mut params, CA_VALIDITY);
@@ -503,6 +515,13 @@ fn common_name(name: &str) -> DistinguishedName {
     let mut distinguished_name = DistinguishedName::new();
     distinguished_name.push(DnType::CommonName, name);
     distinguished_name
+}
+
+/// A random number that is always encoded in the same length (RFC 5280, 4.1.2.2).
+fn serial_number() -> SerialNumber {
+    let mut bytes = machine::random::<[u8; 16]>();
+    bytes[0] = bytes[0] & 0x3f | 0x40;
+    SerialNumber::from_slice(&bytes)
 }
 
 fn set_validity(params: &mut CertificateParams, validity: Duration) {
