@@ -8,7 +8,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckRep
 use harvestfs_protocol::identity::{Identity, Peer, Role};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportOptions};
+use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportError, TransportOptions};
 use tokio::sync::mpsc;
 
 use super::LiveError;
@@ -32,9 +32,17 @@ impl Admin {
         let fail = |error: &dyn std::fmt::Display| LiveError::Cluster(error.to_string());
         let identity = Identity::load(&data.join("admin/identity")).map_err(|e| fail(&e))?;
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        let endpoint = Endpoint::bind(any, &identity, TransportOptions::default());
+        Self::with_identity(&identity, any, namenode).map_err(|e| fail(&e))
+    }
+
+    /// With this identity, from this address.
+    pub fn with_identity(
+        identity: &Identity,
+        bind: SocketAddr,
+        namenode: SocketAddr,
+    ) -> Result<Self, TransportError> {
         Ok(Self {
-            endpoint: endpoint.map_err(|e| fail(&e))?,
+            endpoint: Endpoint::bind(bind, identity, TransportOptions::default())?,
             namenode,
             rpc: None,
         })

@@ -12,7 +12,7 @@
 //! - [`run()`]: one run, from the start to the comparison with the model;
 //! - [`report`]: what came of it, as a table, JSON and one HTML page.
 
-mod admin;
+pub(crate) mod admin;
 mod cluster;
 mod disk;
 mod error;

@@ -1,7 +1,8 @@
-//! `harvestfs simulate`: years of a datacentre with the production engine.
+//! `harvestfs simulate`: years of a datacentre with the production engine, and minutes of a whole cluster.
 
 mod availability;
 mod characterise;
+mod cluster;
 mod durability;
 
 use std::fmt;
@@ -37,6 +38,8 @@ enum SimulateCommand {
     Availability(availability::AvailabilityArgs),
     /// What the datacentres are like: patterns of load, reimages (figures 1 to 6).
     Characterise(characterise::CharacteriseArgs),
+    /// Whether a whole cluster keeps its promises under faults: namenode, datanodes and clients in virtual time.
+    Cluster(cluster::ClusterArgs),
 }
 
 /// Runs `harvestfs simulate`.
@@ -45,6 +48,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         SimulateCommand::Durability(args) => durability::run(args),
         SimulateCommand::Availability(args) => availability::run(args),
         SimulateCommand::Characterise(args) => characterise::run(args),
+        SimulateCommand::Cluster(args) => cluster::run(args),
     }
 }
 

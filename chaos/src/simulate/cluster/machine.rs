@@ -25,6 +25,7 @@ pub struct Host {
     clocks: Rc<Clocks>,
     /// None: it crashed.
     running: Option<Running>,
+    is_stopped: bool,
 }
 
 struct Running {
@@ -39,13 +40,15 @@ struct Clocks {
     /// The runtime's clock when it started, and how long the machine had run by then.
     started: Cell<Option<tokio::time::Instant>>,
     ran_before: Cell<Duration>,
+    /// Since it started, it was suspended so long.
+    slept: Cell<Duration>,
     elapsed: Cell<Duration>,
 }
 
 impl Machine for Clocks {
     fn since_boot(&self) -> Duration {
         match (self.started.get(), tokio::runtime::Handle::try_current()) {
-            (Some(started), Ok(_)) => self.ran_before.get() + started.elapsed(),
+            (Some(started), Ok(_)) => self.ran_before.get() + self.slept.get() + started.elapsed(),
             _ => self.elapsed.get(),
         }
     }
@@ -77,9 +80,11 @@ impl Host {
                 rng: RefCell::new(SmallRng::seed_from_u64(seed)),
                 started: Cell::new(None),
                 ran_before: Cell::new(Duration::ZERO),
+                slept: Cell::new(Duration::ZERO),
                 elapsed: Cell::new(Duration::ZERO),
             }),
             running: None,
+            is_stopped: false,
         };
         host.boot()?;
         Ok(host)
@@ -97,6 +102,7 @@ impl Host {
         let started = runtime.block_on(async { tokio::time::Instant::now() });
         self.clocks.started.set(Some(started));
         self.clocks.ran_before.set(self.clocks.elapsed.get());
+        self.clocks.slept.set(Duration::ZERO);
         self.running = Some(Running {
             tasks: LocalSet::new(),
             runtime,
@@ -124,9 +130,30 @@ impl Host {
         Some(running.tasks.spawn_local(work))
     }
 
+    /// Nothing on it runs any more, until [`Host::go_on`] or [`Host::wake_up`].
+    pub fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
+    /// What runs on it goes on after `stopped`, late for everything that was to happen meanwhile.
+    pub fn go_on(&mut self, stopped: Duration) {
+        self.is_stopped = false;
+        if let Some(running) = &self.running {
+            let _entered = machine::enter(self.clocks.clone());
+            running.runtime.block_on(tokio::time::advance(stopped));
+        }
+    }
+
+    /// What runs on it goes on after `slept`. Of its clocks, that since its start and the wall clock have gone on,
+    /// timers have not.
+    pub fn wake_up(&mut self, slept: Duration) {
+        self.is_stopped = false;
+        self.clocks.slept.set(self.clocks.slept.get() + slept);
+    }
+
     /// Its clock goes on by `time`, and what is to happen by then happens.
     pub fn run_for(&mut self, time: Duration) {
-        if let Some(running) = &self.running {
+        if let Some(running) = self.running.as_ref().filter(|_| !self.is_stopped) {
             let _entered = machine::enter(self.clocks.clone());
             let until = tokio::time::sleep;
             running

@@ -1,10 +1,277 @@
 //! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
-//! clients, each part on a [`Host`] of its own, over a [`Network`] of datagrams. Only in tests yet: the clocks of
-//! runtimes can be paused only with tokio's feature `test-util`.
+//! clients, each part on a [`Host`] of its own, over a [`Network`] of datagrams, decided by one seed.
 
+mod faults;
+mod journal;
 mod machine;
 mod network;
+#[cfg(test)]
 mod tests;
+mod workload;
+mod world;
 
-pub use self::machine::Host;
-pub use self::network::{Link, Network, Sent};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use harvestfs_protocol::admin::FsckReport;
+
+pub use self::faults::FaultKind;
+use self::faults::Faults;
+use self::journal::Journal;
+use self::machine::Host;
+use self::network::{Link, Network};
+use self::workload::{Board, Memory, Worker, check_all};
+use self::world::{Part, TICK, World};
+use crate::live::admin::Admin;
+use crate::random;
+
+/// Until all datanodes have registered.
+const START: Duration = Duration::from_secs(5);
+/// How long the cluster may take to become whole once the faults are over. A datanode may be away for
+/// a minute before it counts as lost.
+const HEAL_MAX: Duration = Duration::from_secs(600);
+/// How long a client waits before it opens a session again.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// How often it is looked whether the cluster is whole.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Decides everything.
+    pub seed: u64,
+    /// How long clients work and faults begin, in virtual time.
+    pub length: Duration,
+    /// Datanodes, at least one.
+    pub datanodes: u8,
+    /// Clients, at least one.
+    pub clients: u8,
+    /// Kinds of faults; none: nothing fails.
+    pub faults: Vec<FaultKind>,
+    /// Where the files of a simulation are while it runs. A directory of its own is made there.
+    pub directory: PathBuf,
+}
+
+/// What came of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Promises that were broken, the first 20.
+    pub failures: Vec<String>,
+    /// Operations of clients.
+    pub operations: u64,
+    /// Of these: those that failed.
+    pub errors: u64,
+    /// Datagrams that were sent.
+    pub datagrams: u64,
+    /// A sum over who sent how much to whom and when.
+    pub digest: u64,
+    /// Virtual time.
+    pub took: Duration,
+    /// What happened, in lines.
+    pub trace: Vec<String>,
+}
+
+/// Runs one simulation.
+///
+/// # Errors
+/// When its files cannot be written.
+pub fn run(options: &Options) -> io::Result<Report> {
+    let directory = tempfile::Builder::new()
+        .prefix("harvestfs-simulation-")
+        .tempdir_in(&options.directory)?;
+    let world = World::new(options.seed, options.datanodes, options.clients, directory)?;
+    let mut simulation = Simulation {
+        world,
+        journal: Journal::default(),
+        stop: Rc::default(),
+        board: Rc::default(),
+        clients: (0..options.clients)
+            .map(|number| SimulatedClient::new(options.seed, number))
+            .collect(),
+    };
+    simulation.run_for(START);
+    for number in 0..options.clients {
+        simulation.start_client(number)?;
+    }
+    let rng = random::stream(options.seed, "faults");
+    let mut faults = Faults::new(options.faults.clone(), rng, simulation.world.now());
+    let end = simulation.world.now() + options.length;
+    while simulation.world.now() < end {
+        simulation.run_for(TICK);
+        let restarted = faults.go_on(&mut simulation.world, &simulation.journal)?;
+        simulation.restarted(&restarted)?;
+    }
+    let restarted = faults.end(&mut simulation.world, &simulation.journal)?;
+    simulation.restarted(&restarted)?;
+    simulation.stop.set(true);
+    simulation.finish()?;
+    Ok(simulation.report())
+}
+
+struct SimulatedClient {
+    rng: Rc<RefCell<rand::rngs::SmallRng>>,
+    memory: Rc<RefCell<Memory>>,
+    is_done: Rc<Cell<bool>>,
+}
+
+impl SimulatedClient {
+    fn new(seed: u64, number: u8) -> Self {
+        let rng = random::stream(seed, &format!("client {number}"));
+        Self {
+            rng: Rc::new(RefCell::new(rng)),
+            memory: Rc::default(),
+            is_done: Rc::default(),
+        }
+    }
+}
+
+struct Simulation {
+    world: World,
+    journal: Journal,
+    /// Clients come to an end.
+    stop: Rc<Cell<bool>>,
+    board: Rc<RefCell<Board>>,
+    clients: Vec<SimulatedClient>,
+}
+
+impl Simulation {
+    fn run_for(&mut self, time: Duration) {
+        let end = self.world.now() + time;
+        while self.world.now() < end {
+            self.journal.advance(self.world.now());
+            self.world.run_for(TICK);
+        }
+    }
+
+    /// Has a client work, with one session after the other.
+    fn start_client(&mut self, number: u8) -> io::Result<()> {
+        let of_client = &self.clients[usize::from(number)];
+        let (rng, memory) = (Rc::clone(&of_client.rng), Rc::clone(&of_client.memory));
+        let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
+        let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&of_client.is_done));
+        let connections = self.world.connections(number)?;
+        self.world.host(Part::Client(number)).spawn(async move {
+            loop {
+                let worked = async {
+                    let worker = Worker {
+                        number,
+                        client: connections().await?,
+                        rng: Rc::clone(&rng),
+                        memory: Rc::clone(&memory),
+                        board: Rc::clone(&board),
+                        journal: journal.clone(),
+                    };
+                    worker.work(|| stop.get()).await
+                };
+                match worked.await {
+                    Ok(()) => break,
+                    Err(error) => journal.error(&Part::Client(number).to_string(), &error),
+                }
+                tokio::time::sleep(RECONNECT_PAUSE).await;
+            }
+            is_done.set(true);
+        });
+        Ok(())
+    }
+
+    fn restarted(&mut self, parts: &[Part]) -> io::Result<()> {
+        for part in parts {
+            if let Part::Client(number) = *part {
+                self.clients[usize::from(number)]
+                    .memory
+                    .borrow_mut()
+                    .crashed();
+                self.start_client(number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `is_done`; whether it came to that.
+    fn wait_for(&mut self, is_done: impl Fn(&Self) -> bool) -> bool {
+        let end = self.world.now() + HEAL_MAX;
+        while !is_done(self) {
+            if self.world.now() >= end {
+                return false;
+            }
+            self.run_for(TICK);
+        }
+        true
+    }
+
+    /// All faults are over: clients come to an end, the cluster becomes whole, and everything that was promised
+    /// is there.
+    fn finish(&mut self) -> io::Result<()> {
+        let all_done = |it: &Self| it.clients.iter().all(|client| client.is_done.get());
+        if !self.wait_for(all_done) {
+            self.journal
+                .failure(format!("clients do not end within {HEAL_MAX:?}"));
+            return Ok(());
+        }
+        let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();
+        let (namenode, bind, identity) = self.world.operator(0)?;
+        let found = Rc::clone(&health);
+        self.world.host(Part::Client(0)).spawn(async move {
+            let mut admin = Admin::with_identity(&identity, bind, namenode).expect("a free port");
+            loop {
+                let report = admin.fsck().await;
+                let is_healthy = report.as_ref().is_some_and(|report| report.healthy);
+                *found.borrow_mut() = report;
+                if is_healthy {
+                    break;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        let is_whole = |report: &Option<FsckReport>| report.as_ref().is_some_and(|it| it.healthy);
+        let seen = Rc::clone(&health);
+        if !self.wait_for(move |_| is_whole(&seen.borrow())) {
+            let report = health.borrow();
+            self.journal
+                .failure(format!("not whole within {HEAL_MAX:?}: {report:?}"));
+        }
+        self.check()
+    }
+
+    fn check(&mut self) -> io::Result<()> {
+        let connections = self.world.connections(0)?;
+        let memories: Vec<_> = self
+            .clients
+            .iter()
+            .map(|it| Rc::clone(&it.memory))
+            .collect();
+        let is_done = Rc::new(Cell::new(false));
+        let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
+        self.world.host(Part::Client(0)).spawn(async move {
+            let checked = async {
+                let client = connections().await?;
+                check_all(&client, &memories, &journal).await
+            };
+            if let Err(error) = checked.await {
+                journal.failure(format!("nothing can be compared in the end: {error}"));
+            }
+            done.set(true);
+        });
+        if !self.wait_for(move |_| is_done.get()) {
+            self.journal
+                .failure(format!("what is there is not read within {HEAL_MAX:?}"));
+        }
+        Ok(())
+    }
+
+    fn report(&self) -> Report {
+        let (datagrams, digest) = self.world.network().sent();
+        Report {
+            failures: self.journal.failures(),
+            operations: self.journal.operations(),
+            errors: self.journal.errors(),
+            datagrams,
+            digest,
+            took: self.world.now(),
+            trace: self.journal.take_lines(),
+        }
+    }
+}

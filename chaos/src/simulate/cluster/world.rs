@@ -1,0 +1,239 @@
+//! The machines of a cluster, and what runs on them.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_client::{Client, ClientError, ClientOptions};
+use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
+use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, format};
+use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
+use tempfile::TempDir;
+
+use super::{Host, Link, Network};
+
+/// How long each machine goes on before the next one does: the clock of no machine is ahead of another by more,
+/// unless a fault says so.
+pub const TICK: Duration = Duration::from_millis(1);
+const LATENCY: Duration = Duration::from_micros(200);
+const NAMENODE_PORT: u16 = 9_310;
+const DATANODE_PORT: u16 = 9_311;
+const NAMENODE_NAME: &str = "namenode";
+/// Longer than any simulation.
+const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
+const BLOCK_BYTES: u64 = 1 << 20;
+const SEGMENT_BYTES: u64 = 4 << 20;
+const QUOTA_BYTES: u64 = 1 << 30;
+
+/// A machine of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The one of the namenode.
+    Namenode,
+    /// One of a datanode, numbered from 0.
+    Datanode(u8),
+    /// One of a client, numbered from 0.
+    Client(u8),
+}
+
+impl Part {
+    fn ip(self) -> IpAddr {
+        let (subnet, host) = match self {
+            Part::Namenode => (0, 1),
+            Part::Datanode(number) => (1, number),
+            Part::Client(number) => (2, number),
+        };
+        IpAddr::from([10, 0, subnet, host])
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Part::Namenode => f.write_str("namenode"),
+            Part::Datanode(number) => write!(f, "datanode-{number}"),
+            Part::Client(number) => write!(f, "client-{number}"),
+        }
+    }
+}
+
+/// A session that is being opened.
+pub type Connecting = Pin<Box<dyn Future<Output = Result<Client, ClientError>>>>;
+
+/// See the module.
+pub struct World {
+    directory: TempDir,
+    authority: CertificateAuthority,
+    network: Arc<Network>,
+    hosts: Vec<(Part, Host)>,
+    now: Duration,
+}
+
+impl World {
+    /// A new cluster whose namenode and datanodes have been started. What they write is below `directory`.
+    ///
+    /// # Errors
+    /// When its files cannot be written, or the system gives no runtimes.
+    pub fn new(seed: u64, datanodes: u8, clients: u8, directory: TempDir) -> io::Result<Self> {
+        let network = Network::new(seed, LATENCY);
+        let parts = std::iter::once(Part::Namenode)
+            .chain((0..datanodes).map(Part::Datanode))
+            .chain((0..clients).map(Part::Client));
+        let host = |(number, part): (usize, Part)| {
+            let seed = seed.wrapping_mul(1 << 16).wrapping_add(number as u64);
+            Ok((part, Host::new(part.ip(), seed, &network)?))
+        };
+        let hosts = parts.enumerate().map(host).collect::<io::Result<_>>()?;
+        let mut world = Self {
+            directory,
+            authority: CertificateAuthority::for_simulation().map_err(io::Error::other)?,
+            network,
+            hosts,
+            now: Duration::ZERO,
+        };
+        let rules = PlacementRules {
+            replication: datanodes.min(3),
+            durability: Durability::Space,
+            class: None,
+        };
+        let options = FormatOptions {
+            cluster: ClusterId(1),
+            root_uid: 0,
+            root_gid: 0,
+            block_bytes: BLOCK_BYTES,
+            default_rules: rules,
+            segment_bytes: SEGMENT_BYTES,
+        };
+        format(&world.path(Part::Namenode), &options).map_err(io::Error::other)?;
+        for part in world.parts() {
+            world.start(part)?;
+        }
+        Ok(world)
+    }
+
+    /// All machines.
+    pub fn parts(&self) -> Vec<Part> {
+        self.hosts.iter().map(|(part, _)| *part).collect()
+    }
+
+    /// How long the simulation has run, in virtual time.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    fn path(&self, part: Part) -> PathBuf {
+        self.directory.path().join(part.to_string())
+    }
+
+    /// The machine of a part.
+    ///
+    /// # Panics
+    /// When the cluster has no such part.
+    pub fn host(&mut self, part: Part) -> &mut Host {
+        let found = self.hosts.iter_mut().find(|(other, _)| *other == part);
+        &mut found.unwrap_or_else(|| panic!("there is no {part}")).1
+    }
+
+    fn identity(&self, role: Role, name: &str) -> io::Result<Identity> {
+        let issued = self.authority.issue(role, name, VALIDITY);
+        issued.map_err(io::Error::other)
+    }
+
+    /// Starts what belongs on the machine of a server, which runs. Clients are started by themselves.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn start(&mut self, part: Part) -> io::Result<()> {
+        let path = self.path(part);
+        match part {
+            Part::Namenode => {
+                let options = NamenodeOptions::new(
+                    path,
+                    SocketAddr::new(part.ip(), NAMENODE_PORT),
+                    self.identity(Role::Namenode, NAMENODE_NAME)?,
+                );
+                self.host(part).spawn(async move {
+                    let mut namenode = Namenode::start(options).await.expect("the namenode starts");
+                    namenode.ended().await.expect("its journal works");
+                });
+            }
+            Part::Datanode(number) => {
+                let options = self.datanode_options(number, path)?;
+                self.host(part).spawn(async move {
+                    let _datanode = Datanode::start(options).await.expect("the datanode starts");
+                    std::future::pending::<()>().await;
+                });
+            }
+            Part::Client(_) => {}
+        }
+        Ok(())
+    }
+
+    fn datanode_options(&self, number: u8, path: PathBuf) -> io::Result<DatanodeOptions> {
+        let part = Part::Datanode(number);
+        let identity = self.identity(Role::Datanode, &part.to_string())?;
+        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
+        let mut options = DatanodeOptions::new(identity, NAMENODE_NAME.into(), vec![namenode]);
+        options.listen = SocketAddr::new(part.ip(), DATANODE_PORT);
+        options.rack = format!("rack-{number}");
+        options.environment = format!("environment-{number}");
+        options.machine_function = format!("function-{number}");
+        options.volumes = vec![VolumeOptions {
+            path,
+            quota_bytes: QUOTA_BYTES,
+            class: StorageClass::default(),
+        }];
+        Ok(options)
+    }
+
+    /// Opens sessions on a client's machine.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn connections(&self, number: u8) -> io::Result<impl Fn() -> Connecting + use<>> {
+        let part = Part::Client(number);
+        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
+        let identity = self.identity(Role::Client, &part.to_string())?;
+        let mut options = ClientOptions::new(vec![namenode], NAMENODE_NAME, identity);
+        options.bind = Some(SocketAddr::new(part.ip(), 0));
+        Ok(move || -> Connecting { Box::pin(Client::connect(options.clone())) })
+    }
+
+    /// An operator's connection, from a client's machine: namenode, address to bind and identity.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn operator(&self, number: u8) -> io::Result<(SocketAddr, SocketAddr, Identity)> {
+        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
+        let bind = SocketAddr::new(Part::Client(number).ip(), 0);
+        Ok((namenode, bind, self.identity(Role::Admin, "operator")?))
+    }
+
+    /// How datagrams get from one machine to another from now on.
+    pub fn set_link(&self, from: Part, to: Part, link: Link) {
+        self.network.set_link(from.ip(), to.ip(), link);
+    }
+
+    /// Time goes on everywhere.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += TICK;
+            self.network.advance(self.now);
+            for (_, host) in &mut self.hosts {
+                host.run_for(TICK);
+            }
+        }
+    }
+}
