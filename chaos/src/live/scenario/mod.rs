@@ -14,7 +14,7 @@ use std::path::Path;
 
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::settings::SettingsError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use check::Checker;
 pub use trace::Trace;
@@ -121,7 +121,7 @@ pub enum Pattern {
 }
 
 /// The clients.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientSpec {
     /// How many.
@@ -155,7 +155,7 @@ impl Default for ClientSpec {
 }
 
 /// Real mounts, with a program on each.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MountSpec {
     /// How many.
