@@ -53,8 +53,8 @@ pub(crate) struct Cluster<'a> {
     pub conditions: Vec<Condition>,
     /// Whether programs know that each mount may be used.
     pub mounts: Vec<bool>,
-    /// What works on mounts.
-    pub programs: Option<Programs>,
+    /// What works on mounts, a process for each kind.
+    pub programs: Vec<Programs>,
     /// When the primaries began, in milliseconds since 1970; none when they are not looked at.
     primaries_began: Option<u64>,
 }
@@ -95,7 +95,7 @@ impl<'a> Cluster<'a> {
             mounted: Vec::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
             mounts: vec![false; scenario.mounts.count],
-            programs: None,
+            programs: Vec::new(),
             primaries_began: None,
         };
         let spec = &scenario.cluster;
@@ -336,7 +336,7 @@ impl<'a> Cluster<'a> {
 
     /// Programs on mounts are to know something before it is done.
     pub fn order(&mut self, order: Order) {
-        if let Some(programs) = &mut self.programs {
+        for programs in &mut self.programs {
             programs.order(order);
         }
     }
@@ -530,7 +530,7 @@ impl Drop for Cluster<'_> {
         // What runs there keeps a disk in use, and a slow disk lies on another.
         self.parts.clear();
         // When mounts have ended, nothing waits for them.
-        self.programs = None;
+        self.programs.clear();
         for mount in 0..self.mounts.len() {
             mounted::unmount(&self.mount_point(mount));
         }

@@ -73,6 +73,7 @@ pub fn run(
     options: &Options<'_>,
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Report, LiveError> {
+    mounted::check_needs(&scenario.mounts)?;
     // Before any thread: they share the namespaces of the thread that starts them.
     let is_root = rustix::process::geteuid().is_root();
     if plan.has(Kind::needs_mounts) || (scenario.mounts.count > 0 && is_root) {
@@ -117,6 +118,7 @@ pub fn run(
     runtime.shutdown_timeout(Duration::from_secs(5));
     Ok(Report {
         scenario: scenario.name.clone(),
+        finds: scenario.finds.clone(),
         seed: plan.seed,
         servers: scenario.cluster.servers.len(),
         replication: scenario.cluster.replication,
@@ -237,11 +239,7 @@ impl Run<'_> {
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
-        if !cluster.mounts.is_empty() {
-            let task = self.task(&cluster, &access);
-            let log = cluster.path("programs.log");
-            cluster.programs = Some(Programs::start(binary, &task, &log, &counters)?);
-        }
+        self.start_programs(&mut cluster, binary, &access, &counters)?;
         primary.has_company();
         let mut scene = Scene {
             cluster,
@@ -282,11 +280,15 @@ impl Run<'_> {
         let mut comparison = self.compare(&access, &outcomes).await?;
         comparison.wrong.append(&mut scene.watch.broken);
         let on_mounts = self.compare_programs(&mut scene.cluster).await?;
-        comparison.add(on_mounts.comparison);
+        let mut errors = Vec::new();
+        for outcome in on_mounts {
+            comparison.add(outcome.comparison);
+            errors.extend(outcome.errors);
+        }
         self.metrics.compared(&comparison);
         let lost = self.lost(report.as_ref(), &scene.watch.ledger);
         let mut accesses = accesses(&scene.counters, &outcomes);
-        for (error, count) in on_mounts.errors {
+        for (error, count) in errors {
             *accesses.errors.entry(error).or_default() += count;
         }
         Ok(RunReport {
@@ -302,32 +304,47 @@ impl Run<'_> {
         })
     }
 
-    /// What programs on mounts are to do.
-    fn task(&self, cluster: &Cluster<'_>, access: &Access) -> Task {
-        let mounts = (0..cluster.mounts.len()).map(|mount| cluster.mount_point(mount));
-        Task {
-            spec: self.scenario.mounts.clone(),
-            seed: self.plan.seed,
-            mounts: mounts.collect(),
-            access: access.clone(),
+    /// Starts the programs on mounts.
+    fn start_programs(
+        &self,
+        cluster: &mut Cluster<'_>,
+        binary: &Path,
+        access: &Access,
+        counters: &Arc<Counters>,
+    ) -> Result<(), LiveError> {
+        if cluster.mounts.is_empty() {
+            return Ok(());
         }
+        let log = cluster.path("programs.log");
+        for &kind in &self.scenario.mounts.programs {
+            let mounts = (0..cluster.mounts.len()).map(|mount| cluster.mount_point(mount));
+            let task = Task {
+                kind,
+                spec: self.scenario.mounts.clone(),
+                seed: self.plan.seed,
+                mounts: mounts.collect(),
+                access: access.clone(),
+            };
+            let programs = Programs::start(binary, &task, &log, counters)?;
+            cluster.programs.push(programs);
+        }
+        Ok(())
     }
 
     /// Waits until the programs on mounts have ended.
     async fn wait_for_programs(&self, cluster: &Cluster<'_>) -> Result<(), LiveError> {
-        let Some(programs) = &cluster.programs else {
-            return Ok(());
-        };
         let end = Instant::now() + CLIENTS_STOP_DEADLINE;
-        while let Some(&mount) = programs.working().first() {
-            self.check_interrupt()?;
-            programs.check()?;
-            if Instant::now() > end {
-                let name = mounted::name(mount);
-                let message = format!("a system call on {name} does not end");
-                return Err(LiveError::Cluster(message));
+        for programs in &cluster.programs {
+            while programs.working() > 0 {
+                self.check_interrupt()?;
+                programs.check()?;
+                if Instant::now() > end {
+                    let name = programs.name();
+                    let message = format!("a system call of the {name} does not end");
+                    return Err(LiveError::Cluster(message));
+                }
+                tokio::time::sleep(TICK).await;
             }
-            tokio::time::sleep(TICK).await;
         }
         Ok(())
     }
@@ -336,24 +353,24 @@ impl Run<'_> {
     async fn compare_programs(
         &self,
         cluster: &mut Cluster<'_>,
-    ) -> Result<mounted::Outcome, LiveError> {
-        let Some(programs) = &mut cluster.programs else {
-            return Ok(mounted::Outcome::default());
-        };
-        programs.order(Order::Compare);
-        let end = Instant::now() + COMPARE_DEADLINE;
-        loop {
-            if let Some(outcome) = programs.outcome() {
-                return Ok(outcome);
+    ) -> Result<Vec<mounted::Outcome>, LiveError> {
+        let mut outcomes = Vec::new();
+        for programs in &mut cluster.programs {
+            programs.order(Order::Compare);
+            let end = Instant::now() + COMPARE_DEADLINE;
+            while !programs.has_compared() {
+                self.check_interrupt()?;
+                programs.check()?;
+                if Instant::now() > end {
+                    let name = programs.name();
+                    let message = format!("the comparison of the {name} does not end");
+                    return Err(LiveError::Cluster(message));
+                }
+                tokio::time::sleep(TICK).await;
             }
-            self.check_interrupt()?;
-            programs.check()?;
-            if Instant::now() > end {
-                let message = "the comparison of what is on mounts does not end";
-                return Err(LiveError::Cluster(message.into()));
-            }
-            tokio::time::sleep(TICK).await;
+            outcomes.push(programs.take_outcome());
         }
+        Ok(outcomes)
     }
 
     fn import_history(&self, cluster: &Cluster<'_>, loads: &Loads) -> Result<(), LiveError> {
@@ -428,7 +445,7 @@ impl Run<'_> {
                 return Err(LiveError::Cluster(ended));
             }
             scene.cluster.note_mounted();
-            if let Some(programs) = &scene.cluster.programs {
+            for programs in &scene.cluster.programs {
                 programs.check()?;
             }
             tokio::time::sleep(TICK).await;

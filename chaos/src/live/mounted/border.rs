@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::live::metrics::Operation;
-use crate::live::scenario::MountSpec;
+use crate::live::scenario::{MountSpec, ProgramKind};
 use crate::live::workload::Access;
 
 /// Longest line.
@@ -19,6 +19,7 @@ const TEXT_CHARS_MAX: usize = 2_000;
 /// What to work on.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
+    pub kind: ProgramKind,
     pub spec: MountSpec,
     /// Decides what is done.
     pub seed: u64,
@@ -26,6 +27,18 @@ pub(crate) struct Task {
     pub mounts: Vec<PathBuf>,
     /// How the client that compares in the end gets to the cluster.
     pub access: Access,
+}
+
+impl Task {
+    /// How many programs that makes.
+    pub fn programs(&self) -> usize {
+        match self.kind {
+            ProgramKind::Files => self.mounts.len(),
+            // One that writes, and one that follows.
+            ProgramKind::Log => 2,
+            ProgramKind::Sqlite | ProgramKind::Git => 1,
+        }
+    }
 }
 
 /// What the harness does, or wants.
@@ -68,8 +81,8 @@ pub(crate) enum Report {
     Lost { text: String },
     /// Something is there that must not be.
     Unexpected { text: String },
-    /// The program on a mount has ended.
-    Ended { mount: usize },
+    /// One of its programs has ended.
+    Ended,
     /// What was compared in the end. The last report.
     Compared {
         files: u64,

@@ -4,73 +4,26 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use super::border::Order;
+use super::job::{Check, Job};
 use super::model::{Change, Entry, Files, Returned};
-use super::name;
-use super::state::{Doubt, MountState};
+use super::state::{Era, Shared};
 use super::work::Reports;
+use super::{name, verify};
 use crate::live::metrics::Operation;
 use crate::live::scenario::MountSpec;
+use crate::live::verify::Comparison;
 use crate::random;
 
-/// What all programs on mounts share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    /// What the programs of each mount were promised.
-    pub files: Vec<Mutex<Files>>,
-    /// What was done to each mount.
-    states: Vec<MountState>,
-    /// Whether what the namenode says counts.
-    doubt: Doubt,
-}
-
-impl Shared {
-    /// Of so many mounts, of which none may be used yet.
-    pub fn new(mounts: usize) -> Self {
-        Self {
-            files: (0..mounts).map(|_| Mutex::default()).collect(),
-            states: (0..mounts).map(|_| MountState::default()).collect(),
-            doubt: Doubt::default(),
-        }
-    }
-
-    /// The harness has done something, or is about to.
-    pub fn obey(&self, order: Order) {
-        let (Order::Ready { mount } | Order::Killed { mount } | Order::Disturbed { mount, .. }) =
-            order
-        else {
-            if order == Order::Doubt {
-                self.doubt.turn();
-            }
-            return;
-        };
-        let Some(state) = self.states.get(mount) else {
-            return;
-        };
-        match order {
-            Order::Killed { .. } => state.killed(),
-            Order::Disturbed { begins, .. } => state.disturbed(begins),
-            _ => state.set_ready(),
-        }
-    }
-}
-
-/// How the mount and the namenode have been since an operation began; it counts only if nothing of it
-/// has changed when it ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Era {
-    kills: u64,
-    doubt: u64,
-}
+/// What the programs of all mounts were promised.
+pub(crate) type Promises = Arc<Vec<Mutex<Files>>>;
 
 /// A program on one mount.
 pub(crate) struct Program {
@@ -78,16 +31,13 @@ pub(crate) struct Program {
     mount: usize,
     /// Where it is mounted.
     at: PathBuf,
+    promises: Promises,
     shared: Arc<Shared>,
     reports: Reports,
     rng: SmallRng,
-    /// When it looked last.
-    era: Option<Era>,
     next_name: u64,
 }
 
-/// Between two looks at a mount that is not there.
-const AWAY: Duration = Duration::from_millis(100);
 /// Of a hundred operations: reads of its own files, and of those of other mounts.
 const OWN_READ_PERCENT: u32 = 35;
 const OTHER_READ_PERCENT: u32 = 20;
@@ -98,63 +48,25 @@ impl Program {
     /// A program on the mount at `at`; the seed decides what it does.
     pub fn new(
         spec: &MountSpec,
-        mount: usize,
-        at: PathBuf,
+        (mount, at): (usize, &Path),
         seed: u64,
-        shared: &Arc<Shared>,
-        reports: &Reports,
+        promises: &Promises,
+        (shared, reports): (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
             spec: spec.clone(),
             mount,
-            at,
+            at: at.to_owned(),
+            promises: Arc::clone(promises),
             shared: Arc::clone(shared),
             reports: reports.clone(),
             rng: random::stream(seed, &name(mount)),
-            era: None,
             next_name: 0,
         }
     }
 
-    /// Works until `stop` is set. Waits as long as the mount lets it wait.
-    pub fn run(mut self, stop: &AtomicBool) {
-        let pause = Duration::from_millis(self.spec.pause_ms);
-        while !stop.load(Ordering::Relaxed) {
-            let Some(era) = self.era_now() else {
-                std::thread::sleep(AWAY);
-                continue;
-            };
-            if self.era != Some(era) {
-                if self.era.is_some() {
-                    self.shared.files[self.mount].lock().forget_unsynced();
-                }
-                self.era = Some(era);
-                let made = fs::create_dir(self.directory(self.mount));
-                if let Err(error) = made
-                    && error.kind() != ErrorKind::AlreadyExists
-                {
-                    self.note("mkdir", &error);
-                    // Tried again.
-                    self.era = None;
-                    std::thread::sleep(AWAY);
-                    continue;
-                }
-            }
-            self.step(era);
-            std::thread::sleep(pause);
-        }
-        // A kill that came after the last operation.
-        if self.era.is_some() && self.era != self.era_now() {
-            self.shared.files[self.mount].lock().forget_unsynced();
-        }
-    }
-
-    /// None while the mount or the namenode cannot be relied upon.
-    fn era_now(&self) -> Option<Era> {
-        let state = &self.shared.states[self.mount];
-        let kills = state.kills();
-        let doubt = self.shared.doubt.since()?;
-        state.is_ready().then_some(Era { kills, doubt })
+    fn counts(&self, era: Era) -> bool {
+        self.shared.era(self.mount) == Some(era)
     }
 
     fn directory(&self, of: usize) -> PathBuf {
@@ -165,40 +77,9 @@ impl Program {
         self.directory(self.mount).join(file)
     }
 
-    fn step(&mut self, era: Era) {
-        let dice = self.rng.random_range(0..100);
-        if dice < OTHER_READ_PERCENT && self.shared.files.len() > 1 {
-            let other = self.rng.random_range(0..self.shared.files.len() - 1);
-            let other = other + usize::from(other >= self.mount);
-            if let Some(file) = self.choose(other) {
-                self.read(era, other, &file);
-            }
-            return;
-        }
-        let Some(file) = self.choose(self.mount) else {
-            return self.create(era);
-        };
-        if dice < OTHER_READ_PERCENT + OWN_READ_PERCENT {
-            return self.read(era, self.mount, &file);
-        }
-        let full = {
-            let files = self.shared.files[self.mount].lock();
-            files.usable().count() >= self.spec.files_max
-        };
-        match self.rng.random_range(0..10) {
-            0 => self.unlink(era, file),
-            1 => self.truncate(era, file),
-            2 | 3 => self.append(era, file),
-            4 | 5 => self.overwrite(era, file),
-            6 => self.replace(era, file),
-            _ if full => self.unlink(era, file),
-            _ => self.create(era),
-        }
-    }
-
     /// A file of a mount whose last change returned.
     fn choose(&mut self, of: usize) -> Option<String> {
-        let files = self.shared.files[of].lock();
+        let files = self.promises[of].lock();
         let count = files.usable().count();
         if count == 0 {
             return None;
@@ -208,19 +89,19 @@ impl Program {
     }
 
     fn entry(&self, of: usize, file: &str) -> Option<Entry> {
-        self.shared.files[of].lock().get(file).cloned()
+        self.promises[of].lock().get(file).cloned()
     }
 
     /// What a file of ours that is usable holds.
     fn content(&self, file: &str) -> Vec<u8> {
-        let files = self.shared.files[self.mount].lock();
+        let files = self.promises[self.mount].lock();
         let mut usable = files.usable();
         let found = usable.find(|(name, ..)| *name == file);
         found.map_or_else(Vec::new, |(_, _, version)| version.to_vec())
     }
 
     fn read(&mut self, era: Era, of: usize, file: &str) {
-        let disturbances = self.shared.states[of].undisturbed();
+        let disturbances = self.shared.undisturbed(of);
         let Some(before) = self.entry(of, file) else {
             return;
         };
@@ -230,9 +111,9 @@ impl Program {
         let began = Instant::now();
         let read = fs::read(self.directory(of).join(file));
         let took = began.elapsed();
-        let same_era = self.era_now() == Some(era);
+        let same_era = self.counts(era);
         let after = self.entry(of, file);
-        let undisturbed = of == self.mount || self.shared.states[of].undisturbed() == disturbances;
+        let undisturbed = of == self.mount || self.shared.undisturbed(of) == disturbances;
         let comparable = same_era && undisturbed && after.is_some_and(|after| after.is_as(&before));
         let found = match &read {
             Ok(bytes) => Some(bytes.as_slice()),
@@ -383,7 +264,7 @@ impl Program {
         write: impl FnOnce() -> io::Result<File>,
     ) -> bool {
         // What was left unsynced is synced by the next change: so at most two versions are open.
-        let unsynced = self.shared.files[self.mount]
+        let unsynced = self.promises[self.mount]
             .lock()
             .get(&name)
             .is_some_and(|entry| !entry.is_synced());
@@ -407,20 +288,20 @@ impl Program {
         changes: &[Change],
         act: impl FnOnce() -> io::Result<()>,
     ) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let state = &shared.states[self.mount];
-        self.shared.files[self.mount].lock().begin(changes);
-        let undisturbed = state.undisturbed();
+        self.promises[self.mount].lock().begin(changes);
+        let undisturbed = self.shared.undisturbed(self.mount);
         let began = Instant::now();
         let acted = act();
         let took = began.elapsed();
         let returned = match &acted {
-            Ok(()) if self.era_now() != Some(era) => Returned::Not,
+            Ok(()) if !self.counts(era) => Returned::Not,
             Ok(()) if durable => Returned::Durable,
-            Ok(()) => Returned::Visible(undisturbed.filter(|_| undisturbed == state.undisturbed())),
+            Ok(()) => Returned::Visible(
+                undisturbed.filter(|_| undisturbed == self.shared.undisturbed(self.mount)),
+            ),
             Err(_) => Returned::Not,
         };
-        self.shared.files[self.mount].lock().end(changes, returned);
+        self.promises[self.mount].lock().end(changes, returned);
         match acted {
             Ok(()) => self.reports.done(operation, took, 0),
             Err(error) => {
@@ -456,6 +337,57 @@ impl Program {
 
     fn note(&self, what: &str, error: &io::Error) {
         self.reports.error(&format!("{what} on a mount: {error}"));
+    }
+}
+
+impl Job for Program {
+    fn interrupted(&mut self) {
+        self.promises[self.mount].lock().forget_unsynced();
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        match fs::create_dir(self.directory(self.mount)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn step(&mut self, era: Era) {
+        let dice = self.rng.random_range(0..100);
+        if dice < OTHER_READ_PERCENT && self.promises.len() > 1 {
+            let other = self.rng.random_range(0..self.promises.len() - 1);
+            let other = other + usize::from(other >= self.mount);
+            if let Some(file) = self.choose(other) {
+                self.read(era, other, &file);
+            }
+            return;
+        }
+        let Some(file) = self.choose(self.mount) else {
+            return self.create(era);
+        };
+        if dice < OTHER_READ_PERCENT + OWN_READ_PERCENT {
+            return self.read(era, self.mount, &file);
+        }
+        let full = {
+            let files = self.promises[self.mount].lock();
+            files.usable().count() >= self.spec.files_max
+        };
+        match self.rng.random_range(0..10) {
+            0 => self.unlink(era, file),
+            1 => self.truncate(era, file),
+            2 | 3 => self.append(era, file),
+            4 | 5 => self.overwrite(era, file),
+            6 => self.replace(era, file),
+            _ if full => self.unlink(era, file),
+            _ => self.create(era),
+        }
+    }
+
+    fn compare(&mut self, check: &Check<'_>, to: &mut Comparison) {
+        let files = self.promises[self.mount].lock();
+        check
+            .runtime
+            .block_on(verify::compare(check.client, self.mount, &files, to));
     }
 }
 

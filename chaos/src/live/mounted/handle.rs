@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::border::{self, Order, Report, Task};
 use crate::live::LiveError;
+use crate::live::scenario::ProgramKind;
 use crate::live::verify::{Comparison, note};
 use crate::live::workload::Counters;
 
@@ -29,8 +30,10 @@ pub(crate) struct Outcome {
 #[derive(Debug, Default)]
 struct Seen {
     outcome: Outcome,
-    /// Mounts whose programs have ended.
-    ended: Vec<usize>,
+    /// So many of its programs have not ended.
+    working: usize,
+    /// Some operation has succeeded.
+    worked: bool,
     /// It has compared everything.
     compared: bool,
     /// Its standard output has ended.
@@ -45,7 +48,7 @@ pub(crate) struct Programs {
     orders: Option<ChildStdin>,
     obeyed: mpsc::Receiver<()>,
     seen: Arc<Mutex<Seen>>,
-    mounts: usize,
+    kind: ProgramKind,
     /// It did not obey.
     failed: Option<String>,
 }
@@ -82,7 +85,10 @@ impl Programs {
             .spawn()
             .map_err(LiveError::io("start programs on mounts"))?;
         let (done, obeyed) = mpsc::channel();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(Seen {
+            working: task.programs(),
+            ..Seen::default()
+        }));
         if let Some(output) = child.stdout.take() {
             let (seen, counters) = (Arc::clone(&seen), Arc::clone(counters));
             // Ends with the process, whose pipe it reads.
@@ -93,7 +99,7 @@ impl Programs {
             child,
             obeyed,
             seen,
-            mounts: task.mounts.len(),
+            kind: task.kind,
             failed: None,
         };
         if let Some(orders) = &mut programs.orders {
@@ -112,7 +118,7 @@ impl Programs {
             && self.obeyed.recv_timeout(ORDER_DEADLINE).is_ok();
         if !obeyed {
             self.orders = None;
-            let text = format!("programs on mounts do not obey: {order:?}");
+            let text = format!("the {} do not obey: {order:?}", self.name());
             self.failed.get_or_insert(text);
         }
     }
@@ -121,24 +127,37 @@ impl Programs {
     pub fn check(&self) -> Result<(), LiveError> {
         let seen = self.seen.lock();
         let ended = (seen.closed && !seen.compared)
-            .then(|| "programs on mounts ended by themselves: see programs.log".to_owned());
+            .then(|| format!("the {} ended by themselves: see programs.log", self.name()));
         match self.failed.clone().or(ended) {
             Some(text) => Err(LiveError::Cluster(text)),
             None => Ok(()),
         }
     }
 
-    /// The mounts whose programs have not ended.
-    pub fn working(&self) -> Vec<usize> {
-        let seen = self.seen.lock();
-        let works = |mount: &usize| !seen.ended.contains(mount);
-        (0..self.mounts).filter(works).collect()
+    /// What it is in messages.
+    pub fn name(&self) -> String {
+        format!("programs on mounts of kind `{}`", self.kind.name())
     }
 
-    /// What came of it, when everything is compared.
-    pub fn outcome(&self) -> Option<Outcome> {
+    /// How many of its programs have not ended.
+    pub fn working(&self) -> usize {
+        self.seen.lock().working
+    }
+
+    /// Whether it has compared everything.
+    pub fn has_compared(&self) -> bool {
+        self.seen.lock().compared
+    }
+
+    /// What came of it. To have found nothing because nothing was done is no success.
+    pub fn take_outcome(&self) -> Outcome {
         let mut seen = self.seen.lock();
-        seen.compared.then(|| std::mem::take(&mut seen.outcome))
+        let mut outcome = std::mem::take(&mut seen.outcome);
+        if !seen.worked {
+            let text = format!("no operation of the {} succeeded", self.name());
+            outcome.comparison.wrong.push(text);
+        }
+        outcome
     }
 
     fn ends_within(&mut self, deadline: Duration) -> bool {
@@ -184,6 +203,7 @@ fn listen(output: ChildStdout, seen: &Mutex<Seen>, counters: &Counters, done: &m
                 compared_bytes,
             } => {
                 comparison.bytes_during += compared_bytes;
+                seen.worked = true;
                 counters.done(operation, Duration::from_micros(took_us));
             }
             Report::Failed { operation } => counters.failed(operation),
@@ -195,7 +215,7 @@ fn listen(output: ChildStdout, seen: &Mutex<Seen>, counters: &Counters, done: &m
             Report::Wrong { text } => note(&mut comparison.wrong, text),
             Report::Lost { text } => note(&mut comparison.lost, text),
             Report::Unexpected { text } => note(&mut comparison.unexpected, text),
-            Report::Ended { mount } => seen.ended.push(mount),
+            Report::Ended => seen.working = seen.working.saturating_sub(1),
             Report::Compared {
                 files,
                 bytes,

@@ -4,27 +4,50 @@
 //! - `border`: what crosses between the harness and such a process;
 //! - `handle`: the harness's side;
 //! - `work`: the process's side;
+//! - `job`: what all programs have in common;
 //! - `files`: random operations on files, checked against `model`;
+//! - `log`, `sqlite`, `git`: an append-only log, databases, a repository;
 //! - `verify`: the comparison at the end.
 
 mod border;
 mod files;
+mod git;
 mod handle;
+mod job;
+mod log;
 mod model;
+mod sqlite;
 mod state;
 mod verify;
 mod work;
 
 use std::path::Path;
+use std::process::Command;
 
 pub(crate) use border::{Order, Task};
 pub(crate) use handle::{Outcome, Programs};
 pub(crate) use state::Doubt;
 pub use work::work_on_mounts;
 
+use super::LiveError;
+use super::scenario::MountSpec;
+
 /// Name of a mount, of its mount point, and of the directory that its program works in.
 pub(crate) fn name(mount: usize) -> String {
     format!("mount-{}", mount + 1)
+}
+
+/// Fails if a program is missing that the programs of a scenario run.
+pub(crate) fn check_needs(spec: &MountSpec) -> Result<(), LiveError> {
+    let kinds = spec.programs.iter().filter(|_| spec.count > 0);
+    for (kind, needed) in kinds.filter_map(|kind| Some((kind.name(), kind.needs()?))) {
+        if let Err(error) = job::output(Command::new(needed).arg("--version")) {
+            return Err(LiveError::Machine(format!(
+                "programs of kind `{kind}` need `{needed}`: {error}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Ends what is mounted there, also while programs use it.
@@ -34,7 +57,7 @@ pub(crate) fn unmount(at: &Path) {
         while rustix::mount::unmount(at, detach).is_ok() {}
     } else {
         // Fails when nothing is mounted, which is the aim.
-        let _ = std::process::Command::new("fusermount3")
+        let _ = Command::new("fusermount3")
             .args(["-uzq".as_ref(), at.as_os_str()])
             .status();
     }
