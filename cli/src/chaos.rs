@@ -56,6 +56,9 @@ enum ChaosCommand {
         #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
         memory: PathBuf,
     },
+    /// Work on mounts as `chaos run` says on standard input.
+    #[command(hide = true)]
+    WorkOnMounts,
 }
 
 #[derive(Debug, Args)]
@@ -92,6 +95,7 @@ pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
             pairs,
             memory,
         } => measure_slowdown(*threads, *pairs, memory),
+        ChaosCommand::WorkOnMounts => Ok(live::work_on_mounts()?),
         ChaosCommand::Plan { scenario, seed } => {
             let scenario = Scenario::load(scenario)?;
             let plan = Plan::new(&scenario, seed.unwrap_or(scenario.seed));

@@ -1,12 +1,14 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
 use harvestfs_tests::{
     Prometheus, Target, TargetAccess, can_mount, free_tcp_address, have_program,
 };
+use serde_json::{Value, json};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
@@ -117,6 +119,77 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     assert!(page.contains("<svg") && page.contains("Seed 7"));
     // Nothing is fetched from elsewhere.
     assert!(!page.contains("src=") && !page.contains("href="), "{page}");
+}
+
+/// The process that works on mounts, here on a directory that is none.
+#[test]
+fn programs_work_as_the_harness_says_and_end_with_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mount = directory.path().to_string_lossy();
+    let task = json!({
+        "kind": "files",
+        "spec": {"count": 1, "pause_ms": 1, "file_kib_max": 16},
+        "seed": 1,
+        "mounts": [mount],
+        "access": {"identity": "/nowhere", "namenode": "127.0.0.1:1", "spec": {}},
+    });
+    let mut command = Command::new(BINARY);
+    command.args(["chaos", "work-on-mounts"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the binary runs");
+    let mut orders = child.stdin.take().expect("its standard input");
+    let output = child.stdout.take().expect("its standard output");
+    let mut reports = BufReader::new(output).lines().map(|line| {
+        let line = line.expect("a line");
+        serde_json::from_str::<Value>(&line).expect("JSON")
+    });
+    writeln!(orders, "{task}").expect("it reads");
+    // It does nothing before it may use the mount.
+    writeln!(
+        orders,
+        "{}",
+        json!({"disturbed": {"mount": 0, "begins": false}})
+    )
+    .expect("it reads");
+    assert_eq!(reports.next(), Some(json!("obeyed")));
+    assert!(!directory.path().join("mount-1").exists());
+    writeln!(orders, "{}", json!({"ready": {"mount": 0}})).expect("it reads");
+    let done = |report: &Value| report["done"]["compared_bytes"].as_u64() > Some(0);
+    assert!(reports.any(|report| done(&report)));
+    assert!(directory.path().join("mount-1").exists());
+    writeln!(orders, "{}", json!({"killed": {"mount": 0}})).expect("it reads");
+    assert!(reports.any(|report| report == "obeyed"));
+    // What was under way when the order came may still be reported.
+    drop(orders);
+    assert!(reports.count() < 3);
+    assert!(child.wait().expect("it ends").success());
+    let help = String::from_utf8(chaos(&["--help"]).stdout).expect("text");
+    assert!(!help.contains("work-on-mounts"), "{help}");
+}
+
+#[test]
+fn a_program_that_is_missing_is_named_before_anything_starts() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("scenario.toml");
+    for (kind, program) in [("sqlite", "sqlite3"), ("git", "git")] {
+        let text = format!(
+            "name = \"m\"\nduration_s = 5\n[cluster]\nservers = 3\n[mounts]\ncount = 1\n\
+             programs = [\"{kind}\"]\n"
+        );
+        std::fs::write(&path, text).expect("written");
+        let mut command = Command::new(BINARY);
+        command
+            .args(["chaos", "run"])
+            .arg(&path)
+            .env("PATH", "/nowhere");
+        let output = command.output().expect("the binary runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(&format!("`{kind}` need `{program}`")),
+            "{said}"
+        );
+    }
 }
 
 #[test]

@@ -6,7 +6,6 @@ use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::unix_now_ms;
@@ -14,7 +13,7 @@ use harvestfs_protocol::unix_now_ms;
 use super::LiveError;
 use super::disk::{self, Mounted, SlowDisk};
 use super::ledger::{self, Contents};
-use super::mounted::{self, MountState};
+use super::mounted::{self, Order, Programs};
 use super::network::{self, Home, Network};
 use super::plan::{Part, Plan};
 use super::primary::Loads;
@@ -52,8 +51,10 @@ pub(crate) struct Cluster<'a> {
     mounted: Vec<Mounted>,
     /// Of each server.
     pub conditions: Vec<Condition>,
-    /// What was done to each mount.
-    pub mounts: Vec<Arc<MountState>>,
+    /// Whether programs know that each mount may be used.
+    pub mounts: Vec<bool>,
+    /// What works on mounts, a process for each kind.
+    pub programs: Vec<Programs>,
     /// When the primaries began, in milliseconds since 1970; none when they are not looked at.
     primaries_began: Option<u64>,
 }
@@ -93,7 +94,8 @@ impl<'a> Cluster<'a> {
             slow: BTreeMap::new(),
             mounted: Vec::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
-            mounts: (0..scenario.mounts.count).map(|_| Arc::default()).collect(),
+            mounts: vec![false; scenario.mounts.count],
+            programs: Vec::new(),
             primaries_began: None,
         };
         let spec = &scenario.cluster;
@@ -318,18 +320,24 @@ impl<'a> Cluster<'a> {
         for mount in 0..self.mounts.len() {
             self.start(Part::Mount(mount))?;
         }
-        self.wait_ready(go_on).await?;
-        self.note_mounted();
-        Ok(())
+        self.wait_ready(go_on).await
     }
 
     /// Lets programs use what is mounted by now.
-    pub fn note_mounted(&self) {
-        for (mount, state) in self.mounts.iter().enumerate() {
+    pub fn note_mounted(&mut self) {
+        for mount in 0..self.mounts.len() {
             let process = self.parts.get(&Part::Mount(mount));
-            if !state.is_ready() && process.is_some_and(Process::is_ready) {
-                state.set_ready();
+            if !self.mounts[mount] && process.is_some_and(Process::is_ready) {
+                self.mounts[mount] = true;
+                self.order(Order::Ready { mount });
             }
+        }
+    }
+
+    /// Programs on mounts are to know something before it is done.
+    pub fn order(&mut self, order: Order) {
+        for programs in &mut self.programs {
+            programs.order(order);
         }
     }
 
@@ -348,9 +356,9 @@ impl<'a> Cluster<'a> {
     }
 
     /// Programs on a mount are to know that a fault begins or ends.
-    fn disturb(&self, part: Part, begins: bool) {
+    fn disturb(&mut self, part: Part, begins: bool) {
         if let Part::Mount(mount) = part {
-            self.mounts[mount].disturbed(begins);
+            self.order(Order::Disturbed { mount, begins });
         }
     }
 
@@ -409,7 +417,9 @@ impl<'a> Cluster<'a> {
     /// SIGKILL.
     pub fn kill(&mut self, part: Part) {
         if let Part::Mount(mount) = part {
-            self.mounts[mount].killed();
+            self.mounts[mount] = false;
+            // First: nothing that the kill interrupts counts as acknowledged.
+            self.order(Order::Killed { mount });
         }
         self.parts.remove(&part);
         if let Part::Server(server) = part {
@@ -445,7 +455,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Has so many of a hundred frames from and to a server or mount be lost; 0 ends that.
-    pub fn set_loss(&self, part: Part, percent: u32) {
+    pub fn set_loss(&mut self, part: Part, percent: u32) {
         self.disturb(part, percent > 0);
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
             network.set_loss(port, percent);
@@ -453,7 +463,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Has frames from and to a server or mount come so late; 0 ends that.
-    pub fn set_delay(&self, part: Part, ms: u32) {
+    pub fn set_delay(&mut self, part: Part, ms: u32) {
         self.disturb(part, ms > 0);
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
             network.set_delay(port, ms);
@@ -519,6 +529,8 @@ impl Drop for Cluster<'_> {
     fn drop(&mut self) {
         // What runs there keeps a disk in use, and a slow disk lies on another.
         self.parts.clear();
+        // When mounts have ended, nothing waits for them.
+        self.programs.clear();
         for mount in 0..self.mounts.len() {
             mounted::unmount(&self.mount_point(mount));
         }

@@ -7,13 +7,15 @@ use harvestfs_telemetry::metrics::{
     CHAOS_OPERATION_SECONDS, CHAOS_PRIMARY_SLOWDOWN_RATIO, CHAOS_ROTTEN_REPLICAS, CHAOS_SERVERS,
     CHAOS_UNAVAILABLE_BLOCKS, Gauge, Histogram, Part, Registry, WholeCounter,
 };
+use serde::{Deserialize, Serialize};
 
 use super::cluster::Condition;
 use super::scenario::Kind;
 use super::verify::Comparison;
 
 /// What a client does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Operation {
     Read,
     Write,

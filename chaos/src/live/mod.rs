@@ -4,7 +4,7 @@
 //! - [`plan`]: what happens when: a pure function of scenario and seed;
 //! - `cluster`, `process`: the processes, each datanode with a directory of its own;
 //! - `workload`, `model`: clients, and what they were promised;
-//! - `mounted`: programs on real mounts, and what they were promised;
+//! - `mounted`: programs on real mounts, in processes of their own, and what they were promised;
 //! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
 //! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
 //! - [`Metrics`]: the metrics of it while it goes on;
@@ -39,6 +39,7 @@ mod workload;
 pub use error::LiveError;
 pub use ledger::{Change, Fate};
 pub use metrics::Metrics;
+pub use mounted::work_on_mounts;
 pub use plan::Plan;
 pub use run::{Options, Progress, run};
 pub use scenario::Scenario;

@@ -14,6 +14,8 @@ use crate::report::{Axis, Lines, Series, Table};
 pub struct Report {
     /// Name of the scenario.
     pub scenario: String,
+    /// Which mistakes of the system the scenario would find.
+    pub finds: String,
     /// The seed that decided everything.
     pub seed: u64,
     /// Number of servers.
@@ -189,10 +191,13 @@ impl Report {
         table
     }
 
-    /// What the table does not tell: why blocks were lost, what was wrong, which errors came.
+    /// What the table does not tell: what would be found, why blocks were lost, what was wrong, which errors came.
     #[must_use]
     pub fn details(&self) -> String {
         let mut text = String::new();
+        if !self.finds.is_empty() {
+            text += &format!("It would find {}.\n", self.finds);
+        }
         for run in &self.runs {
             for lost in run.lost.iter().take(LOST_NAMED_MAX) {
                 text += &format!(
@@ -260,7 +265,7 @@ impl Report {
         let details = self.details();
         if !details.is_empty() {
             page += &format!(
-                "<h2>Losses and errors</h2>\n<pre>{}</pre>\n",
+                "<h2>What it would find, losses and errors</h2>\n<pre>{}</pre>\n",
                 escaped(&details)
             );
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::LiveError;
 use super::faults::Scene;
+use super::mounted::Order;
 use super::plan::Part;
 
 const DIRECTORY: &str = "namenode";
@@ -43,7 +44,7 @@ impl Scene<'_> {
         if !copied.exists() {
             return Ok(());
         }
-        self.doubt.turn();
+        self.turn_doubt();
         self.cluster.kill(Part::Namenode);
         tokio::time::sleep(COMMANDS).await;
         let before = self.replicas()?;
@@ -66,8 +67,14 @@ impl Scene<'_> {
         let wrong = "the newer directory of the namenode does not end the recovery";
         self.start_namenode(false, ["the newer directory is back", wrong], go_on)
             .await?;
-        self.doubt.turn();
+        self.turn_doubt();
         Ok(())
+    }
+
+    /// What clients and programs are promised from now on does not count, or does again.
+    fn turn_doubt(&mut self) {
+        self.doubt.turn();
+        self.cluster.order(Order::Doubt);
     }
 
     /// Starts the namenode, which has to be in recovery then, or not to be; says that it is, or what is

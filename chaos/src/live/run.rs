@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use harvestfs_protocol::admin::FsckReport;
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::admin::Admin;
@@ -15,7 +13,7 @@ use super::cluster::{Cluster, START_DEADLINE};
 use super::faults::Scene;
 use super::ledger::Ledger;
 use super::metrics::Metrics;
-use super::mounted::{self, Doubt, MountOutcome, Program, Shared};
+use super::mounted::{self, Doubt, Order, Programs, Task};
 use super::network::Network;
 use super::plan::{Part, Plan};
 use super::primary::Loads;
@@ -56,12 +54,11 @@ const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(50);
 /// How long clients may take to end their last operation.
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
+/// How long the comparison of what programs on mounts were promised may take.
+const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
 /// A cluster that lost blocks never becomes whole; when all datanodes are back and nothing has changed
 /// for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
-
-/// What a program on a mount will have seen when it ends.
-type Running = oneshot::Receiver<MountOutcome>;
 
 /// Runs all variants of a scenario. `progress` gets how far it is.
 ///
@@ -76,6 +73,7 @@ pub fn run(
     options: &Options<'_>,
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Report, LiveError> {
+    mounted::check_needs(&scenario.mounts)?;
     // Before any thread: they share the namespaces of the thread that starts them.
     let is_root = rustix::process::geteuid().is_root();
     if plan.has(Kind::needs_mounts) || (scenario.mounts.count > 0 && is_root) {
@@ -120,6 +118,7 @@ pub fn run(
     runtime.shutdown_timeout(Duration::from_secs(5));
     Ok(Report {
         scenario: scenario.name.clone(),
+        finds: scenario.finds.clone(),
         seed: plan.seed,
         servers: scenario.cluster.servers.len(),
         replication: scenario.cluster.replication,
@@ -240,8 +239,7 @@ impl Run<'_> {
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
-        let shared = Arc::new(Shared::new(&cluster.mounts, &doubt));
-        let programs = self.start_programs(&cluster, &shared, &counters, &stop)?;
+        self.start_programs(&mut cluster, binary, &access, &counters)?;
         primary.has_company();
         let mut scene = Scene {
             cluster,
@@ -254,6 +252,7 @@ impl Run<'_> {
         let faults = self.inflict(&mut scene, tell).await;
         let slowdown_percent = scene.primary.slowdown_percent();
         stop.store(true, Ordering::Relaxed);
+        scene.cluster.order(Order::Stop);
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
         let healed = scene.heal(self.go_on());
@@ -276,18 +275,20 @@ impl Run<'_> {
             outcomes.push(outcome.map_err(hangs)?.map_err(failed)?);
             self.check_interrupt()?;
         }
-        let on_mounts = self.join_programs(programs).await?;
+        self.wait_for_programs(&scene.cluster).await?;
         tell("comparing every byte", self.scenario.duration_ms);
-        let mut comparison = self.compare(&access, &outcomes, &shared).await?;
+        let mut comparison = self.compare(&access, &outcomes).await?;
         comparison.wrong.append(&mut scene.watch.broken);
-        for outcome in &on_mounts {
-            comparison.wrong.extend(outcome.wrong.iter().cloned());
-            comparison.bytes_during += outcome.compared_bytes;
+        let on_mounts = self.compare_programs(&mut scene.cluster).await?;
+        let mut errors = Vec::new();
+        for outcome in on_mounts {
+            comparison.add(outcome.comparison);
+            errors.extend(outcome.errors);
         }
         self.metrics.compared(&comparison);
         let lost = self.lost(report.as_ref(), &scene.watch.ledger);
         let mut accesses = accesses(&scene.counters, &outcomes);
-        for (error, count) in on_mounts.into_iter().flat_map(|it| it.errors) {
+        for (error, count) in errors {
             *accesses.errors.entry(error).or_default() += count;
         }
         Ok(RunReport {
@@ -303,41 +304,71 @@ impl Run<'_> {
         })
     }
 
-    /// Threads of their own: a system call on a mount may take as long as a fault does.
+    /// Starts the programs on mounts.
     fn start_programs(
         &self,
-        cluster: &Cluster<'_>,
-        shared: &Arc<Shared>,
+        cluster: &mut Cluster<'_>,
+        binary: &Path,
+        access: &Access,
         counters: &Arc<Counters>,
-        stop: &Arc<AtomicBool>,
-    ) -> Result<Vec<Running>, LiveError> {
-        let start = |mount: usize| {
-            let (spec, at) = (&self.scenario.mounts, cluster.mount_point(mount));
-            let program = Program::new(spec, mount, at, self.plan.seed, shared, counters);
-            let (sender, outcome) = oneshot::channel();
-            let stop = Arc::clone(stop);
-            thread::Builder::new()
-                .name(mounted::name(mount))
-                .spawn(move || {
-                    // The receiver is gone when the run has failed.
-                    let _ = sender.send(program.run(&stop));
-                })
-                .map_err(LiveError::io("start a thread"))?;
-            Ok(outcome)
-        };
-        (0..cluster.mounts.len()).map(start).collect()
+    ) -> Result<(), LiveError> {
+        if cluster.mounts.is_empty() {
+            return Ok(());
+        }
+        let log = cluster.path("programs.log");
+        for &kind in &self.scenario.mounts.programs {
+            let mounts = (0..cluster.mounts.len()).map(|mount| cluster.mount_point(mount));
+            let task = Task {
+                kind,
+                spec: self.scenario.mounts.clone(),
+                seed: self.plan.seed,
+                mounts: mounts.collect(),
+                access: access.clone(),
+            };
+            let programs = Programs::start(binary, &task, &log, counters)?;
+            cluster.programs.push(programs);
+        }
+        Ok(())
     }
 
-    async fn join_programs(&self, programs: Vec<Running>) -> Result<Vec<MountOutcome>, LiveError> {
+    /// Waits until the programs on mounts have ended.
+    async fn wait_for_programs(&self, cluster: &Cluster<'_>) -> Result<(), LiveError> {
+        let end = Instant::now() + CLIENTS_STOP_DEADLINE;
+        for programs in &cluster.programs {
+            while programs.working() > 0 {
+                self.check_interrupt()?;
+                programs.check()?;
+                if Instant::now() > end {
+                    let name = programs.name();
+                    let message = format!("a system call of the {name} does not end");
+                    return Err(LiveError::Cluster(message));
+                }
+                tokio::time::sleep(TICK).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the programs on mounts compare what they were promised.
+    async fn compare_programs(
+        &self,
+        cluster: &mut Cluster<'_>,
+    ) -> Result<Vec<mounted::Outcome>, LiveError> {
         let mut outcomes = Vec::new();
-        let end = tokio::time::Instant::now() + CLIENTS_STOP_DEADLINE;
-        for (mount, program) in programs.into_iter().enumerate() {
-            let name = mounted::name(mount);
-            let outcome = tokio::time::timeout_at(end, program).await;
-            let hangs = |_| LiveError::Cluster(format!("a system call on {name} does not end"));
-            let failed = |_| LiveError::Cluster(format!("the program on {name} failed"));
-            outcomes.push(outcome.map_err(hangs)?.map_err(failed)?);
-            self.check_interrupt()?;
+        for programs in &mut cluster.programs {
+            programs.order(Order::Compare);
+            let end = Instant::now() + COMPARE_DEADLINE;
+            while !programs.has_compared() {
+                self.check_interrupt()?;
+                programs.check()?;
+                if Instant::now() > end {
+                    let name = programs.name();
+                    let message = format!("the comparison of the {name} does not end");
+                    return Err(LiveError::Cluster(message));
+                }
+                tokio::time::sleep(TICK).await;
+            }
+            outcomes.push(programs.take_outcome());
         }
         Ok(outcomes)
     }
@@ -414,6 +445,9 @@ impl Run<'_> {
                 return Err(LiveError::Cluster(ended));
             }
             scene.cluster.note_mounted();
+            for programs in &scene.cluster.programs {
+                programs.check()?;
+            }
             tokio::time::sleep(TICK).await;
         }
     }
@@ -475,7 +509,6 @@ impl Run<'_> {
         &self,
         access: &Access,
         outcomes: &[Outcome],
-        shared: &Shared,
     ) -> Result<Comparison, LiveError> {
         let client = access.connect().await.map_err(LiveError::Cluster)?;
         let mut comparison = Comparison::default();
@@ -484,12 +517,6 @@ impl Run<'_> {
             compare(&client, number, &outcome.model, &mut comparison).await;
             comparison.wrong.extend(outcome.wrong.iter().cloned());
             comparison.bytes_during += outcome.compared_bytes;
-        }
-        for (mount, files) in shared.files.iter().enumerate() {
-            self.check_interrupt()?;
-            // The programs have ended.
-            let files = std::mem::take(&mut *files.lock());
-            mounted::compare(&client, mount, &files, &mut comparison).await;
         }
         // Nothing was written.
         let _ = client.close().await;

@@ -36,6 +36,18 @@ impl Comparison {
     pub fn intact(&self) -> bool {
         self.lost.is_empty() && self.wrong.is_empty() && self.unexpected.is_empty()
     }
+
+    /// What another comparison found is part of this one.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.files += other.files;
+        self.bytes += other.bytes;
+        self.bytes_during += other.bytes_during;
+        self.names += other.names;
+        self.not_promised += other.not_promised;
+        self.lost.extend(other.lost);
+        self.wrong.extend(other.wrong);
+        self.unexpected.extend(other.unexpected);
+    }
 }
 
 /// Most of each kind that are named.

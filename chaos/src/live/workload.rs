@@ -14,7 +14,7 @@ use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::types::Credentials;
 use rand::RngExt;
 use rand::rngs::SmallRng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::admin::NAMENODE_NAME;
 use super::metrics::{Metrics, Operation};
@@ -24,7 +24,7 @@ use super::scenario::ClientSpec;
 use crate::random;
 
 /// How a client gets to the cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Access {
     /// Directory of the certificate.
     pub identity: PathBuf,

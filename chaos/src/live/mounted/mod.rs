@@ -1,473 +1,53 @@
-//! Programs on real mounts: each creates, changes, renames, removes and reads files in a directory of
-//! its own, and reads what the others have closed.
+//! Programs on real mounts. They run in processes of their own: the harness has nothing open on mounts, and a
+//! mount that does not answer keeps only them waiting.
+//!
+//! - `border`: what crosses between the harness and such a process;
+//! - `handle`: the harness's side;
+//! - `work`: the process's side;
+//! - `job`: what all programs have in common;
+//! - `files`: random operations on files, checked against `model`;
+//! - `log`, `sqlite`, `git`: an append-only log, databases, a repository;
+//! - `verify`: the comparison at the end.
 
+mod border;
+mod files;
+mod git;
+mod handle;
+mod job;
+mod log;
 mod model;
+mod sqlite;
 mod state;
 mod verify;
+mod work;
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
-use parking_lot::Mutex;
-use rand::RngExt;
-use rand::rngs::SmallRng;
+pub(crate) use border::{Order, Task};
+pub(crate) use handle::{Outcome, Programs};
+pub(crate) use state::Doubt;
+pub use work::work_on_mounts;
 
-use model::{Change, Entry, Files, Returned};
-pub(crate) use state::{Doubt, MountState};
-pub(crate) use verify::compare;
-
-use super::metrics::Operation;
+use super::LiveError;
 use super::scenario::MountSpec;
-use super::workload::Counters;
-use crate::random;
 
 /// Name of a mount, of its mount point, and of the directory that its program works in.
 pub(crate) fn name(mount: usize) -> String {
     format!("mount-{}", mount + 1)
 }
 
-/// What all programs on mounts share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    /// What the programs of each mount were promised.
-    pub files: Vec<Mutex<Files>>,
-    /// What was done to each mount.
-    pub states: Vec<Arc<MountState>>,
-    /// Whether what the namenode says counts.
-    pub doubt: Arc<Doubt>,
-}
-
-impl Shared {
-    /// Of mounts on which nothing was done yet.
-    pub fn new(states: &[Arc<MountState>], doubt: &Arc<Doubt>) -> Self {
-        Self {
-            files: states.iter().map(|_| Mutex::default()).collect(),
-            states: states.to_vec(),
-            doubt: Arc::clone(doubt),
+/// Fails if a program is missing that the programs of a scenario run.
+pub(crate) fn check_needs(spec: &MountSpec) -> Result<(), LiveError> {
+    let kinds = spec.programs.iter().filter(|_| spec.count > 0);
+    for (kind, needed) in kinds.filter_map(|kind| Some((kind.name(), kind.needs()?))) {
+        if let Err(error) = job::output(Command::new(needed).arg("--version")) {
+            return Err(LiveError::Machine(format!(
+                "programs of kind `{kind}` need `{needed}`: {error}"
+            )));
         }
     }
-}
-
-/// What came of one program's work.
-#[derive(Debug, Default)]
-pub(crate) struct MountOutcome {
-    /// How often each error came.
-    pub errors: BTreeMap<String, u64>,
-    /// Reads that gave other bytes than were promised.
-    pub wrong: Vec<String>,
-    /// Bytes that were read and were as promised.
-    pub compared_bytes: u64,
-}
-
-/// How the mount and the namenode have been since an operation began; it counts only if nothing of it
-/// has changed when it ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Era {
-    kills: u64,
-    doubt: u64,
-}
-
-/// A program on one mount.
-pub(crate) struct Program {
-    spec: MountSpec,
-    mount: usize,
-    /// Where it is mounted.
-    at: PathBuf,
-    shared: Arc<Shared>,
-    counters: Arc<Counters>,
-    rng: SmallRng,
-    outcome: MountOutcome,
-    /// When it looked last.
-    era: Option<Era>,
-    next_name: u64,
-}
-
-/// Between two looks at a mount that is not there.
-const AWAY: Duration = Duration::from_millis(100);
-/// Of a hundred operations: reads of its own files, and of those of other mounts.
-const OWN_READ_PERCENT: u32 = 35;
-const OTHER_READ_PERCENT: u32 = 20;
-/// One in so many changes of data ends with `close` alone.
-const UNSYNCED: u32 = 4;
-
-impl Program {
-    /// A program on the mount at `at`; the seed decides what it does.
-    pub fn new(
-        spec: &MountSpec,
-        mount: usize,
-        at: PathBuf,
-        seed: u64,
-        shared: &Arc<Shared>,
-        counters: &Arc<Counters>,
-    ) -> Self {
-        Self {
-            spec: spec.clone(),
-            mount,
-            at,
-            shared: Arc::clone(shared),
-            counters: Arc::clone(counters),
-            rng: random::stream(seed, &name(mount)),
-            outcome: MountOutcome::default(),
-            era: None,
-            next_name: 0,
-        }
-    }
-
-    /// Works until `stop` is set. Waits as long as the mount lets it wait.
-    pub fn run(mut self, stop: &AtomicBool) -> MountOutcome {
-        let pause = Duration::from_millis(self.spec.pause_ms);
-        while !stop.load(Ordering::Relaxed) {
-            let Some(era) = self.era_now() else {
-                std::thread::sleep(AWAY);
-                continue;
-            };
-            if self.era != Some(era) {
-                if self.era.is_some() {
-                    self.shared.files[self.mount].lock().forget_unsynced();
-                }
-                self.era = Some(era);
-                let made = fs::create_dir(self.directory(self.mount));
-                if let Err(error) = made
-                    && error.kind() != ErrorKind::AlreadyExists
-                {
-                    self.note("mkdir", &error);
-                    // Tried again.
-                    self.era = None;
-                    std::thread::sleep(AWAY);
-                    continue;
-                }
-            }
-            self.step(era);
-            std::thread::sleep(pause);
-        }
-        // A kill that came after the last operation.
-        if self.era.is_some() && self.era != self.era_now() {
-            self.shared.files[self.mount].lock().forget_unsynced();
-        }
-        self.outcome
-    }
-
-    /// None while the mount or the namenode cannot be relied upon.
-    fn era_now(&self) -> Option<Era> {
-        let state = &self.shared.states[self.mount];
-        let kills = state.kills();
-        let doubt = self.shared.doubt.since()?;
-        state.is_ready().then_some(Era { kills, doubt })
-    }
-
-    fn directory(&self, of: usize) -> PathBuf {
-        self.at.join(name(of))
-    }
-
-    fn path(&self, file: &str) -> PathBuf {
-        self.directory(self.mount).join(file)
-    }
-
-    fn step(&mut self, era: Era) {
-        let dice = self.rng.random_range(0..100);
-        if dice < OTHER_READ_PERCENT && self.shared.files.len() > 1 {
-            let other = self.rng.random_range(0..self.shared.files.len() - 1);
-            let other = other + usize::from(other >= self.mount);
-            if let Some(file) = self.choose(other) {
-                self.read(era, other, &file);
-            }
-            return;
-        }
-        let Some(file) = self.choose(self.mount) else {
-            return self.create(era);
-        };
-        if dice < OTHER_READ_PERCENT + OWN_READ_PERCENT {
-            return self.read(era, self.mount, &file);
-        }
-        let full = {
-            let files = self.shared.files[self.mount].lock();
-            files.usable().count() >= self.spec.files_max
-        };
-        match self.rng.random_range(0..10) {
-            0 => self.unlink(era, file),
-            1 => self.truncate(era, file),
-            2 | 3 => self.append(era, file),
-            4 | 5 => self.overwrite(era, file),
-            6 => self.replace(era, file),
-            _ if full => self.unlink(era, file),
-            _ => self.create(era),
-        }
-    }
-
-    /// A file of a mount whose last change returned.
-    fn choose(&mut self, of: usize) -> Option<String> {
-        let files = self.shared.files[of].lock();
-        let count = files.usable().count();
-        if count == 0 {
-            return None;
-        }
-        let chosen = files.usable().nth(self.rng.random_range(0..count));
-        chosen.map(|(name, ..)| name.clone())
-    }
-
-    fn entry(&self, of: usize, file: &str) -> Option<Entry> {
-        self.shared.files[of].lock().get(file).cloned()
-    }
-
-    /// What a file of ours that is usable holds.
-    fn content(&self, file: &str) -> Vec<u8> {
-        let files = self.shared.files[self.mount].lock();
-        let mut usable = files.usable();
-        let found = usable.find(|(name, ..)| *name == file);
-        found.map_or_else(Vec::new, |(_, _, version)| version.to_vec())
-    }
-
-    fn read(&mut self, era: Era, of: usize, file: &str) {
-        let disturbances = self.shared.states[of].undisturbed();
-        let Some(before) = self.entry(of, file) else {
-            return;
-        };
-        if of != self.mount && !before.is_visible(disturbances) {
-            return;
-        }
-        let began = Instant::now();
-        let read = fs::read(self.directory(of).join(file));
-        let same_era = self.era_now() == Some(era);
-        let after = self.entry(of, file);
-        let undisturbed = of == self.mount || self.shared.states[of].undisturbed() == disturbances;
-        let comparable = same_era && undisturbed && after.is_some_and(|after| after.is_as(&before));
-        let found = match &read {
-            Ok(bytes) => {
-                self.counters.done(Operation::Read, began.elapsed());
-                Some(bytes.as_slice())
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => {
-                self.counters.failed(Operation::Read);
-                return self.note("read", error);
-            }
-        };
-        if !comparable {
-            return;
-        }
-        match before.difference(found) {
-            Some(difference) => {
-                let path = format!("/{}/{file}", name(of));
-                let by = name(self.mount);
-                let text = format!("{path} on {by} during the run: {difference}");
-                self.outcome.wrong.push(text);
-            }
-            None => self.outcome.compared_bytes += found.map_or(0, |bytes| bytes.len() as u64),
-        }
-    }
-
-    fn create(&mut self, era: Era) {
-        let file = self.new_name();
-        let bytes = self.bytes();
-        let (path, sync) = (self.path(&file), self.syncs());
-        let to = bytes.clone();
-        self.change_data(era, file, to, false, sync, move || {
-            let file = File::create_new(path)?;
-            file.write_all_at(&bytes, 0)?;
-            Ok(file)
-        });
-    }
-
-    fn overwrite(&mut self, era: Era, file: String) {
-        let mut content = self.content(&file);
-        let bytes = self.bytes();
-        let offset = self.rng.random_range(0..=content.len());
-        let end = offset + bytes.len();
-        if content.len() < end {
-            content.resize(end, 0);
-        }
-        content[offset..end].copy_from_slice(&bytes);
-        self.write_at(era, file, content, bytes, offset);
-    }
-
-    fn append(&mut self, era: Era, file: String) {
-        let mut content = self.content(&file);
-        let bytes = self.bytes();
-        // Now and then behind a hole.
-        let hole = if self.rng.random_range(0..4) == 0 {
-            self.rng.random_range(1..20_000)
-        } else {
-            0
-        };
-        let offset = content.len() + hole;
-        // To write nothing makes no hole.
-        if !bytes.is_empty() {
-            content.resize(offset, 0);
-            content.extend_from_slice(&bytes);
-        }
-        self.write_at(era, file, content, bytes, offset);
-    }
-
-    fn write_at(&mut self, era: Era, file: String, to: Vec<u8>, bytes: Vec<u8>, offset: usize) {
-        if to.len() > self.bytes_max() {
-            return self.truncate(era, file);
-        }
-        let (path, sync) = (self.path(&file), self.syncs());
-        self.change_data(era, file, to, false, sync, move || {
-            let file = File::options().write(true).open(path)?;
-            file.write_all_at(&bytes, offset as u64)?;
-            Ok(file)
-        });
-    }
-
-    fn truncate(&mut self, era: Era, file: String) {
-        let mut content = self.content(&file);
-        let len = self.rng.random_range(0..=content.len() + 10_000);
-        content.resize(len, 0);
-        let path = self.path(&file);
-        self.change_data(era, file, content, true, true, move || {
-            let file = File::options().write(true).open(path)?;
-            file.set_len(len as u64)?;
-            Ok(file)
-        });
-    }
-
-    fn replace(&mut self, era: Era, file: String) {
-        let temporary = self.new_name();
-        let bytes = self.bytes();
-        let (from, to) = (self.path(&temporary), self.path(&file));
-        let written = {
-            let (from, bytes) = (from.clone(), bytes.clone());
-            self.change_data(
-                era,
-                temporary.clone(),
-                bytes.clone(),
-                false,
-                true,
-                move || {
-                    let file = File::create_new(from)?;
-                    file.write_all_at(&bytes, 0)?;
-                    Ok(file)
-                },
-            )
-        };
-        if !written {
-            return;
-        }
-        let changes = [
-            Change {
-                name: temporary,
-                to: None,
-                whole: true,
-            },
-            Change {
-                name: file,
-                to: Some(Arc::new(bytes)),
-                whole: true,
-            },
-        ];
-        self.change(era, Operation::Rename, true, &changes, || {
-            fs::rename(from, to)
-        });
-    }
-
-    fn unlink(&mut self, era: Era, file: String) {
-        let path = self.path(&file);
-        let changes = [Change {
-            name: file,
-            to: None,
-            whole: true,
-        }];
-        self.change(era, Operation::Unlink, true, &changes, || {
-            fs::remove_file(path)
-        });
-    }
-
-    fn change_data(
-        &mut self,
-        era: Era,
-        name: String,
-        to: Vec<u8>,
-        whole: bool,
-        sync: bool,
-        write: impl FnOnce() -> io::Result<File>,
-    ) -> bool {
-        // What was left unsynced is synced by the next change: so at most two versions are open.
-        let unsynced = self.shared.files[self.mount]
-            .lock()
-            .get(&name)
-            .is_some_and(|entry| !entry.is_synced());
-        let sync = sync || unsynced;
-        let to = Some(Arc::new(to));
-        let changes = [Change { name, to, whole }];
-        self.change(era, Operation::Write, sync, &changes, || {
-            let file = write()?;
-            if sync {
-                file.sync_all()?;
-            }
-            close(file)
-        })
-    }
-
-    fn change(
-        &mut self,
-        era: Era,
-        operation: Operation,
-        durable: bool,
-        changes: &[Change],
-        act: impl FnOnce() -> io::Result<()>,
-    ) -> bool {
-        let state = Arc::clone(&self.shared.states[self.mount]);
-        self.shared.files[self.mount].lock().begin(changes);
-        let undisturbed = state.undisturbed();
-        let began = Instant::now();
-        let acted = act();
-        let took = began.elapsed();
-        let returned = match &acted {
-            Ok(()) if self.era_now() != Some(era) => Returned::Not,
-            Ok(()) if durable => Returned::Durable,
-            Ok(()) => Returned::Visible(undisturbed.filter(|_| undisturbed == state.undisturbed())),
-            Err(_) => Returned::Not,
-        };
-        self.shared.files[self.mount].lock().end(changes, returned);
-        match acted {
-            Ok(()) => self.counters.done(operation, took),
-            Err(error) => {
-                self.counters.failed(operation);
-                self.note(operation.name(), &error);
-            }
-        }
-        returned != Returned::Not
-    }
-
-    fn new_name(&mut self) -> String {
-        self.next_name += 1;
-        format!("file-{}", self.next_name)
-    }
-
-    fn syncs(&mut self) -> bool {
-        self.rng.random_range(0..UNSYNCED) > 0
-    }
-
-    fn bytes_max(&self) -> usize {
-        self.spec.file_kib_max as usize * 1_024
-    }
-
-    fn bytes(&mut self) -> Vec<u8> {
-        let max = self.bytes_max();
-        // Small and large ones alike.
-        let magnitude = self.rng.random_range(0..=max.ilog2());
-        let len = self.rng.random_range(0..=(1_usize << magnitude).min(max));
-        let mut bytes = vec![0; len];
-        self.rng.fill(&mut bytes[..]);
-        bytes
-    }
-
-    fn note(&mut self, what: &str, error: &io::Error) {
-        let text = format!("{what} on a mount: {error}");
-        *self.outcome.errors.entry(text).or_default() += 1;
-    }
-}
-
-/// Closes a file, with the error that this may give: dropping it would hide that.
-fn close(file: File) -> io::Result<()> {
-    Ok(nix::unistd::close(file)?)
+    Ok(())
 }
 
 /// Ends what is mounted there, also while programs use it.
@@ -477,7 +57,7 @@ pub(crate) fn unmount(at: &Path) {
         while rustix::mount::unmount(at, detach).is_ok() {}
     } else {
         // Fails when nothing is mounted, which is the aim.
-        let _ = std::process::Command::new("fusermount3")
+        let _ = Command::new("fusermount3")
             .args(["-uzq".as_ref(), at.as_os_str()])
             .status();
     }

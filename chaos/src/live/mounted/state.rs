@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::border::Order;
+
 /// One mount, as faults left it.
 #[derive(Debug, Default)]
-pub(crate) struct MountState {
+struct MountState {
     /// It is mounted: a program may use it.
     ready: AtomicBool,
     kills: AtomicU64,
@@ -73,5 +75,63 @@ impl Doubt {
     pub fn since(&self) -> Option<u64> {
         let turns = self.0.load(Ordering::SeqCst);
         turns.is_multiple_of(2).then_some(turns)
+    }
+}
+
+/// All mounts and the namenode, as programs know them.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    mounts: Vec<MountState>,
+    doubt: Doubt,
+}
+
+/// How a mount and the namenode have been since an operation began; it counts only if nothing of it
+/// has changed when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Era {
+    kills: u64,
+    doubt: u64,
+}
+
+impl Shared {
+    /// Of so many mounts, of which none may be used yet.
+    pub fn new(mounts: usize) -> Self {
+        Self {
+            mounts: (0..mounts).map(|_| MountState::default()).collect(),
+            doubt: Doubt::default(),
+        }
+    }
+
+    /// The harness has done something, or is about to.
+    pub fn obey(&self, order: Order) {
+        let (Order::Ready { mount } | Order::Killed { mount } | Order::Disturbed { mount, .. }) =
+            order
+        else {
+            if order == Order::Doubt {
+                self.doubt.turn();
+            }
+            return;
+        };
+        let Some(state) = self.mounts.get(mount) else {
+            return;
+        };
+        match order {
+            Order::Killed { .. } => state.killed(),
+            Order::Disturbed { begins, .. } => state.disturbed(begins),
+            _ => state.set_ready(),
+        }
+    }
+
+    /// None while the mount or the namenode cannot be relied upon.
+    pub fn era(&self, mount: usize) -> Option<Era> {
+        let state = self.mounts.get(mount)?;
+        let kills = state.kills();
+        let doubt = self.doubt.since()?;
+        state.is_ready().then_some(Era { kills, doubt })
+    }
+
+    /// How often a mount was disturbed; none while it is.
+    pub fn undisturbed(&self, mount: usize) -> Option<u64> {
+        self.mounts.get(mount)?.undisturbed()
     }
 }

@@ -116,8 +116,15 @@ impl Checker<'_> {
             );
             return Err(self.at(0..0, message));
         }
+        let programs = &raw.mounts.programs;
+        let repeated = (1..programs.len()).any(|at| programs[..at].contains(&programs[at]));
+        if programs.is_empty() || repeated {
+            let message = "[mounts]: programs are some of files, log, sqlite and git, each once";
+            return Err(self.at(0..0, message));
+        }
         Ok(Scenario {
             name: raw.name,
+            finds: raw.finds,
             seed: raw.seed,
             duration_ms,
             heal_ms: self.ms("heal_s", &raw.heal_s)?,

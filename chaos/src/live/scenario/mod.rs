@@ -14,7 +14,7 @@ use std::path::Path;
 
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::settings::SettingsError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use check::Checker;
 pub use trace::Trace;
@@ -24,6 +24,8 @@ pub use trace::Trace;
 pub struct Scenario {
     /// Its name.
     pub name: String,
+    /// Which mistakes of the system it would find.
+    pub finds: String,
     /// The seed when none is given.
     pub seed: u64,
     /// How long clients work and faults happen, in milliseconds.
@@ -121,7 +123,7 @@ pub enum Pattern {
 }
 
 /// The clients.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientSpec {
     /// How many.
@@ -154,12 +156,50 @@ impl Default for ClientSpec {
     }
 }
 
-/// Real mounts, with a program on each.
-#[derive(Clone, Debug, Deserialize)]
+/// Programs on real mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProgramKind {
+    /// Random operations on files, one program on each mount.
+    Files,
+    /// A log that is appended to on the first mount, and followed on the last one.
+    Log,
+    /// Databases of SQLite on the first mount.
+    Sqlite,
+    /// A repository of `git` on the last mount.
+    Git,
+}
+
+impl ProgramKind {
+    /// As it is written in a scenario.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Log => "log",
+            Self::Sqlite => "sqlite",
+            Self::Git => "git",
+        }
+    }
+
+    /// What has to be installed for it.
+    pub(crate) fn needs(self) -> Option<&'static str> {
+        match self {
+            Self::Files | Self::Log => None,
+            Self::Sqlite => Some("sqlite3"),
+            Self::Git => Some("git"),
+        }
+    }
+}
+
+/// Real mounts, and the programs on them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MountSpec {
     /// How many.
     pub count: usize,
+    /// What works on them.
+    pub programs: Vec<ProgramKind>,
     /// Files of each program, at most.
     pub files_max: usize,
     /// Largest file, in KiB.
@@ -172,6 +212,7 @@ impl Default for MountSpec {
     fn default() -> Self {
         Self {
             count: 0,
+            programs: vec![ProgramKind::Files],
             files_max: 60,
             file_kib_max: 2_048,
             pause_ms: 20,

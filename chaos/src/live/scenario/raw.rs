@@ -12,6 +12,8 @@ use super::{ClientSpec, MountSpec, Pattern, Priority};
 pub(super) struct RawScenario {
     pub name: String,
     #[serde(default)]
+    pub finds: String,
+    #[serde(default)]
     pub seed: u64,
     pub duration_s: Spanned<f64>,
     #[serde(default = "default_heal_s")]

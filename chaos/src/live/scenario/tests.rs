@@ -77,6 +77,14 @@ fn errors_name_file_line_and_what_is_accepted() {
             "[mounts]\ncount = 17\n",
             "s.toml:1: [mounts]: count is 0 to 16",
         ),
+        (
+            "[mounts]\nprograms = [\"log\", \"log\"]\n",
+            "s.toml:1: [mounts]: programs are some of files, log, sqlite and git",
+        ),
+        (
+            "[mounts]\nprograms = [\"emacs\"]\n",
+            "s.toml:6: unknown variant `emacs`",
+        ),
         ("trace_speed = 2.0\n", "s.toml:5: `trace_speed` is of which"),
     ] {
         let said = error(more);
@@ -147,4 +155,13 @@ fn a_trace_is_long_enough_or_its_line_is_named() {
         said.to_string().contains("s.toml:9: `trace` says"),
         "{said}"
     );
+}
+
+#[test]
+fn every_shipped_scenario_says_what_it_would_find() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
+    for entry in fs::read_dir(directory).unwrap() {
+        let scenario = Scenario::load(&entry.unwrap().path()).unwrap();
+        assert!(!scenario.finds.is_empty(), "{}", scenario.name);
+    }
 }

@@ -1,0 +1,397 @@
+//! A program on a mount: it creates, changes, renames, removes and reads files in a directory of its own,
+//! and reads what the others have closed.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+use super::job::{Check, Job};
+use super::model::{Change, Entry, Files, Returned};
+use super::state::{Era, Shared};
+use super::work::Reports;
+use super::{name, verify};
+use crate::live::metrics::Operation;
+use crate::live::scenario::MountSpec;
+use crate::live::verify::Comparison;
+use crate::random;
+
+/// What the programs of all mounts were promised.
+pub(crate) type Promises = Arc<Vec<Mutex<Files>>>;
+
+/// A program on one mount.
+pub(crate) struct Program {
+    spec: MountSpec,
+    mount: usize,
+    /// Where it is mounted.
+    at: PathBuf,
+    promises: Promises,
+    shared: Arc<Shared>,
+    reports: Reports,
+    rng: SmallRng,
+    next_name: u64,
+}
+
+/// Of a hundred operations: reads of its own files, and of those of other mounts.
+const OWN_READ_PERCENT: u32 = 35;
+const OTHER_READ_PERCENT: u32 = 20;
+/// One in so many changes of data ends with `close` alone.
+const UNSYNCED: u32 = 4;
+
+impl Program {
+    /// A program on the mount at `at`; the seed decides what it does.
+    pub fn new(
+        spec: &MountSpec,
+        (mount, at): (usize, &Path),
+        seed: u64,
+        promises: &Promises,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            spec: spec.clone(),
+            mount,
+            at: at.to_owned(),
+            promises: Arc::clone(promises),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+            rng: random::stream(seed, &name(mount)),
+            next_name: 0,
+        }
+    }
+
+    fn counts(&self, era: Era) -> bool {
+        self.shared.era(self.mount) == Some(era)
+    }
+
+    fn directory(&self, of: usize) -> PathBuf {
+        self.at.join(name(of))
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.directory(self.mount).join(file)
+    }
+
+    /// A file of a mount whose last change returned.
+    fn choose(&mut self, of: usize) -> Option<String> {
+        let files = self.promises[of].lock();
+        let count = files.usable().count();
+        if count == 0 {
+            return None;
+        }
+        let chosen = files.usable().nth(self.rng.random_range(0..count));
+        chosen.map(|(name, ..)| name.clone())
+    }
+
+    fn entry(&self, of: usize, file: &str) -> Option<Entry> {
+        self.promises[of].lock().get(file).cloned()
+    }
+
+    /// What a file of ours that is usable holds.
+    fn content(&self, file: &str) -> Vec<u8> {
+        let files = self.promises[self.mount].lock();
+        let mut usable = files.usable();
+        let found = usable.find(|(name, ..)| *name == file);
+        found.map_or_else(Vec::new, |(_, _, version)| version.to_vec())
+    }
+
+    fn read(&mut self, era: Era, of: usize, file: &str) {
+        let disturbances = self.shared.undisturbed(of);
+        let Some(before) = self.entry(of, file) else {
+            return;
+        };
+        if of != self.mount && !before.is_visible(disturbances) {
+            return;
+        }
+        let began = Instant::now();
+        let read = fs::read(self.directory(of).join(file));
+        let took = began.elapsed();
+        let same_era = self.counts(era);
+        let after = self.entry(of, file);
+        let undisturbed = of == self.mount || self.shared.undisturbed(of) == disturbances;
+        let comparable = same_era && undisturbed && after.is_some_and(|after| after.is_as(&before));
+        let found = match &read {
+            Ok(bytes) => Some(bytes.as_slice()),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => {
+                self.reports.failed(Operation::Read);
+                return self.note("read", error);
+            }
+        };
+        let difference = before.difference(found).filter(|_| comparable);
+        if found.is_some() {
+            let compared = comparable && difference.is_none();
+            let bytes = found.filter(|_| compared).map_or(0, <[u8]>::len);
+            self.reports.done(Operation::Read, took, bytes);
+        }
+        if let Some(difference) = difference {
+            let path = format!("/{}/{file}", name(of));
+            let by = name(self.mount);
+            let text = format!("{path} on {by} during the run: {difference}");
+            self.reports.wrong(&text);
+        }
+    }
+
+    fn create(&mut self, era: Era) {
+        let file = self.new_name();
+        let bytes = self.bytes();
+        let (path, sync) = (self.path(&file), self.syncs());
+        let to = bytes.clone();
+        self.change_data(era, file, to, false, sync, move || {
+            let file = File::create_new(path)?;
+            file.write_all_at(&bytes, 0)?;
+            Ok(file)
+        });
+    }
+
+    fn overwrite(&mut self, era: Era, file: String) {
+        let mut content = self.content(&file);
+        let bytes = self.bytes();
+        let offset = self.rng.random_range(0..=content.len());
+        let end = offset + bytes.len();
+        if content.len() < end {
+            content.resize(end, 0);
+        }
+        content[offset..end].copy_from_slice(&bytes);
+        self.write_at(era, file, content, bytes, offset);
+    }
+
+    fn append(&mut self, era: Era, file: String) {
+        let mut content = self.content(&file);
+        let bytes = self.bytes();
+        // Now and then behind a hole.
+        let hole = if self.rng.random_range(0..4) == 0 {
+            self.rng.random_range(1..20_000)
+        } else {
+            0
+        };
+        let offset = content.len() + hole;
+        // To write nothing makes no hole.
+        if !bytes.is_empty() {
+            content.resize(offset, 0);
+            content.extend_from_slice(&bytes);
+        }
+        self.write_at(era, file, content, bytes, offset);
+    }
+
+    fn write_at(&mut self, era: Era, file: String, to: Vec<u8>, bytes: Vec<u8>, offset: usize) {
+        if to.len() > self.bytes_max() {
+            return self.truncate(era, file);
+        }
+        let (path, sync) = (self.path(&file), self.syncs());
+        self.change_data(era, file, to, false, sync, move || {
+            let file = File::options().write(true).open(path)?;
+            file.write_all_at(&bytes, offset as u64)?;
+            Ok(file)
+        });
+    }
+
+    fn truncate(&mut self, era: Era, file: String) {
+        let mut content = self.content(&file);
+        let len = self.rng.random_range(0..=content.len() + 10_000);
+        content.resize(len, 0);
+        let path = self.path(&file);
+        self.change_data(era, file, content, true, true, move || {
+            let file = File::options().write(true).open(path)?;
+            file.set_len(len as u64)?;
+            Ok(file)
+        });
+    }
+
+    fn replace(&mut self, era: Era, file: String) {
+        let temporary = self.new_name();
+        let bytes = self.bytes();
+        let (from, to) = (self.path(&temporary), self.path(&file));
+        let written = {
+            let (from, bytes) = (from.clone(), bytes.clone());
+            self.change_data(
+                era,
+                temporary.clone(),
+                bytes.clone(),
+                false,
+                true,
+                move || {
+                    let file = File::create_new(from)?;
+                    file.write_all_at(&bytes, 0)?;
+                    Ok(file)
+                },
+            )
+        };
+        if !written {
+            return;
+        }
+        let changes = [
+            Change {
+                name: temporary,
+                to: None,
+                whole: true,
+            },
+            Change {
+                name: file,
+                to: Some(Arc::new(bytes)),
+                whole: true,
+            },
+        ];
+        self.change(era, Operation::Rename, true, &changes, || {
+            fs::rename(from, to)
+        });
+    }
+
+    fn unlink(&mut self, era: Era, file: String) {
+        let path = self.path(&file);
+        let changes = [Change {
+            name: file,
+            to: None,
+            whole: true,
+        }];
+        self.change(era, Operation::Unlink, true, &changes, || {
+            fs::remove_file(path)
+        });
+    }
+
+    fn change_data(
+        &mut self,
+        era: Era,
+        name: String,
+        to: Vec<u8>,
+        whole: bool,
+        sync: bool,
+        write: impl FnOnce() -> io::Result<File>,
+    ) -> bool {
+        // What was left unsynced is synced by the next change: so at most two versions are open.
+        let unsynced = self.promises[self.mount]
+            .lock()
+            .get(&name)
+            .is_some_and(|entry| !entry.is_synced());
+        let sync = sync || unsynced;
+        let to = Some(Arc::new(to));
+        let changes = [Change { name, to, whole }];
+        self.change(era, Operation::Write, sync, &changes, || {
+            let file = write()?;
+            if sync {
+                file.sync_all()?;
+            }
+            close(file)
+        })
+    }
+
+    fn change(
+        &mut self,
+        era: Era,
+        operation: Operation,
+        durable: bool,
+        changes: &[Change],
+        act: impl FnOnce() -> io::Result<()>,
+    ) -> bool {
+        self.promises[self.mount].lock().begin(changes);
+        let undisturbed = self.shared.undisturbed(self.mount);
+        let began = Instant::now();
+        let acted = act();
+        let took = began.elapsed();
+        let returned = match &acted {
+            Ok(()) if !self.counts(era) => Returned::Not,
+            Ok(()) if durable => Returned::Durable,
+            Ok(()) => Returned::Visible(
+                undisturbed.filter(|_| undisturbed == self.shared.undisturbed(self.mount)),
+            ),
+            Err(_) => Returned::Not,
+        };
+        self.promises[self.mount].lock().end(changes, returned);
+        match acted {
+            Ok(()) => self.reports.done(operation, took, 0),
+            Err(error) => {
+                self.reports.failed(operation);
+                self.note(operation.name(), &error);
+            }
+        }
+        returned != Returned::Not
+    }
+
+    fn new_name(&mut self) -> String {
+        self.next_name += 1;
+        format!("file-{}", self.next_name)
+    }
+
+    fn syncs(&mut self) -> bool {
+        self.rng.random_range(0..UNSYNCED) > 0
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.spec.file_kib_max as usize * 1_024
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let max = self.bytes_max();
+        // Small and large ones alike.
+        let magnitude = self.rng.random_range(0..=max.ilog2());
+        let len = self.rng.random_range(0..=(1_usize << magnitude).min(max));
+        let mut bytes = vec![0; len];
+        self.rng.fill(&mut bytes[..]);
+        bytes
+    }
+
+    fn note(&self, what: &str, error: &io::Error) {
+        self.reports.error(&format!("{what} on a mount: {error}"));
+    }
+}
+
+impl Job for Program {
+    fn interrupted(&mut self) {
+        self.promises[self.mount].lock().forget_unsynced();
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        match fs::create_dir(self.directory(self.mount)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn step(&mut self, era: Era) {
+        let dice = self.rng.random_range(0..100);
+        if dice < OTHER_READ_PERCENT && self.promises.len() > 1 {
+            let other = self.rng.random_range(0..self.promises.len() - 1);
+            let other = other + usize::from(other >= self.mount);
+            if let Some(file) = self.choose(other) {
+                self.read(era, other, &file);
+            }
+            return;
+        }
+        let Some(file) = self.choose(self.mount) else {
+            return self.create(era);
+        };
+        if dice < OTHER_READ_PERCENT + OWN_READ_PERCENT {
+            return self.read(era, self.mount, &file);
+        }
+        let full = {
+            let files = self.promises[self.mount].lock();
+            files.usable().count() >= self.spec.files_max
+        };
+        match self.rng.random_range(0..10) {
+            0 => self.unlink(era, file),
+            1 => self.truncate(era, file),
+            2 | 3 => self.append(era, file),
+            4 | 5 => self.overwrite(era, file),
+            6 => self.replace(era, file),
+            _ if full => self.unlink(era, file),
+            _ => self.create(era),
+        }
+    }
+
+    fn compare(&mut self, check: &Check<'_>, to: &mut Comparison) {
+        let files = self.promises[self.mount].lock();
+        check
+            .runtime
+            .block_on(verify::compare(check.client, self.mount, &files, to));
+    }
+}
+
+/// Closes a file, with the error that this may give: dropping it would hide that.
+fn close(file: File) -> io::Result<()> {
+    Ok(nix::unistd::close(file)?)
+}

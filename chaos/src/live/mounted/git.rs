@@ -1,0 +1,205 @@
+//! A repository of `git` with a commit for each step.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+use super::job::{Check, Job, output};
+use super::state::{Era, Shared};
+use super::work::Reports;
+use crate::live::metrics::Operation;
+use crate::live::verify::{Comparison, note};
+use crate::random;
+
+const DIRECTORY: &str = "git";
+const FILES: u32 = 10;
+const FILE_BYTES_MAX: usize = 20_000;
+/// What git leaves behind when it is interrupted, and asks the user to remove.
+const LOCKS: [&str; 4] = [
+    ".git/index.lock",
+    ".git/HEAD.lock",
+    ".git/refs/heads/main.lock",
+    ".git/config.lock",
+];
+
+/// The program.
+pub(crate) struct Git {
+    mount: usize,
+    directory: PathBuf,
+    /// The directory on the mount on which it is checked in the end.
+    checked: PathBuf,
+    shared: Arc<Shared>,
+    reports: Reports,
+    rng: SmallRng,
+    /// Whether the repository was made, as acknowledged.
+    made: bool,
+    /// The message and the id of each commit that returned.
+    commits: Vec<(u64, String)>,
+    next: u64,
+    bytes: u64,
+}
+
+impl Git {
+    /// On the mount at `at`; `checked_at` is a mount, too.
+    pub fn new(
+        (mount, at): (usize, &Path),
+        checked_at: &Path,
+        seed: u64,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            mount,
+            directory: at.join(DIRECTORY),
+            checked: checked_at.join(DIRECTORY),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+            rng: random::stream(seed, "git"),
+            made: false,
+            commits: Vec::new(),
+            next: 0,
+            bytes: 0,
+        }
+    }
+
+    fn commit(&mut self) -> io::Result<(u64, String, usize)> {
+        let number = self.next;
+        self.next += 1;
+        let file = format!("file-{}", self.rng.random_range(0..FILES));
+        let len = self.rng.random_range(1..FILE_BYTES_MAX);
+        let text: String = (0..len)
+            .map(|_| char::from(self.rng.random_range(b'\n'..=b'z')))
+            .collect();
+        fs::write(self.directory.join(&file), text)?;
+        git(&self.directory, &["add", &file])?;
+        let message = number.to_string();
+        git(
+            &self.directory,
+            &["commit", "--quiet", "--allow-empty", "-m", &message],
+        )?;
+        let id = git(&self.directory, &["rev-parse", "HEAD"])?;
+        Ok((number, id.trim().to_owned(), len))
+    }
+
+    /// What is wrong.
+    fn difference(&self) -> io::Result<Option<String>> {
+        let checked = git(
+            &self.checked,
+            &["fsck", "--full", "--strict", "--no-dangling"],
+        );
+        if let Err(error) = checked {
+            return Ok(Some(format!("git fsck says: {error}")));
+        }
+        let log = git(&self.checked, &["log", "--reverse", "--format=%s %H"])?;
+        Ok(missing(&self.commits, &log))
+    }
+}
+
+/// The first commit that returned and is not where it belongs in a list of commits, a line for each: its
+/// message and id.
+fn missing(commits: &[(u64, String)], log: &str) -> Option<String> {
+    let mut lines = log.lines();
+    commits.iter().find_map(|(number, id)| {
+        let wanted = format!("{number} {id}");
+        let found = lines.any(|line| line == wanted);
+        (!found).then(|| format!("commit {number} ({id}) is not there, or not in its place"))
+    })
+}
+
+impl Job for Git {
+    fn begin(&mut self) -> io::Result<()> {
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
+        for lock in LOCKS {
+            match fs::remove_file(self.directory.join(lock)) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                removed => removed?,
+            }
+        }
+        if !self.made {
+            // Again after an interrupted one.
+            git(&self.directory, &["init", "--quiet"])?;
+        } else if !self.commits.is_empty() {
+            // The index may be of an `add` that was not committed.
+            git(&self.directory, &["reset", "--quiet", "--mixed"])?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, era: Era) {
+        let began = Instant::now();
+        match self.commit() {
+            Ok((number, id, len)) => {
+                self.reports.done(Operation::Write, began.elapsed(), 0);
+                if self.shared.era(self.mount) == Some(era) {
+                    self.made = true;
+                    self.commits.push((number, id));
+                    self.bytes += len as u64;
+                }
+            }
+            Err(error) => {
+                self.reports.failed(Operation::Write);
+                self.reports
+                    .error(&format!("commit to git on a mount: {error}"));
+            }
+        }
+    }
+
+    fn compare(&mut self, _check: &Check<'_>, to: &mut Comparison) {
+        if self.commits.is_empty() {
+            return;
+        }
+        to.names += 1;
+        match self.difference() {
+            Ok(None) => {
+                to.files += self.commits.len() as u64;
+                to.bytes += self.bytes;
+            }
+            Ok(Some(difference)) => note(&mut to.wrong, format!("/{DIRECTORY}: {difference}")),
+            Err(error) => note(&mut to.lost, format!("/{DIRECTORY}: {error}")),
+        }
+    }
+}
+
+/// Runs git with nobody's settings, and everything synced.
+fn git(directory: &Path, arguments: &[&str]) -> io::Result<String> {
+    let mut command = Command::new("git");
+    command
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .arg("-C")
+        .arg(directory);
+    for setting in [
+        "user.name=program",
+        "user.email=program@localhost",
+        "init.defaultBranch=main",
+        "safe.directory=*",
+        "core.fsync=all",
+        "core.fsyncMethod=fsync",
+        "gc.auto=0",
+    ] {
+        command.args(["-c", setting]);
+    }
+    output(command.args(arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commits_that_returned_are_there_in_their_order() {
+        let commits = [(0, "a".to_owned()), (2, "c".to_owned())];
+        assert_eq!(missing(&commits, "0 a\n1 b\n2 c\n"), None);
+        for wrong in ["", "0 a\n", "2 c\n0 a\n", "0 a\n2 d\n"] {
+            assert!(missing(&commits, wrong).is_some(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What every program on a mount has in common: it works step by step while its mount may be used.
+
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use harvestfs_client::Client;
+use tokio::runtime::Runtime;
+
+use super::state::{Era, Shared};
+use super::work::Reports;
+use crate::live::verify::Comparison;
+
+/// What compares in the end has this.
+pub(crate) struct Check<'a> {
+    /// For the client.
+    pub runtime: &'a Runtime,
+    /// It has nothing in its caches.
+    pub client: &'a Client,
+}
+
+/// A program on a mount.
+pub(crate) trait Job: Send {
+    /// Its mount was killed, or the namenode was put back: what this interrupted counts as not acknowledged.
+    fn interrupted(&mut self) {}
+
+    /// It may use the mount, for the first time or again.
+    fn begin(&mut self) -> io::Result<()>;
+
+    /// Does something; what it is promised counts only if the era is the same at its end.
+    fn step(&mut self, era: Era);
+
+    /// Compares what it was promised, when everything is healed and all programs have ended.
+    fn compare(&mut self, check: &Check<'_>, to: &mut Comparison);
+}
+
+/// Between two looks at a mount that is not there.
+const AWAY: Duration = Duration::from_millis(100);
+
+/// Works until `stop` is set. Waits as long as the mount lets it wait.
+pub(crate) fn run(
+    job: &mut dyn Job,
+    (shared, mount): (&Shared, usize),
+    pause: Duration,
+    reports: &Reports,
+    stop: &AtomicBool,
+) {
+    // When it looked last.
+    let mut last: Option<Era> = None;
+    while !stop.load(Ordering::Relaxed) {
+        let Some(era) = shared.era(mount) else {
+            thread::sleep(AWAY);
+            continue;
+        };
+        if last != Some(era) {
+            if last.take().is_some() {
+                job.interrupted();
+            }
+            if let Err(error) = job.begin() {
+                reports.error(&format!("begin on a mount: {error}"));
+                thread::sleep(AWAY);
+                continue;
+            }
+            last = Some(era);
+        }
+        job.step(era);
+        thread::sleep(pause);
+    }
+    // A kill that came after the last operation.
+    if last.is_some() && last != shared.era(mount) {
+        job.interrupted();
+    }
+}
+
+/// Runs another program, and gives what it printed.
+pub(crate) fn output(command: &mut Command) -> io::Result<String> {
+    let output = command.stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let status = output.status;
+    Err(io::Error::other(format!("{status}: {}", said.trim())))
+}

@@ -1,0 +1,350 @@
+//! A log that one program appends to, and that another one follows on another mount.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use harvestfs_client::ClientError;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::Credentials;
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+use super::job::{Check, Job};
+use super::state::{Era, Shared};
+use super::work::Reports;
+use crate::live::metrics::Operation;
+use crate::live::verify::{Comparison, note};
+use crate::random;
+
+const DIRECTORY: &str = "log";
+const RECORD_BYTES_MAX: usize = 4_000;
+/// The follower reads a file from its beginning one time in so many.
+const WHOLE: u32 = 10;
+
+/// One file of the log. The next one begins when an append has failed, or was interrupted.
+#[derive(Debug, Default)]
+struct Segment {
+    /// All records that were begun.
+    content: Vec<u8>,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+    /// So much of it is on stable storage.
+    acknowledged_bytes: usize,
+    /// The last append failed: its record may be there in part.
+    failed: bool,
+}
+
+/// What was written.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    segments: Mutex<Vec<Segment>>,
+}
+
+fn name(segment: usize) -> String {
+    format!("log-{}", segment + 1)
+}
+
+impl Segment {
+    /// What is wrong with bytes that were read from `offset` to the end of the file, when so many were
+    /// acknowledged before.
+    fn difference(&self, offset: usize, read: &[u8], acknowledged_bytes: usize) -> Option<String> {
+        let end = offset + read.len();
+        if end < acknowledged_bytes {
+            let text = format!("{end} bytes, but {acknowledged_bytes} were acknowledged");
+            return Some(text);
+        }
+        let written = self.content.get(offset..).unwrap_or_default();
+        let same = read.iter().zip(written).take_while(|(a, b)| a == b).count();
+        (same < read.len()).then(|| {
+            let at = offset + same;
+            format!("byte {at} of {end} is not the one that was appended")
+        })
+    }
+
+    /// Whether a record ends here.
+    fn is_end(&self, bytes: usize) -> bool {
+        bytes == 0 || self.ends.binary_search(&bytes).is_ok()
+    }
+}
+
+/// The program that appends.
+pub(crate) struct Writer {
+    mount: usize,
+    directory: PathBuf,
+    segment_bytes_max: usize,
+    log: Arc<Log>,
+    shared: Arc<Shared>,
+    reports: Reports,
+    rng: SmallRng,
+    file: Option<File>,
+}
+
+impl Writer {
+    /// On the mount at `at`.
+    pub fn new(
+        (mount, at): (usize, &Path),
+        segment_bytes_max: usize,
+        seed: u64,
+        log: &Arc<Log>,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            mount,
+            directory: at.join(DIRECTORY),
+            segment_bytes_max,
+            log: Arc::clone(log),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+            rng: random::stream(seed, "log"),
+            file: None,
+        }
+    }
+
+    fn record(&mut self, number: usize) -> Vec<u8> {
+        let len = self.rng.random_range(1..RECORD_BYTES_MAX);
+        let mut record = format!("{number:08} ").into_bytes();
+        record.extend((0..len).map(|_| self.rng.random_range(b'a'..=b'z')));
+        record.push(b'\n');
+        record
+    }
+
+    fn open(&mut self) -> io::Result<File> {
+        let mut segments = self.log.segments.lock();
+        let path = self.directory.join(name(segments.len()));
+        segments.push(Segment::default());
+        drop(segments);
+        File::options().append(true).create_new(true).open(path)
+    }
+}
+
+impl Job for Writer {
+    fn interrupted(&mut self) {
+        self.file = None;
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn step(&mut self, era: Era) {
+        let began = Instant::now();
+        let file = match self.file.take() {
+            Some(file) => Ok(file),
+            None => self.open(),
+        };
+        let mut end = 0;
+        let appended = file.and_then(|mut file| {
+            let number = self.log.last(|segment| segment.ends.len());
+            let record = self.record(number);
+            end = self.log.last(|segment| {
+                segment.content.extend_from_slice(&record);
+                segment.ends.push(segment.content.len());
+                segment.content.len()
+            });
+            file.write_all(&record)?;
+            file.sync_data()?;
+            Ok(file)
+        });
+        match appended {
+            Ok(file) => {
+                self.reports.done(Operation::Write, began.elapsed(), 0);
+                if self.shared.era(self.mount) == Some(era) {
+                    self.log.last(|segment| segment.acknowledged_bytes = end);
+                    self.file = Some(file).filter(|_| end < self.segment_bytes_max);
+                }
+            }
+            Err(error) => {
+                self.log.last(|segment| segment.failed = true);
+                self.reports.failed(Operation::Write);
+                self.reports.error(&format!("append on a mount: {error}"));
+            }
+        }
+    }
+
+    fn compare(&mut self, check: &Check<'_>, to: &mut Comparison) {
+        let me = Credentials::root();
+        for (number, segment) in self.log.segments.lock().iter().enumerate() {
+            to.names += 1;
+            let path = format!("/{DIRECTORY}/{}", name(number));
+            let read = check.client.read_file(&me, path.as_bytes());
+            let acknowledged_bytes = segment.acknowledged_bytes;
+            match check.runtime.block_on(read) {
+                Ok(read) => match segment.difference(0, &read, acknowledged_bytes) {
+                    Some(difference) => note(&mut to.wrong, format!("{path}: {difference}")),
+                    None => {
+                        to.files += 1;
+                        to.bytes += read.len() as u64;
+                    }
+                },
+                Err(ClientError::Fs(FsError::NotFound)) if acknowledged_bytes == 0 => {}
+                Err(error) => note(&mut to.lost, format!("{path}: {error}")),
+            }
+        }
+    }
+}
+
+impl Log {
+    /// Of the segment that is written. There is one when a program has it open.
+    fn last<T: Default>(&self, of: impl FnOnce(&mut Segment) -> T) -> T {
+        self.segments.lock().last_mut().map(of).unwrap_or_default()
+    }
+}
+
+/// The program that follows.
+pub(crate) struct Follower {
+    mount: usize,
+    writer: usize,
+    directory: PathBuf,
+    log: Arc<Log>,
+    shared: Arc<Shared>,
+    reports: Reports,
+    rng: SmallRng,
+    /// The segment that it reads, and how far it has.
+    segment: usize,
+    offset: usize,
+}
+
+impl Follower {
+    /// On the mount at `at`; `writer` is that of the program that appends.
+    pub fn new(
+        (mount, at): (usize, &Path),
+        writer: usize,
+        seed: u64,
+        log: &Arc<Log>,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            mount,
+            writer,
+            directory: at.join(DIRECTORY),
+            log: Arc::clone(log),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+            rng: random::stream(seed, "log followed"),
+            segment: 0,
+            offset: 0,
+        }
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let mut file = File::open(self.directory.join(name(self.segment)))?;
+        file.seek(SeekFrom::Start(self.offset as u64))?;
+        let mut read = Vec::new();
+        file.read_to_end(&mut read)?;
+        Ok(read)
+    }
+}
+
+impl Job for Follower {
+    fn begin(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn step(&mut self, era: Era) {
+        if self.rng.random_range(0..WHOLE) == 0 {
+            self.offset = 0;
+        }
+        let before = {
+            let segments = self.log.segments.lock();
+            let before = segments.get(self.segment);
+            before.map(|segment| {
+                (
+                    segment.acknowledged_bytes,
+                    self.segment + 1 == segments.len(),
+                )
+            })
+        };
+        let Some((acknowledged_bytes, is_last)) = before else {
+            return;
+        };
+        let undisturbed = self.shared.undisturbed(self.writer);
+        let began = Instant::now();
+        let read = match self.read() {
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::NotFound && acknowledged_bytes == 0 => {
+                self.segment += usize::from(!is_last);
+                return;
+            }
+            Err(error) => {
+                self.reports.failed(Operation::Read);
+                let same_era = self.shared.era(self.mount) == Some(era);
+                if same_era && error.kind() == ErrorKind::NotFound {
+                    let name = name(self.segment);
+                    let text = format!("/{DIRECTORY}/{name} during the run: it is not there");
+                    self.reports.wrong(&text);
+                }
+                return self.reports.error(&format!("follow on a mount: {error}"));
+            }
+        };
+        let took = began.elapsed();
+        let counts = self.shared.era(self.mount) == Some(era);
+        let end = self.offset + read.len();
+        let difference = {
+            let segments = self.log.segments.lock();
+            let segment = &segments[self.segment];
+            // What a kill of the writer's mount interrupts may be there in part.
+            let whole = undisturbed.is_some()
+                && undisturbed == self.shared.undisturbed(self.writer)
+                && self.segment + 1 == segments.len()
+                && !segment.failed;
+            let torn =
+                (whole && !segment.is_end(end)).then(|| format!("{end} bytes: a record is torn"));
+            segment
+                .difference(self.offset, &read, acknowledged_bytes)
+                .or(torn)
+        };
+        let difference = difference.filter(|_| counts);
+        let right = counts && difference.is_none();
+        let compared_bytes = if right { read.len() } else { 0 };
+        self.reports.done(Operation::Read, took, compared_bytes);
+        if let Some(difference) = difference {
+            let name = name(self.segment);
+            let text = format!("/{DIRECTORY}/{name} during the run: {difference}");
+            self.reports.wrong(&text);
+        }
+        if right {
+            // In flight records are read again.
+            self.offset = acknowledged_bytes.min(end);
+            if !is_last && end >= acknowledged_bytes {
+                self.segment += 1;
+                self.offset = 0;
+            }
+        }
+    }
+
+    fn compare(&mut self, _check: &Check<'_>, _to: &mut Comparison) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_torn_or_out_of_order_is_found() {
+        let segment = Segment {
+            content: b"1 a\n2 b\n3 c\n".to_vec(),
+            ends: vec![4, 8, 12],
+            acknowledged_bytes: 8,
+            failed: false,
+        };
+        let difference = |offset, read: &[u8]| segment.difference(offset, read, 8);
+        assert_eq!(difference(0, b"1 a\n2 b\n"), None);
+        assert_eq!(difference(4, b"2 b\n3 c\n"), None);
+        for (offset, wrong) in [
+            (0, &b"1 a\n"[..]),
+            (0, b"2 b\n1 a\n"),
+            (4, b"2 b\n3 c\n4 d\n"),
+            (4, b"2 b\n\0\0\0\0"),
+        ] {
+            assert!(difference(offset, wrong).is_some(), "{wrong:?}");
+        }
+        assert!(segment.is_end(0) && segment.is_end(8) && !segment.is_end(9));
+    }
+}

@@ -1,0 +1,266 @@
+//! Databases of SQLite, one with each way to keep a journal. Each transaction is a process of `sqlite3`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+use super::job::{Check, Job, output};
+use super::state::{Era, Shared};
+use super::work::Reports;
+use crate::live::metrics::Operation;
+use crate::live::verify::{Comparison, note};
+use crate::random;
+
+const DIRECTORY: &str = "sqlite";
+const MODES: [&str; 2] = ["wal", "delete"];
+const PAYLOAD_BYTES_MAX: usize = 3_000;
+/// Rows of each transaction: all of them are there, or none.
+const ROWS: usize = 2;
+/// The database is checked during the run one time in so many.
+const CHECKED: u32 = 20;
+
+/// A transaction that was begun.
+#[derive(Debug)]
+struct Transaction {
+    payload: String,
+    committed: bool,
+}
+
+/// What a database was promised to hold.
+#[derive(Debug, Default)]
+struct Promised(BTreeMap<u64, Transaction>);
+
+impl Promised {
+    /// What is wrong with a list of rows, a line for each: the number of the transaction and its payload.
+    fn difference(&self, rows: &str) -> Option<String> {
+        let mut found: BTreeMap<u64, usize> = BTreeMap::new();
+        for line in rows.lines() {
+            let row = line.split_once('|');
+            let row = row.and_then(|(number, payload)| Some((number.parse().ok()?, payload)));
+            let promised = row.and_then(|(number, payload): (u64, &str)| {
+                let transaction = self.0.get(&number)?;
+                (transaction.payload == payload).then_some(number)
+            });
+            let Some(number) = promised else {
+                let shown: String = line.chars().take(40).collect();
+                return Some(format!("the row `{shown}` was never inserted"));
+            };
+            *found.entry(number).or_default() += 1;
+        }
+        self.0.iter().find_map(|(number, transaction)| {
+            let rows = found.get(number).copied().unwrap_or(0);
+            let right = rows == ROWS || rows == 0 && !transaction.committed;
+            (!right).then(|| {
+                let committed = transaction.committed;
+                format!("transaction {number} (committed: {committed}) has {rows} of {ROWS} rows")
+            })
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        let committed = self.0.values().filter(|it| it.committed);
+        committed.map(|it| it.payload.len() * ROWS).sum()
+    }
+}
+
+/// The program.
+pub(crate) struct Sqlite {
+    mount: usize,
+    directory: PathBuf,
+    /// The directory on the mount on which it is checked in the end.
+    checked: PathBuf,
+    shared: Arc<Shared>,
+    reports: Reports,
+    rng: SmallRng,
+    databases: [Promised; MODES.len()],
+    next: u64,
+}
+
+impl Sqlite {
+    /// On the mount at `at`; `checked_at` is a mount, too.
+    pub fn new(
+        (mount, at): (usize, &Path),
+        checked_at: &Path,
+        seed: u64,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            mount,
+            directory: at.join(DIRECTORY),
+            checked: checked_at.join(DIRECTORY),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+            rng: random::stream(seed, "sqlite"),
+            databases: Default::default(),
+            next: 0,
+        }
+    }
+
+    fn counts(&self, era: Era) -> bool {
+        self.shared.era(self.mount) == Some(era)
+    }
+
+    fn commit(&mut self, era: Era, database: usize) {
+        let mode = MODES[database];
+        let number = self.next;
+        self.next += 1;
+        let len = self.rng.random_range(1..PAYLOAD_BYTES_MAX);
+        let payload: String = (0..len)
+            .map(|_| char::from(self.rng.random_range(b'a'..=b'z')))
+            .collect();
+        let rows: Vec<String> = (0..ROWS)
+            .map(|row| format!("({number}, {row}, '{payload}')"))
+            .collect();
+        let transaction = Transaction {
+            payload,
+            committed: false,
+        };
+        self.databases[database].0.insert(number, transaction);
+        let sql = format!(
+            "PRAGMA journal_mode={mode}; PRAGMA synchronous=FULL; BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS \
+             rows (number INTEGER, row INTEGER, payload TEXT, PRIMARY KEY (number, row)); \
+             INSERT INTO rows VALUES {}; COMMIT;",
+            rows.join(", ")
+        );
+        let began = Instant::now();
+        match sqlite(&self.directory, database, &sql) {
+            Ok(said) => {
+                self.reports.done(Operation::Write, began.elapsed(), 0);
+                if said.trim() != mode {
+                    let text = format!("SQLite has no journal of mode {mode}: {}", said.trim());
+                    self.reports.wrong(&text);
+                }
+                if self.counts(era)
+                    && let Some(transaction) = self.databases[database].0.get_mut(&number)
+                {
+                    transaction.committed = true;
+                }
+            }
+            Err(error) => {
+                self.reports.failed(Operation::Write);
+                self.reports.error(&format!("commit on a mount: {error}"));
+            }
+        }
+    }
+
+    fn check(&self, era: Era, database: usize) {
+        let began = Instant::now();
+        match self.difference(&self.directory, database) {
+            Ok(difference) => {
+                let difference = difference.filter(|_| self.counts(era));
+                let promised = &self.databases[database];
+                let compared = difference.is_none() && self.counts(era);
+                let bytes = if compared { promised.bytes() } else { 0 };
+                self.reports.done(Operation::Read, began.elapsed(), bytes);
+                if let Some(difference) = difference {
+                    let path = path(database);
+                    let text = format!("{path} during the run: {difference}");
+                    self.reports.wrong(&text);
+                }
+            }
+            Err(error) => {
+                self.reports.failed(Operation::Read);
+                self.reports.error(&format!("select on a mount: {error}"));
+            }
+        }
+    }
+
+    fn difference(&self, directory: &Path, database: usize) -> io::Result<Option<String>> {
+        let promised = &self.databases[database];
+        if promised
+            .0
+            .values()
+            .all(|transaction| !transaction.committed)
+        {
+            return Ok(None);
+        }
+        let said = sqlite(directory, database, "PRAGMA integrity_check;")?;
+        if said.trim() != "ok" {
+            let said: String = said.chars().take(200).collect();
+            return Ok(Some(format!("the integrity check says: {said}")));
+        }
+        let select = "SELECT number, payload FROM rows ORDER BY number, row;";
+        let rows = sqlite(directory, database, select)?;
+        Ok(promised.difference(&rows))
+    }
+}
+
+impl Job for Sqlite {
+    fn begin(&mut self) -> io::Result<()> {
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn step(&mut self, era: Era) {
+        let database = self.rng.random_range(0..MODES.len());
+        if self.rng.random_range(0..CHECKED) == 0 {
+            self.check(era, database);
+        } else {
+            self.commit(era, database);
+        }
+    }
+
+    fn compare(&mut self, _check: &Check<'_>, to: &mut Comparison) {
+        for (database, promised) in self.databases.iter().enumerate() {
+            to.names += 1;
+            let path = path(database);
+            match self.difference(&self.checked, database) {
+                Ok(None) => {
+                    to.files += 1;
+                    to.bytes += promised.bytes() as u64;
+                }
+                Ok(Some(difference)) => note(&mut to.wrong, format!("{path}: {difference}")),
+                Err(error) => note(&mut to.lost, format!("{path}: {error}")),
+            }
+        }
+    }
+}
+
+fn path(database: usize) -> String {
+    format!("/{DIRECTORY}/{}.db", MODES[database])
+}
+
+fn sqlite(directory: &Path, database: usize, sql: &str) -> io::Result<String> {
+    let file = directory.join(format!("{}.db", MODES[database]));
+    let mut command = Command::new("sqlite3");
+    // Nobody's settings.
+    command.args(["-batch", "-bail", "-init", "/dev/null"]);
+    output(command.arg(file).arg(sql))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_committed_is_there_and_a_transaction_is_whole() {
+        let mut promised = Promised::default();
+        for (number, committed) in [(0, true), (1, false)] {
+            let payload = format!("row{number}");
+            let transaction = Transaction { payload, committed };
+            promised.0.insert(number, transaction);
+        }
+        for right in ["0|row0\n0|row0\n", "0|row0\n0|row0\n1|row1\n1|row1\n"] {
+            assert_eq!(promised.difference(right), None, "{right}");
+        }
+        for wrong in [
+            "",
+            "0|row0\n",
+            "0|row0\n0|row0\n1|row1\n",
+            "0|row0\n0|row1\n",
+            "0|row0\n0|row0\n2|row2\n",
+            "0|row0\n0|row0\nx",
+        ] {
+            assert!(promised.difference(wrong).is_some(), "{wrong}");
+        }
+    }
+}
