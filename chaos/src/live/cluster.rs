@@ -45,6 +45,8 @@ pub(crate) struct Cluster<'a> {
     pub namenode: SocketAddr,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
+    /// A copy of the namenode beside it, and the server that is told its address alone.
+    double: Option<(Process, usize, SocketAddr)>,
     /// Disks that can be made slow. They lie on others.
     slow: BTreeMap<usize, SlowDisk>,
     /// Disks of memory.
@@ -79,9 +81,7 @@ impl<'a> Cluster<'a> {
     ) -> Result<Self, LiveError> {
         let namenode = match network {
             Some(_) => SocketAddr::from((network::address(0), 9_310)),
-            None => UdpSocket::bind("127.0.0.1:0")
-                .and_then(|socket| socket.local_addr())
-                .map_err(LiveError::io("find a free port"))?,
+            None => free_address()?,
         };
         let mut cluster = Self {
             scenario,
@@ -91,6 +91,7 @@ impl<'a> Cluster<'a> {
             namenode,
             network,
             parts: BTreeMap::new(),
+            double: None,
             slow: BTreeMap::new(),
             mounted: Vec::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
@@ -292,6 +293,11 @@ impl<'a> Cluster<'a> {
                         began.to_string().into(),
                     ]);
                 }
+                if let Some((_, server, address)) = &self.double
+                    && *server == number
+                {
+                    arguments.push(format!("--namenodes={address}").into());
+                }
                 self.conditions[number].down = false;
                 self.conditions[number].hung = false;
                 let home = self.network.map_or(Home::Here, |it| it.home(number));
@@ -303,6 +309,43 @@ impl<'a> Cluster<'a> {
             .map_err(LiveError::io(format!("start {name}")))?;
         self.parts.insert(part, process);
         Ok(())
+    }
+
+    /// Starts a copy of the namenode's directory beside the namenode, and a server that reaches no other
+    /// namenode. That server must not run.
+    pub fn start_double(&mut self, copied: &Path, server: usize) -> Result<SocketAddr, LiveError> {
+        let address = match self.network {
+            Some(_) => SocketAddr::from((network::address(0), 9_312)),
+            None => free_address()?,
+        };
+        let arguments: Vec<OsString> = vec![
+            "namenode".into(),
+            "--policy".into(),
+            self.variant.policy.to_string().into(),
+            "--listen".into(),
+            address.to_string().into(),
+            "--config".into(),
+            copied.join("namenode.toml").into(),
+        ];
+        let log = self.path("namenode-double.log");
+        let process = Process::start(self.binary, &arguments, &log, &Home::Here)
+            .map_err(LiveError::io("start a copy of the namenode"))?;
+        self.double = Some((process, server, address));
+        self.start(Part::Server(server))?;
+        Ok(address)
+    }
+
+    /// Kills the copy and the server that reaches it alone.
+    pub fn end_double(&mut self) {
+        if let Some((_, server, _)) = self.double.take() {
+            self.kill(Part::Server(server));
+        }
+    }
+
+    /// The servers that nothing is wrong with.
+    pub fn usable_servers(&self) -> Vec<usize> {
+        let usable = |&server: &usize| self.conditions[server] == Condition::default();
+        (0..self.conditions.len()).filter(usable).collect()
     }
 
     /// Starts everything and waits until it is ready.
@@ -412,6 +455,11 @@ impl<'a> Cluster<'a> {
     /// Whether it runs.
     pub fn runs(&self, part: Part) -> bool {
         self.parts.contains_key(&part)
+    }
+
+    /// Whether it runs and is ready.
+    pub fn is_ready(&self, part: Part) -> bool {
+        self.parts.get(&part).is_some_and(Process::is_ready)
     }
 
     /// SIGKILL.
@@ -525,10 +573,17 @@ impl<'a> Cluster<'a> {
     }
 }
 
+fn free_address() -> Result<SocketAddr, LiveError> {
+    UdpSocket::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .map_err(LiveError::io("find a free port"))
+}
+
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
         // What runs there keeps a disk in use, and a slow disk lies on another.
         self.parts.clear();
+        self.double = None;
         // When mounts have ended, nothing waits for them.
         self.programs.clear();
         for mount in 0..self.mounts.len() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::admin::Admin;
 use super::cluster::Cluster;
+use super::double::Astray;
 use super::mounted::Doubt;
 use super::plan::{Event, Part};
 use super::run::Primary;
@@ -27,6 +28,8 @@ pub(crate) struct Scene<'a> {
     pub primary: Primary,
     /// Whether what the namenode says counts.
     pub doubt: Arc<Doubt>,
+    /// The server whose datanode follows a copy of the namenode.
+    pub astray: Option<Astray>,
 }
 
 impl Scene<'_> {
@@ -43,11 +46,16 @@ impl Scene<'_> {
         event: &Event,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), LiveError> {
-        let Self { cluster, watch, .. } = self;
         let server = match event.part {
             Part::Server(server) => Some(server),
             Part::Namenode | Part::Mount(_) => None,
         };
+        if let Some(server) = server
+            && matches!(event.kind, Kind::Reimage | Kind::BitRot)
+        {
+            self.excuse_double(server);
+        }
+        let Self { cluster, watch, .. } = self;
         let amount = |begins: bool| if begins { event.amount } else { 0 };
         match (event.kind, event.begins, server) {
             (Kind::Reimage, true, Some(server)) => {
@@ -91,6 +99,8 @@ impl Scene<'_> {
             }
             (Kind::Rollback, true, _) => self.copy_namenode(go_on).await?,
             (Kind::Rollback, false, _) => self.put_copy_back(go_on).await?,
+            (Kind::Double, true, _) => self.start_double(event.seed, go_on).await?,
+            (Kind::Double, false, _) => self.end_double(go_on).await?,
             // Not accepted in a scenario.
             (_, _, None) => {}
         }
@@ -99,6 +109,8 @@ impl Scene<'_> {
 
     /// Ends everything; starts what does not run if `start` says so.
     pub fn heal(&mut self, start: bool) -> Result<(), LiveError> {
+        self.astray = None;
+        self.cluster.end_double();
         let Self { cluster, watch, .. } = self;
         watch.note("everything is healed");
         let servers = (0..cluster.conditions.len()).map(Part::Server);

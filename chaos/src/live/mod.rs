@@ -6,6 +6,7 @@
 //! - `workload`, `model`: clients, and what they were promised;
 //! - `mounted`: programs on real mounts, in processes of their own, and what they were promised;
 //! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
+//! - `rollback`, `double`: older copies of the namenode, in its place or beside it;
 //! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
 //! - [`Metrics`]: the metrics of it while it goes on;
 //! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
@@ -15,6 +16,7 @@
 pub(crate) mod admin;
 mod cluster;
 mod disk;
+mod double;
 mod error;
 mod faults;
 mod ledger;

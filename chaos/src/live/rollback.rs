@@ -5,19 +5,22 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use harvestfs_protocol::admin::ClusterStatus;
+
 use super::LiveError;
+use super::cluster::Cluster;
 use super::faults::Scene;
 use super::mounted::Order;
 use super::plan::Part;
 
-const DIRECTORY: &str = "namenode";
+pub(crate) const DIRECTORY: &str = "namenode";
 /// The older copy.
 const COPY: &str = "namenode-copy";
 /// Where the directory is while the copy is in its place.
 const NEWER: &str = "namenode-newer";
 /// How soon a datanode has to register with the copy, so that this finds out that it is one, and how soon the
 /// newer one has to serve again.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// For what a namenode commanded before it was killed.
 const COMMANDS: Duration = Duration::from_secs(2);
 /// For what the copy would have removed.
@@ -79,7 +82,7 @@ impl Scene<'_> {
 
     /// Starts the namenode, which has to be in recovery then, or not to be; says that it is, or what is
     /// wrong.
-    async fn start_namenode(
+    pub(crate) async fn start_namenode(
         &mut self,
         in_recovery: bool,
         [right, wrong]: [&str; 2],
@@ -110,6 +113,20 @@ impl Scene<'_> {
         in_recovery: bool,
         go_on: &dyn Fn() -> bool,
     ) -> Result<bool, LiveError> {
+        self.wait_for_status(go_on, |_, status| {
+            status.recovery.is_some() == in_recovery
+                // Before a datanode has registered it cannot know.
+                && status.nodes_alive > 0
+        })
+        .await
+    }
+
+    /// Waits until the namenode serves and something is true; whether that was in time.
+    pub(crate) async fn wait_for_status(
+        &mut self,
+        go_on: &dyn Fn() -> bool,
+        is_right: impl Fn(&Cluster<'_>, &ClusterStatus) -> bool,
+    ) -> Result<bool, LiveError> {
         let end = Instant::now() + DEADLINE;
         while Instant::now() < end {
             if !go_on() {
@@ -118,11 +135,8 @@ impl Scene<'_> {
             if let Some(ended) = self.cluster.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
-            if let Some(status) = self.admin.status().await
-                && status.recovery.is_some() == in_recovery
-                // Before a datanode has registered it cannot know.
-                && status.nodes_alive > 0
-            {
+            let status = self.admin.status().await;
+            if status.is_some_and(|status| is_right(&self.cluster, &status)) {
                 return Ok(true);
             }
             tokio::time::sleep(POLL).await;
@@ -131,7 +145,8 @@ impl Scene<'_> {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
+/// Copies a directory, in place of what is there.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
     let what = format!("copy {} to {}", from.display(), to.display());
     if to.exists() {
         fs::remove_dir_all(to).map_err(LiveError::io(what.clone()))?;

@@ -248,6 +248,7 @@ impl Run<'_> {
             watch: Watch::begin(),
             primary,
             doubt,
+            astray: None,
         };
         let faults = self.inflict(&mut scene, tell).await;
         let slowdown_percent = scene.primary.slowdown_percent();

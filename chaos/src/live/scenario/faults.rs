@@ -161,8 +161,12 @@ impl Checker<'_> {
             return Err(self.at(span, message));
         }
         let is_namenode = |part: &Spanned<String>| part.get_ref() == "namenode";
-        if kind == Kind::Rollback && !raw.part.as_ref().is_some_and(is_namenode) {
-            let message = "`rollback` hits the namenode: say `part = \"namenode\"`";
+        let hits_namenode_alone = matches!(kind, Kind::Rollback | Kind::Double);
+        if hits_namenode_alone && !raw.part.as_ref().is_some_and(is_namenode) {
+            let message = format!(
+                "`{}` hits the namenode: say `part = \"namenode\"`",
+                kind.name()
+            );
             return Err(self.at(span, message));
         }
         if let Some(part) = &raw.part {

@@ -258,6 +258,8 @@ pub enum Kind {
     SlowDisk,
     /// The namenode's directory is put back to a copy taken when it begins.
     Rollback,
+    /// A copy of the namenode is started beside it, and a datanode goes astray to it.
+    Double,
 }
 
 /// How strong a fault is.
@@ -272,7 +274,7 @@ pub(super) struct Amount {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Reimage,
         Self::Kill,
         Self::Hang,
@@ -284,6 +286,7 @@ impl Kind {
         Self::Delay,
         Self::SlowDisk,
         Self::Rollback,
+        Self::Double,
     ];
 
     /// As it is written in a scenario.
@@ -301,6 +304,7 @@ impl Kind {
             Self::Delay => "delay",
             Self::SlowDisk => "slow-disk",
             Self::Rollback => "rollback",
+            Self::Double => "double",
         }
     }
 
@@ -338,7 +342,10 @@ impl Kind {
 
     /// Whether it can be done to the namenode.
     fn hits_namenode(self) -> bool {
-        matches!(self, Self::Kill | Self::Hang | Self::Rollback)
+        matches!(
+            self,
+            Self::Kill | Self::Hang | Self::Rollback | Self::Double
+        )
     }
 
     fn lasts(self) -> bool {

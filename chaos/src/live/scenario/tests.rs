@@ -74,6 +74,10 @@ fn errors_name_file_line_and_what_is_accepted() {
             "s.toml:5: `rollback` hits the namenode",
         ),
         (
+            "[[fault]]\nkind = \"double\"\nat_s = 1\nfor_s = 1\nrandom = 1\n",
+            "s.toml:5: `double` hits the namenode",
+        ),
+        (
             "[mounts]\ncount = 17\n",
             "s.toml:1: [mounts]: count is 0 to 16",
         ),
