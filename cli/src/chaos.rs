@@ -207,7 +207,9 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     let result = live::run(&scenario, &plan, &options, &mut progress);
     bar.finish_and_clear();
     let report = result.inspect_err(|error| {
-        if !matches!(error, LiveError::Interrupted)
+        let has_logs = std::fs::read_dir(&directory).is_ok_and(|mut it| it.next().is_some());
+        if has_logs
+            && !matches!(error, LiveError::Interrupted)
             && let Some(directory) = temporary.take()
         {
             // To find out why.

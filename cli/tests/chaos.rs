@@ -171,6 +171,7 @@ fn programs_work_as_the_harness_says_and_end_with_it() {
 fn a_program_that_is_missing_is_named_before_anything_starts() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("scenario.toml");
+    let temporary = tempfile::tempdir().expect("a directory");
     for (kind, program) in [("sqlite", "sqlite3"), ("git", "git")] {
         let text = format!(
             "name = \"m\"\nduration_s = 5\n[cluster]\nservers = 3\n[mounts]\ncount = 1\n\
@@ -181,6 +182,7 @@ fn a_program_that_is_missing_is_named_before_anything_starts() {
         command
             .args(["chaos", "run"])
             .arg(&path)
+            .env("TMPDIR", temporary.path())
             .env("PATH", "/nowhere");
         let output = command.output().expect("the binary runs");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -190,6 +192,8 @@ fn a_program_that_is_missing_is_named_before_anything_starts() {
             "{said}"
         );
     }
+    let left = std::fs::read_dir(temporary.path()).expect("it is there");
+    assert_eq!(left.count(), 0, "there is nothing to keep");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
-//! clients, each part on a [`Host`] of its own, over a [`Network`] of datagrams, decided by one seed.
+//! clients, each part on a machine of its own, over a network of datagrams, decided by one seed.
 
 mod faults;
 mod journal;
