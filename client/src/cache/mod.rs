@@ -9,7 +9,7 @@
 mod tests;
 mod ticket;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::InodeId;
@@ -59,7 +59,7 @@ struct Inner {
     /// Replies to requests from before this event are not cached.
     floor: u64,
     /// When something was last invalidated or changed.
-    events: FxHashMap<Subject, u64>,
+    events: HashMap<Subject, u64>,
     tickets: usize,
 }
 
@@ -78,7 +78,7 @@ struct Inode {
     extents: Option<(u64, Arc<ExtentMap>)>,
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,
-    xattrs: FxHashMap<Vec<u8>, Option<Vec<u8>>>,
+    xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
     /// It is new and has no attributes but HarvestFS's own.
     no_other_xattrs: bool,
     used: bool,

@@ -1,7 +1,7 @@
 //! Sessions as far as they need not survive a restart: their connections, when they were last heard
 //! of, what they hold open, and which of their mutations are still unanswered.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -26,7 +26,7 @@ pub(crate) type ConnectionId = u64;
 pub(crate) struct Sessions {
     by_id: FxHashMap<SessionId, Session>,
     /// How many sessions a client has.
-    of_client: FxHashMap<String, usize>,
+    of_client: HashMap<String, usize>,
     /// How many sessions hold an inode.
     holders: FxHashMap<InodeId, u32>,
     /// Sessions from before the restart that did not come back yet: what they hold is unknown.
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     last_heard_ms: u64,
     holds: FxHashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
-    pub unanswered: FxHashMap<u64, WaitId>,
+    pub unanswered: HashMap<u64, WaitId>,
 }
 
 impl Session {
@@ -84,7 +84,7 @@ impl Sessions {
             connection,
             last_heard_ms: now_ms,
             holds: FxHashMap::default(),
-            unanswered: FxHashMap::default(),
+            unanswered: HashMap::new(),
         };
         self.by_id.insert(id, session);
     }

@@ -226,9 +226,6 @@ impl Cluster {
                 self.table.set_state(slot, index, ReplicaState::Unconfirmed);
             }
         }
-        if self.table.known(slot).sealed {
-            self.watch_seal(slot);
-        }
         self.settle(slot);
     }
 
