@@ -30,6 +30,12 @@ pub(crate) fn exponential(rng: &mut impl Rng, mean: f64) -> f64 {
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
+/// A length from 0 to `max`, which is not 0: small and large ones alike.
+pub(crate) fn length(rng: &mut impl Rng, max: usize) -> usize {
+    let magnitude = rng.random_range(0..=max.ilog2());
+    rng.random_range(0..=(1_usize << magnitude).min(max))
+}
+
 /// Number of trials up to and including the first success, at most `max`.
 pub(crate) fn geometric(rng: &mut impl Rng, mean: f64, max: u32) -> u32 {
     let mut trials = 1;

@@ -267,9 +267,7 @@ impl Worker {
 
     async fn write(&mut self, client: &Client, name: String) {
         let max = self.access.spec.file_kib_max as usize * 1_024;
-        // Small and large ones alike.
-        let magnitude = self.rng.random_range(0..=max.ilog2());
-        let len = self.rng.random_range(0..=(1_usize << magnitude).min(max));
+        let len = random::length(&mut self.rng, max);
         let content = Content {
             seed: self.rng.random(),
             len,

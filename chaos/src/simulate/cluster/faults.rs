@@ -135,12 +135,38 @@ impl Faults {
             &part.to_string(),
             format_args!("{} for {lasts:?}", kind.name()),
         );
-        match kind {
-            FaultKind::Crash => world.host(part).crash(),
-            FaultKind::Hang | FaultKind::Suspend => world.host(part).stop(),
-            FaultKind::Partition | FaultKind::Loss | FaultKind::Delay | FaultKind::Duplicate => {
-                self.change_links(kind, part, &parts, world);
+        let usual = Link::default();
+        let link = match kind {
+            FaultKind::Crash => {
+                world.host(part).crash();
+                None
             }
+            FaultKind::Hang | FaultKind::Suspend => {
+                world.host(part).stop();
+                None
+            }
+            FaultKind::Partition => Some(Link { cut: true, ..usual }),
+            FaultKind::Loss => {
+                let loss_percent = self.rng.random_range(1.0..PERCENT_MAX);
+                Some(Link {
+                    loss_percent,
+                    ..usual
+                })
+            }
+            FaultKind::Delay => {
+                let jitter = Duration::from_millis(self.rng.random_range(1..JITTER_MAX_MS));
+                Some(Link { jitter, ..usual })
+            }
+            FaultKind::Duplicate => {
+                let twice_percent = self.rng.random_range(1.0..PERCENT_MAX);
+                Some(Link {
+                    twice_percent,
+                    ..usual
+                })
+            }
+        };
+        if let Some(link) = link {
+            self.change_links(link, part, &parts, world);
         }
         self.under_way.push(UnderWay {
             kind,
@@ -150,16 +176,8 @@ impl Faults {
         });
     }
 
-    fn change_links(&mut self, kind: FaultKind, part: Part, parts: &[Part], world: &World) {
-        let mut link = Link::default();
-        match kind {
-            FaultKind::Loss => link.loss_percent = self.rng.random_range(1.0..PERCENT_MAX),
-            FaultKind::Duplicate => link.twice_percent = self.rng.random_range(1.0..PERCENT_MAX),
-            FaultKind::Delay => {
-                link.jitter = Duration::from_millis(self.rng.random_range(1..JITTER_MAX_MS));
-            }
-            _ => link.cut = true,
-        }
+    /// From a machine, to it, or both; to and from all others, or some.
+    fn change_links(&mut self, link: Link, part: Part, parts: &[Part], world: &World) {
         let (from, to) = [(true, true), (true, false), (false, true)]
             .choose(&mut self.rng)
             .copied()

@@ -142,7 +142,7 @@ impl Network {
 
     fn send(&self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
         let mut state = self.state.lock();
-        state.digest_of(from, to, datagram.len());
+        state.note_sent(from, to, datagram.len());
         let link = state.links.get(&(from.ip(), to.ip())).copied();
         let link = link.unwrap_or_default();
         let mut copies = 1;
@@ -171,7 +171,7 @@ impl Network {
 }
 
 impl State {
-    fn digest_of(&mut self, from: SocketAddr, to: SocketAddr, bytes: usize) {
+    fn note_sent(&mut self, from: SocketAddr, to: SocketAddr, bytes: usize) {
         let mut hasher = FxHasher::default();
         (self.digest, self.now, from, to, bytes).hash(&mut hasher);
         self.digest = hasher.finish();

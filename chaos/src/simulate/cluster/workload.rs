@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harvestfs_client::{Client, ClientError, OpenFlags};
+use harvestfs_client::{Client, ClientError, File, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::types::Credentials;
@@ -18,15 +18,17 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use super::journal::Journal;
+use super::world::Part;
+use crate::random;
 
 /// Names in a client's own directory.
-const NAMES: u32 = 12;
+const NAMES: usize = 12;
 /// Largest file, in bytes: more than a block.
 const FILE_BYTES_MAX: usize = 3 << 20;
 /// Most bytes that one write of a part has.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Files of each client in the shared directory.
-const SHARED: u32 = 3;
+const SHARED: usize = 3;
 /// Mean time between two operations of a client.
 const PAUSE: Duration = Duration::from_millis(80);
 const SHARED_DIRECTORY: &str = "shared";
@@ -91,9 +93,9 @@ pub struct Worker {
     pub journal: Journal,
 }
 
-/// The directory that only client `number` changes.
+/// The directory that only this client changes.
 fn own_directory(number: u8) -> String {
-    format!("client-{number}")
+    Part::Client(number).to_string()
 }
 
 impl Worker {
@@ -116,6 +118,10 @@ impl Worker {
         self.client.close().await
     }
 
+    fn name(&self) -> String {
+        Part::Client(self.number).to_string()
+    }
+
     fn random(&self, range: std::ops::Range<usize>) -> usize {
         self.rng.borrow_mut().random_range(range)
     }
@@ -128,7 +134,7 @@ impl Worker {
     }
 
     async fn step(&self) -> Result<(), ClientError> {
-        let name = format!("f{}", self.random(0..NAMES as usize));
+        let name = format!("f{}", self.random(0..NAMES));
         let known = self.memory.borrow().names.get(&name).cloned();
         let dice = self.random(0..100);
         self.journal.operation();
@@ -147,8 +153,7 @@ impl Worker {
             self.memory.borrow_mut().in_flight.clear();
             return Ok(());
         };
-        self.journal
-            .error(&format!("client-{}", self.number), &error);
+        self.journal.error(&self.name(), &error);
         let mut memory = self.memory.borrow_mut();
         for name in std::mem::take(&mut memory.in_flight) {
             memory.names.insert(name, Known::Nothing);
@@ -164,7 +169,7 @@ impl Worker {
     fn begin(&self, names: &[&str], what: std::fmt::Arguments<'_>) {
         let names = names.iter().map(|&name| name.to_owned());
         self.memory.borrow_mut().in_flight.extend(names);
-        self.journal.note(&format!("client-{}", self.number), what);
+        self.journal.note(&self.name(), what);
     }
 
     fn path(&self, name: &str) -> String {
@@ -188,10 +193,9 @@ impl Worker {
 
     /// Bytes of any length up to `max`, small ones as likely as large ones.
     fn bytes(&self, max: usize) -> Vec<u8> {
-        let magnitude = self.random(0..max.ilog2() as usize + 1);
-        let length = self.random(0..(1 << magnitude) + 1);
-        let mut bytes = vec![0; length.min(max)];
-        self.rng.borrow_mut().fill(&mut bytes[..]);
+        let mut rng = self.rng.borrow_mut();
+        let mut bytes = vec![0; random::length(&mut *rng, max)];
+        rng.fill(&mut bytes[..]);
         bytes
     }
 
@@ -210,7 +214,6 @@ impl Worker {
         let Some((mut bytes, _)) = self.content(name) else {
             return Ok(());
         };
-        let path = self.path(name);
         let durable = self.random(0..2) == 0;
         let new = self.bytes(WRITE_BYTES_MAX);
         let at = self.random(0..bytes.len() + 1);
@@ -224,12 +227,7 @@ impl Worker {
             &[name],
             format_args!("change {name}: {length} bytes at {at}, size {size:?}, {synced}"),
         );
-        let me = Credentials::root();
-        let flags = OpenFlags::READ_WRITE;
-        let file = self
-            .client
-            .open_path(&me, path.as_bytes(), flags, None)
-            .await?;
+        let file = self.open(name).await?;
         if let Some(size) = size {
             file.truncate(size as u64).await?;
             bytes.resize(size, 0);
@@ -246,17 +244,20 @@ impl Worker {
         Ok(())
     }
 
+    async fn open(&self, name: &str) -> Result<File, ClientError> {
+        let (me, path) = (Credentials::root(), self.path(name));
+        let flags = OpenFlags::READ_WRITE;
+        self.client
+            .open_path(&me, path.as_bytes(), flags, None)
+            .await
+    }
+
     async fn sync(&self, name: &str) -> Result<(), ClientError> {
         let Some((bytes, _)) = self.content(name) else {
             return Ok(());
         };
         self.begin(&[name], format_args!("sync {name}"));
-        let (me, path) = (Credentials::root(), self.path(name));
-        let flags = OpenFlags::READ_WRITE;
-        let file = self
-            .client
-            .open_path(&me, path.as_bytes(), flags, None)
-            .await?;
+        let file = self.open(name).await?;
         file.sync().await?;
         file.close().await?;
         self.set(name, bytes, true);
@@ -278,7 +279,7 @@ impl Worker {
     }
 
     async fn rename(&self, from: &str) -> Result<(), ClientError> {
-        let to = format!("f{}", self.random(0..NAMES as usize));
+        let to = format!("f{}", self.random(0..NAMES));
         if to == from {
             return Ok(());
         }
@@ -326,7 +327,7 @@ impl Worker {
 
     /// Replaces a file in the shared directory by its next version.
     async fn publish(&self) -> Result<(), ClientError> {
-        let name = format!("{}-{}", self.number, self.random(0..SHARED as usize));
+        let name = format!("{}-{}", self.number, self.random(0..SHARED));
         let path = format!("/{SHARED_DIRECTORY}/{name}");
         let version = {
             let mut board = self.board.borrow_mut();
@@ -398,8 +399,8 @@ pub async fn check_all(
     memories: &[Rc<RefCell<Memory>>],
     journal: &Journal,
 ) -> Result<(), ClientError> {
-    for (number, memory) in memories.iter().enumerate() {
-        let directory = own_directory(u8::try_from(number).unwrap_or(u8::MAX));
+    for (number, memory) in (0..).zip(memories) {
+        let directory = own_directory(number);
         let found = match sizes(client, &directory).await {
             // It never came to make it.
             Err(ClientError::Fs(FsError::NotFound)) => BTreeMap::new(),
