@@ -1,7 +1,5 @@
 //! A copy of the namenode's directory is started beside the namenode, and a datanode goes astray to it.
 
-use std::time::{Duration, Instant};
-
 use harvestfs_protocol::admin::ClusterStatus;
 
 use super::LiveError;
@@ -10,12 +8,11 @@ use super::cluster::Cluster;
 use super::faults::Scene;
 use super::ledger::Contents;
 use super::plan::Part;
-use super::rollback::{DEADLINE, DIRECTORY, copy};
+use super::rollback::wait_for_status;
 use crate::random;
 
 /// The directory of the copy.
 pub(crate) const DOUBLE: &str = "namenode-double";
-const POLL: Duration = Duration::from_millis(100);
 
 /// A server whose datanode follows the copy.
 pub(crate) struct Astray {
@@ -36,12 +33,7 @@ impl Scene<'_> {
         if self.astray.is_some() {
             return Ok(());
         }
-        self.cluster.kill(Part::Namenode);
-        let [from, to] = [DIRECTORY, DOUBLE].map(|name| self.cluster.path(name));
-        copy(&from, &to)?;
-        let wrong = "the namenode does not serve after its directory was copied";
-        self.start_namenode(false, ["the namenode was copied", wrong], go_on)
-            .await?;
+        self.copy_namenode(DOUBLE, go_on).await?;
         // When a datanode has obeyed the namenode again it knows more than the copy.
         let usable = self.cluster.usable_servers();
         let all = |_: &Cluster<'_>, status: &ClusterStatus| {
@@ -58,21 +50,16 @@ impl Scene<'_> {
         };
         self.cluster.kill(Part::Server(server));
         let before = self.cluster.contents(server)?;
-        let address = self.cluster.start_double(&to, server)?;
+        let copied = self.cluster.path(DOUBLE);
+        let address = self.cluster.start_double(&copied, server)?;
         let name = self.cluster.name(Part::Server(server));
         self.watch
             .note(&format!("{name} goes astray to a copy of the namenode"));
         let mut admin = Admin::new(&self.cluster.path(""), address)?;
-        let end = Instant::now() + DEADLINE;
-        let mut recovers = false;
-        while !recovers && Instant::now() < end {
-            if !go_on() {
-                return Err(LiveError::Interrupted);
-            }
-            tokio::time::sleep(POLL).await;
-            let status = admin.status().await;
-            recovers = status.is_some_and(|it| it.nodes_alive > 0 && it.recovery.is_some());
-        }
+        let recovering = |_: &Cluster<'_>, status: &ClusterStatus| {
+            status.recovery.is_some() && status.nodes_alive > 0
+        };
+        let recovers = wait_for_status(&mut self.cluster, &mut admin, go_on, recovering).await?;
         if recovers {
             self.watch
                 .note("the copy beside the namenode is in recovery");

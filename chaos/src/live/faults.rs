@@ -7,6 +7,7 @@ use super::cluster::Cluster;
 use super::double::Astray;
 use super::mounted::Doubt;
 use super::plan::{Event, Part};
+use super::rollback::COPY;
 use super::run::Primary;
 use super::scenario::Kind;
 use super::watch::Watch;
@@ -97,7 +98,7 @@ impl Scene<'_> {
                     }
                 }
             }
-            (Kind::Rollback, true, _) => self.copy_namenode(go_on).await?,
+            (Kind::Rollback, true, _) => self.copy_namenode(COPY, go_on).await?,
             (Kind::Rollback, false, _) => self.put_copy_back(go_on).await?,
             (Kind::Double, true, _) => self.start_double(event.seed, go_on).await?,
             (Kind::Double, false, _) => self.end_double(go_on).await?,

@@ -8,19 +8,20 @@ use std::time::{Duration, Instant};
 use harvestfs_protocol::admin::ClusterStatus;
 
 use super::LiveError;
+use super::admin::Admin;
 use super::cluster::Cluster;
 use super::faults::Scene;
 use super::mounted::Order;
 use super::plan::Part;
 
-pub(crate) const DIRECTORY: &str = "namenode";
+const DIRECTORY: &str = "namenode";
 /// The older copy.
-const COPY: &str = "namenode-copy";
+pub(crate) const COPY: &str = "namenode-copy";
 /// Where the directory is while the copy is in its place.
 const NEWER: &str = "namenode-newer";
 /// How soon a datanode has to register with the copy, so that this finds out that it is one, and how soon the
 /// newer one has to serve again.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// For what a namenode commanded before it was killed.
 const COMMANDS: Duration = Duration::from_secs(2);
 /// For what the copy would have removed.
@@ -28,11 +29,16 @@ const REMOVALS: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
 
 impl Scene<'_> {
-    /// Stops the namenode for as long as copying its directory takes.
-    pub async fn copy_namenode(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
+    /// Copies the namenode's directory beside it. The namenode is stopped for as long as that takes, and serves
+    /// again then.
+    pub async fn copy_namenode(
+        &mut self,
+        to: &str,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), LiveError> {
         let Self { cluster, .. } = self;
         cluster.kill(Part::Namenode);
-        copy(&cluster.path(DIRECTORY), &cluster.path(COPY))?;
+        copy(&cluster.path(DIRECTORY), &cluster.path(to))?;
         // When datanodes have obeyed it again they know more than the copy, however long copying took.
         let wrong = "the namenode does not serve after its directory was copied";
         self.start_namenode(false, ["the namenode was copied", wrong], go_on)
@@ -82,7 +88,7 @@ impl Scene<'_> {
 
     /// Starts the namenode, which has to be in recovery then, or not to be; says that it is, or what is
     /// wrong.
-    pub(crate) async fn start_namenode(
+    async fn start_namenode(
         &mut self,
         in_recovery: bool,
         [right, wrong]: [&str; 2],
@@ -127,26 +133,36 @@ impl Scene<'_> {
         go_on: &dyn Fn() -> bool,
         is_right: impl Fn(&Cluster<'_>, &ClusterStatus) -> bool,
     ) -> Result<bool, LiveError> {
-        let end = Instant::now() + DEADLINE;
-        while Instant::now() < end {
-            if !go_on() {
-                return Err(LiveError::Interrupted);
-            }
-            if let Some(ended) = self.cluster.ended_by_itself() {
-                return Err(LiveError::Cluster(ended));
-            }
-            let status = self.admin.status().await;
-            if status.is_some_and(|status| is_right(&self.cluster, &status)) {
-                return Ok(true);
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(false)
+        wait_for_status(&mut self.cluster, &mut self.admin, go_on, is_right).await
     }
 }
 
+/// Waits until a namenode serves and something is true; whether that was in time.
+pub(crate) async fn wait_for_status(
+    cluster: &mut Cluster<'_>,
+    admin: &mut Admin,
+    go_on: &dyn Fn() -> bool,
+    is_right: impl Fn(&Cluster<'_>, &ClusterStatus) -> bool,
+) -> Result<bool, LiveError> {
+    let end = Instant::now() + DEADLINE;
+    while Instant::now() < end {
+        if !go_on() {
+            return Err(LiveError::Interrupted);
+        }
+        if let Some(ended) = cluster.ended_by_itself() {
+            return Err(LiveError::Cluster(ended));
+        }
+        let status = admin.status().await;
+        if status.is_some_and(|status| is_right(cluster, &status)) {
+            return Ok(true);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(false)
+}
+
 /// Copies a directory, in place of what is there.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
+fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
     let what = format!("copy {} to {}", from.display(), to.display());
     if to.exists() {
         fs::remove_dir_all(to).map_err(LiveError::io(what.clone()))?;

@@ -336,16 +336,9 @@ impl Run<'_> {
     async fn wait_for_programs(&self, cluster: &Cluster<'_>) -> Result<(), LiveError> {
         let end = Instant::now() + CLIENTS_STOP_DEADLINE;
         for programs in &cluster.programs {
-            while programs.working() > 0 {
-                self.check_interrupt()?;
-                programs.check()?;
-                if Instant::now() > end {
-                    let name = programs.name();
-                    let message = format!("a system call of the {name} does not end");
-                    return Err(LiveError::Cluster(message));
-                }
-                tokio::time::sleep(TICK).await;
-            }
+            let ended = || programs.working() == 0;
+            self.wait_until(programs, "a system call", end, ended)
+                .await?;
         }
         Ok(())
     }
@@ -359,19 +352,33 @@ impl Run<'_> {
         for programs in &mut cluster.programs {
             programs.order(Order::Compare);
             let end = Instant::now() + COMPARE_DEADLINE;
-            while !programs.has_compared() {
-                self.check_interrupt()?;
-                programs.check()?;
-                if Instant::now() > end {
-                    let name = programs.name();
-                    let message = format!("the comparison of the {name} does not end");
-                    return Err(LiveError::Cluster(message));
-                }
-                tokio::time::sleep(TICK).await;
-            }
+            let compared = || programs.has_compared();
+            self.wait_until(programs, "the comparison", end, compared)
+                .await?;
             outcomes.push(programs.take_outcome());
         }
         Ok(outcomes)
+    }
+
+    /// Waits for what programs do, which fails when they do or when it takes too long.
+    async fn wait_until(
+        &self,
+        programs: &Programs,
+        what: &str,
+        end: Instant,
+        is_done: impl Fn() -> bool,
+    ) -> Result<(), LiveError> {
+        while !is_done() {
+            self.check_interrupt()?;
+            programs.check()?;
+            if Instant::now() > end {
+                let name = programs.name();
+                let message = format!("{what} of the {name} does not end");
+                return Err(LiveError::Cluster(message));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(())
     }
 
     fn import_history(&self, cluster: &Cluster<'_>, loads: &Loads) -> Result<(), LiveError> {

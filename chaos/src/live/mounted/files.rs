@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use super::job::{Check, Job};
+use super::job::{Check, Job, Place};
 use super::model::{Change, Entry, Files, Returned};
 use super::state::{Era, Shared};
 use super::work::Reports;
@@ -28,12 +28,10 @@ pub(crate) type Promises = Arc<Vec<Mutex<Files>>>;
 /// A program on one mount.
 pub(crate) struct Program {
     spec: MountSpec,
-    mount: usize,
+    place: Place,
     /// Where it is mounted.
     at: PathBuf,
     promises: Promises,
-    shared: Arc<Shared>,
-    reports: Reports,
     rng: SmallRng,
     next_name: u64,
 }
@@ -51,22 +49,16 @@ impl Program {
         (mount, at): (usize, &Path),
         seed: u64,
         promises: &Promises,
-        (shared, reports): (&Arc<Shared>, &Reports),
+        all: (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
             spec: spec.clone(),
-            mount,
+            place: Place::new((mount, at), &name(mount), all),
             at: at.to_owned(),
             promises: Arc::clone(promises),
-            shared: Arc::clone(shared),
-            reports: reports.clone(),
             rng: random::stream(seed, &name(mount)),
             next_name: 0,
         }
-    }
-
-    fn counts(&self, era: Era) -> bool {
-        self.shared.era(self.mount) == Some(era)
     }
 
     fn directory(&self, of: usize) -> PathBuf {
@@ -74,7 +66,7 @@ impl Program {
     }
 
     fn path(&self, file: &str) -> PathBuf {
-        self.directory(self.mount).join(file)
+        self.place.directory.join(file)
     }
 
     /// A file of a mount whose last change returned.
@@ -94,46 +86,46 @@ impl Program {
 
     /// What a file of ours that is usable holds.
     fn content(&self, file: &str) -> Vec<u8> {
-        let files = self.promises[self.mount].lock();
+        let files = self.promises[self.place.mount].lock();
         let mut usable = files.usable();
         let found = usable.find(|(name, ..)| *name == file);
         found.map_or_else(Vec::new, |(_, _, version)| version.to_vec())
     }
 
     fn read(&mut self, era: Era, of: usize, file: &str) {
-        let disturbances = self.shared.undisturbed(of);
+        let disturbances = self.place.shared.undisturbed(of);
         let Some(before) = self.entry(of, file) else {
             return;
         };
-        if of != self.mount && !before.is_visible(disturbances) {
+        if of != self.place.mount && !before.is_visible(disturbances) {
             return;
         }
         let began = Instant::now();
         let read = fs::read(self.directory(of).join(file));
         let took = began.elapsed();
-        let same_era = self.counts(era);
+        let same_era = self.place.counts(era);
         let after = self.entry(of, file);
-        let undisturbed = of == self.mount || self.shared.undisturbed(of) == disturbances;
+        let undisturbed =
+            of == self.place.mount || self.place.shared.undisturbed(of) == disturbances;
         let comparable = same_era && undisturbed && after.is_some_and(|after| after.is_as(&before));
         let found = match &read {
             Ok(bytes) => Some(bytes.as_slice()),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {
-                self.reports.failed(Operation::Read);
-                return self.note("read", error);
+                return self.place.failed(Operation::Read, "read", error);
             }
         };
         let difference = before.difference(found).filter(|_| comparable);
         if found.is_some() {
             let compared = comparable && difference.is_none();
             let bytes = found.filter(|_| compared).map_or(0, <[u8]>::len);
-            self.reports.done(Operation::Read, took, bytes);
+            self.place.reports.done(Operation::Read, took, bytes);
         }
         if let Some(difference) = difference {
             let path = format!("/{}/{file}", name(of));
-            let by = name(self.mount);
+            let by = name(self.place.mount);
             let text = format!("{path} on {by} during the run: {difference}");
-            self.reports.wrong(&text);
+            self.place.reports.wrong(&text);
         }
     }
 
@@ -264,7 +256,7 @@ impl Program {
         write: impl FnOnce() -> io::Result<File>,
     ) -> bool {
         // What was left unsynced is synced by the next change: so at most two versions are open.
-        let unsynced = self.promises[self.mount]
+        let unsynced = self.promises[self.place.mount]
             .lock()
             .get(&name)
             .is_some_and(|entry| !entry.is_synced());
@@ -288,26 +280,26 @@ impl Program {
         changes: &[Change],
         act: impl FnOnce() -> io::Result<()>,
     ) -> bool {
-        self.promises[self.mount].lock().begin(changes);
-        let undisturbed = self.shared.undisturbed(self.mount);
+        self.promises[self.place.mount].lock().begin(changes);
+        let undisturbed = self.place.shared.undisturbed(self.place.mount);
         let began = Instant::now();
         let acted = act();
         let took = began.elapsed();
         let returned = match &acted {
-            Ok(()) if !self.counts(era) => Returned::Not,
+            Ok(()) if !self.place.counts(era) => Returned::Not,
             Ok(()) if durable => Returned::Durable,
             Ok(()) => Returned::Visible(
-                undisturbed.filter(|_| undisturbed == self.shared.undisturbed(self.mount)),
+                undisturbed
+                    .filter(|_| undisturbed == self.place.shared.undisturbed(self.place.mount)),
             ),
             Err(_) => Returned::Not,
         };
-        self.promises[self.mount].lock().end(changes, returned);
+        self.promises[self.place.mount]
+            .lock()
+            .end(changes, returned);
         match acted {
-            Ok(()) => self.reports.done(operation, took, 0),
-            Err(error) => {
-                self.reports.failed(operation);
-                self.note(operation.name(), &error);
-            }
+            Ok(()) => self.place.reports.done(operation, took, 0),
+            Err(error) => self.place.failed(operation, operation.name(), &error),
         }
         returned != Returned::Not
     }
@@ -327,49 +319,40 @@ impl Program {
 
     fn bytes(&mut self) -> Vec<u8> {
         let max = self.bytes_max();
-        // Small and large ones alike.
-        let magnitude = self.rng.random_range(0..=max.ilog2());
-        let len = self.rng.random_range(0..=(1_usize << magnitude).min(max));
+        let len = random::length(&mut self.rng, max);
         let mut bytes = vec![0; len];
         self.rng.fill(&mut bytes[..]);
         bytes
-    }
-
-    fn note(&self, what: &str, error: &io::Error) {
-        self.reports.error(&format!("{what} on a mount: {error}"));
     }
 }
 
 impl Job for Program {
     fn interrupted(&mut self) {
-        self.promises[self.mount].lock().forget_unsynced();
+        self.promises[self.place.mount].lock().forget_unsynced();
     }
 
     fn begin(&mut self) -> io::Result<()> {
-        match fs::create_dir(self.directory(self.mount)) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        }
+        self.place.make()
     }
 
     fn step(&mut self, era: Era) {
         let dice = self.rng.random_range(0..100);
         if dice < OTHER_READ_PERCENT && self.promises.len() > 1 {
             let other = self.rng.random_range(0..self.promises.len() - 1);
-            let other = other + usize::from(other >= self.mount);
+            let other = other + usize::from(other >= self.place.mount);
             if let Some(file) = self.choose(other) {
                 self.read(era, other, &file);
             }
             return;
         }
-        let Some(file) = self.choose(self.mount) else {
+        let Some(file) = self.choose(self.place.mount) else {
             return self.create(era);
         };
         if dice < OTHER_READ_PERCENT + OWN_READ_PERCENT {
-            return self.read(era, self.mount, &file);
+            return self.read(era, self.place.mount, &file);
         }
         let full = {
-            let files = self.promises[self.mount].lock();
+            let files = self.promises[self.place.mount].lock();
             files.usable().count() >= self.spec.files_max
         };
         match self.rng.random_range(0..10) {
@@ -384,10 +367,10 @@ impl Job for Program {
     }
 
     fn compare(&mut self, check: &Check<'_>, to: &mut Comparison) {
-        let files = self.promises[self.mount].lock();
+        let files = self.promises[self.place.mount].lock();
         check
             .runtime
-            .block_on(verify::compare(check.client, self.mount, &files, to));
+            .block_on(verify::compare(check.client, self.place.mount, &files, to));
     }
 }
 

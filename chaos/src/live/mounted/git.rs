@@ -10,7 +10,7 @@ use std::time::Instant;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use super::job::{Check, Job, output};
+use super::job::{Check, Job, Place, output};
 use super::state::{Era, Shared};
 use super::work::Reports;
 use crate::live::metrics::Operation;
@@ -30,15 +30,10 @@ const LOCKS: [&str; 4] = [
 
 /// The program.
 pub(crate) struct Git {
-    mount: usize,
-    directory: PathBuf,
+    place: Place,
     /// The directory on the mount on which it is checked in the end.
     checked: PathBuf,
-    shared: Arc<Shared>,
-    reports: Reports,
     rng: SmallRng,
-    /// Whether the repository was made, as acknowledged.
-    made: bool,
     /// The message and the id of each commit that returned.
     commits: Vec<(u64, String)>,
     next: u64,
@@ -48,19 +43,15 @@ pub(crate) struct Git {
 impl Git {
     /// On the mount at `at`; `checked_at` is a mount, too.
     pub fn new(
-        (mount, at): (usize, &Path),
+        mount: (usize, &Path),
         checked_at: &Path,
         seed: u64,
-        (shared, reports): (&Arc<Shared>, &Reports),
+        all: (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
-            mount,
-            directory: at.join(DIRECTORY),
+            place: Place::new(mount, DIRECTORY, all),
             checked: checked_at.join(DIRECTORY),
-            shared: Arc::clone(shared),
-            reports: reports.clone(),
             rng: random::stream(seed, "git"),
-            made: false,
             commits: Vec::new(),
             next: 0,
             bytes: 0,
@@ -75,14 +66,14 @@ impl Git {
         let text: String = (0..len)
             .map(|_| char::from(self.rng.random_range(b'\n'..=b'z')))
             .collect();
-        fs::write(self.directory.join(&file), text)?;
-        git(&self.directory, &["add", &file])?;
+        fs::write(self.place.directory.join(&file), text)?;
+        git(&self.place.directory, &["add", &file])?;
         let message = number.to_string();
         git(
-            &self.directory,
+            &self.place.directory,
             &["commit", "--quiet", "--allow-empty", "-m", &message],
         )?;
-        let id = git(&self.directory, &["rev-parse", "HEAD"])?;
+        let id = git(&self.place.directory, &["rev-parse", "HEAD"])?;
         Ok((number, id.trim().to_owned(), len))
     }
 
@@ -113,22 +104,19 @@ fn missing(commits: &[(u64, String)], log: &str) -> Option<String> {
 
 impl Job for Git {
     fn begin(&mut self) -> io::Result<()> {
-        match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            made => made?,
-        }
+        self.place.make()?;
         for lock in LOCKS {
-            match fs::remove_file(self.directory.join(lock)) {
+            match fs::remove_file(self.place.directory.join(lock)) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 removed => removed?,
             }
         }
-        if !self.made {
+        if self.commits.is_empty() {
             // Again after an interrupted one.
-            git(&self.directory, &["init", "--quiet"])?;
-        } else if !self.commits.is_empty() {
+            git(&self.place.directory, &["init", "--quiet"])?;
+        } else {
             // The index may be of an `add` that was not committed.
-            git(&self.directory, &["reset", "--quiet", "--mixed"])?;
+            git(&self.place.directory, &["reset", "--quiet", "--mixed"])?;
         }
         Ok(())
     }
@@ -137,18 +125,14 @@ impl Job for Git {
         let began = Instant::now();
         match self.commit() {
             Ok((number, id, len)) => {
-                self.reports.done(Operation::Write, began.elapsed(), 0);
-                if self.shared.era(self.mount) == Some(era) {
-                    self.made = true;
+                let reports = &self.place.reports;
+                reports.done(Operation::Write, began.elapsed(), 0);
+                if self.place.counts(era) {
                     self.commits.push((number, id));
                     self.bytes += len as u64;
                 }
             }
-            Err(error) => {
-                self.reports.failed(Operation::Write);
-                self.reports
-                    .error(&format!("commit to git on a mount: {error}"));
-            }
+            Err(error) => self.place.failed(Operation::Write, "commit to git", &error),
         }
     }
 

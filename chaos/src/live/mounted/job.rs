@@ -1,7 +1,10 @@
 //! What every program on a mount has in common: it works step by step while its mount may be used.
 
-use std::io;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -11,6 +14,7 @@ use tokio::runtime::Runtime;
 
 use super::state::{Era, Shared};
 use super::work::Reports;
+use crate::live::metrics::Operation;
 use crate::live::verify::Comparison;
 
 /// What compares in the end has this.
@@ -19,6 +23,49 @@ pub(crate) struct Check<'a> {
     pub runtime: &'a Runtime,
     /// It has nothing in its caches.
     pub client: &'a Client,
+}
+
+/// A directory on a mount, in which a program works.
+pub(crate) struct Place {
+    pub mount: usize,
+    pub directory: PathBuf,
+    pub shared: Arc<Shared>,
+    pub reports: Reports,
+}
+
+impl Place {
+    /// On the mount at `at`.
+    pub fn new(
+        (mount, at): (usize, &Path),
+        directory: &str,
+        (shared, reports): (&Arc<Shared>, &Reports),
+    ) -> Self {
+        Self {
+            mount,
+            directory: at.join(directory),
+            shared: Arc::clone(shared),
+            reports: reports.clone(),
+        }
+    }
+
+    /// Makes the directory, if it is not there.
+    pub fn make(&self) -> io::Result<()> {
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    /// Whether what was done in this era is promised.
+    pub fn counts(&self, era: Era) -> bool {
+        self.shared.era(self.mount) == Some(era)
+    }
+
+    /// An operation failed.
+    pub fn failed(&self, operation: Operation, what: &str, error: &io::Error) {
+        self.reports.failed(operation);
+        self.reports.error(&format!("{what} on a mount: {error}"));
+    }
 }
 
 /// A program on a mount.

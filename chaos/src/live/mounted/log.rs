@@ -1,8 +1,8 @@
 //! A log that one program appends to, and that another one follows on another mount.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use super::job::{Check, Job};
+use super::job::{Check, Job, Place};
 use super::state::{Era, Shared};
 use super::work::Reports;
 use crate::live::metrics::Operation;
@@ -73,12 +73,9 @@ impl Segment {
 
 /// The program that appends.
 pub(crate) struct Writer {
-    mount: usize,
-    directory: PathBuf,
+    place: Place,
     segment_bytes_max: usize,
     log: Arc<Log>,
-    shared: Arc<Shared>,
-    reports: Reports,
     rng: SmallRng,
     file: Option<File>,
 }
@@ -86,19 +83,16 @@ pub(crate) struct Writer {
 impl Writer {
     /// On the mount at `at`.
     pub fn new(
-        (mount, at): (usize, &Path),
+        mount: (usize, &Path),
         segment_bytes_max: usize,
         seed: u64,
         log: &Arc<Log>,
-        (shared, reports): (&Arc<Shared>, &Reports),
+        all: (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
-            mount,
-            directory: at.join(DIRECTORY),
+            place: Place::new(mount, DIRECTORY, all),
             segment_bytes_max,
             log: Arc::clone(log),
-            shared: Arc::clone(shared),
-            reports: reports.clone(),
             rng: random::stream(seed, "log"),
             file: None,
         }
@@ -114,7 +108,7 @@ impl Writer {
 
     fn open(&mut self) -> io::Result<File> {
         let mut segments = self.log.segments.lock();
-        let path = self.directory.join(name(segments.len()));
+        let path = self.place.directory.join(name(segments.len()));
         segments.push(Segment::default());
         drop(segments);
         File::options().append(true).create_new(true).open(path)
@@ -127,10 +121,7 @@ impl Job for Writer {
     }
 
     fn begin(&mut self) -> io::Result<()> {
-        match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        }
+        self.place.make()
     }
 
     fn step(&mut self, era: Era) {
@@ -154,16 +145,17 @@ impl Job for Writer {
         });
         match appended {
             Ok(file) => {
-                self.reports.done(Operation::Write, began.elapsed(), 0);
-                if self.shared.era(self.mount) == Some(era) {
+                self.place
+                    .reports
+                    .done(Operation::Write, began.elapsed(), 0);
+                if self.place.counts(era) {
                     self.log.last(|segment| segment.acknowledged_bytes = end);
                     self.file = Some(file).filter(|_| end < self.segment_bytes_max);
                 }
             }
             Err(error) => {
                 self.log.last(|segment| segment.failed = true);
-                self.reports.failed(Operation::Write);
-                self.reports.error(&format!("append on a mount: {error}"));
+                self.place.failed(Operation::Write, "append", &error);
             }
         }
     }
@@ -199,12 +191,10 @@ impl Log {
 
 /// The program that follows.
 pub(crate) struct Follower {
-    mount: usize,
+    place: Place,
+    /// The mount of the program that appends.
     writer: usize,
-    directory: PathBuf,
     log: Arc<Log>,
-    shared: Arc<Shared>,
-    reports: Reports,
     rng: SmallRng,
     /// The segment that it reads, and how far it has.
     segment: usize,
@@ -214,27 +204,30 @@ pub(crate) struct Follower {
 impl Follower {
     /// On the mount at `at`; `writer` is that of the program that appends.
     pub fn new(
-        (mount, at): (usize, &Path),
+        mount: (usize, &Path),
         writer: usize,
         seed: u64,
         log: &Arc<Log>,
-        (shared, reports): (&Arc<Shared>, &Reports),
+        all: (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
-            mount,
+            place: Place::new(mount, DIRECTORY, all),
             writer,
-            directory: at.join(DIRECTORY),
             log: Arc::clone(log),
-            shared: Arc::clone(shared),
-            reports: reports.clone(),
             rng: random::stream(seed, "log followed"),
             segment: 0,
             offset: 0,
         }
     }
 
+    fn wrong(&self, what: &str) {
+        let name = name(self.segment);
+        let text = format!("/{DIRECTORY}/{name} during the run: {what}");
+        self.place.reports.wrong(&text);
+    }
+
     fn read(&self) -> io::Result<Vec<u8>> {
-        let mut file = File::open(self.directory.join(name(self.segment)))?;
+        let mut file = File::open(self.place.directory.join(name(self.segment)))?;
         file.seek(SeekFrom::Start(self.offset as u64))?;
         let mut read = Vec::new();
         file.read_to_end(&mut read)?;
@@ -264,7 +257,7 @@ impl Job for Follower {
         let Some((acknowledged_bytes, is_last)) = before else {
             return;
         };
-        let undisturbed = self.shared.undisturbed(self.writer);
+        let undisturbed = self.place.shared.undisturbed(self.writer);
         let began = Instant::now();
         let read = match self.read() {
             Ok(read) => read,
@@ -273,25 +266,21 @@ impl Job for Follower {
                 return;
             }
             Err(error) => {
-                self.reports.failed(Operation::Read);
-                let same_era = self.shared.era(self.mount) == Some(era);
-                if same_era && error.kind() == ErrorKind::NotFound {
-                    let name = name(self.segment);
-                    let text = format!("/{DIRECTORY}/{name} during the run: it is not there");
-                    self.reports.wrong(&text);
+                if self.place.counts(era) && error.kind() == ErrorKind::NotFound {
+                    self.wrong("it is not there");
                 }
-                return self.reports.error(&format!("follow on a mount: {error}"));
+                return self.place.failed(Operation::Read, "follow", &error);
             }
         };
         let took = began.elapsed();
-        let counts = self.shared.era(self.mount) == Some(era);
+        let counts = self.place.counts(era);
         let end = self.offset + read.len();
         let difference = {
             let segments = self.log.segments.lock();
             let segment = &segments[self.segment];
             // What a kill of the writer's mount interrupts may be there in part.
             let whole = undisturbed.is_some()
-                && undisturbed == self.shared.undisturbed(self.writer)
+                && undisturbed == self.place.shared.undisturbed(self.writer)
                 && self.segment + 1 == segments.len()
                 && !segment.failed;
             let torn =
@@ -303,11 +292,11 @@ impl Job for Follower {
         let difference = difference.filter(|_| counts);
         let right = counts && difference.is_none();
         let compared_bytes = if right { read.len() } else { 0 };
-        self.reports.done(Operation::Read, took, compared_bytes);
+        self.place
+            .reports
+            .done(Operation::Read, took, compared_bytes);
         if let Some(difference) = difference {
-            let name = name(self.segment);
-            let text = format!("/{DIRECTORY}/{name} during the run: {difference}");
-            self.reports.wrong(&text);
+            self.wrong(&difference);
         }
         if right {
             // In flight records are read again.

@@ -1,8 +1,7 @@
 //! Databases of SQLite, one with each way to keep a journal. Each transaction is a process of `sqlite3`.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::time::Instant;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use super::job::{Check, Job, output};
+use super::job::{Check, Job, Place, output};
 use super::state::{Era, Shared};
 use super::work::Reports;
 use crate::live::metrics::Operation;
@@ -72,12 +71,9 @@ impl Promised {
 
 /// The program.
 pub(crate) struct Sqlite {
-    mount: usize,
-    directory: PathBuf,
+    place: Place,
     /// The directory on the mount on which it is checked in the end.
     checked: PathBuf,
-    shared: Arc<Shared>,
-    reports: Reports,
     rng: SmallRng,
     databases: [Promised; MODES.len()],
     next: u64,
@@ -86,25 +82,18 @@ pub(crate) struct Sqlite {
 impl Sqlite {
     /// On the mount at `at`; `checked_at` is a mount, too.
     pub fn new(
-        (mount, at): (usize, &Path),
+        mount: (usize, &Path),
         checked_at: &Path,
         seed: u64,
-        (shared, reports): (&Arc<Shared>, &Reports),
+        all: (&Arc<Shared>, &Reports),
     ) -> Self {
         Self {
-            mount,
-            directory: at.join(DIRECTORY),
+            place: Place::new(mount, DIRECTORY, all),
             checked: checked_at.join(DIRECTORY),
-            shared: Arc::clone(shared),
-            reports: reports.clone(),
             rng: random::stream(seed, "sqlite"),
             databases: Default::default(),
             next: 0,
         }
-    }
-
-    fn counts(&self, era: Era) -> bool {
-        self.shared.era(self.mount) == Some(era)
     }
 
     fn commit(&mut self, era: Era, database: usize) {
@@ -130,45 +119,43 @@ impl Sqlite {
             rows.join(", ")
         );
         let began = Instant::now();
-        match sqlite(&self.directory, database, &sql) {
+        match sqlite(&self.place.directory, database, &sql) {
             Ok(said) => {
-                self.reports.done(Operation::Write, began.elapsed(), 0);
+                self.place
+                    .reports
+                    .done(Operation::Write, began.elapsed(), 0);
                 if said.trim() != mode {
                     let text = format!("SQLite has no journal of mode {mode}: {}", said.trim());
-                    self.reports.wrong(&text);
+                    self.place.reports.wrong(&text);
                 }
-                if self.counts(era)
+                if self.place.counts(era)
                     && let Some(transaction) = self.databases[database].0.get_mut(&number)
                 {
                     transaction.committed = true;
                 }
             }
-            Err(error) => {
-                self.reports.failed(Operation::Write);
-                self.reports.error(&format!("commit on a mount: {error}"));
-            }
+            Err(error) => self.place.failed(Operation::Write, "commit", &error),
         }
     }
 
     fn check(&self, era: Era, database: usize) {
         let began = Instant::now();
-        match self.difference(&self.directory, database) {
+        match self.difference(&self.place.directory, database) {
             Ok(difference) => {
-                let difference = difference.filter(|_| self.counts(era));
+                let difference = difference.filter(|_| self.place.counts(era));
                 let promised = &self.databases[database];
-                let compared = difference.is_none() && self.counts(era);
+                let compared = difference.is_none() && self.place.counts(era);
                 let bytes = if compared { promised.bytes() } else { 0 };
-                self.reports.done(Operation::Read, began.elapsed(), bytes);
+                self.place
+                    .reports
+                    .done(Operation::Read, began.elapsed(), bytes);
                 if let Some(difference) = difference {
                     let path = path(database);
                     let text = format!("{path} during the run: {difference}");
-                    self.reports.wrong(&text);
+                    self.place.reports.wrong(&text);
                 }
             }
-            Err(error) => {
-                self.reports.failed(Operation::Read);
-                self.reports.error(&format!("select on a mount: {error}"));
-            }
+            Err(error) => self.place.failed(Operation::Read, "select", &error),
         }
     }
 
@@ -194,10 +181,7 @@ impl Sqlite {
 
 impl Job for Sqlite {
     fn begin(&mut self) -> io::Result<()> {
-        match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        }
+        self.place.make()
     }
 
     fn step(&mut self, era: Era) {

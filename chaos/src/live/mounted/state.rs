@@ -104,21 +104,15 @@ impl Shared {
 
     /// The harness has done something, or is about to.
     pub fn obey(&self, order: Order) {
-        let (Order::Ready { mount } | Order::Killed { mount } | Order::Disturbed { mount, .. }) =
-            order
-        else {
-            if order == Order::Doubt {
-                self.doubt.turn();
-            }
-            return;
-        };
-        let Some(state) = self.mounts.get(mount) else {
-            return;
+        let with = |mount: usize, act: &dyn Fn(&MountState)| {
+            self.mounts.get(mount).into_iter().for_each(act);
         };
         match order {
-            Order::Killed { .. } => state.killed(),
-            Order::Disturbed { begins, .. } => state.disturbed(begins),
-            _ => state.set_ready(),
+            Order::Ready { mount } => with(mount, &MountState::set_ready),
+            Order::Killed { mount } => with(mount, &MountState::killed),
+            Order::Disturbed { mount, begins } => with(mount, &|it| it.disturbed(begins)),
+            Order::Doubt => self.doubt.turn(),
+            Order::Stop | Order::Compare => {}
         }
     }
 
