@@ -122,7 +122,7 @@ pub enum NodeCommand {
         /// Blocks.
         blocks: Vec<BlockId>,
     },
-    /// The block's writer is gone: cut the replica to the committed length and seal it.
+    /// The block's writer is gone: cut the replica to the committed length, if it has more, seal it, and report it.
     Seal {
         /// Block.
         block: BlockId,

@@ -1,6 +1,6 @@
 //! A namenode with the real engine, a journal in memory, and replicas wherever a test wants them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,7 +171,11 @@ impl Namenode {
     /// The blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
         let state = self.shared.state.lock();
-        let blocks: BTreeSet<_> = state.namespace.blocks().map(|view| view.block).collect();
+        let blocks = state
+            .namespace
+            .blocks()
+            .map(|view| (view.block, 0))
+            .collect();
         let users = state.namespace.files_using(&blocks);
         users.into_iter().map(|(block, _)| block).collect()
     }

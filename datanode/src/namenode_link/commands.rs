@@ -173,7 +173,7 @@ async fn set_quota(node: Arc<Node>, storage: StorageId, bytes: u64, time: Durati
 }
 
 async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
-    if let Err(error) = node.store.seal(block, length_bytes).await {
+    if let Err(error) = node.store.seal_what_is_there(block, length_bytes).await {
         tracing::warn!(%block, %error, "cannot seal a replica");
     }
     // In any case the namenode learns what is here, in case it believed something else.

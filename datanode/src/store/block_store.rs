@@ -361,6 +361,33 @@ impl BlockStore {
             .await
     }
 
+    /// As [`BlockStore::seal`], and at what the replica has when that is less: nothing more will come. What is there is
+    /// reported, also if it was sealed before.
+    ///
+    /// # Errors
+    /// As [`BlockStore::seal`]; [`StoreError::ShortReplica`] when there is nothing.
+    pub async fn seal_what_is_there(
+        &self,
+        block: BlockId,
+        length_bytes: u64,
+    ) -> Result<(), StoreError> {
+        let mut length_bytes = length_bytes;
+        loop {
+            match self.seal(block, length_bytes).await {
+                // Each time it is less.
+                Err(StoreError::ShortReplica { have_bytes })
+                    if (1..length_bytes).contains(&have_bytes) =>
+                {
+                    length_bytes = have_bytes;
+                }
+                sealed => {
+                    self.inventory.report_have(block);
+                    return sealed;
+                }
+            }
+        }
+    }
+
     /// Puts the replicas that are not sealed on stable storage, as far as the disks let it.
     pub async fn sync_open_replicas(&self) {
         for (block, volume) in self.inventory.open_replicas() {

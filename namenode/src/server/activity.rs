@@ -134,6 +134,14 @@ impl Activity {
                 }
             }
             Happening::Lost { block } => ("loss", format!("no replica of block {block} is known")),
+            Happening::Shortened {
+                block,
+                left_bytes,
+                committed_bytes,
+            } => (
+                "loss",
+                format!("of block {block}, {left_bytes} of {committed_bytes} bytes are left"),
+            ),
         };
         if self.happenings.len() == HAPPENINGS_MAX {
             self.happenings.pop_front();

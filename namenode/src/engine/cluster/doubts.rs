@@ -32,6 +32,12 @@ pub(super) struct Doubts {
 }
 
 impl Doubts {
+    /// Whether a client could not use a replica lately. Its datanode may not have looked yet.
+    pub(super) fn is_doubted(&self, now_ms: u64, block: BlockId) -> bool {
+        let mut asked = self.asked.iter();
+        asked.any(|&(asked_ms, asked)| asked == block && now_ms < asked_ms + INTERVAL_MS)
+    }
+
     fn add(&mut self, now_ms: u64, block: BlockId) {
         while let Some(&(asked_ms, _)) = self.asked.front()
             && asked_ms + INTERVAL_MS <= now_ms

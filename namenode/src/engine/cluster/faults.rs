@@ -119,7 +119,7 @@ impl Cluster {
         let tally = self.tally(slot, block);
         let replicas = tally.present();
         let wanted = block.wanted();
-        let reason = if replicas + tally.last_resort == 0 {
+        let reason = if tally.is_lost() {
             FaultReason::NoReplica
         } else if block.sealed && replicas < wanted {
             let due = self.due(block);
@@ -133,7 +133,7 @@ impl Cluster {
             } else {
                 self.why_not_repaired(now_ms, slot)
             }
-        } else if block.sealed && (replicas > wanted || tally.bad + tally.last_resort > 0) {
+        } else if block.sealed && (replicas > wanted || tally.bad + tally.deleting > 0) {
             FaultReason::Excess
         } else {
             return None;

@@ -46,6 +46,15 @@ pub enum Happening {
         /// Which.
         block: BlockId,
     },
+    /// The end of a lost block is given up, and what is left of it kept.
+    Shortened {
+        /// Which.
+        block: BlockId,
+        /// Bytes that are left.
+        left_bytes: u32,
+        /// Bytes that were committed.
+        committed_bytes: u32,
+    },
 }
 
 /// How a repair ended.

@@ -21,6 +21,7 @@
 //! - `prefetch`: memory that is fetched before it is needed;
 //! - `happenings`: what happens, for observers;
 //! - `risk`: which blocks may be lost, and why they still may;
+//! - `salvage`: blocks whose end is lost;
 //! - `quarantine`: replicas of blocks that are not known and may be in use on another timeline;
 //! - `removal`: removing what is too much, bad or unknown; commands.
 //!
@@ -63,6 +64,7 @@ mod removal;
 mod repair;
 mod reports;
 mod risk;
+mod salvage;
 mod settle;
 mod status;
 mod table;
@@ -88,6 +90,8 @@ use outlook::Demands;
 use quarantine::{Allocated, Quarantine};
 use queue::RepairQueue;
 use repair::InFlight;
+use salvage::Salvage;
+pub use salvage::ShortenedBlock;
 use settle::Totals;
 use table::{NodeIx, Slot, StorageIx, Table};
 
@@ -161,6 +165,7 @@ pub struct Cluster {
 
     allocated: Allocated,
     quarantine: Quarantine,
+    salvage: Salvage,
     /// Nothing is repaired, moved or removed, and no commands are given.
     recovering: bool,
 
@@ -207,6 +212,7 @@ impl Cluster {
             gone: VecDeque::new(),
             allocated: Allocated::default(),
             quarantine: Quarantine::default(),
+            salvage: Salvage::default(),
             recovering: false,
             safe_mode: true,
             settle_from: None,
@@ -233,6 +239,7 @@ impl Cluster {
         self.reopen_nodes();
         if !self.safe_mode && !self.is_storm() && !self.recovering {
             self.end_quarantine();
+            self.salvage_lost();
             self.choose_excess();
             self.schedule_repairs(rng);
             self.balance(rng);

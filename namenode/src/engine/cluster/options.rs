@@ -82,6 +82,9 @@ pub struct ClusterOptions {
     /// How long an unsealed replica of a sealed block may wait for its own seal to be reported
     /// before the namenode commands it.
     pub seal_grace_ms: u64,
+    /// How long a lost block of which there are incomplete replicas waits for a server that has all of it, before
+    /// what the longest replica has counts as the block.
+    pub salvage_delay_ms: u64,
     /// How long replicas beyond the wanted number stay: nodes that come and go, and repairs that
     /// overlap, settle by themselves.
     pub excess_grace_ms: u64,
@@ -134,6 +137,7 @@ impl Default for ClusterOptions {
             full_report_interval_ms: 6 * 3_600_000,
             awaited_report_ms: 30_000,
             seal_grace_ms: 5_000,
+            salvage_delay_ms: 300_000,
             excess_grace_ms: 60_000,
             quarantine_ms: 7 * 24 * 3_600_000,
             command_retry_ms: 30_000,

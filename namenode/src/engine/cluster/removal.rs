@@ -65,12 +65,18 @@ impl Cluster {
 
     /// Nodes whose sealed replica may be relied on when another one is removed.
     pub(super) fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
-        let replicas = self.table.known(slot).replicas.iter();
+        let block = self.table.known(slot);
+        let is_doubted = |node: NodeIx| {
+            let doubts = &self.nodes[node as usize].doubts;
+            doubts.is_doubted(self.now_ms, block.id)
+        };
+        let replicas = block.replicas.iter();
         let sealed = replicas.filter(|replica| replica.state == ReplicaState::Sealed);
         sealed
             .map(|replica| self.table.home(replica.storage))
             .filter(|storage| storage.usable && storage.inventoried && self.is_fresh(storage.node))
             .map(|storage| storage.node)
+            .filter(|&node| !is_doubted(node))
             .collect()
     }
 
@@ -180,11 +186,13 @@ impl Cluster {
             let replica = slot.and_then(|slot| self.table.replica_on(slot, node));
             if let Some((slot, replica)) = slot.zip(replica)
                 && let Some(it) = self.table.get(slot)
-                && it.replicas[replica].state.awaits_seal()
+                && (it.replicas[replica].state.awaits_seal()
+                    || self.salvage.is_to_be_sealed(slot, node))
             {
+                let committed_bytes = self.salvage.committed_bytes(slot);
                 return Some(NodeCommand::Seal {
                     block,
-                    length_bytes: u64::from(it.required_bytes),
+                    length_bytes: committed_bytes.unwrap_or(it.required_bytes).into(),
                 });
             }
         }
@@ -259,7 +267,10 @@ impl Cluster {
             | ReplicaState::Corrupt
             | ReplicaState::Deleting => confirmed > 0,
         };
-        if !enough || self.is_storm() {
+        // What is longer than all others shows when it is sealed.
+        let may_be_longer =
+            self.salvage.committed_bytes(slot).is_some() && self.seal_incomplete(slot, node);
+        if !enough || may_be_longer || self.is_storm() {
             return Verdict::Later;
         }
         assert!(

@@ -163,7 +163,9 @@ impl Cluster {
             "a replica of block {} is reported by node {node}, on a volume of {home:?}",
             report.block
         );
+        self.lengthen(slot, node, report);
         let state = self.judge(slot, node, report);
+        self.salvage.note(slot, node, report, state);
         match self.table.replica_on(slot, node) {
             None => {
                 self.arrive(slot, node);

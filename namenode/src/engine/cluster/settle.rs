@@ -18,8 +18,10 @@ pub(super) struct Tally {
     pub(super) bad: usize,
     /// Chosen to be removed, the command not sent.
     pub(super) excess: usize,
-    /// Of some use when no good one is left: corrupt, or being removed.
-    pub(super) last_resort: usize,
+    /// Corrupt, which is of some use when no good one is left.
+    pub(super) corrupt: usize,
+    /// The command to remove it was sent.
+    pub(super) deleting: usize,
     /// Good ones that are to leave their server.
     pub(super) leaving: usize,
 }
@@ -29,6 +31,16 @@ impl Tally {
     /// and go then only if they are still too much.
     pub(super) fn present(&self) -> usize {
         self.holders.len() + self.excess
+    }
+
+    /// No replica is of any use as it is.
+    pub(super) fn is_lost(&self) -> bool {
+        self.present() + self.corrupt + self.deleting == 0
+    }
+
+    /// No replica has all that is committed, and none that may still be there.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.present() + self.deleting == 0
     }
 }
 
@@ -109,10 +121,10 @@ impl Cluster {
                 ReplicaState::Unconfirmed | ReplicaState::Short => tally.bad += 1,
                 ReplicaState::Corrupt => {
                     tally.bad += 1;
-                    tally.last_resort += 1;
+                    tally.corrupt += 1;
                 }
                 ReplicaState::Excess => tally.excess += 1,
-                ReplicaState::Deleting => tally.last_resort += 1,
+                ReplicaState::Deleting => tally.deleting += 1,
             }
         }
         for &node in self.pipeline(slot) {
@@ -148,7 +160,7 @@ impl Cluster {
         let health = Health {
             relevant,
             under_replicated,
-            lost: relevant && good + tally.last_resort == 0,
+            lost: relevant && tally.is_lost(),
             left: if under_replicated {
                 good.min(LEFT_MAX) as u8
             } else {
@@ -171,6 +183,7 @@ impl Cluster {
         if health.lost && !before.lost {
             self.happenings.note(Happening::Lost { block: block.id });
         }
+        let may_be_salvaged = relevant && block.sealed && tally.is_incomplete();
         let enough = relevant && block.sealed && !under_replicated;
         if enough && tally.holders.len() > wanted && !block.excess_queued {
             block.excess_queued = true;
@@ -184,6 +197,9 @@ impl Cluster {
         }
         if enough && tally.bad > 0 {
             self.remove_bad(slot);
+        }
+        if may_be_salvaged {
+            self.await_salvage(slot);
         }
         let rank = if under_replicated && self.waits_for_maintenance(good, due) {
             None
@@ -214,6 +230,7 @@ impl Cluster {
         self.totals.subtract(std::mem::take(&mut block.health));
         self.queue.remove(slot);
         self.balance.moving.remove(&slot);
+        self.salvage.forget(slot);
         if !self.victims.is_empty() {
             self.victims.retain(|&(victim, _)| victim != slot);
         }

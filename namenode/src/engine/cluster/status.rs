@@ -271,7 +271,7 @@ impl Cluster {
             }
             let tally = self.tally(slot, block);
             let good = tally.present();
-            counts.lost_blocks += u64::from(good + tally.last_resort == 0);
+            counts.lost_blocks += u64::from(tally.is_lost());
             if block.sealed {
                 counts.missing_replicas += block.wanted().saturating_sub(good) as u64;
                 counts.excess_replicas += good.saturating_sub(block.wanted()) as u64;

@@ -413,17 +413,17 @@ impl Namespace {
             .collect()
     }
 
-    /// Which files use these blocks.
+    /// Which files use these blocks from a position on.
     #[must_use]
-    pub fn files_using(&self, blocks: &BTreeSet<BlockId>) -> BTreeSet<(BlockId, InodeId)> {
+    pub fn files_using(&self, blocks: &BTreeMap<BlockId, u32>) -> BTreeSet<(BlockId, InodeId)> {
         let mut users = BTreeSet::new();
         for (ino, inode) in self.inodes.iter() {
             if let Body::Regular(file) = &inode.body {
-                let used = file.extents.iter().map(|piece| piece.block);
-                users.extend(
-                    used.filter(|block| blocks.contains(block))
-                        .map(|block| (block, ino)),
-                );
+                let used = file.extents.iter().filter(|piece| {
+                    let from = blocks.get(&piece.block);
+                    from.is_some_and(|&from| from < piece.block_end())
+                });
+                users.extend(used.map(|piece| (piece.block, ino)));
             }
         }
         users

@@ -53,7 +53,7 @@ impl Piece {
         self.file_offset + u64::from(self.length_bytes)
     }
 
-    fn block_end(&self) -> u32 {
+    pub fn block_end(&self) -> u32 {
         self.block_offset + self.length_bytes
     }
 

@@ -1,6 +1,6 @@
 //! Requests of operators, and the snapshots that the namenode writes on its own.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFinding, FsckReport};
 use harvestfs_protocol::error::FsError;
@@ -10,7 +10,7 @@ use harvestfs_protocol::types::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Owner;
-use crate::engine::cluster::{BlockFault, OrphanReplica};
+use crate::engine::cluster::{BlockFault, OrphanReplica, ShortenedBlock};
 use crate::engine::namespace::Command;
 use crate::journal::Lsn;
 use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
@@ -195,6 +195,8 @@ impl Owner {
         let room = FINDINGS_MAX.saturating_sub(findings.len());
         findings.extend(self.block_findings(room));
         let room = FINDINGS_MAX.saturating_sub(findings.len());
+        findings.extend(self.lost_end_findings().into_iter().take(room));
+        let room = FINDINGS_MAX.saturating_sub(findings.len());
         findings.extend(self.orphan_findings(room));
         findings.truncate(FINDINGS_MAX - 1);
         let healthy = findings.is_empty()
@@ -230,7 +232,7 @@ impl Owner {
         let mut users: BTreeMap<BlockId, InodeId> = BTreeMap::new();
         // Going over all inodes of a larger namespace would hold up all requests.
         if !faults.is_empty() && self.namespace.counts().inodes <= self.options.fsck_in_place_max {
-            let blocks = faults.iter().map(|fault| fault.block).collect();
+            let blocks = faults.iter().map(|fault| (fault.block, 0)).collect();
             users.extend(self.namespace.files_using(&blocks));
         }
         let paths = self.namespace.paths(&users.values().copied().collect());
@@ -247,6 +249,30 @@ impl Owner {
             }
         };
         faults.iter().map(finding).collect()
+    }
+
+    /// Files that use what is lost at the end of blocks.
+    fn lost_end_findings(&self) -> Vec<FsckFinding> {
+        let shortened: BTreeMap<_, _> = self.cluster.shortened().map(|it| (it.block, it)).collect();
+        // Going over all inodes of a larger namespace would hold up all requests.
+        if self.namespace.counts().inodes > self.options.fsck_in_place_max {
+            let finding = |it: &ShortenedBlock| lost_end(it, None, None);
+            return shortened.values().map(finding).collect();
+        }
+        let left = shortened.iter().map(|(&block, it)| (block, it.left_bytes));
+        let users = if shortened.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.namespace.files_using(&left.collect())
+        };
+        let paths = self
+            .namespace
+            .paths(&users.iter().map(|&(_, ino)| ino).collect());
+        let finding = |&(block, ino): &(BlockId, InodeId)| {
+            let path = paths.get(&ino).cloned();
+            Some(lost_end(shortened.get(&block)?, Some(ino), path))
+        };
+        users.iter().filter_map(finding).collect()
     }
 
     /// Replicas that nothing uses, and what becomes of them.
@@ -382,5 +408,22 @@ impl Owner {
         for responder in self.checkpoints.waiting.drain(..) {
             responder.send(&Err(error.clone()));
         }
+    }
+}
+
+fn lost_end(it: &ShortenedBlock, ino: Option<InodeId>, path: Option<String>) -> FsckFinding {
+    let ShortenedBlock {
+        block,
+        left_bytes,
+        committed_bytes,
+    } = it;
+    FsckFinding {
+        ino,
+        path,
+        block: Some(*block),
+        message: format!(
+            "of block {block}, {left_bytes} of {committed_bytes} bytes are left: its servers lost their power before \
+             the rest was synced. What is lost cannot be read: write or remove the file again"
+        ),
     }
 }

@@ -128,7 +128,8 @@ impl Owner {
         if self.namespace.counts().inodes > self.options.fsck_in_place_max {
             return None;
         }
-        let users = self.namespace.files_using(blocks);
+        let from_their_start = blocks.iter().map(|&block| (block, 0)).collect();
+        let users = self.namespace.files_using(&from_their_start);
         let paths = self
             .namespace
             .paths(&users.iter().map(|&(_, ino)| ino).collect());

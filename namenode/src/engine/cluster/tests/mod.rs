@@ -10,6 +10,7 @@ mod places;
 mod removal;
 mod repair;
 mod replicas;
+mod salvage;
 mod small;
 mod watching;
 mod world;

@@ -8,7 +8,7 @@ use harvestfs_protocol::node::ReplicaChange;
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
-use super::world::{BLOCK_BYTES, CHUNK, World, options, rules};
+use super::world::{BLOCK_BYTES, CHUNK, Datanode, World, options, rules};
 use crate::engine::cluster::settle::Totals;
 use crate::engine::cluster::{ClusterOptions, FsckCounts};
 use crate::engine::namespace::BlockChange;
@@ -182,6 +182,7 @@ fn step(world: &mut World) {
             world.cluster.set_policy(world.now_ms, policy);
         }
         198 => toggle_disk(world, node),
+        199 if world.rng.random_bool(0.1) => lose_power(world),
         _ => {
             if world.rng.random_bool(0.2) {
                 world.restart_namenode();
@@ -266,6 +267,44 @@ fn stop(world: &mut World, node: usize) {
             }
         }
     }
+}
+
+/// All servers lose their power, writers and the namenode too, and what was not on stable storage yet. Of each block, one
+/// replica at least keeps something.
+fn lose_power(world: &mut World) {
+    while let Some(block) = any_block(world, |it| !it.sealed) {
+        world.end_writer(block);
+    }
+    for node in 0..world.nodes.len() {
+        world.stop(node);
+    }
+    for (block, it) in &mut world.blocks {
+        let mut replicas = Vec::new();
+        for Datanode { disks, sick, .. } in &mut world.nodes {
+            let healthy = disks.iter_mut().filter(|(disk, _)| !sick.contains(disk));
+            replicas.extend(healthy.filter_map(|(_, disk)| disk.get_mut(block)));
+        }
+        let mut is_spared = false;
+        for replica in &mut replicas {
+            if !replica.sealed && world.rng.random_bool(0.7) {
+                let least = if is_spared || replica.corrupt {
+                    0
+                } else {
+                    CHUNK
+                };
+                is_spared |= !replica.corrupt;
+                let most = replica.length_bytes.max(least);
+                let left = world.rng.random_range(least..=most);
+                replica.length_bytes = left.next_multiple_of(CHUNK).min(replica.length_bytes);
+            }
+        }
+        let good = replicas.iter().filter(|replica| !replica.corrupt);
+        let longest = good.map(|replica| replica.length_bytes).max().unwrap_or(0);
+        let lost = it.committed_bytes.saturating_sub(longest);
+        it.committed_bytes -= lost;
+        it.lost_bytes += lost;
+    }
+    world.restart_namenode();
 }
 
 /// A stopped server's disk is formatted, unless that would take the last good replica of a block.

@@ -36,6 +36,7 @@ pub(super) fn options() -> ClusterOptions {
         full_report_interval_ms: 200_000,
         awaited_report_ms: 3_000,
         seal_grace_ms: 500,
+        salvage_delay_ms: 3_000,
         excess_grace_ms: 2_000,
         balance_spread_permille: 0,
         balance_interval_ms: 1_000,
@@ -113,7 +114,10 @@ impl Datanode {
 #[derive(Clone, Debug)]
 pub(super) struct FileBlock {
     pub(super) rules: PlacementRules,
+    /// Those that must not be lost.
     pub(super) committed_bytes: u64,
+    /// Those that were committed too, and that no server had stored when all lost their power.
+    pub(super) lost_bytes: u64,
     pub(super) sealed: bool,
     /// Where it is written while it is not sealed.
     pub(super) pipeline: Vec<NodeId>,

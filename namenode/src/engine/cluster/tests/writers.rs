@@ -33,6 +33,7 @@ impl World {
             FileBlock {
                 rules,
                 committed_bytes: 0,
+                lost_bytes: 0,
                 sealed: false,
                 pipeline,
             },
@@ -166,7 +167,7 @@ impl World {
             self.change(&if it.sealed {
                 BlockChange::Sealed {
                     block,
-                    length_bytes: it.committed_bytes,
+                    length_bytes: it.committed_bytes + it.lost_bytes,
                 }
             } else {
                 BlockChange::Grew {

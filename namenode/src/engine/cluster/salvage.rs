@@ -1,0 +1,245 @@
+//! Blocks whose end is lost: all servers that had it lost their power before it was synced, or died, and only
+//! incomplete replicas are left. What the longest of them has is as precious as any other block: it may have been synced,
+//! by other files. So they are sealed, which shows what they have, and after some time the longest counts as the whole block,
+//! and is repaired and watched. A replica that has more, and is back later, makes the block longer again.
+//!
+//! After a restart of the namenode, all bytes that are committed are required again, until the same time has passed.
+
+use std::collections::VecDeque;
+
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::node::ReplicaReport;
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::table::{NodeIx, ReplicaState, Slot};
+use super::{Cluster, Happening};
+
+/// An incomplete replica, as its datanode reported it.
+#[derive(Clone, Copy, Debug)]
+struct Incomplete {
+    node: NodeIx,
+    length_bytes: u64,
+    sealed: bool,
+}
+
+/// A block whose end is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortenedBlock {
+    /// Which.
+    pub block: BlockId,
+    /// Bytes that are left.
+    pub left_bytes: u32,
+    /// Bytes that are committed.
+    pub committed_bytes: u32,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Salvage {
+    incomplete: FxHashMap<Slot, SmallVec<[Incomplete; 3]>>,
+    /// Bytes that are committed of blocks whose end is lost.
+    shortened: FxHashMap<Slot, u32>,
+    /// Lost blocks of which there are incomplete replicas: (when to look, block).
+    waiting: VecDeque<(u64, BlockId)>,
+    queued: FxHashSet<Slot>,
+}
+
+impl Salvage {
+    pub(super) fn forget(&mut self, slot: Slot) {
+        self.incomplete.remove(&slot);
+        self.shortened.remove(&slot);
+        self.queued.remove(&slot);
+    }
+
+    /// How many bytes are committed of a block whose end is lost.
+    pub(super) fn committed_bytes(&self, slot: Slot) -> Option<u32> {
+        self.shortened.get(&slot).copied()
+    }
+
+    /// Whether a node has an incomplete replica that is not sealed: how long it is may be known from a report
+    /// that was old when it came.
+    pub(super) fn is_to_be_sealed(&self, slot: Slot, node: NodeIx) -> bool {
+        let replicas = self.incomplete.get(&slot);
+        let mut replicas = replicas.into_iter().flatten();
+        replicas.any(|replica| replica.node == node && !replica.sealed)
+    }
+
+    /// What a datanode reported of a replica that was judged so.
+    pub(super) fn note(
+        &mut self,
+        slot: Slot,
+        node: NodeIx,
+        report: &ReplicaReport,
+        state: ReplicaState,
+    ) {
+        if state == ReplicaState::Short {
+            let replicas = self.incomplete.entry(slot).or_default();
+            replicas.retain(|replica| replica.node != node);
+            replicas.push(Incomplete {
+                node,
+                length_bytes: report.length_bytes,
+                sealed: report.sealed,
+            });
+        } else if let Some(replicas) = self.incomplete.get_mut(&slot) {
+            replicas.retain(|replica| replica.node != node);
+            if replicas.is_empty() {
+                self.incomplete.remove(&slot);
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Blocks whose end is lost, in no order.
+    pub fn shortened(&self) -> impl Iterator<Item = ShortenedBlock> {
+        self.salvage
+            .shortened
+            .iter()
+            .map(|(&slot, &committed_bytes)| {
+                let block = self.table.known(slot);
+                ShortenedBlock {
+                    block: block.id,
+                    left_bytes: block.required_bytes,
+                    committed_bytes,
+                }
+            })
+    }
+
+    /// Has the incomplete replicas of a lost block sealed, and looks at it again after a while.
+    pub(super) fn await_salvage(&mut self, slot: Slot) {
+        let Some(incomplete) = self.salvage.incomplete.get(&slot) else {
+            return;
+        };
+        let nodes: SmallVec<[NodeIx; 3]> = incomplete.iter().map(|it| it.node).collect();
+        if self.salvage.queued.insert(slot) {
+            for node in nodes {
+                self.seal_incomplete(slot, node);
+            }
+            let due_ms = self.now_ms + self.options.salvage_delay_ms;
+            let block = self.table.known(slot).id;
+            self.salvage.waiting.push_back((due_ms, block));
+        }
+    }
+
+    /// Has an incomplete replica sealed that is not yet. Whether there is one.
+    pub(super) fn seal_incomplete(&mut self, slot: Slot, node: NodeIx) -> bool {
+        let is_to_be_sealed = self.salvage.is_to_be_sealed(slot, node);
+        let block = self.table.known(slot).id;
+        let seal = &mut self.nodes[node as usize].seal;
+        if is_to_be_sealed && !seal.contains(&block) {
+            seal.push_back(block);
+        }
+        is_to_be_sealed
+    }
+
+    /// Goes on with what is left of lost blocks that have waited long enough.
+    pub(super) fn salvage_lost(&mut self) {
+        for _ in 0..self.options.work_per_tick {
+            match self.salvage.waiting.front() {
+                Some(&(due_ms, _)) if due_ms <= self.now_ms => {}
+                _ => break,
+            }
+            let Some((_, block)) = self.salvage.waiting.pop_front() else {
+                break;
+            };
+            let Some(slot) = self.table.slot(block) else {
+                continue;
+            };
+            if self.salvage.queued.remove(&slot) {
+                self.shorten_lost(slot);
+            }
+        }
+    }
+
+    fn shorten_lost(&mut self, slot: Slot) {
+        let block = self.table.known(slot);
+        let tally = self.tally(slot, block);
+        let is_incomplete = block.sealed && tally.is_incomplete();
+        let is_usable = |index: usize| self.table.home(block.replicas[index].storage).usable;
+        let is_undecided = (0..block.replicas.len()).any(|index| {
+            block.replicas[index].state == ReplicaState::Unconfirmed && is_usable(index)
+        });
+        let here = |replica: &Incomplete| {
+            let index = self.table.replica_on(slot, replica.node)?;
+            let is_short = block.replicas[index].state == ReplicaState::Short;
+            (is_usable(index) && is_short && replica.sealed)
+                .then_some((index, replica.length_bytes))
+        };
+        let incomplete = self.salvage.incomplete.get(&slot);
+        let found: SmallVec<[_; 3]> = incomplete.into_iter().flatten().filter_map(here).collect();
+        let longest = found.iter().map(|&(_, bytes)| bytes).max();
+        if !is_incomplete {
+            return;
+        }
+        let Some(longest) = longest.filter(|&bytes| bytes > 0 && !is_undecided) else {
+            return self.await_salvage(slot);
+        };
+        let (id, required_bytes) = (block.id, block.required_bytes);
+        let shortened = self.salvage.committed_bytes(slot);
+        let committed_bytes = shortened.unwrap_or(required_bytes);
+        let longest_bytes = u32::try_from(longest).unwrap_or(u32::MAX);
+        let left_bytes = longest_bytes.min(committed_bytes);
+        self.require_only(slot, left_bytes, committed_bytes);
+        for (index, bytes) in found {
+            if bytes >= left_bytes.into() {
+                self.table.set_state(slot, index, ReplicaState::Sealed);
+            }
+        }
+        self.happenings.note(Happening::Shortened {
+            block: id,
+            left_bytes,
+            committed_bytes,
+        });
+        self.settle(slot);
+    }
+
+    /// A replica is reported, perhaps with more than all others have of a block whose end is lost.
+    pub(super) fn lengthen(&mut self, slot: Slot, node: NodeIx, report: &ReplicaReport) {
+        let Some(committed_bytes) = self.salvage.committed_bytes(slot) else {
+            return;
+        };
+        let block = self.table.known(slot);
+        let known = self.table.replica_on(slot, node);
+        let is_bad = known.is_some_and(|index| {
+            let state = block.replicas[index].state;
+            matches!(state, ReplicaState::Corrupt | ReplicaState::Deleting)
+        });
+        if is_bad {
+            return;
+        }
+        let reported = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);
+        let left_bytes = reported.min(committed_bytes);
+        if left_bytes <= block.required_bytes {
+            return;
+        }
+        let (length_bytes, replicas) = (block.required_bytes.into(), block.replicas.clone());
+        for (index, replica) in replicas.iter().enumerate() {
+            let sealed = match replica.state {
+                ReplicaState::Sealed | ReplicaState::Excess => true,
+                ReplicaState::Open => false,
+                _ => continue,
+            };
+            let before = ReplicaReport {
+                block: report.block,
+                length_bytes,
+                sealed,
+            };
+            let node = self.table.home(replica.storage).node;
+            self.nodes[node as usize].deletes.remove(report.block);
+            self.salvage.note(slot, node, &before, ReplicaState::Short);
+            self.table.set_state(slot, index, ReplicaState::Short);
+        }
+        self.cancel_repair_of(slot);
+        self.require_only(slot, left_bytes, committed_bytes);
+    }
+
+    fn require_only(&mut self, slot: Slot, left_bytes: u32, committed_bytes: u32) {
+        self.table.known_mut(slot).required_bytes = left_bytes;
+        if left_bytes < committed_bytes {
+            self.salvage.shortened.insert(slot, committed_bytes);
+        } else {
+            self.salvage.shortened.remove(&slot);
+        }
+    }
+}
