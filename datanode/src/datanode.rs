@@ -52,7 +52,11 @@ impl Datanode {
         Self::start_on(options, Arc::new(RealDisk), sampler).await
     }
 
-    pub(crate) async fn start_on(
+    /// As [`Datanode::start`], with volumes on `disk`, and an owner as `sampler` sees it: none, no owner.
+    ///
+    /// # Errors
+    /// As [`Datanode::start`].
+    pub async fn start_on(
         options: DatanodeOptions,
         disk: Arc<dyn Disk>,
         sampler: Option<Box<dyn Sampler>>,

@@ -51,4 +51,5 @@ pub use harvestfs_protocol::types::StorageClass;
 
 pub use datanode::Datanode;
 pub use options::{DatanodeOptions, PrimaryOptions, PrimarySource, StartError};
+pub use store::disk;
 pub use store::{VolumeError, VolumeOptions};

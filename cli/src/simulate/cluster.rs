@@ -35,7 +35,7 @@ pub struct ClusterArgs {
     #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
     clients: u8,
     /// What happens to machines and the network: `all`, `none`, or some of crash, hang, suspend, partition, loss,
-    /// delay, duplicate, separated by commas.
+    /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
     faults: String,
     /// Write what happened, the last simulation's, to this file.

@@ -40,7 +40,7 @@ pub trait Disk: Send + Sync + 'static {
 /// which are for files that [`Disk::create`] returned.
 pub trait DiskFile: Send + Sync {
     /// Size in bytes.
-    fn len(&self) -> io::Result<u64>;
+    fn len_bytes(&self) -> io::Result<u64>;
     /// Fills the buffer, past the page cache where possible.
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()>;
     /// Writes all of it, past the page cache where possible.
@@ -159,7 +159,7 @@ const INVALID_ARGUMENT: i32 = rustix::io::Errno::INVAL.raw_os_error();
 const NOT_SUPPORTED: rustix::io::Errno = rustix::io::Errno::OPNOTSUPP;
 
 impl DiskFile for RealFile {
-    fn len(&self) -> io::Result<u64> {
+    fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.cached().metadata()?.len())
     }
 

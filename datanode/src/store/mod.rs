@@ -6,7 +6,7 @@ mod buffer;
 mod caches;
 mod changes;
 mod checked_text;
-mod disk;
+pub mod disk;
 mod error;
 mod health;
 mod inventory;

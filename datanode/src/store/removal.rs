@@ -215,7 +215,7 @@ fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             opened => opened?,
         };
-        let rest_bytes = file.len()?.saturating_sub(PIECE_BYTES);
+        let rest_bytes = file.len_bytes()?.saturating_sub(PIECE_BYTES);
         if rest_bytes == 0 {
             return Ok(0);
         }

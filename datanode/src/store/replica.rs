@@ -101,7 +101,7 @@ pub fn trusted_chunks(
     storage: StorageId,
 ) -> std::io::Result<u32> {
     let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
-    let file_bytes = file.len()?;
+    let file_bytes = file.len_bytes()?;
     let Some(chunks_max) = layout::chunks_within(file_bytes) else {
         return Ok(0);
     };
@@ -230,7 +230,7 @@ impl ReplicaWriter {
     ) -> Result<Self, (StoreError, Charge)> {
         let opened = disk
             .open(&path)
-            .and_then(|file| file.len().map(|len| (file, len)));
+            .and_then(|file| file.len_bytes().map(|len| (file, len)));
         match opened {
             Ok((file, allocated_bytes)) => Ok(Self {
                 disk,

@@ -153,8 +153,8 @@ struct FaultyFile {
 }
 
 impl DiskFile for FaultyFile {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.file.len_bytes()
     }
 
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
@@ -410,8 +410,8 @@ struct RecordingFile {
 }
 
 impl DiskFile for RecordingFile {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.file.len_bytes()
     }
 
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {

@@ -103,7 +103,7 @@ impl Journal {
     }
 
     /// Opens the journal on `disk`; `options.dir` is not used.
-    pub(super) fn open_on(
+    pub fn open_on(
         disk: Arc<dyn Disk>,
         options: &JournalOptions,
     ) -> Result<(Self, Recovered), JournalError> {

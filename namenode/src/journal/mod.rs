@@ -84,7 +84,7 @@
 //! keeps its entries in this same [`Journal`] (an entry is an opaque record, the term is part of
 //! its payload) and decides when an entry counts; it takes the place of [`JournalWriter`].
 
-mod disk;
+pub mod disk;
 mod error;
 mod files;
 mod format;

@@ -143,7 +143,7 @@ pub(crate) fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
 }
 
 /// Where the journal is.
-pub(crate) fn journal_dir(data_dir: &Path) -> PathBuf {
+pub fn journal_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(JOURNAL_DIR)
 }
 

@@ -46,7 +46,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot};
 
-pub use data_dir::{FormatOptions, format};
+pub use data_dir::{FormatOptions, format, journal_dir};
 pub use error::NamenodeError;
 pub(crate) use observer::Gone;
 pub use observer::Observer;
@@ -62,6 +62,7 @@ use self::recovery::Restored;
 use self::token_keys::TokenKeys;
 use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::JournalWriter;
+use crate::journal::disk::Disk;
 
 /// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
 /// is full. Each may be as large as a frame, so this bounds memory, too.
@@ -91,6 +92,18 @@ impl Namenode {
     /// # Errors
     /// Why it cannot, in words for an operator.
     pub async fn start(options: NamenodeOptions) -> Result<Self, NamenodeError> {
+        Self::start_on(options, None).await
+    }
+
+    /// As [`Namenode::start`], with the journal on `disk` instead of the directory that is for it in the data
+    /// directory.
+    ///
+    /// # Errors
+    /// As [`Namenode::start`].
+    pub async fn start_on(
+        options: NamenodeOptions,
+        disk: Option<Arc<dyn Disk>>,
+    ) -> Result<Self, NamenodeError> {
         options.check()?;
         let (stop_sender, stop) = oneshot::channel();
         let (ready_sender, ready) = oneshot::channel();
@@ -98,13 +111,13 @@ impl Namenode {
         // The caller that started it may be gone; then the result is not needed.
         if machine::is_simulated() {
             tokio::task::spawn_local(async move {
-                let _ = ended_sender.send(serve(&options, ready_sender, stop).await);
+                let _ = ended_sender.send(serve(&options, disk, ready_sender, stop).await);
             });
         } else {
             thread::Builder::new()
                 .name("namenode".to_owned())
                 .spawn(move || {
-                    let _ = ended_sender.send(run(&options, ready_sender, stop));
+                    let _ = ended_sender.send(run(&options, disk, ready_sender, stop));
                 })
                 .map_err(NamenodeError::Thread)?;
         }
@@ -179,6 +192,7 @@ struct Ready {
 /// Runs a namenode on this thread until it ends.
 fn run(
     options: &NamenodeOptions,
+    disk: Option<Arc<dyn Disk>>,
     ready: oneshot::Sender<Ready>,
     stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
@@ -186,18 +200,22 @@ fn run(
         .enable_all()
         .build()
         .map_err(NamenodeError::Thread)?;
-    runtime.block_on(serve(options, ready, stop))
+    runtime.block_on(serve(options, disk, ready, stop))
 }
 
 /// Restores everything that does not need the network.
-fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, NamenodeError> {
+fn prepare(
+    options: &NamenodeOptions,
+    disk: Option<Arc<dyn Disk>>,
+    metrics: &Metrics,
+) -> Result<Owner, NamenodeError> {
     let Restored {
         namespace,
         formatted,
         journal,
         last_lsn,
         records_since_snapshot,
-    } = recovery::recover(options)?;
+    } = recovery::recover(options, disk)?;
     let lifetime_ms = u64::try_from(options.token_lifetime.as_millis()).unwrap_or(u64::MAX);
     let tokens = TokenKeys::open(
         data_dir::token_keys_file(&options.data_dir),
@@ -240,6 +258,7 @@ fn prepare(options: &NamenodeOptions, metrics: &Metrics) -> Result<Owner, Nameno
 
 async fn serve(
     options: &NamenodeOptions,
+    disk: Option<Arc<dyn Disk>>,
     ready: oneshot::Sender<Ready>,
     stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
@@ -252,7 +271,7 @@ async fn serve(
     let local_addr = endpoint.local_addr().map_err(listen_error)?;
     // Blocks this thread; peers that dial meanwhile try again.
     let metrics = Arc::new(Metrics::new());
-    let owner = prepare(options, &metrics)?;
+    let owner = prepare(options, disk, &metrics)?;
     let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let accepting = tokio::spawn(accept(
         endpoint.clone(),

@@ -1,5 +1,6 @@
 //! From what is on the disk to a namespace.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_protocol::durable;
@@ -7,6 +8,7 @@ use harvestfs_protocol::durable;
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
 use crate::engine::namespace::{Command, Formatted, Namespace};
+use crate::journal::disk::Disk;
 use crate::journal::{
     Journal, JournalOptions, Lsn, RecordReader, Recovered, SnapshotReader, TailReport,
 };
@@ -28,16 +30,22 @@ pub(crate) struct Restored {
     pub records_since_snapshot: u64,
 }
 
-/// Reads the newest snapshot and the records after it. Refuses to guess: what was acknowledged and
+/// Reads the newest snapshot and the records after it, from `disk` if there is one. Refuses to guess: what was acknowledged and
 /// cannot be read is an error.
-pub(crate) fn recover(options: &NamenodeOptions) -> Result<Restored, NamenodeError> {
+pub(crate) fn recover(
+    options: &NamenodeOptions,
+    disk: Option<Arc<dyn Disk>>,
+) -> Result<Restored, NamenodeError> {
     let started = Instant::now();
     let cluster = data_dir::cluster_id(&options.data_dir)?;
     let journal_options = JournalOptions {
         segment_bytes: options.segment_bytes,
         ..JournalOptions::new(data_dir::journal_dir(&options.data_dir), cluster.0)
     };
-    let (journal, recovered) = Journal::open(&journal_options)?;
+    let (journal, recovered) = match disk {
+        Some(disk) => Journal::open_on(disk, &journal_options)?,
+        None => Journal::open(&journal_options)?,
+    };
     // Only now is it certain that no other namenode uses the directory.
     durable::recover(&options.data_dir).map_err(|source| NamenodeError::DataDir {
         path: options.data_dir.clone(),

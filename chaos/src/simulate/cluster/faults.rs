@@ -8,6 +8,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 
 use super::Link;
+use super::disk::Trouble;
 use super::journal::Journal;
 use super::world::{Part, World};
 
@@ -28,11 +29,25 @@ pub enum FaultKind {
     Delay,
     /// Datagrams from and to a machine come twice.
     Duplicate,
+    /// A machine loses its power, and what its disk had not stored.
+    PowerLoss,
+    /// All machines do at the same time.
+    Blackout,
+    /// A sync of a server's disk fails, and what it was to write is lost.
+    FailedSync,
+    /// Some operations of a disk fail.
+    DiskError,
+    /// Nothing more fits on a disk.
+    DiskFull,
+    /// One bit of a replica changes.
+    Rot,
+    /// A datanode comes back with an empty disk.
+    Reimage,
 }
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 14] = [
         Self::Crash,
         Self::Hang,
         Self::Suspend,
@@ -40,6 +55,13 @@ impl FaultKind {
         Self::Loss,
         Self::Delay,
         Self::Duplicate,
+        Self::PowerLoss,
+        Self::Blackout,
+        Self::FailedSync,
+        Self::DiskError,
+        Self::DiskFull,
+        Self::Rot,
+        Self::Reimage,
     ];
 
     /// The name that users give.
@@ -53,6 +75,40 @@ impl FaultKind {
             Self::Loss => "loss",
             Self::Delay => "delay",
             Self::Duplicate => "duplicate",
+            Self::PowerLoss => "power-loss",
+            Self::Blackout => "blackout",
+            Self::FailedSync => "failed-sync",
+            Self::DiskError => "disk-error",
+            Self::DiskFull => "disk-full",
+            Self::Rot => "rot",
+            Self::Reimage => "reimage",
+        }
+    }
+
+    /// Whether nothing runs on a machine meanwhile that was not started anew.
+    fn is_down(self) -> bool {
+        matches!(
+            self,
+            Self::Crash | Self::PowerLoss | Self::Blackout | Self::Reimage
+        )
+    }
+
+    /// Whether it can happen to a machine. What a disk has lost for good, it loses on the `weak` datanode only: each
+    /// block has a replica on another one, as soon as it is acknowledged.
+    fn is_for(self, part: Part, weak: Part) -> bool {
+        match self {
+            Self::Crash
+            | Self::Hang
+            | Self::Suspend
+            | Self::Partition
+            | Self::Loss
+            | Self::Delay
+            | Self::Duplicate
+            | Self::PowerLoss
+            | Self::Blackout => true,
+            Self::FailedSync => !matches!(part, Part::Client(_)),
+            Self::DiskError | Self::DiskFull => part == weak || part == Part::Namenode,
+            Self::Rot | Self::Reimage => part == weak,
         }
     }
 }
@@ -63,6 +119,11 @@ const LASTS_MS: std::ops::Range<u64> = 100..12_000;
 /// Of a hundred datagrams, how many are lost or come twice at most.
 const PERCENT_MAX: f64 = 30.0;
 const JITTER_MAX_MS: u64 = 200;
+
+/// How soon a supervisor starts a server again that has ended by itself.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// Of a hundred operations of a disk, how many fail at most.
+const DISK_ERRORS_PERCENT_MAX: u32 = 40;
 
 /// A fault that has begun.
 struct UnderWay {
@@ -78,18 +139,27 @@ pub struct Faults {
     rng: SmallRng,
     next: Duration,
     under_way: Vec<UnderWay>,
+    weak: Part,
+    power_losses: u64,
 }
 
 impl Faults {
     /// The first one begins soon after `start`.
-    pub fn new(kinds: Vec<FaultKind>, mut rng: SmallRng, start: Duration) -> Self {
+    pub fn new(kinds: Vec<FaultKind>, mut rng: SmallRng, start: Duration, datanodes: u8) -> Self {
         let next = start + Duration::from_millis(rng.random_range(BETWEEN_MS));
         Self {
             kinds,
-            rng,
             next,
             under_way: Vec::new(),
+            weak: Part::Datanode(rng.random_range(0..datanodes)),
+            power_losses: 0,
+            rng,
         }
+    }
+
+    /// How often power was lost so far.
+    pub fn power_losses(&self) -> u64 {
+        self.power_losses
     }
 
     /// Begins and ends what it is time for. Returns the machines that have started again.
@@ -98,6 +168,7 @@ impl Faults {
     /// When a machine cannot be started.
     pub fn go_on(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         let now = world.now();
+        self.restart_ended(world, journal);
         let (over, under_way) = std::mem::take(&mut self.under_way)
             .into_iter()
             .partition(|fault| fault.ends <= now);
@@ -105,7 +176,7 @@ impl Faults {
         let restarted = end(over, world, journal)?;
         if now >= self.next {
             self.next = now + Duration::from_millis(self.rng.random_range(BETWEEN_MS));
-            self.begin(world, journal);
+            self.begin(world, journal)?;
         }
         Ok(restarted)
     }
@@ -115,65 +186,141 @@ impl Faults {
     /// # Errors
     /// When a machine cannot be started.
     pub fn end(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
+        self.kinds.clear();
         end(std::mem::take(&mut self.under_way), world, journal)
     }
 
-    fn begin(&mut self, world: &mut World, journal: &Journal) {
+    /// What has ended by itself is started again soon, as a supervisor does.
+    fn restart_ended(&mut self, world: &mut World, journal: &Journal) {
+        let began = world.now();
+        for (part, why) in world.take_ended() {
+            journal.note(&part.to_string(), format_args!("ended: {why}"));
+            // It may be about to be started again for another reason.
+            if self
+                .under_way
+                .iter()
+                .any(|it| it.part == part && it.kind.is_down())
+            {
+                continue;
+            }
+            world.host(part).crash();
+            self.under_way.push(UnderWay {
+                kind: FaultKind::Crash,
+                part,
+                began,
+                ends: began + RESTART_PAUSE,
+            });
+        }
+    }
+
+    fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
         let Some(&kind) = self.kinds.choose(&mut self.rng) else {
-            return;
+            return Ok(());
         };
         let parts = world.parts();
         // One fault at a time for each machine, so that each ends what it began.
-        let free = |part: &&Part| self.under_way.iter().all(|fault| fault.part != **part);
-        let free: Vec<Part> = parts.iter().filter(free).copied().collect();
-        let Some(&part) = free.choose(&mut self.rng) else {
-            return;
+        let is_free = |part: &Part| self.under_way.iter().all(|fault| fault.part != *part);
+        let fit = |part: &&Part| is_free(part) && kind.is_for(**part, self.weak);
+        let fit: Vec<Part> = parts.iter().filter(fit).copied().collect();
+        let Some(&part) = fit.choose(&mut self.rng) else {
+            return Ok(());
         };
-        let began = world.now();
         let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
+        if kind == FaultKind::Blackout {
+            return self.black_out(world, journal);
+        }
         journal.note(
             &part.to_string(),
             format_args!("{} for {lasts:?}", kind.name()),
         );
         let usual = Link::default();
-        let link = match kind {
-            FaultKind::Crash => {
-                world.host(part).crash();
-                None
+        let sound = Trouble::default();
+        match kind {
+            FaultKind::Crash => world.host(part).crash(),
+            FaultKind::PowerLoss | FaultKind::Blackout => {
+                world.lose_power(part)?;
+                self.power_losses += 1;
             }
-            FaultKind::Hang | FaultKind::Suspend => {
-                world.host(part).stop();
-                None
+            FaultKind::Reimage => world.reimage(part)?,
+            FaultKind::Hang | FaultKind::Suspend => world.host(part).stop(),
+            FaultKind::FailedSync => world.disk(part).set_trouble(Trouble {
+                next_sync_fails: true,
+                ..sound
+            }),
+            FaultKind::DiskError => world.disk(part).set_trouble(Trouble {
+                errors_percent: self.rng.random_range(1..DISK_ERRORS_PERCENT_MAX),
+                ..sound
+            }),
+            FaultKind::DiskFull => world.disk(part).set_trouble(Trouble {
+                is_full: true,
+                ..sound
+            }),
+            FaultKind::Rot => {
+                let rotten = world.rot(part, &mut self.rng)?;
+                journal.note(&part.to_string(), format_args!("rot in {rotten:?}"));
             }
-            FaultKind::Partition => Some(Link { cut: true, ..usual }),
+            FaultKind::Partition => {
+                self.change_links(Link { cut: true, ..usual }, part, &parts, world);
+            }
             FaultKind::Loss => {
                 let loss_percent = self.rng.random_range(1.0..PERCENT_MAX);
-                Some(Link {
+                let link = Link {
                     loss_percent,
                     ..usual
-                })
+                };
+                self.change_links(link, part, &parts, world);
             }
             FaultKind::Delay => {
                 let jitter = Duration::from_millis(self.rng.random_range(1..JITTER_MAX_MS));
-                Some(Link { jitter, ..usual })
+                self.change_links(Link { jitter, ..usual }, part, &parts, world);
             }
             FaultKind::Duplicate => {
                 let twice_percent = self.rng.random_range(1.0..PERCENT_MAX);
-                Some(Link {
+                let link = Link {
                     twice_percent,
                     ..usual
-                })
+                };
+                self.change_links(link, part, &parts, world);
             }
-        };
-        if let Some(link) = link {
-            self.change_links(link, part, &parts, world);
         }
+        self.is_under_way(kind, part, world.now(), lasts);
+        Ok(())
+    }
+
+    fn is_under_way(&mut self, kind: FaultKind, part: Part, began: Duration, lasts: Duration) {
         self.under_way.push(UnderWay {
             kind,
             part,
             began,
             ends: began + lasts,
         });
+    }
+
+    /// All machines lose their power, also those that something else happens to, and come back one after
+    /// another.
+    fn black_out(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
+        let now = world.now();
+        journal.note("all", format_args!("power is lost"));
+        self.power_losses += 1;
+        for part in world.parts() {
+            let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
+            world.lose_power(part)?;
+            let of_part = self.under_way.iter_mut().find(|fault| fault.part == part);
+            match of_part {
+                Some(fault) if fault.kind.is_down() => {}
+                // Its other fault goes on, and ends with it.
+                Some(fault) => fault.ends = now,
+                None => {}
+            }
+            if !self
+                .under_way
+                .iter()
+                .any(|it| it.part == part && it.kind.is_down())
+            {
+                self.is_under_way(FaultKind::Blackout, part, now, lasts);
+            }
+        }
+        Ok(())
     }
 
     /// From a machine, to it, or both; to and from all others, or some.
@@ -206,13 +353,17 @@ fn end(over: Vec<UnderWay>, world: &mut World, journal: &Journal) -> io::Result<
     {
         journal.note(&part.to_string(), format_args!("{} is over", kind.name()));
         match kind {
-            FaultKind::Crash => {
+            FaultKind::Crash | FaultKind::PowerLoss | FaultKind::Blackout | FaultKind::Reimage => {
                 world.host(part).boot()?;
                 world.start(part)?;
                 restarted.push(part);
             }
             FaultKind::Hang => world.host(part).go_on(now - began),
             FaultKind::Suspend => world.host(part).wake_up(now - began),
+            FaultKind::FailedSync | FaultKind::DiskError | FaultKind::DiskFull => {
+                world.disk(part).set_trouble(Trouble::default());
+            }
+            FaultKind::Rot => {}
             FaultKind::Partition | FaultKind::Loss | FaultKind::Delay | FaultKind::Duplicate => {
                 for other in world.parts() {
                     world.set_link(part, other, Link::default());

@@ -1,6 +1,7 @@
 //! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
 //! clients, each part on a machine of its own, over a network of datagrams, decided by one seed.
 
+mod disk;
 mod faults;
 mod journal;
 mod machine;
@@ -30,9 +31,9 @@ use crate::random;
 
 /// Until all datanodes have registered.
 const START: Duration = Duration::from_secs(5);
-/// How long the cluster may take to become whole once the faults are over. A datanode may be away for
-/// a minute before it counts as lost.
-const HEAL_MAX: Duration = Duration::from_secs(600);
+/// How long the cluster may take to become whole once the faults are over. After many servers fell silent together,
+/// repair waits for ten minutes, and what is left of a lost block becomes one five minutes later.
+const HEAL_MAX: Duration = Duration::from_secs(1_800);
 /// How long a client waits before it opens a session again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// How often it is looked whether the cluster is whole.
@@ -83,7 +84,9 @@ pub fn run(options: &Options) -> io::Result<Report> {
         .prefix("harvestfs-simulation-")
         .tempdir_in(&options.directory)?;
     let world = World::new(options.seed, options.datanodes, options.clients, directory)?;
+    let rng = random::stream(options.seed, "faults");
     let mut simulation = Simulation {
+        faults: Faults::new(options.faults.clone(), rng, START, options.datanodes),
         world,
         journal: Journal::default(),
         stop: Rc::default(),
@@ -92,20 +95,12 @@ pub fn run(options: &Options) -> io::Result<Report> {
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
     };
-    simulation.run_for(START);
+    simulation.run_for(START)?;
     for number in 0..options.clients {
         simulation.start_client(number)?;
     }
-    let rng = random::stream(options.seed, "faults");
-    let mut faults = Faults::new(options.faults.clone(), rng, simulation.world.now());
-    let end = simulation.world.now() + options.length;
-    while simulation.world.now() < end {
-        simulation.run_for(TICK);
-        let restarted = faults.go_on(&mut simulation.world, &simulation.journal)?;
-        simulation.restarted(&restarted)?;
-    }
-    let restarted = faults.end(&mut simulation.world, &simulation.journal)?;
-    simulation.restarted(&restarted)?;
+    simulation.run_for(options.length)?;
+    simulation.end_faults()?;
     simulation.stop.set(true);
     simulation.finish()?;
     Ok(simulation.report())
@@ -130,6 +125,7 @@ impl SimulatedClient {
 
 struct Simulation {
     world: World,
+    faults: Faults,
     journal: Journal,
     /// Clients come to an end.
     stop: Rc<Cell<bool>>,
@@ -138,12 +134,30 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn run_for(&mut self, time: Duration) {
+    fn run_for(&mut self, time: Duration) -> io::Result<()> {
         let end = self.world.now() + time;
         while self.world.now() < end {
-            self.journal.advance(self.world.now());
-            self.world.run_for(TICK);
+            self.tick()?;
         }
+        Ok(())
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        self.journal.advance(self.world.now());
+        self.world.run_for(TICK);
+        let power_losses = self.faults.power_losses();
+        let restarted = self.faults.go_on(&mut self.world, &self.journal)?;
+        if self.faults.power_losses() != power_losses {
+            for client in &self.clients {
+                client.memory.borrow_mut().power_was_lost();
+            }
+        }
+        self.restarted(&restarted)
+    }
+
+    fn end_faults(&mut self) -> io::Result<()> {
+        let restarted = self.faults.end(&mut self.world, &self.journal)?;
+        self.restarted(&restarted)
     }
 
     /// Has a client work, with one session after the other.
@@ -170,6 +184,7 @@ impl Simulation {
                     Ok(()) => break,
                     Err(error) => journal.error(&Part::Client(number).to_string(), &error),
                 }
+                memory.borrow_mut().session_ended();
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
             is_done.set(true);
@@ -191,22 +206,22 @@ impl Simulation {
     }
 
     /// Waits until `is_done`; whether it came to that.
-    fn wait_for(&mut self, is_done: impl Fn(&Self) -> bool) -> bool {
+    fn wait_for(&mut self, is_done: impl Fn(&Self) -> bool) -> io::Result<bool> {
         let end = self.world.now() + HEAL_MAX;
         while !is_done(self) {
             if self.world.now() >= end {
-                return false;
+                return Ok(false);
             }
-            self.run_for(TICK);
+            self.tick()?;
         }
-        true
+        Ok(true)
     }
 
     /// All faults are over: clients come to an end, the cluster becomes whole, and everything that was promised
     /// is there.
     fn finish(&mut self) -> io::Result<()> {
         let all_done = |it: &Self| it.clients.iter().all(|client| client.is_done.get());
-        if !self.wait_for(all_done) {
+        if !self.wait_for(all_done)? {
             self.journal
                 .failure(format!("clients do not end within {HEAL_MAX:?}"));
             return Ok(());
@@ -218,7 +233,7 @@ impl Simulation {
             let mut admin = Admin::with_identity(&identity, bind, namenode).expect("a free port");
             loop {
                 let report = admin.fsck().await;
-                let is_healthy = report.as_ref().is_some_and(|report| report.healthy);
+                let is_healthy = report.as_ref().is_some_and(is_whole);
                 *found.borrow_mut() = report;
                 if is_healthy {
                     break;
@@ -226,9 +241,8 @@ impl Simulation {
                 tokio::time::sleep(LOOK).await;
             }
         });
-        let is_whole = |report: &Option<FsckReport>| report.as_ref().is_some_and(|it| it.healthy);
         let seen = Rc::clone(&health);
-        if !self.wait_for(move |_| is_whole(&seen.borrow())) {
+        if !self.wait_for(move |_| seen.borrow().as_ref().is_some_and(is_whole))? {
             let report = health.borrow();
             self.journal
                 .failure(format!("not whole within {HEAL_MAX:?}: {report:?}"));
@@ -245,17 +259,18 @@ impl Simulation {
             .collect();
         let is_done = Rc::new(Cell::new(false));
         let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
+        let board = Rc::clone(&self.board);
         self.world.host(Part::Client(0)).spawn(async move {
             let checked = async {
                 let client = connections().await?;
-                check_all(&client, &memories, &journal).await
+                check_all(&client, &memories, &board, &journal).await
             };
             if let Err(error) = checked.await {
                 journal.failure(format!("nothing can be compared in the end: {error}"));
             }
             done.set(true);
         });
-        if !self.wait_for(move |_| is_done.get()) {
+        if !self.wait_for(move |_| is_done.get())? {
             self.journal
                 .failure(format!("what is there is not read within {HEAL_MAX:?}"));
         }
@@ -274,4 +289,24 @@ impl Simulation {
             trace: self.journal.take_lines(),
         }
     }
+}
+
+/// Every block has its replicas. What was not synced when power was lost may be missing at the end of some, which is
+/// found when files are compared if it was promised.
+fn is_whole(report: &FsckReport) -> bool {
+    let FsckReport {
+        missing_replicas,
+        lost_blocks,
+        orphan_blocks,
+        excess_replicas,
+        ..
+    } = report;
+    [
+        missing_replicas,
+        lost_blocks,
+        orphan_blocks,
+        excess_replicas,
+    ]
+    .iter()
+    .all(|&&count| count == 0)
 }

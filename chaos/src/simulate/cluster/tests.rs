@@ -86,7 +86,7 @@ fn files_are_written_and_read_in_virtual_time() {
 }
 
 #[test]
-fn what_was_synced_is_there_after_all_machines_crashed() {
+fn what_was_synced_is_there_after_all_machines_lost_their_power() {
     let mut world = world(2);
     with_client(&mut world, MINUTE, |client| async move {
         for number in 0..5 {
@@ -96,7 +96,7 @@ fn what_was_synced_is_there_after_all_machines_crashed() {
         std::mem::forget(client);
     });
     for part in world.parts() {
-        world.host(part).crash();
+        world.lose_power(part).expect("it has files");
     }
     for part in world.parts() {
         world.host(part).boot().expect("a runtime");

@@ -1,21 +1,28 @@
 //! The machines of a cluster, and what runs on them.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
-use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, format};
+use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, format, journal_dir};
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
 use tempfile::TempDir;
 
+use super::disk::{Directory, SimulatedDisk};
 use super::{Host, Link, Network};
 
 /// How long each machine goes on before the next one does: the clock of no machine is ahead of another by more,
@@ -27,6 +34,8 @@ const DATANODE_PORT: u16 = 9_311;
 const NAMENODE_NAME: &str = "namenode";
 /// Longer than any simulation.
 const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
+/// Where a datanode has the replicas that are complete.
+const SEALED: &str = "sealed";
 const BLOCK_BYTES: u64 = 1 << 20;
 const SEGMENT_BYTES: u64 = 4 << 20;
 const QUOTA_BYTES: u64 = 1 << 30;
@@ -72,6 +81,9 @@ pub struct World {
     authority: CertificateAuthority,
     network: Arc<Network>,
     hosts: Vec<(Part, Host)>,
+    disks: BTreeMap<Part, SimulatedDisk>,
+    /// Servers that have ended by themselves, and why.
+    ended: Rc<RefCell<Vec<(Part, String)>>>,
     now: Duration,
 }
 
@@ -85,16 +97,22 @@ impl World {
         let parts = std::iter::once(Part::Namenode)
             .chain((0..datanodes).map(Part::Datanode))
             .chain((0..clients).map(Part::Client));
+        let seed_of = |number: usize| seed.wrapping_mul(1 << 16).wrapping_add(number as u64);
         let host = |(number, part): (usize, Part)| {
-            let seed = seed.wrapping_mul(1 << 16).wrapping_add(number as u64);
-            Ok((part, Host::new(part.ip(), seed, &network)?))
+            Ok((part, Host::new(part.ip(), seed_of(number), &network)?))
         };
-        let hosts = parts.enumerate().map(host).collect::<io::Result<_>>()?;
+        let hosts: Vec<_> = parts.enumerate().map(host).collect::<io::Result<_>>()?;
+        let disk = |(number, (part, _)): (usize, &(Part, Host))| {
+            (*part, SimulatedDisk::new(seed_of(number)))
+        };
+        let disks = hosts.iter().enumerate().map(disk).collect();
         let mut world = Self {
             directory,
             authority: CertificateAuthority::for_simulation().map_err(io::Error::other)?,
             network,
             hosts,
+            disks,
+            ended: Rc::default(),
             now: Duration::ZERO,
         };
         let rules = PlacementRules {
@@ -145,6 +163,58 @@ impl World {
         &mut found.unwrap_or_else(|| panic!("there is no {part}")).1
     }
 
+    /// The disk of a part.
+    ///
+    /// # Panics
+    /// When the cluster has no such part.
+    pub fn disk(&self, part: Part) -> &SimulatedDisk {
+        let found = self.disks.get(&part);
+        found.unwrap_or_else(|| panic!("there is no {part}"))
+    }
+
+    /// A machine loses its power, and what its disk had not stored.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be changed.
+    pub fn lose_power(&mut self, part: Part) -> io::Result<()> {
+        self.host(part).crash();
+        self.disk(part).lose_power()
+    }
+
+    /// A machine ends, and everything on its disk is gone.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be removed.
+    pub fn reimage(&mut self, part: Part) -> io::Result<()> {
+        self.host(part).crash();
+        self.disk(part).wipe();
+        fs::remove_dir_all(self.path(part))
+    }
+
+    /// One bit in one sealed replica of a datanode changes. Returns which file it is in, if there is one.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be changed.
+    pub fn rot(&self, part: Part, rng: &mut SmallRng) -> io::Result<Option<PathBuf>> {
+        let mut replicas = Vec::new();
+        for directory in fs::read_dir(self.path(part).join(SEALED))? {
+            for replica in fs::read_dir(directory?.path())? {
+                replicas.push(replica?.path());
+            }
+        }
+        replicas.sort();
+        let Some(replica) = replicas.choose(rng) else {
+            return Ok(None);
+        };
+        self.disk(part).rot(replica)?;
+        Ok(Some(replica.clone()))
+    }
+
+    /// Servers that have ended by themselves since the last call, and why.
+    pub fn take_ended(&self) -> Vec<(Part, String)> {
+        self.ended.take()
+    }
+
     fn identity(&self, role: Role, name: &str) -> io::Result<Identity> {
         let issued = self.authority.issue(role, name, VALIDITY);
         issued.map_err(io::Error::other)
@@ -163,16 +233,27 @@ impl World {
                     SocketAddr::new(part.ip(), NAMENODE_PORT),
                     self.identity(Role::Namenode, NAMENODE_NAME)?,
                 );
+                let journal = journal_dir(&options.data_dir);
+                let disk = Arc::new(Directory::new(self.disk(part).clone(), journal));
+                let ended = Rc::clone(&self.ended);
                 self.host(part).spawn(async move {
-                    let mut namenode = Namenode::start(options).await.expect("the namenode starts");
-                    namenode.ended().await.expect("its journal works");
+                    let served = match Namenode::start_on(options, Some(disk)).await {
+                        Ok(mut namenode) => namenode.ended().await,
+                        Err(error) => Err(error),
+                    };
+                    let why = served.expect_err("nothing stops it").to_string();
+                    ended.borrow_mut().push((part, why));
                 });
             }
             Part::Datanode(number) => {
                 let options = self.datanode_options(number, path)?;
+                let disk = Arc::new(self.disk(part).clone());
+                let ended = Rc::clone(&self.ended);
                 self.host(part).spawn(async move {
-                    let _datanode = Datanode::start(options).await.expect("the datanode starts");
-                    std::future::pending::<()>().await;
+                    match Datanode::start_on(options, disk, None).await {
+                        Ok(_datanode) => std::future::pending().await,
+                        Err(error) => ended.borrow_mut().push((part, error.to_string())),
+                    }
                 });
             }
             Part::Client(_) => {}

@@ -1,0 +1,262 @@
+//! The disk of a simulated machine. Its files are in a directory of this machine; beside them is kept what a loss of
+//! power would leave: of what was not synced, each sector as it was after any of the writes since the last sync, each
+//! length, and of the names a state that they went through. What is written past the two traits (small files
+//! that are replaced as a whole) counts as synced, as it is.
+
+mod content;
+mod traits;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use self::content::Content;
+pub use self::traits::Directory;
+
+/// What is wrong with a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// Of a hundred operations, how many fail.
+    pub errors_percent: u32,
+    /// Nothing more fits.
+    pub is_full: bool,
+    /// The next sync of a file fails; what it was to write is lost.
+    pub next_sync_fails: bool,
+}
+
+/// See the module. Copies are of one disk.
+#[derive(Clone, Debug)]
+pub struct SimulatedDisk(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    rng: SmallRng,
+    trouble: Trouble,
+    files: BTreeMap<PathBuf, Shared>,
+    /// Changes of names that are not synced, in their order.
+    changes: Vec<Change>,
+}
+
+type Shared = Arc<Mutex<Content>>;
+
+#[derive(Debug)]
+struct Change {
+    file: Shared,
+    kind: ChangeKind,
+}
+
+#[derive(Debug)]
+enum ChangeKind {
+    Create(PathBuf),
+    Remove(PathBuf),
+    Rename {
+        from: PathBuf,
+        to: PathBuf,
+        replaced: Option<Shared>,
+    },
+}
+
+impl Change {
+    /// The directory that has to be synced for it to last.
+    fn directory(&self) -> Option<&Path> {
+        match &self.kind {
+            ChangeKind::Create(path) | ChangeKind::Remove(path) => path.parent(),
+            ChangeKind::Rename { to, .. } => to.parent(),
+        }
+    }
+}
+
+impl SimulatedDisk {
+    /// One on which everything works.
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            rng: SmallRng::seed_from_u64(seed),
+            trouble: Trouble::default(),
+            files: BTreeMap::new(),
+            changes: Vec::new(),
+        })))
+    }
+
+    /// What is wrong with it from now on.
+    pub fn set_trouble(&self, trouble: Trouble) {
+        self.0.lock().trouble = trouble;
+    }
+
+    /// What was not synced is lost, in part or as a whole. Nothing runs that has files open.
+    ///
+    /// # Errors
+    /// When the files of this machine cannot be changed.
+    pub fn lose_power(&self) -> io::Result<()> {
+        let state = &mut *self.0.lock();
+        let renamed = |change: &Change| match &change.kind {
+            ChangeKind::Rename { replaced, .. } => replaced.clone(),
+            ChangeKind::Create(_) | ChangeKind::Remove(_) => None,
+        };
+        let replaced = state.changes.iter().filter_map(renamed);
+        let changed = state.changes.iter().map(|change| Arc::clone(&change.file));
+        let mut files: Vec<Shared> = state.files.values().cloned().collect();
+        files.extend(changed.chain(replaced));
+        for file in files {
+            file.lock().lose_power(&mut state.rng)?;
+        }
+        let changes = std::mem::take(&mut state.changes);
+        let kept = state.rng.random_range(0..=changes.len());
+        for change in changes[kept..].iter().rev() {
+            change.undo()?;
+        }
+        state.files.clear();
+        Ok(())
+    }
+
+    /// Everything on it is gone.
+    pub fn wipe(&self) {
+        let mut state = self.0.lock();
+        state.files.clear();
+        state.changes.clear();
+    }
+
+    /// One bit of a file changes.
+    ///
+    /// # Errors
+    /// When the file cannot be changed.
+    pub fn rot(&self, path: &Path) -> io::Result<()> {
+        let state = &mut *self.0.lock();
+        let file = state.known(path)?;
+        file.lock().rot(&mut state.rng)
+    }
+}
+
+impl Change {
+    /// Things are named as before it, as far as they can be.
+    fn undo(&self) -> io::Result<()> {
+        match &self.kind {
+            ChangeKind::Create(path) => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+            ChangeKind::Remove(path) => write_again(path, &self.file),
+            ChangeKind::Rename { from, to, replaced } => {
+                if to.exists() && !from.exists() {
+                    fs::rename(to, from)?;
+                }
+                match replaced {
+                    Some(replaced) => write_again(to, replaced),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+fn write_again(path: &Path, file: &Shared) -> io::Result<()> {
+    fs::write(path, file.lock().all()?)
+}
+
+impl State {
+    /// An operation begins, which may fail.
+    fn begin(&mut self) -> io::Result<()> {
+        let percent = self.trouble.errors_percent;
+        if percent > 0 && self.rng.random_ratio(percent, 100) {
+            return Err(rustix::io::Errno::IO.into());
+        }
+        Ok(())
+    }
+
+    /// As [`State::begin`], for what needs more space.
+    fn begin_growing(&mut self) -> io::Result<()> {
+        if self.trouble.is_full {
+            return Err(rustix::io::Errno::NOSPC.into());
+        }
+        self.begin()
+    }
+
+    fn create(&mut self, path: &Path) -> io::Result<Shared> {
+        self.begin_growing()?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).open(path)?;
+        let file = Arc::new(Mutex::new(Content::new(file)));
+        self.files.insert(path.to_owned(), Arc::clone(&file));
+        self.changes.push(Change {
+            file: Arc::clone(&file),
+            kind: ChangeKind::Create(path.to_owned()),
+        });
+        Ok(file)
+    }
+
+    fn open(&mut self, path: &Path) -> io::Result<Shared> {
+        self.begin()?;
+        self.known(path)
+    }
+
+    /// The file of that name, which may have been there before the simulation.
+    fn known(&mut self, path: &Path) -> io::Result<Shared> {
+        if let Some(file) = self.files.get(path).filter(|_| path.exists()) {
+            return Ok(Arc::clone(file));
+        }
+        let file: File = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = Arc::new(Mutex::new(Content::of_durable(file)));
+        self.files.insert(path.to_owned(), Arc::clone(&file));
+        Ok(file)
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.begin()?;
+        let file = self.known(from)?;
+        let replaced = match self.known(to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            replaced => Some(replaced?),
+        };
+        fs::rename(from, to)?;
+        self.files.remove(from);
+        self.files.insert(to.to_owned(), Arc::clone(&file));
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let kind = ChangeKind::Rename { from, to, replaced };
+        self.changes.push(Change { file, kind });
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        self.begin()?;
+        let file = self.known(path)?;
+        fs::remove_file(path)?;
+        self.files.remove(path);
+        let kind = ChangeKind::Remove(path.to_owned());
+        self.changes.push(Change { file, kind });
+        Ok(())
+    }
+
+    fn sync_directory(&mut self, path: &Path) -> io::Result<()> {
+        self.begin()?;
+        let (synced, mut left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.changes)
+            .into_iter()
+            .partition(|change| change.directory() == Some(path));
+        // What has a name for good was made for good.
+        let lasts = |file: &Shared| synced.iter().any(|change| Arc::ptr_eq(&change.file, file));
+        left.retain(|change| {
+            !(matches!(change.kind, ChangeKind::Create(_)) && lasts(&change.file))
+        });
+        self.changes = left;
+        // What nothing is to be remembered of, nor has open, is opened again when it is needed.
+        self.files
+            .retain(|_, file| Arc::strong_count(file) > 1 || !file.lock().is_durable());
+        Ok(())
+    }
+
+    fn sync(&mut self, file: &Shared) -> io::Result<()> {
+        let is_lost = std::mem::take(&mut self.trouble.next_sync_fails);
+        if is_lost {
+            file.lock().lose(&mut self.rng);
+            return Err(rustix::io::Errno::IO.into());
+        }
+        self.begin()
+            .inspect_err(|_| file.lock().lose(&mut self.rng))?;
+        file.lock().synced();
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! What a client knows of its own directory.
+
+use std::collections::BTreeMap;
+
+/// What is known of a name in a client's own directory. Names that are not listed are known not to be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It is a file with this content.
+    Content {
+        bytes: Vec<u8>,
+        /// It is there also after a crash of the client.
+        durable: bool,
+    },
+    /// An operation on it has no known outcome.
+    Nothing,
+}
+
+/// What one client knows; it survives crashes of its machine.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    pub names: BTreeMap<String, Known>,
+    /// Names that the operation under way changes.
+    pub in_flight: Vec<String>,
+    /// Some machine lost its power since the operation under way began.
+    pub is_power_lost: bool,
+}
+
+impl Memory {
+    /// The client's machine crashed.
+    pub fn crashed(&mut self) {
+        for name in std::mem::take(&mut self.in_flight) {
+            self.names.insert(name, Known::Nothing);
+        }
+        self.lose_what_was_not_synced();
+    }
+
+    /// A machine lost its power.
+    pub fn power_was_lost(&mut self) {
+        self.is_power_lost = true;
+        self.lose_what_was_not_synced();
+    }
+
+    /// The next session does not know what the one before did not sync.
+    pub fn session_ended(&mut self) {
+        self.lose_what_was_not_synced();
+    }
+
+    fn lose_what_was_not_synced(&mut self) {
+        for known in self.names.values_mut() {
+            if matches!(known, Known::Content { durable: false, .. }) {
+                *known = Known::Nothing;
+            }
+        }
+    }
+}
+
+impl Memory {
+    /// How a directory with these names and sizes differs from what is known.
+    pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (name, known) in &self.names {
+            let Known::Content { bytes, .. } = known else {
+                continue;
+            };
+            match found.get(name) {
+                Some(&size) if size == bytes.len() as u64 => {}
+                Some(size) => {
+                    problems.push(format!("{name} has {size} bytes, not {}", bytes.len()));
+                }
+                None => problems.push(format!("{name} is not there")),
+            }
+        }
+        let unknown = found.keys().filter(|name| !self.names.contains_key(*name));
+        problems.extend(unknown.map(|name| format!("{name} is there though it was removed")));
+        problems
+    }
+}
+
+/// How the content of a file differs from what it has to be.
+pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
+    if expected == found {
+        return None;
+    }
+    let same = expected
+        .iter()
+        .zip(found)
+        .take_while(|(a, b)| a == b)
+        .count();
+    let (length, expected) = (found.len(), expected.len());
+    Some(format!(
+        "{length} bytes instead of {expected}, other ones from {same} on"
+    ))
+}

@@ -1,0 +1,287 @@
+//! What clients do, and whether they are kept what they were promised.
+//!
+//! Each client has a directory of its own, which nobody else changes: there every answer is known beforehand
+//! ([`memory`]). Then there is a directory that all share ([`shared`]).
+
+mod check;
+mod memory;
+mod shared;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use harvestfs_client::{Client, ClientError, File, OpenFlags};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::RenameMode;
+use harvestfs_protocol::types::Credentials;
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+pub use self::check::check_all;
+use self::check::sizes;
+pub use self::memory::Memory;
+use self::memory::{Known, difference};
+pub use self::shared::Board;
+use self::shared::SHARED_DIRECTORY;
+use super::journal::Journal;
+use super::world::Part;
+use crate::random;
+
+/// Names in a client's own directory.
+const NAMES: usize = 12;
+/// Largest file, in bytes: more than a block.
+const FILE_BYTES_MAX: usize = 3 << 20;
+/// Most bytes that one write of a part has.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+/// Mean time between two operations of a client.
+const PAUSE: Duration = Duration::from_millis(80);
+
+/// One client.
+pub struct Worker {
+    pub number: u8,
+    pub client: Client,
+    pub rng: Rc<RefCell<SmallRng>>,
+    pub memory: Rc<RefCell<Memory>>,
+    pub board: Rc<RefCell<Board>>,
+    pub journal: Journal,
+}
+
+/// The directory that only this client changes.
+fn own_directory(number: u8) -> String {
+    Part::Client(number).to_string()
+}
+
+impl Worker {
+    /// Works until `until` says that it is enough; then the session is closed.
+    ///
+    /// # Errors
+    /// When the session cannot go on: a new one is needed.
+    pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
+        for directory in [own_directory(self.number), SHARED_DIRECTORY.to_owned()] {
+            match self.make_directory(&directory).await {
+                Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        while !until() {
+            let pause = PAUSE.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
+            tokio::time::sleep(pause).await;
+            self.step().await?;
+        }
+        self.client.close().await
+    }
+
+    fn name(&self) -> String {
+        Part::Client(self.number).to_string()
+    }
+
+    fn random(&self, range: std::ops::Range<usize>) -> usize {
+        self.rng.borrow_mut().random_range(range)
+    }
+
+    async fn make_directory(&self, path: &str) -> Result<(), ClientError> {
+        let me = Credentials::root();
+        let (parent, name) = self.client.resolve_parent(&me, path.as_bytes()).await?;
+        self.client.mkdir(&me, parent.ino, &name, 0o755).await?;
+        Ok(())
+    }
+
+    async fn step(&self) -> Result<(), ClientError> {
+        let name = format!("f{}", self.random(0..NAMES));
+        let known = self.memory.borrow().names.get(&name).cloned();
+        let dice = self.random(0..100);
+        self.journal.operation();
+        let result = match known {
+            Some(Known::Content { .. }) if dice < 20 => self.read(&name).await,
+            Some(Known::Content { .. }) if dice < 40 => self.change(&name).await,
+            Some(Known::Content { .. }) if dice < 48 => self.rename(&name).await,
+            Some(Known::Content { .. }) if dice < 55 => self.unlink(&name).await,
+            Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
+            _ if dice < 70 => self.list().await,
+            _ if dice < 80 => self.publish().await,
+            _ if dice < 90 => self.read_shared().await,
+            _ => self.write(&name).await,
+        };
+        let Err(error) = result else {
+            self.memory.borrow_mut().in_flight.clear();
+            return Ok(());
+        };
+        self.journal.error(&self.name(), &error);
+        let mut memory = self.memory.borrow_mut();
+        for name in std::mem::take(&mut memory.in_flight) {
+            memory.names.insert(name, Known::Nothing);
+        }
+        match error {
+            ClientError::Closed
+            | ClientError::Connect(_)
+            | ClientError::Fs(FsError::SessionExpired) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&self, names: &[&str], what: std::fmt::Arguments<'_>) {
+        let names = names.iter().map(|&name| name.to_owned());
+        let mut memory = self.memory.borrow_mut();
+        memory.in_flight.extend(names);
+        memory.is_power_lost = false;
+        drop(memory);
+        self.journal.note(&self.name(), what);
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("/{}/{name}", own_directory(self.number))
+    }
+
+    fn set(&self, name: &str, bytes: Vec<u8>, durable: bool) {
+        let mut memory = self.memory.borrow_mut();
+        let known = if durable || !memory.is_power_lost {
+            Known::Content { bytes, durable }
+        } else {
+            Known::Nothing
+        };
+        memory.names.insert(name.to_owned(), known);
+    }
+
+    fn content(&self, name: &str) -> Option<(Vec<u8>, bool)> {
+        match self.memory.borrow().names.get(name) {
+            Some(Known::Content { bytes, durable }) => Some((bytes.clone(), *durable)),
+            _ => None,
+        }
+    }
+
+    /// Bytes of any length up to `max`, small ones as likely as large ones.
+    fn bytes(&self, max: usize) -> Vec<u8> {
+        let mut rng = self.rng.borrow_mut();
+        let mut bytes = vec![0; random::length(&mut *rng, max)];
+        rng.fill(&mut bytes[..]);
+        bytes
+    }
+
+    async fn write(&self, name: &str) -> Result<(), ClientError> {
+        let bytes = self.bytes(FILE_BYTES_MAX);
+        self.begin(&[name], format_args!("write {name}: {} bytes", bytes.len()));
+        let path = self.path(name);
+        let me = Credentials::root();
+        self.client.write_file(&me, path.as_bytes(), &bytes).await?;
+        self.set(name, bytes, true);
+        Ok(())
+    }
+
+    /// Writes in the middle or at the end, cuts, or both.
+    async fn change(&self, name: &str) -> Result<(), ClientError> {
+        let Some((mut bytes, _)) = self.content(name) else {
+            return Ok(());
+        };
+        let durable = self.random(0..2) == 0;
+        let new = self.bytes(WRITE_BYTES_MAX);
+        let at = self.random(0..bytes.len() + 1);
+        let size = match self.random(0..4) {
+            0 => Some(self.random(0..bytes.len() + 1)),
+            1 => Some(bytes.len() + self.random(0..WRITE_BYTES_MAX)),
+            _ => None,
+        };
+        let (length, synced) = (new.len(), if durable { "sync" } else { "close" });
+        self.begin(
+            &[name],
+            format_args!("change {name}: {length} bytes at {at}, size {size:?}, {synced}"),
+        );
+        let file = self.open(name).await?;
+        if let Some(size) = size {
+            file.truncate(size as u64).await?;
+            bytes.resize(size, 0);
+        }
+        let at = at.min(bytes.len());
+        file.write(at as u64, Bytes::copy_from_slice(&new)).await?;
+        bytes.resize(bytes.len().max(at + new.len()), 0);
+        bytes[at..at + new.len()].copy_from_slice(&new);
+        if durable {
+            file.sync().await?;
+        }
+        file.close().await?;
+        self.set(name, bytes, durable);
+        Ok(())
+    }
+
+    async fn open(&self, name: &str) -> Result<File, ClientError> {
+        let (me, path) = (Credentials::root(), self.path(name));
+        let flags = OpenFlags::READ_WRITE;
+        self.client
+            .open_path(&me, path.as_bytes(), flags, None)
+            .await
+    }
+
+    async fn sync(&self, name: &str) -> Result<(), ClientError> {
+        let Some((bytes, _)) = self.content(name) else {
+            return Ok(());
+        };
+        self.begin(&[name], format_args!("sync {name}"));
+        let file = self.open(name).await?;
+        file.sync().await?;
+        file.close().await?;
+        self.set(name, bytes, true);
+        Ok(())
+    }
+
+    async fn read(&self, name: &str) -> Result<(), ClientError> {
+        let Some((bytes, _)) = self.content(name) else {
+            return Ok(());
+        };
+        self.begin(&[], format_args!("read {name}"));
+        let path = self.path(name);
+        let me = Credentials::root();
+        let read = self.client.read_file(&me, path.as_bytes()).await?;
+        if let Some(difference) = difference(&bytes, &read) {
+            self.journal.failure(format!("{path}: {difference}"));
+        }
+        Ok(())
+    }
+
+    async fn rename(&self, from: &str) -> Result<(), ClientError> {
+        let to = format!("f{}", self.random(0..NAMES));
+        if to == from {
+            return Ok(());
+        }
+        self.begin(&[from, &to], format_args!("rename {from} to {to}"));
+        self.rename_path(&self.path(from), &self.path(&to)).await?;
+        let mut memory = self.memory.borrow_mut();
+        if let Some(known) = memory.names.remove(from) {
+            memory.names.insert(to, known);
+        }
+        Ok(())
+    }
+
+    async fn rename_path(&self, from: &str, to: &str) -> Result<(), ClientError> {
+        let me = Credentials::root();
+        let (from_parent, from) = self.client.resolve_parent(&me, from.as_bytes()).await?;
+        let (to_parent, to) = self.client.resolve_parent(&me, to.as_bytes()).await?;
+        let (from_parent, to_parent) = (from_parent.ino, to_parent.ino);
+        let mode = RenameMode::Replace;
+        let renamed = self
+            .client
+            .rename(&me, from_parent, &from, to_parent, &to, mode);
+        renamed.await?;
+        Ok(())
+    }
+
+    async fn unlink(&self, name: &str) -> Result<(), ClientError> {
+        self.begin(&[name], format_args!("unlink {name}"));
+        let (me, path) = (Credentials::root(), self.path(name));
+        let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
+        self.client.unlink(&me, parent.ino, &file).await?;
+        self.memory.borrow_mut().names.remove(name);
+        Ok(())
+    }
+
+    /// Names and sizes of the client's own directory.
+    async fn list(&self) -> Result<(), ClientError> {
+        self.begin(&[], format_args!("list"));
+        let directory = own_directory(self.number);
+        let found = sizes(&self.client, &directory).await?;
+        for problem in self.memory.borrow().differences(&found) {
+            self.journal.failure(format!("/{directory}: {problem}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! The directory that all clients share: each replaces files of its own by renaming, and reads those of the others. It
+//! must find a version that was there while it looked.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use harvestfs_client::{Client, ClientError};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::Credentials;
+
+use super::Worker;
+use crate::simulate::cluster::journal::Journal;
+
+pub const SHARED_DIRECTORY: &str = "shared";
+/// Files of each client.
+const SHARED: usize = 3;
+
+/// Versions of a file in the shared directory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Published {
+    /// The newest whose rename returned.
+    at_least: u64,
+    /// The newest whose rename began.
+    at_most: u64,
+}
+
+/// What all clients know together.
+#[derive(Debug, Default)]
+pub struct Board {
+    shared: BTreeMap<String, Published>,
+}
+
+impl Worker {
+    /// Replaces a file in the shared directory by its next version.
+    pub async fn publish(&self) -> Result<(), ClientError> {
+        let name = format!("{}-{}", self.number, self.random(0..SHARED));
+        let path = format!("/{SHARED_DIRECTORY}/{name}");
+        let version = {
+            let mut board = self.board.borrow_mut();
+            let published = board.shared.entry(name.clone()).or_default();
+            published.at_most += 1;
+            published.at_most
+        };
+        self.begin(&[], format_args!("publish {name}, version {version}"));
+        let words = 1 + self.random(0..8_000);
+        let content: Vec<u8> = std::iter::repeat_n(version.to_le_bytes(), words)
+            .flatten()
+            .collect();
+        let draft = format!("{path}.new");
+        let me = Credentials::root();
+        self.client
+            .write_file(&me, draft.as_bytes(), &content)
+            .await?;
+        self.rename_path(&draft, &path).await?;
+        if let Some(published) = self.board.borrow_mut().shared.get_mut(&name) {
+            published.at_least = published.at_least.max(version);
+        }
+        Ok(())
+    }
+
+    /// Reads one that some client replaces.
+    pub async fn read_shared(&self) -> Result<(), ClientError> {
+        let names: Vec<String> = self.board.borrow().shared.keys().cloned().collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let name = &names[self.random(0..names.len())];
+        self.begin(&[], format_args!("read shared {name}"));
+        check(&self.client, &self.board, name, &self.journal).await
+    }
+}
+
+async fn check(
+    client: &Client,
+    board: &RefCell<Board>,
+    name: &str,
+    journal: &Journal,
+) -> Result<(), ClientError> {
+    let at_least = board.borrow().shared[name].at_least;
+    let path = format!("/{SHARED_DIRECTORY}/{name}");
+    let me = Credentials::root();
+    let read = match client.read_file(&me, path.as_bytes()).await {
+        Err(ClientError::Fs(FsError::NotFound)) if at_least == 0 => return Ok(()),
+        // Replaced between the look at the name and the look at the file.
+        Err(ClientError::Fs(FsError::Stale)) => return Ok(()),
+        read => read?,
+    };
+    let at_most = board.borrow().shared[name].at_most;
+    let (words, rest) = read.as_chunks::<8>();
+    let version = words.first().map(|word| u64::from_le_bytes(*word));
+    let is_whole = rest.is_empty() && words.iter().all(|word| Some(word) == words.first());
+    let is_current = version.is_some_and(|it| (at_least..=at_most).contains(&it));
+    if !is_whole || !is_current {
+        let whole = if is_whole { "" } else { "not whole, " };
+        journal.failure(format!(
+            "{path}: {whole}version {version:?}, where there were {at_least} to {at_most}",
+        ));
+    }
+    Ok(())
+}
+
+/// Reads all of them, when nothing changes any more.
+pub async fn check_shared(client: &Client, board: &RefCell<Board>, journal: &Journal) {
+    let names: Vec<String> = board.borrow().shared.keys().cloned().collect();
+    for name in names {
+        if let Err(error) = check(client, board, &name, journal).await {
+            journal.failure(format!("/{SHARED_DIRECTORY}/{name}, in the end: {error}"));
+        }
+    }
+}
