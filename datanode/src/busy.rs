@@ -4,10 +4,10 @@ use std::time::{Duration, Instant as StdInstant};
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_protocol::watch;
 use harvestfs_telemetry::gate::Verdict;
 use harvestfs_telemetry::metrics::Counter;
 use harvestfs_telemetry::primary::{Monitor, Status};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::store::BlockStore;

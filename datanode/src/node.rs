@@ -14,8 +14,8 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
 use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
+use harvestfs_protocol::watch;
 use parking_lot::RwLock;
-use tokio::sync::watch;
 
 use crate::busy::BusySignal;
 use crate::metrics::{Metrics, Sample};

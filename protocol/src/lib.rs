@@ -40,6 +40,7 @@ mod timestamp;
 pub mod token;
 pub mod transport;
 pub mod types;
+pub mod watch;
 
 pub use machine::{since_boot, unix_now_ms};
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::watch;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::{Connection, Endpoint, TransportError, within};
 use crate::identity::Peer;

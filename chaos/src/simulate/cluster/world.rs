@@ -38,6 +38,8 @@ const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
 const SEALED: &str = "sealed";
 const BLOCK_BYTES: u64 = 1 << 20;
 const SEGMENT_BYTES: u64 = 4 << 20;
+/// Replicas of each block, if there are so many datanodes.
+pub const REPLICATION: u8 = 3;
 const QUOTA_BYTES: u64 = 1 << 30;
 
 /// A machine of the cluster.
@@ -116,7 +118,7 @@ impl World {
             now: Duration::ZERO,
         };
         let rules = PlacementRules {
-            replication: datanodes.min(3),
+            replication: datanodes.min(REPLICATION),
             durability: Durability::Space,
             class: None,
         };
