@@ -4,8 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::query::{self, Usage};
@@ -15,13 +13,12 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use crate::api::file::{File, OpenFlags};
 use crate::driver::core::Core;
-use crate::driver::session::Session;
 use crate::driver::session::content::ATTR_ATTEMPTS;
 use crate::driver::session::holds::Holds;
 use crate::driver::session::listener::CacheListener;
-use crate::driver::write::file_state::Uncommitted;
 use crate::engine::cache::permissions::{EXECUTE, READ, permits};
 use crate::engine::cache::{DirPage, Entry, Ticket};
+use crate::engine::write::file::Uncommitted;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
@@ -51,7 +48,7 @@ impl Drop for Inner {
             return;
         }
         core.session.runtime.clone().spawn(async move {
-            let flushed = tokio::time::timeout(DROP_DEADLINE, core.flush_and_wait()).await;
+            let flushed = tokio::time::timeout(DROP_DEADLINE, core.files.flush_and_wait()).await;
             if !matches!(flushed, Ok(Ok(()))) {
                 tracing::error!(
                     "data was not written when the last handle of a client was dropped"
@@ -76,8 +73,7 @@ impl Client {
     /// [`ClientError::Connect`] at once when trying again cannot help, for example because the
     /// certificate is from another cluster; [`ClientError::Unreachable`].
     pub async fn connect(options: ClientOptions) -> Result<Self, ClientError> {
-        let session = Session::connect(options).await?;
-        let core = Core::start(session).await?;
+        let core = Core::connect(options).await?;
         Ok(Self {
             inner: Arc::new(Inner { core }),
         })
@@ -89,7 +85,7 @@ impl Client {
     /// # Errors
     /// What kept written data from being stored; it is lost then.
     pub async fn close(&self) -> Result<(), ClientError> {
-        let flushed = self.core().flush_and_wait().await;
+        let flushed = self.core().files.flush_and_wait().await;
         self.core().session.close().await;
         flushed
     }
@@ -112,7 +108,7 @@ impl Client {
     /// The largest block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        self.core().block_bytes()
+        self.core().session.block_bytes()
     }
 
     /// As [`Client::lookup`] if the cache knows the answer, without waiting.
@@ -193,16 +189,16 @@ impl Client {
         let core = self.core();
         for _ in 0..ATTR_ATTEMPTS {
             let ticket = core.session.cache.ticket();
-            let attr = core.attr(credentials, ino).await?;
+            let attr = core.session.attr(credentials, ino).await?;
             if let Some(attr) = self.with_memory(&ticket, attr) {
                 return Ok(attr);
             }
             drop(ticket);
-            if let Some(file) = core.file(ino).filter(|file| file.has_appends()) {
-                file.flush(false).await?;
+            if let Some(file) = core.files.get(ino).filter(|file| file.has_appends()) {
+                core.files.flush(&file, false).await?;
             }
         }
-        Ok(self.with_latest(core.attr(credentials, ino).await?))
+        Ok(self.with_latest(core.session.attr(credentials, ino).await?))
     }
 
     /// Checks permission as `access(2)` does; `R_OK` 4, `W_OK` 2, `X_OK` 1.
@@ -238,7 +234,10 @@ impl Client {
         with_attributes: bool,
     ) -> Result<DirPage, ClientError> {
         let core = self.core();
-        let mut page = core.list(credentials, ino, after, max_entries).await?;
+        let mut page = core
+            .session
+            .list(credentials, ino, after, max_entries)
+            .await?;
         for entry in &mut page.entries {
             entry.attr = match entry.attr.take() {
                 Some(attr) if with_attributes => Some(self.with_latest(attr)),
@@ -390,7 +389,7 @@ impl Client {
         let (attr, _) = cache.content(ino)?;
         let allowed =
             attr.kind == FileKind::Regular && permits(&attr, credentials, flags.permissions());
-        if flags.truncate || !allowed || !session.holds.open_held(ino, flags.may_read()) {
+        if flags.truncate || !allowed || !session.holds.lock().open_held(ino, flags.may_read()) {
             return None;
         }
         Some(File::new(self, ino, credentials, flags))
@@ -433,11 +432,11 @@ impl Client {
         else {
             return Err(ClientError::UnexpectedReply(query::Open::NAME));
         };
-        core.locations.learn(&located);
+        core.reads.learn(&located);
         let readable = flags.may_read() || permits(&attr, credentials, READ);
         if end {
             // More of them would not be of the same moment.
-            let extents = core.extents(credentials, ino, extents, end).await?;
+            let extents = session.extents(credentials, ino, extents, end).await?;
             ticket.learn_content(&attr, &extents);
         }
         drop(ticket);
@@ -460,7 +459,7 @@ impl Client {
         if attr.kind != FileKind::Regular {
             return Some(attr);
         }
-        let file = self.core().file(attr.ino);
+        let file = self.core().files.get(attr.ino);
         let uncommitted = file.map_or_else(Uncommitted::default, |file| file.uncommitted());
         // After that look: the ticket has seen what left the memory before it.
         if ticket.is_overtaken(attr.ino) || !uncommitted.is_definite() {
@@ -487,7 +486,7 @@ impl Client {
     /// many: what is known of the last commit.
     fn with_latest(&self, mut attr: Attr) -> Attr {
         let core = self.core();
-        let file = core.file(attr.ino);
+        let file = core.files.get(attr.ino);
         if let Some(uncommitted) = file.map(|file| file.uncommitted()) {
             uncommitted.apply(&mut attr);
         }
@@ -507,7 +506,7 @@ struct Hold<'a> {
 
 impl<'a> Hold<'a> {
     fn new(holds: &'a Holds, ino: InodeId) -> Self {
-        holds.opened(ino, false);
+        holds.lock().opened(ino, false);
         Self {
             holds,
             ino,
@@ -518,7 +517,7 @@ impl<'a> Hold<'a> {
     /// From now on the handle has it; `readable`: the namenode lets it read.
     fn keep(mut self, readable: bool) {
         if readable {
-            self.holds.read_permitted(self.ino);
+            self.holds.lock().read_permitted(self.ino);
         }
         self.kept = true;
     }
@@ -527,7 +526,7 @@ impl<'a> Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.holds.closed(self.ino, Instant::now(), false);
+            self.holds.closed(self.ino, false);
         }
     }
 }

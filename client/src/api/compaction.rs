@@ -128,10 +128,10 @@ impl Pass<'_> {
         let MetaReply::Attr(attr) = reply else {
             return Err(ClientError::UnexpectedReply(mutation::CreateScratch::NAME));
         };
-        session.holds.opened(attr.ino, true);
+        session.holds.lock().opened(attr.ino, true);
         ticket.changed_attr(&attr);
         let file = File::new(self.client, attr.ino, &root, OpenFlags::WRITE);
-        file.state().set_rules(rules);
+        file.state().set_rules(Some(rules));
         Ok(file)
     }
 
@@ -144,7 +144,7 @@ impl Pass<'_> {
         piece: &SparsePiece,
     ) -> Result<bool, ClientError> {
         let SparsePiece { ino, extent, .. } = piece;
-        let core = self.client.core();
+        let reads = &self.client.core().reads;
         let mut copied = 0;
         while copied < extent.length_bytes {
             if self.unreadable.contains(&extent.block) {
@@ -158,7 +158,7 @@ impl Pass<'_> {
                 block: extent.block,
                 file_offset: extent.file_offset + copied,
             };
-            match read_block(core, &root, (*ino, at), from..from + length, Vec::new).await {
+            match read_block(reads, &root, (*ino, at), from..from + length, Vec::new).await {
                 Ok(data) => scratch.write(offset + copied, data).await?,
                 Err(error @ ClientError::Closed) => return Err(error),
                 // The file was changed, or is gone.

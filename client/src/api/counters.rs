@@ -1,7 +1,5 @@
 //! What a client counts, for monitoring.
 
-use std::sync::atomic::Ordering;
-
 use crate::api::client::Client;
 use crate::driver::session::LinkState;
 
@@ -27,12 +25,13 @@ impl Client {
     #[must_use]
     pub fn counters(&self) -> ClientCounters {
         let core = self.core();
+        let reads = core.reads.counters();
         ClientCounters {
-            dirty_bytes: core.dirty.used(),
-            denials: core.locations.denials(),
-            hedged_reads: core.read_times.hedged_reads(),
-            network_bytes: core.fetched.network.load(Ordering::Relaxed),
-            short_circuit_bytes: core.fetched.short_circuit.load(Ordering::Relaxed),
+            dirty_bytes: core.files.dirty.used(),
+            denials: reads.denials,
+            hedged_reads: reads.hedged_reads,
+            network_bytes: reads.network_bytes,
+            short_circuit_bytes: reads.short_circuit_bytes,
             connected: matches!(*core.session.watch_link().borrow(), LinkState::Up(_)),
         }
     }

@@ -1,7 +1,5 @@
 //! What changes the namespace.
 
-use tokio::time::Instant;
-
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
     AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation,
@@ -11,7 +9,7 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
 
 use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
-use crate::driver::write::file_state::FileState;
+use crate::driver::write::files::FileState;
 use crate::engine::cache::Ticket;
 use crate::error::ClientError;
 
@@ -41,7 +39,7 @@ impl Client {
         ino: InodeId,
         changes: AttrChanges,
     ) -> Result<Attr, ClientError> {
-        let file = self.core().file(ino);
+        let file = self.core().files.get(ino);
         let mut _serial = None;
         let mut relaxed = false;
         if let Some(file) = &file
@@ -52,7 +50,7 @@ impl Client {
             }
             if is_undone_by_commit(&changes) {
                 _serial = Some(file.serial.lock().await);
-                file.flush(false).await?;
+                self.core().files.flush(file, false).await?;
             } else {
                 // The journal has this before the content: if a crash loses it, it loses both.
                 relaxed = self.core().session.delegations.has(ino);
@@ -152,7 +150,7 @@ impl Client {
             .await?;
         if kind == FileKind::Regular {
             let holds = &self.core().session.holds;
-            holds.closed(attr.ino, Instant::now(), true);
+            holds.closed(attr.ino, true);
         }
         Ok(attr)
     }
@@ -187,13 +185,13 @@ impl Client {
                 if delegated {
                     delegations.given(attr.ino, takings);
                 }
-                (attr, Some(self.core().own_rules(rules)))
+                (attr, Some(self.core().session.own_rules(rules)))
             }
             reply => (attr_of(reply, "Create")?, None),
         };
         if kind == FileKind::Regular {
             // The namenode opened it for us.
-            self.core().session.holds.opened(attr.ino, true);
+            self.core().session.holds.lock().opened(attr.ino, true);
         }
         added(&ticket, parent, name, &attr, None);
         Ok((attr, rules))
@@ -356,7 +354,7 @@ impl Client {
         name: &Name,
     ) -> Result<Attr, ClientError> {
         // Others are asked by the namenode.
-        self.core().commit_closed().await?;
+        self.core().files.commit_closed().await?;
         let op = mutation::CreateSnapshot {
             ino: directory,
             name: name.clone(),
@@ -451,7 +449,7 @@ impl Client {
             value: value.to_vec(),
             mode,
         };
-        let file = self.core().file(ino);
+        let file = self.core().files.get(ino);
         let mut _serial = None;
         if let Some(file) = &file
             && name == CAPABILITY
@@ -459,7 +457,7 @@ impl Client {
         {
             // The commit of what was written before would take it away.
             _serial = Some(file.serial.lock().await);
-            file.flush(false).await?;
+            self.core().files.flush(file, false).await?;
         }
         self.change_xattr(credentials, ino, op).await
     }
@@ -489,8 +487,8 @@ impl Client {
     ) -> Result<(), ClientError> {
         let (ticket, _) = self.mutate(credentials, op).await?;
         ticket.changed_xattrs(ino);
-        if let Some(file) = self.core().file(ino) {
-            file.forget_rules();
+        if let Some(file) = self.core().files.get(ino) {
+            file.set_rules(None);
         }
         Ok(())
     }
@@ -510,9 +508,9 @@ impl Client {
             ticket.changed_attr(attr);
             return;
         }
-        self.core().session.holds.lost_last_name(attr.ino);
-        if let Some(file) = self.core().file(attr.ino) {
-            file.lost_last_name();
+        self.core().session.holds.lock().lost_last_name(attr.ino);
+        if let Some(file) = self.core().files.get(attr.ino) {
+            self.core().files.lost_last_name(&file);
         }
         if attr.kind == FileKind::Directory {
             ticket.removed(attr.ino);

@@ -13,10 +13,11 @@ use harvestfs_protocol::meta::{AttrChanges, FallocateMode, MetaReply, mutation};
 use harvestfs_protocol::types::{Attr, Credentials};
 
 use crate::api::client::Client;
-use crate::driver::read::readahead::{ReadAhead, UNIT_BYTES};
-use crate::driver::write::file_state::FileState;
+use crate::driver::read::readahead::ReadAhead;
+use crate::driver::write::files::{FileState, Files};
 use crate::engine::cache::extents::ExtentMap;
 use crate::engine::cache::permissions::{EXECUTE, READ, WRITE};
+use crate::engine::read::ahead::UNIT_BYTES;
 use crate::error::ClientError;
 
 /// What a file is opened for.
@@ -97,7 +98,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.state.handle_closed();
+        self.client.core().files.handle_closed(&self.state);
     }
 }
 
@@ -118,7 +119,7 @@ impl File {
         credentials: &Credentials,
         flags: OpenFlags,
     ) -> Self {
-        let state = client.core().open_file(ino);
+        let state = client.core().files.open(ino);
         Self {
             inner: Arc::new(Handle {
                 client: client.clone(),
@@ -129,6 +130,10 @@ impl File {
                 read_ahead: ReadAhead::default(),
             }),
         }
+    }
+
+    fn files(&self) -> &Arc<Files> {
+        &self.inner.client.core().files
     }
 
     pub(crate) fn state(&self) -> &Arc<FileState> {
@@ -166,13 +171,13 @@ impl File {
             Ok(result) => result,
             Err(data) => {
                 let handle = &*self.inner;
-                let core = handle.client.core();
-                if handle.state.has_appends() {
-                    handle.state.flush(false).await?;
+                let (files, state) = (self.files(), &handle.state);
+                if state.has_appends() {
+                    files.flush(state, false).await?;
                 }
-                core.wait_for_room(data.len()).await?;
-                core.find_rules(&handle.state).await?;
-                handle.state.write(&handle.credentials, offset, data);
+                files.wait_for_room(data.len()).await?;
+                files.find_rules(state).await?;
+                files.write(state, &handle.credentials, offset, data);
                 Ok(())
             }
         }
@@ -191,7 +196,7 @@ impl File {
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
             return Ok(Err(FsError::FileTooLarge.into()));
         }
-        let dirty = &handle.client.core().dirty;
+        let dirty = &self.files().dirty;
         if !dirty.has_room(data.len()) || handle.state.has_appends() {
             return Err(data);
         }
@@ -200,7 +205,8 @@ impl File {
         if (much || dirty.is_tight()) && handle.state.rules().is_none() {
             return Err(data);
         }
-        handle.state.write(&handle.credentials, offset, data);
+        self.files()
+            .write(&handle.state, &handle.credentials, offset, data);
         Ok(Ok(()))
     }
 
@@ -214,16 +220,16 @@ impl File {
         if !handle.flags.append {
             return Err(ClientError::NotOpenFor("appending"));
         }
-        let core = handle.client.core();
-        if handle.state.has_data() && !handle.state.has_appends() {
+        let (files, state) = (self.files(), &handle.state);
+        if state.has_data() && !state.has_appends() {
             // What was written at offsets may move the end.
-            handle.state.flush(false).await?;
+            files.flush(state, false).await?;
         }
-        if !core.dirty.has_room(data.len()) {
-            core.wait_for_room(data.len()).await?;
+        if !files.dirty.has_room(data.len()) {
+            files.wait_for_room(data.len()).await?;
         }
-        core.find_rules(&handle.state).await?;
-        handle.state.append(&handle.credentials, data);
+        files.find_rules(state).await?;
+        files.append(state, &handle.credentials, data);
         Ok(())
     }
 
@@ -234,14 +240,14 @@ impl File {
     /// What kept the data from being stored; it stays in memory and is tried again by the next flush.
     /// [`ClientError::DataLost`] once, if data had to be given up since.
     pub async fn flush(&self) -> Result<(), ClientError> {
-        let state = &self.inner.state;
+        let (files, state) = (self.files(), &self.inner.state);
         if state.has_data() {
-            self.inner.client.core().find_rules(state).await?;
-            if state.close_early() {
+            files.find_rules(state).await?;
+            if files.close_early(state) {
                 return self.report_losses(Ok(()));
             }
         }
-        let flushed = state.flush(false).await;
+        let flushed = files.flush(state, false).await;
         self.report_losses(flushed)
     }
 
@@ -251,7 +257,7 @@ impl File {
     /// # Errors
     /// As [`File::flush`].
     pub async fn sync(&self) -> Result<(), ClientError> {
-        let synced = self.inner.state.flush(true).await;
+        let synced = self.files().flush(&self.inner.state, true).await;
         self.report_losses(synced)
     }
 
@@ -307,7 +313,7 @@ impl File {
             return Err(ClientError::NotOpenFor("writing"));
         }
         let _serial = handle.state.serial.lock().await;
-        handle.state.flush(false).await?;
+        self.files().flush(&handle.state, false).await?;
         let (ino, session) = (self.ino(), &handle.client.core().session);
         let op = mutation::Fallocate {
             ino,
@@ -379,9 +385,9 @@ impl File {
         if !destination.inner.flags.write {
             return Err(ClientError::NotOpenFor("writing"));
         }
-        handle.state.flush(false).await?;
+        self.files().flush(&handle.state, false).await?;
         let _serial = destination.state().serial.lock().await;
-        destination.state().flush(false).await?;
+        self.files().flush(destination.state(), false).await?;
         let ino = destination.ino();
         let op = mutation::CloneRange {
             source: self.ino(),
@@ -403,8 +409,8 @@ impl File {
     /// Attributes and extents after everything in memory was committed.
     async fn committed_content(&self) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
         let handle = &*self.inner;
-        handle.state.flush(false).await?;
-        let core = handle.client.core();
-        core.content(&handle.credentials, self.ino()).await
+        self.files().flush(&handle.state, false).await?;
+        let session = &handle.client.core().session;
+        session.content(&handle.credentials, self.ino()).await
     }
 }

@@ -6,10 +6,11 @@ use harvestfs_protocol::types::FileBlock;
 use tokio::task::JoinSet;
 
 use super::File;
-use crate::driver::read::readahead::{Reader, UNIT_BYTES, blocks_after};
+use crate::driver::read::readahead::Reader;
 use crate::driver::read::reader::read_block;
 use crate::driver::session::content::CONTENT_ATTEMPTS;
 use crate::engine::cache::extents::ExtentMap;
+use crate::engine::read::ahead::{UNIT_BYTES, blocks_after};
 use crate::engine::read::sections::{Section, sections};
 use crate::error::ClientError;
 
@@ -44,20 +45,23 @@ impl File {
         }
         if handle.state.has_appends() {
             // Only the namenode knows where they are.
-            handle.state.flush(false).await?;
+            self.files().flush(&handle.state, false).await?;
         }
         let core = handle.client.core();
         // The memory first: what leaves it meanwhile is found in the extents.
         let wanted = offset..offset.saturating_add(len as u64);
         let (overlay, memory_end) = handle.state.overlay(wanted.clone());
-        let (attr, extents) = core.content(&handle.credentials, self.ino()).await?;
+        let (attr, extents) = core
+            .session
+            .content(&handle.credentials, self.ino())
+            .await?;
         let size_bytes = attr.size_bytes.max(memory_end);
         let range = wanted.start..wanted.end.min(size_bytes);
         if range.is_empty() {
             return Ok(Vec::new());
         }
         let reader = Reader {
-            core,
+            reads: &core.reads,
             ino: self.ino(),
             credentials: &handle.credentials,
             extents: &extents,
@@ -114,7 +118,10 @@ impl File {
                 } => {
                     let mut at = range.start;
                     while at < range.end {
-                        let piece = handle.read_ahead.ready(core, block, &(at..range.end))?;
+                        let piece =
+                            handle
+                                .read_ahead
+                                .ready(&core.reads, block, &(at..range.end))?;
                         at += piece.len() as u64;
                         pieces.push(piece);
                     }
@@ -123,7 +130,7 @@ impl File {
         }
         if from_blocks {
             let reader = Reader {
-                core,
+                reads: &core.reads,
                 ino: self.ino(),
                 credentials: &handle.credentials,
                 extents: &extents,
@@ -140,7 +147,7 @@ impl File {
         reader: &Reader<'_>,
         sections: Vec<Section>,
     ) -> Result<Vec<Bytes>, ClientError> {
-        let core = reader.core;
+        let reads = reader.reads;
         let mut pieces: Vec<Bytes> = Vec::with_capacity(sections.len());
         // Where in `pieces` something is missing.
         let mut missing = Vec::new();
@@ -158,7 +165,7 @@ impl File {
                 if let Some(piece) = self
                     .inner
                     .read_ahead
-                    .arrived(core, start.block, &rest)
+                    .arrived(reads, start.block, &rest)
                     .await
                 {
                     at += piece.len() as u64;
@@ -179,25 +186,25 @@ impl File {
         let others = |extents: &ExtentMap| blocks_after(extents, 0);
         if let [(index, place, range)] = &missing[..] {
             let others = || others(reader.extents);
-            let data = read_block(core, reader.credentials, *place, range.clone(), others);
+            let data = read_block(reads, reader.credentials, *place, range.clone(), others);
             pieces[*index] = data.await?;
             return Ok(pieces);
         }
         let mut missing = missing.into_iter();
-        let mut reads = JoinSet::new();
+        let mut fetches = JoinSet::new();
         loop {
-            while reads.len() < PARALLEL_READS
+            while fetches.len() < PARALLEL_READS
                 && let Some((index, place, range)) = missing.next()
             {
-                let (core, credentials) = (reader.core.clone(), reader.credentials.clone());
+                let (reads, credentials) = (reader.reads.clone(), reader.credentials.clone());
                 let extents = reader.extents.clone();
-                reads.spawn(RequestId::current().scope(async move {
+                fetches.spawn(RequestId::current().scope(async move {
                     let others = || others(&extents);
-                    let data = read_block(&core, &credentials, place, range, others).await;
+                    let data = read_block(&reads, &credentials, place, range, others).await;
                     (index, data)
                 }));
             }
-            match reads.join_next().await {
+            match fetches.join_next().await {
                 None => return Ok(pieces),
                 Some(Ok((index, data))) => pieces[index] = data?,
                 // Tasks of a runtime that shuts down.

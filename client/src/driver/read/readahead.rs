@@ -1,7 +1,5 @@
-//! Prefetch for a sequential reader. Data is kept by block and offset: blocks never change, so it
-//! stays right when the file changes.
+//! Fetches for a sequential reader what it will ask for.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,78 +7,41 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::types::{Credentials, Extent, FileBlock};
+use harvestfs_protocol::types::Credentials;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::driver::core::Core;
-use crate::driver::read::reader::read_block;
+use super::reader::{Reads, read_block};
 use crate::engine::cache::extents::ExtentMap;
-use crate::engine::read::sections::in_memory;
+use crate::engine::read::ahead::{Ahead, Fetch, Known, blocks_after, cut};
 use crate::error::ClientError;
-
-/// What is fetched at once; a multiple of the chunk size.
-pub(crate) const UNIT_BYTES: u64 = 1 << 20;
-/// Requests of a sequential reader may overtake each other by this much: the kernel sends several
-/// at once.
-const DISORDER_BYTES: u64 = 2 << 20;
-/// Sequential reads before anything is prefetched: many programs look at the head of a file only.
-const STREAK_MIN: u32 = 2;
-/// Blocks that are located along with one.
-const LOCATE_AHEAD: usize = 64;
 
 /// The read-ahead of one open file.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    inner: Mutex<Inner>,
+    ahead: Mutex<Ahead<Arc<Unit>>>,
 }
 
-#[derive(Default)]
-struct Inner {
-    /// End of what was read so far.
-    high: u64,
-    streak: u32,
-    window: u64,
-    units: VecDeque<Arc<Unit>>,
-}
-
-/// A range of a block that is being fetched, or was.
-pub(crate) struct Unit {
-    block: BlockId,
-    range: Range<u64>,
-    /// Where in the file it ends.
-    file_end: u64,
+/// What brings the data of a range of a block.
+struct Unit {
     data: watch::Receiver<Option<Result<Bytes, ClientError>>>,
     _reserved: Reserved,
 }
 
 /// A share of what may be read ahead by all files.
 struct Reserved {
-    core: Arc<Core>,
+    reads: Arc<Reads>,
     bytes: u64,
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.core
-            .read_ahead_bytes
-            .fetch_sub(self.bytes, Ordering::Relaxed);
+        let ahead_bytes = &self.reads.ahead_bytes;
+        ahead_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 impl Unit {
-    /// The part of a range of a block, if this has its start.
-    fn covers(&self, block: BlockId, offset: u64) -> bool {
-        self.block == block && self.range.contains(&offset)
-    }
-
-    /// Bytes of this from an offset of the block on.
-    fn slice(&self, data: &Bytes, range: &Range<u64>) -> Bytes {
-        let from = range.start - self.range.start;
-        let to = range.end.min(self.range.end) - self.range.start;
-        data.slice(in_memory(from)..in_memory(to))
-    }
-
     fn ready(&self) -> Option<Bytes> {
         match &*self.data.borrow() {
             Some(Ok(data)) => Some(data.clone()),
@@ -97,7 +58,7 @@ impl Unit {
 
 /// A reader of one file.
 pub(crate) struct Reader<'a> {
-    pub(crate) core: &'a Arc<Core>,
+    pub(crate) reads: &'a Arc<Reads>,
     pub(crate) ino: InodeId,
     pub(crate) credentials: &'a Credentials,
     pub(crate) extents: &'a Arc<ExtentMap>,
@@ -107,123 +68,64 @@ pub(crate) struct Reader<'a> {
 impl ReadAhead {
     /// Notes a read and starts to prefetch if it continues a sequence.
     pub(crate) fn note(&self, reader: &Reader<'_>, range: &Range<u64>) {
-        let mut inner = self.inner.lock();
-        let near = range.start <= inner.high.saturating_add(DISORDER_BYTES)
-            && range.end.saturating_add(DISORDER_BYTES) >= inner.high;
-        if range.start == inner.high || near && inner.streak >= STREAK_MIN {
-            inner.streak += 1;
-            inner.high = inner.high.max(range.end);
-        } else {
-            inner.streak = 0;
-            inner.window = 0;
-            inner.high = range.end;
-            inner.units.clear();
-        }
-        let large = range.end - range.start >= UNIT_BYTES;
-        if inner.streak < STREAK_MIN && !large {
-            return;
-        }
-        let options = &reader.core.session.options;
-        inner.window =
-            (inner.window * 2).clamp(UNIT_BYTES, options.read_ahead_bytes.max(UNIT_BYTES));
-        let keep_from = inner.high.saturating_sub(DISORDER_BYTES);
-        inner.units.retain(|unit| unit.file_end > keep_from);
-        let ahead = range.start..(inner.high + inner.window).min(reader.size_bytes);
-        let mut allowed = inner.high.saturating_sub(range.start) + inner.window;
-        for extent in reader.extents.from(ahead.start) {
-            if extent.file_offset >= ahead.end {
-                break;
-            }
-            inner.fetch(reader, extent, &ahead, &mut allowed);
+        let file = Known {
+            extents: reader.extents,
+            size_bytes: reader.size_bytes,
+        };
+        let window_max = reader.reads.cluster.session.options.read_ahead_bytes;
+        let mut ahead = self.ahead.lock();
+        for fetch in ahead.note(range, file, window_max) {
+            let Some(unit) = start(reader, &fetch) else {
+                return;
+            };
+            ahead.started(fetch, unit);
         }
     }
 
     /// The data at the start of a range of a block, if it was fetched, or written lately.
-    pub(crate) fn ready(&self, core: &Core, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
-        if let Some(data) = core.recent.ready(block, range) {
+    pub(crate) fn ready(&self, reads: &Reads, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
+        if let Some(data) = reads.recent.ready(block, range) {
             return Some(data);
         }
-        let unit = self.unit(block, range.start)?;
-        Some(unit.slice(&unit.ready()?, range))
+        let (unit, fetched) = self.ahead.lock().covering(block, range.start)?;
+        Some(cut(&unit.ready()?, &fetched, range))
     }
 
     /// As [`ReadAhead::ready`], waiting for what is in flight.
     pub(crate) async fn arrived(
         &self,
-        core: &Core,
+        reads: &Reads,
         block: BlockId,
         range: &Range<u64>,
     ) -> Option<Bytes> {
-        if let Some(data) = core.recent.ready(block, range) {
+        if let Some(data) = reads.recent.ready(block, range) {
             return Some(data);
         }
-        let unit = self.unit(block, range.start)?;
-        let data = unit.wait().await?;
-        Some(unit.slice(&data, range))
-    }
-
-    fn unit(&self, block: BlockId, offset: u64) -> Option<Arc<Unit>> {
-        let inner = self.inner.lock();
-        let mut units = inner.units.iter();
-        units.find(|unit| unit.covers(block, offset)).cloned()
-    }
-}
-
-impl Inner {
-    /// Starts fetching the part of an extent that is in a range of the file and not here yet.
-    fn fetch(
-        &mut self,
-        reader: &Reader<'_>,
-        extent: &Extent,
-        wanted: &Range<u64>,
-        allowed: &mut u64,
-    ) {
-        let mut at = extent.block_offset + wanted.start.saturating_sub(extent.file_offset);
-        // Units start at multiples of their size, as packets do.
-        at = (at / UNIT_BYTES * UNIT_BYTES).max(extent.block_offset);
-        while at < extent.block_end() && *allowed > 0 {
-            let unit_end = (at / UNIT_BYTES + 1) * UNIT_BYTES;
-            let end = unit_end.min(extent.block_end());
-            let file_offset = extent.file_offset + (at - extent.block_offset);
-            if file_offset >= wanted.end {
-                return;
-            }
-            *allowed = allowed.saturating_sub(end - at);
-            if !self.units.iter().any(|unit| unit.covers(extent.block, at)) {
-                let place = FileBlock {
-                    block: extent.block,
-                    file_offset,
-                };
-                let Some(unit) = start(reader, place, at..end) else {
-                    return;
-                };
-                self.units.push_back(unit);
-            }
-            at = end;
-        }
+        let (unit, fetched) = self.ahead.lock().covering(block, range.start)?;
+        Some(cut(&unit.wait().await?, &fetched, range))
     }
 }
 
 /// Starts fetching a unit, if all files together have not prefetched too much.
-fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Unit>> {
-    let core = reader.core.clone();
-    let bytes = range.end - range.start;
-    let file_end = at.file_offset + bytes;
-    let used = core.read_ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+fn start(reader: &Reader<'_>, fetch: &Fetch) -> Option<Arc<Unit>> {
+    let reads = reader.reads.clone();
+    let session = &reader.reads.cluster.session;
+    let (bytes, file_end) = (fetch.bytes(), fetch.file_end());
+    let used = reads.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
     let reserved = Reserved {
-        core: core.clone(),
+        reads: reads.clone(),
         bytes,
     };
-    if used + bytes > core.session.options.read_ahead_total_bytes {
+    if used + bytes > session.options.read_ahead_total_bytes {
         return None;
     }
     let (sender, data) = watch::channel(None);
     let credentials = reader.credentials.clone();
     let extents = reader.extents.clone();
-    let (ino, wanted) = (reader.ino, range.clone());
+    let (ino, at, range) = (reader.ino, fetch.at, fetch.range.clone());
     let ahead = async move {
         let others = || blocks_after(&extents, file_end);
-        let fetch = read_block(&core, &credentials, (ino, at), wanted, others);
+        let fetch = read_block(&reads, &credentials, (ino, at), range, others);
         tokio::select! {
             biased;
             result = fetch => {
@@ -233,28 +135,9 @@ fn start(reader: &Reader<'_>, at: FileBlock, range: Range<u64>) -> Option<Arc<Un
             () = sender.closed() => {}
         }
     };
-    let runtime = &reader.core.session.runtime;
-    runtime.spawn(RequestId::current().scope(ahead));
+    session.runtime.spawn(RequestId::current().scope(ahead));
     Some(Arc::new(Unit {
-        block: at.block,
-        range,
-        file_end,
         data,
         _reserved: reserved,
     }))
-}
-
-/// The next blocks of a file, to be located along with one.
-pub(crate) fn blocks_after(extents: &ExtentMap, offset: u64) -> Vec<FileBlock> {
-    let mut blocks: Vec<FileBlock> = Vec::new();
-    // A file of many extents in few blocks must not make this long.
-    for extent in extents.from(offset).take(4 * LOCATE_AHEAD) {
-        if blocks.len() == LOCATE_AHEAD {
-            break;
-        }
-        if blocks.iter().all(|known| known.block != extent.block) {
-            blocks.push(extent.start());
-        }
-    }
-    blocks
 }

@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::codec::StreamKind;
@@ -16,157 +14,87 @@ use harvestfs_protocol::limits::CHUNK_BYTES;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::housekeeping;
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::transport::{FrameReceiver, TransportError};
-use harvestfs_protocol::types::{Credentials, FileBlock, NodeInfo};
+use harvestfs_protocol::transport::FrameReceiver;
+use harvestfs_protocol::types::{Credentials, FileBlock, Located, NodeInfo};
 
-use crate::driver::core::Core;
-use crate::driver::locations::Location;
-use crate::driver::write::pipeline::ended_early;
+use super::short_circuit::ShortCircuit;
+use crate::driver::clock;
+use crate::driver::cluster::Cluster;
+use crate::driver::locations::ended_early;
+use crate::engine::read::attempts::{Attempts, Failure, Round, Verdict};
+use crate::engine::read::recent::Recent;
+use crate::engine::read::replicas::Location;
+use crate::engine::read::times::ReadTimes;
+use crate::engine::session::call::Patience;
 use crate::error::ClientError;
 
 /// A replica that sends nothing for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(8);
-/// Bounds of the delay before a second replica is asked: below, scheduling noise doubles the load;
-/// above, the user notices.
-const HEDGE_MIN: Duration = Duration::from_millis(30);
-const HEDGE_MAX: Duration = Duration::from_secs(2);
-/// Before enough reads were measured.
-const HEDGE_START: Duration = Duration::from_millis(500);
-const SAMPLES_MIN: u64 = 16;
-/// Reads up to this are measured apart from larger ones.
-const SMALL_BYTES: u64 = 64 << 10;
-const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Reads that may be hedged at once, and how many reads earn one more. Slow replicas are the exception
-/// that hedging is for; when all are slow, asking twice makes everything slower.
-const HEDGES_MAX: u32 = 20;
-const READS_PER_HEDGE: u32 = 10;
-
-/// How long reads take: of small and of large ranges. How many may be hedged.
-#[derive(Default)]
-pub(crate) struct ReadTimes {
-    small: Times,
-    large: Times,
-    hedges: HedgeBudget,
-    hedged_reads: AtomicU64,
-}
-
-/// Counts in reads: a hedge costs [`READS_PER_HEDGE`] of them.
-struct HedgeBudget {
-    earned_reads: AtomicU32,
-}
-
-impl Default for HedgeBudget {
-    fn default() -> Self {
-        Self {
-            earned_reads: AtomicU32::new(HEDGES_MAX * READS_PER_HEDGE),
-        }
-    }
-}
-
-impl HedgeBudget {
-    fn earn(&self) {
-        let add = |reads| (reads < HEDGES_MAX * READS_PER_HEDGE).then_some(reads + 1);
-        // Full already, if not.
-        let _ = self
-            .earned_reads
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-    }
-
-    /// Whether one more may be hedged.
-    fn spend(&self) -> bool {
-        let take = |reads: u32| reads.checked_sub(READS_PER_HEDGE);
-        self.earned_reads
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-            .is_ok()
-    }
-}
-
-/// Moving mean and deviation, as TCP estimates its round trip. Updates may get lost in a race, which
-/// an estimate survives.
-#[derive(Default)]
-struct Times {
-    samples: AtomicU64,
-    mean_us: AtomicU64,
-    deviation_us: AtomicU64,
-}
-
-impl ReadTimes {
-    /// Reads for which a second replica was asked.
-    pub(crate) fn hedged_reads(&self) -> u64 {
-        self.hedged_reads.load(Ordering::Relaxed)
-    }
-
-    fn of(&self, bytes: u64) -> &Times {
-        if bytes <= SMALL_BYTES {
-            &self.small
-        } else {
-            &self.large
-        }
-    }
-}
-
-impl Times {
-    fn note(&self, took: Duration) {
-        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX / 16);
-        if self.samples.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.mean_us.store(took_us, Ordering::Relaxed);
-            self.deviation_us.store(took_us / 2, Ordering::Relaxed);
-            return;
-        }
-        let mean = self.mean_us.load(Ordering::Relaxed);
-        let deviation = self.deviation_us.load(Ordering::Relaxed);
-        let off = mean.abs_diff(took_us);
-        self.mean_us
-            .store((mean * 7 + took_us) / 8, Ordering::Relaxed);
-        self.deviation_us
-            .store((deviation * 3 + off) / 4, Ordering::Relaxed);
-    }
-
-    /// What hardly any read exceeds.
-    fn hedge_delay(&self) -> Duration {
-        if self.samples.load(Ordering::Relaxed) < SAMPLES_MIN {
-            return HEDGE_START;
-        }
-        let mean = self.mean_us.load(Ordering::Relaxed);
-        let deviation = self.deviation_us.load(Ordering::Relaxed);
-        Duration::from_micros(mean + 4 * deviation).clamp(HEDGE_MIN, HEDGE_MAX)
-    }
+/// What all reads share.
+pub(crate) struct Reads {
+    pub(super) cluster: Arc<Cluster>,
+    /// What was written lately.
+    pub(super) recent: Arc<Recent>,
+    /// Bytes read ahead, of all files.
+    pub(super) ahead_bytes: AtomicU64,
+    times: ReadTimes,
+    fetched: Fetched,
+    short_circuit: ShortCircuit,
 }
 
 /// Bytes of blocks that were read, by where they came from.
 #[derive(Default)]
-pub(crate) struct Fetched {
-    pub(crate) network: AtomicU64,
-    pub(crate) short_circuit: AtomicU64,
+struct Fetched {
+    network: AtomicU64,
+    short_circuit: AtomicU64,
 }
 
-/// Why one replica did not give the whole range.
-#[derive(Debug)]
-enum Failure {
-    Data(DataError),
-    Transport(TransportError),
+/// What reads have come to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadCounters {
+    pub(crate) denials: u64,
+    pub(crate) hedged_reads: u64,
+    pub(crate) network_bytes: u64,
+    pub(crate) short_circuit_bytes: u64,
 }
 
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Data(error) => error.fmt(f),
-            Self::Transport(error) => error.fmt(f),
+impl Reads {
+    pub(crate) fn new(cluster: Arc<Cluster>, recent: Arc<Recent>) -> Self {
+        Self {
+            cluster,
+            recent,
+            ahead_bytes: AtomicU64::new(0),
+            times: ReadTimes::default(),
+            fetched: Fetched::default(),
+            short_circuit: ShortCircuit::new(),
         }
     }
-}
 
-impl From<TransportError> for Failure {
-    fn from(error: TransportError) -> Self {
-        Self::Transport(error)
+    /// Remembers what the namenode said of blocks.
+    pub(crate) fn learn(&self, located: &Located) {
+        self.cluster.locations.replicas().learn(located);
     }
-}
 
-impl From<DataError> for Failure {
-    fn from(error: DataError) -> Self {
-        Self::Data(error)
+    /// Gives back files of datanodes on this host that are no longer lent.
+    pub(crate) fn return_files(&self) {
+        self.short_circuit.return_files();
+    }
+
+    /// Datanodes that failed lately or are busy.
+    #[cfg(test)]
+    pub(crate) fn avoided(&self) -> Vec<harvestfs_protocol::ids::NodeId> {
+        let mut replicas = self.cluster.locations.replicas();
+        replicas.avoided(clock::now())
+    }
+
+    pub(crate) fn counters(&self) -> ReadCounters {
+        ReadCounters {
+            denials: self.cluster.locations.replicas().denials(),
+            hedged_reads: self.times.hedged_reads(),
+            network_bytes: self.fetched.network.load(Ordering::Relaxed),
+            short_circuit_bytes: self.fetched.short_circuit.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -184,7 +112,7 @@ struct Target {
 /// [`ClientError::AllReplicasBusy`] and [`ClientError::NoReplica`] after the patience of the options;
 /// what keeps the namenode from saying where the block is.
 pub(crate) async fn read_block(
-    core: &Arc<Core>,
+    reads: &Arc<Reads>,
     credentials: &Credentials,
     (ino, at): (InodeId, FileBlock),
     range: Range<u64>,
@@ -196,80 +124,52 @@ pub(crate) async fn read_block(
         block,
         chunks: range.start / chunk * chunk..range.end.next_multiple_of(chunk),
     };
-    let started = Instant::now();
-    let mut pause = RETRY_PAUSE_MIN;
+    let (session, locations) = (&reads.cluster.session, &reads.cluster.locations);
+    let patience = Patience {
+        unreachable: session.options.unreachable_timeout,
+        busy: session.options.busy_timeout,
+    };
+    let mut attempts = Attempts::new(block, patience, clock::now());
     let mut data = BytesMut::new();
     loop {
-        let located = core
-            .locations
-            .locate(&core.session, credentials, (ino, at), &others);
+        let located = locations.locate(session, credentials, (ino, at), &others);
         let mut round = Round::default();
         match located.await {
             Ok(location) => {
-                if let Some(all) = read_round(core, &location, &target, &mut data, &mut round).await
-                {
+                let all = read_round(reads, &location, &target, &mut data, &mut round);
+                if let Some(all) = all.await {
                     let skip = offset_in(range.start - target.chunks.start);
                     return Ok(all.slice(skip..skip + offset_in(range.end - range.start)));
                 }
             }
-            Err(ClientError::NoReplica { reason, .. }) => round.last = reason,
+            Err(ClientError::NoReplica { reason, .. }) => round = Round::without_replica(reason),
             Err(error) => return Err(error),
         }
-        let waited = started.elapsed();
-        let options = &core.session.options;
-        if let Some(retry_after) = round.retry_after.filter(|_| !round.other_failure) {
-            if waited + retry_after > options.busy_timeout {
-                return Err(ClientError::AllReplicasBusy { block, waited });
-            }
-            // The namenode may know by then of a replica that is not busy. Spread, so that not all
-            // refused readers come back in the same moment.
-            core.locations.forget(block);
-            tokio::time::sleep(retry_after.mul_f64(1.0 + machine::random::<f64>() / 5.0)).await;
-            continue;
-        }
-        // Something is wrong with all of them: perhaps they are elsewhere by now.
-        core.locations.forget(block);
-        if waited > options.unreachable_timeout {
-            return Err(ClientError::NoReplica {
-                block,
-                reason: round.last,
-            });
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        let pause = attempts.after(round, machine::random(), clock::now());
+        // The namenode may know by then of a replica that is not busy, or of another one.
+        locations.replicas().forget(block);
+        tokio::time::sleep(pause?).await;
     }
-}
-
-/// What asking every replica once came to.
-#[derive(Default)]
-struct Round {
-    /// The shortest time after which a busy one may be asked again.
-    retry_after: Option<Duration>,
-    /// One failed that was not just busy.
-    other_failure: bool,
-    last: String,
 }
 
 /// Asks one replica after the other, going on where the last one ended. A slow one gets company by
 /// the next.
 async fn read_round(
-    core: &Arc<Core>,
+    reads: &Arc<Reads>,
     location: &Location,
     target: &Target,
     data: &mut BytesMut,
     round: &mut Round,
 ) -> Option<Bytes> {
-    let mut nodes = core
-        .locations
-        .in_order(location, Instant::now())
-        .into_iter();
-    let bytes = target.chunks.end - target.chunks.start;
-    let times = core.read_times.of(bytes);
-    core.read_times.hedges.earn();
+    let locations = &reads.cluster.locations;
+    let in_order = locations.replicas().in_order(location, clock::now());
+    let mut nodes = in_order.into_iter();
+    let times = reads.times.of(target.chunks.end - target.chunks.start);
+    reads.times.begin();
     let mut spare: Option<Arc<NodeInfo>> = None;
     while let Some(node) = spare.take().or_else(|| nodes.next()) {
-        let began = Instant::now();
-        let first = attempt(core, &node, location, target, std::mem::take(data));
+        let began = clock::now();
+        let first = attempt(reads, &node, location, target, std::mem::take(data));
         tokio::pin!(first);
         let hedge = tokio::time::sleep(times.hedge_delay());
         let early = tokio::select! {
@@ -277,7 +177,7 @@ async fn read_round(
             ended = &mut first => Some(ended),
             () = hedge => None,
         };
-        let may_hedge = early.is_none() && nodes.len() > 0 && core.read_times.hedges.spend();
+        let may_hedge = early.is_none() && nodes.len() > 0 && reads.times.may_hedge();
         let (ended, node) = match (early, nodes.next()) {
             (Some(ended), next) => {
                 spare = next;
@@ -290,8 +190,7 @@ async fn read_round(
             (None, None) => (first.await, node.clone()),
             (None, Some(second_node)) => {
                 tracing::debug!(block = %target.block, slow = node.name, "asking a second replica");
-                core.read_times.hedged_reads.fetch_add(1, Ordering::Relaxed);
-                let second = attempt(core, &second_node, location, target, BytesMut::new());
+                let second = attempt(reads, &second_node, location, target, BytesMut::new());
                 tokio::pin!(second);
                 // The one that ends first counts, unless it failed and the other does better.
                 tokio::select! {
@@ -299,17 +198,17 @@ async fn read_round(
                     ended = &mut first => match ended {
                         (_, Ok(_)) => (ended, node.clone()),
                         (_, Err(failure)) => {
-                            failed(core, &node, target, &failure, round);
+                            failed(reads, &node, target, &failure, round);
                             (second.await, second_node.clone())
                         }
                     },
                     ended = &mut second => match ended {
                         (_, Ok(_)) => {
-                            core.locations.note_failure(node.node, Instant::now());
+                            locations.note_failure(node.node);
                             (ended, second_node.clone())
                         }
                         (_, Err(failure)) => {
-                            failed(core, &second_node, target, &failure, round);
+                            failed(reads, &second_node, target, &failure, round);
                             (first.await, node.clone())
                         }
                     },
@@ -318,13 +217,13 @@ async fn read_round(
         };
         match ended {
             (_, Ok(all)) => {
-                times.note(began.elapsed());
-                core.locations.note_success(node.node);
+                times.note(clock::now() - began);
+                locations.replicas().note_success(node.node);
                 return Some(all);
             }
             (progress, Err(failure)) => {
                 *data = progress;
-                failed(core, &node, target, &failure, round);
+                failed(reads, &node, target, &failure, round);
             }
         }
     }
@@ -333,67 +232,58 @@ async fn read_round(
 
 /// Draws the conclusions from a failure.
 fn failed(
-    core: &Arc<Core>,
+    reads: &Arc<Reads>,
     node: &NodeInfo,
     target: &Target,
     failure: &Failure,
     round: &mut Round,
 ) {
     tracing::debug!(block = %target.block, node = node.name, %failure, "a replica cannot be read");
-    round.last = format!("{}: {failure}", node.name);
-    let corrupt = match failure {
-        Failure::Data(DataError::Busy { retry_after_ms }) => {
-            let retry_after = Duration::from_millis((*retry_after_ms).into());
-            let shortest = round
-                .retry_after
-                .map_or(retry_after, |r| r.min(retry_after));
-            round.retry_after = Some(shortest);
-            core.locations
-                .note_busy(node.node, *retry_after_ms, Instant::now());
+    let locations = &reads.cluster.locations;
+    let corrupt = match round.failed(&node.name, failure) {
+        Verdict::Busy { retry_after_ms } => {
+            let now = clock::now();
+            locations
+                .replicas()
+                .note_busy(node.node, retry_after_ms, now);
             return;
         }
-        Failure::Data(DataError::TokenExpired | DataError::BadToken(_)) => {
-            round.other_failure = true;
-            return;
-        }
-        Failure::Data(
-            DataError::Corrupt { .. } | DataError::NoSuchReplica | DataError::ShortReplica { .. },
-        ) => {
-            core.locations.drop_replica(target.block, node.node);
+        Verdict::NoRight => return,
+        Verdict::Bad => {
+            locations.replicas().drop_replica(target.block, node.node);
             true
         }
-        _ => {
-            core.locations.note_failure(node.node, Instant::now());
+        Verdict::Failed => {
+            locations.note_failure(node.node);
             false
         }
     };
-    round.other_failure = true;
     let op = housekeeping::ReportBadReplica {
         block: target.block,
         node: node.node,
         corrupt,
     };
-    let core = core.clone();
+    let cluster = reads.cluster.clone();
     tokio::spawn(RequestId::current().scope(async move {
         // The namenode may find out by itself as well.
-        let _ = core.session.keep_house(op).await;
+        let _ = cluster.session.keep_house(op).await;
     }));
 }
 
 /// Reads what is missing of the range from one replica, from its file if it is on this host. Returns
 /// how far it came if it failed.
 async fn attempt(
-    core: &Arc<Core>,
+    reads: &Arc<Reads>,
     node: &NodeInfo,
     location: &Location,
     target: &Target,
     mut data: BytesMut,
 ) -> (BytesMut, Result<Bytes, Failure>) {
     if data.is_empty()
-        && let Some(whole) = core
+        && let Some(whole) = reads
             .short_circuit
             .read(
-                &core.locations,
+                &reads.cluster.locations,
                 node,
                 target.block,
                 location.token,
@@ -402,7 +292,8 @@ async fn attempt(
             .await
     {
         let bytes = whole.len() as u64;
-        core.fetched
+        reads
+            .fetched
             .short_circuit
             .fetch_add(bytes, Ordering::Relaxed);
         return (data, Ok(whole));
@@ -410,7 +301,7 @@ async fn attempt(
     let had = data.len();
     let from = target.chunks.start + had as u64;
     let result = async {
-        let connection = core.locations.connect(node).await?;
+        let connection = reads.cluster.locations.connect(node).await?;
         let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
         let request = Opening::from(DataRequest::Read(ReadRequest {
             block: target.block,
@@ -427,7 +318,8 @@ async fn attempt(
         Ok(Some(whole)) => whole.len(),
         Ok(None) | Err(_) => data.len() - had,
     };
-    core.fetched
+    reads
+        .fetched
         .network
         .fetch_add(received as u64, Ordering::Relaxed);
     match result {
@@ -508,35 +400,4 @@ async fn receive_rest(receiver: &mut FrameReceiver, data: &mut BytesMut) -> Resu
 #[allow(clippy::cast_possible_truncation)]
 fn offset_in(bytes: u64) -> usize {
     bytes as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hedges_are_rationed() {
-        let budget = HedgeBudget::default();
-        let mut hedged = 0;
-        for _ in 0..1000 {
-            budget.earn();
-            hedged += u32::from(budget.spend());
-        }
-        assert!((100..=120).contains(&hedged), "{hedged} of 1000");
-    }
-
-    #[test]
-    fn the_hedge_follows_what_reads_take() {
-        let times = Times::default();
-        assert_eq!(times.hedge_delay(), HEDGE_START);
-        for _ in 0..100 {
-            times.note(Duration::from_millis(50));
-        }
-        let usual = times.hedge_delay();
-        assert!(usual < Duration::from_millis(60), "{usual:?}");
-        for _ in 0..100 {
-            times.note(Duration::from_secs(10));
-        }
-        assert_eq!(times.hedge_delay(), HEDGE_MAX);
-    }
 }

@@ -13,10 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use rustc_hash::FxHashMap;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::codec::StreamKind;
@@ -35,9 +32,11 @@ use harvestfs_protocol::transport::{Connection, TransportError};
 use harvestfs_protocol::types::NodeInfo;
 use lru::LruCache;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
+use crate::driver::clock;
 use crate::driver::locations::Locations;
 
 /// Reads under way. Each takes a thread while the disk works; more than this make no disk faster.
@@ -148,7 +147,7 @@ impl ShortCircuit {
 
     /// Gives back what is no longer lent.
     pub(crate) fn return_files(&self) {
-        let now = Instant::now();
+        let now = clock::now();
         let lenders: Vec<Arc<Lender>> = self
             .nodes
             .lock()
@@ -169,7 +168,7 @@ impl ShortCircuit {
     async fn lender(&self, locations: &Locations, node: &NodeInfo) -> Option<Arc<Lender>> {
         let host = self.host.as_ref()?;
         {
-            let now = Instant::now();
+            let now = clock::now();
             let mut nodes = self.nodes.lock();
             match nodes.get(&node.node) {
                 Some(Access::Open(lender)) => return Some(lender.clone()),
@@ -185,7 +184,7 @@ impl ShortCircuit {
         let access = match find_socket(&connection, host).await {
             Ok(Some(path)) => Access::Open(Arc::new(Lender::connect(path).await?)),
             Ok(None) => Access::Closed {
-                until: Instant::now() + NO_SOCKET_PAUSE,
+                until: clock::now() + NO_SOCKET_PAUSE,
             },
             Err(error) => {
                 tracing::debug!(node = node.name, %error, "a datanode does not name its socket");
@@ -205,7 +204,7 @@ impl ShortCircuit {
         if let Some(access) = nodes.get_mut(&node)
             && matches!(access, Access::Open(open) if Arc::ptr_eq(open, lender))
         {
-            let until = Instant::now() + ENDED_PAUSE;
+            let until = clock::now() + ENDED_PAUSE;
             *access = Access::Closed { until };
         }
     }
@@ -290,7 +289,7 @@ impl Lender {
         if let Some(answered) = self.answered(request.block) {
             return Ok(answered.file);
         }
-        let asked_at = Instant::now();
+        let asked_at = clock::now();
         let lent = self.in_step(ask(&self.socket, request))?;
         let file = match lent {
             Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
@@ -325,7 +324,7 @@ impl Lender {
     fn answered(&self, block: BlockId) -> Option<Answered> {
         let files = self.files.lock();
         let answered = files.get(&block)?;
-        (Instant::now() < answered.until).then(|| answered.clone())
+        (clock::now() < answered.until).then(|| answered.clone())
     }
 }
 

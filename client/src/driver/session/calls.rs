@@ -8,13 +8,10 @@
 //! order.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Repeated};
+use harvestfs_protocol::meta::mutation::{self, Answered, Creates};
 use harvestfs_protocol::meta::{
     Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
 };
@@ -24,16 +21,16 @@ use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::RpcError;
 use harvestfs_protocol::types::{Attr, Credentials};
 
-use crate::driver::session::sequences::{CONFIRMING_WINDOW, Numbered, Sequences, WINDOW};
-use crate::driver::session::{Link, Session, unreachable};
+use super::sequences::Numbered;
+use super::{Link, Session};
+use crate::driver::clock;
 use crate::engine::cache::Ticket;
+use crate::engine::session::call::{
+    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
+};
+use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
 
-/// One attempt. A mutation may wait at the namenode until other caches have forgotten, at most the
-/// length of a lease.
-const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
-const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Requests kept for replay, before a durable mutation is made just to drop them.
 const UNCONFIRMED_MAX: usize = 128;
 
@@ -53,6 +50,7 @@ struct Beside<'a> {
 /// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
 /// cache does not keep what it changed.
 struct Pending<'a> {
+    session: &'a Arc<Session>,
     /// None while it goes on in another session.
     number: Option<Numbered>,
     /// Taken when it has ended.
@@ -60,13 +58,6 @@ struct Pending<'a> {
     request: Arc<Request>,
     /// Inodes that it changes, and that the request does not name.
     others: &'a [InodeId],
-}
-
-/// A request that failed.
-struct Unanswered {
-    error: ClientError,
-    /// An attempt got no answer.
-    maybe_executed: bool,
 }
 
 impl Pending<'_> {
@@ -80,8 +71,8 @@ impl Pending<'_> {
         else {
             unreachable!("only mutations are pending, not {request:?}");
         };
-        call.sequence = number.sequence;
-        call.answered_below = number.session.sequences.answered_below(number.sequence);
+        call.sequence = number.sequence();
+        call.answered_below = number.answered_below();
         self.number = Some(number);
     }
 
@@ -101,17 +92,17 @@ impl Drop for Pending<'_> {
         };
         let request = self.request.clone();
         let others = self.others.to_vec();
-        let session = number.session.clone();
+        let session = self.session.clone();
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
             // No caller is left for the answer.
-            let answer = session.ask(&request, Some(number.generation)).await;
+            let answer = session.ask(&request, Some(number.generation())).await;
             drop(number);
             let changed = Changed::by(&request, &others);
             if let (Creates::HeldFile, Ok(reply)) = (changed.creates, &answer) {
                 for ino in created(reply) {
-                    session.holds.opened(ino, true);
-                    session.holds.closed(ino, Instant::now(), true);
+                    session.holds.lock().opened(ino, true);
+                    session.holds.closed(ino, true);
                 }
             }
             changed.forget(&ticket);
@@ -281,27 +272,29 @@ impl Session {
         let Beside {
             relaxed,
             file,
-            mut released,
+            released,
             others,
         } = beside;
         let facts = mutation.facts();
-        let (name, repeated) = (mutation.name(), facts.repeated);
+        let name = mutation.name();
+        let mut repeats = Repeats::new(facts.repeated, released);
         let early = relaxed || facts.answered == Answered::AtOnce;
         let window = match &mutation {
             Mutation::Commit(commit) if commit.files.is_empty() => CONFIRMING_WINDOW,
             _ => WINDOW,
         };
-        let number = Sequences::begin(self, window).await;
-        let answered_before = self.unconfirmed.last();
+        let number = self.sequences.begin(window).await;
+        let answered_before = self.last_relaxed();
         let ticket = self.cache.ticket();
         let call = MutationCall {
-            sequence: number.sequence,
-            answered_below: self.sequences.answered_below(number.sequence),
+            sequence: number.sequence(),
+            answered_below: number.answered_below(),
             relaxed,
             file,
             mutation,
         };
         let mut pending = Pending {
+            session: self,
             request: Arc::new(Request::Meta(MetaCall {
                 credentials: credentials.clone(),
                 op: MetaOp::Mutation(call),
@@ -311,32 +304,21 @@ impl Session {
             others,
         };
         let result = loop {
-            let generation = pending.number.as_ref().map(|number| number.generation);
-            let answer = self.ask(&pending.request, generation).await;
-            match answer {
-                Err(Unanswered {
-                    error: ClientError::Fs(FsError::SessionExpired),
-                    maybe_executed: false,
-                }) if repeated == Repeated::InNextSession && !self.is_closed() => {
-                    // Refused for sure: the next session may do it.
-                    drop(pending.number.take());
-                    self.link_of_next_session(generation).await?;
-                    let number = Sequences::begin(self, window).await;
-                    pending.renumber(number);
-                }
-                // What was removed here a moment ago counts until the namenode knows that it is not open.
-                Err(Unanswered {
-                    error: ClientError::Fs(FsError::QuotaExceeded),
-                    ..
-                }) if !std::mem::replace(&mut released, true) && self.release_now().await => {
-                    drop(pending.number.take());
-                    let number = Sequences::begin(self, window).await;
-                    pending.renumber(number);
-                }
+            let generation = pending.number.as_ref().map(Numbered::generation);
+            let given_up = match self.ask(&pending.request, generation).await {
                 Ok(Reply::Mutated(mutated)) => break Ok(mutated),
                 Ok(_) => break Err(ClientError::UnexpectedReply(name)),
-                Err(unanswered) => break Err(unanswered.error),
+                Err(given_up) => given_up,
+            };
+            match repeats.after(&given_up, self.is_closed()) {
+                Again::InNextSession => {
+                    drop(pending.number.take());
+                    self.link_of_next_session(generation).await?;
+                }
+                Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
+                Again::AfterRelease | Again::No => break Err(given_up.error),
             }
+            pending.renumber(self.sequences.begin(window).await);
         };
         let request = pending.request.clone();
         let (number, ticket) = pending.finish();
@@ -349,11 +331,12 @@ impl Session {
         };
         match number {
             Some(number) if early => {
-                if self.unconfirmed.add(number, request.clone()) >= UNCONFIRMED_MAX {
+                let kept = self.unconfirmed.lock().add((number, request.clone()));
+                if kept >= UNCONFIRMED_MAX {
                     self.start_confirming();
                 }
             }
-            _ => self.unconfirmed.confirm(answered_before),
+            _ => self.confirmed(answered_before),
         }
         learn_directories(&ticket, &request, &mutated.directories);
         Ok((ticket, mutated.reply))
@@ -364,12 +347,10 @@ impl Session {
         &self,
         generation: Option<u64>,
     ) -> Result<(), ClientError> {
-        let started = Instant::now();
+        let started = clock::now();
         loop {
-            let left = self
-                .options
-                .unreachable_timeout
-                .saturating_sub(started.elapsed());
+            let waited = clock::now() - started;
+            let left = self.options.unreachable_timeout.saturating_sub(waited);
             let link = self.link(left).await?;
             if Some(link.generation) != generation {
                 return Ok(());
@@ -383,12 +364,19 @@ impl Session {
 
     /// The number of the last mutation that was answered before it was durable.
     pub(crate) fn last_relaxed(&self) -> u64 {
-        self.unconfirmed.last()
+        self.unconfirmed.lock().last()
+    }
+
+    /// Everything that was answered up to a number is durable.
+    fn confirmed(&self, through: u64) {
+        let confirmed = self.unconfirmed.lock().confirm(through);
+        // Their numbers are given back outside of the lock.
+        drop(confirmed);
     }
 
     /// Makes everything that was answered up to a number durable.
     pub(crate) async fn make_durable(self: &Arc<Self>, through: u64) -> Result<(), ClientError> {
-        if self.unconfirmed.is_durable(through) {
+        if self.unconfirmed.lock().is_durable(through) {
             return Ok(());
         }
         // Empty, but it is durable only after everything before it.
@@ -407,15 +395,20 @@ impl Session {
 
     /// Whether something that was answered may not be durable.
     pub(crate) fn has_unconfirmed(&self) -> bool {
-        !self.unconfirmed.is_empty()
+        !self.unconfirmed.lock().is_empty()
     }
 
     /// Replays on a new connection what the namenode may have forgotten in a crash.
     ///
     /// # Errors
     /// The connection failed again.
-    pub(crate) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), RpcError> {
-        for request in self.unconfirmed.requests() {
+    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), RpcError> {
+        let requests: Vec<Arc<Request>> = {
+            let unconfirmed = self.unconfirmed.lock();
+            let waiting = unconfirmed.waiting();
+            waiting.map(|(_, request)| request.clone()).collect()
+        };
+        for request in requests {
             // Refusals were answers before.
             let _ = link.rpc.call(&request, ATTEMPT_DEADLINE).await?;
         }
@@ -424,61 +417,35 @@ impl Session {
 
     /// Another session starts or none: there is nothing to repeat any more. What was answered in the
     /// former one became durable long before the namenode gave that session up.
-    pub(crate) fn forget_unconfirmed(&self) {
-        self.unconfirmed.confirm(self.unconfirmed.last());
+    pub(super) fn forget_unconfirmed(&self) {
+        self.confirmed(self.last_relaxed());
     }
 
     /// Sends a request until there is an answer or patience is over. A mutation belongs to the
     /// session with a generation and is not sent in another one.
     async fn ask(&self, request: &Request, generation: Option<u64>) -> Result<Reply, Unanswered> {
-        let started = Instant::now();
-        let patience = self.options.unreachable_timeout;
-        let mut pause = RETRY_PAUSE_MIN;
-        let mut maybe_executed = false;
+        let patience = Patience {
+            unreachable: self.options.unreachable_timeout,
+            busy: self.options.busy_timeout,
+        };
+        let mut call = Call::new(patience, generation, clock::now());
         loop {
-            let unanswered = |error: ClientError| Unanswered {
-                error,
-                maybe_executed,
-            };
-            let left = patience.saturating_sub(started.elapsed());
-            let link = self.link(left).await.map_err(unanswered)?;
-            if generation.is_some_and(|generation| generation != link.generation) {
-                return Err(unanswered(FsError::SessionExpired.into()));
-            }
-            let deadline = left.clamp(RETRY_PAUSE_MAX, ATTEMPT_DEADLINE);
-            match link.rpc.call(request, deadline).await {
+            let link = self.link(call.left(clock::now())).await;
+            let link = link.map_err(|error| call.unanswered(error))?;
+            let deadline = call.attempt(link.generation, clock::now())?;
+            let failure = match link.rpc.call(request, deadline).await {
                 Ok(Ok(reply)) => return Ok(reply),
-                Ok(Err(FsError::Busy { retry_after_ms })) => {
-                    let pause = Duration::from_millis(retry_after_ms.into());
-                    if started.elapsed() + pause > self.options.busy_timeout {
-                        return Err(unanswered(FsError::Busy { retry_after_ms }.into()));
+                Ok(Err(error)) => {
+                    if error == FsError::SessionExpired {
+                        self.session_expired(&link);
                     }
-                    tokio::time::sleep(pause).await;
+                    Failure::Refused(error)
                 }
-                Ok(Err(FsError::SessionExpired)) => {
-                    self.session_expired(&link);
-                    if generation.is_some() || started.elapsed() >= patience {
-                        return Err(unanswered(FsError::SessionExpired.into()));
-                    }
-                    tokio::time::sleep(pause).await;
-                }
-                Ok(Err(error)) => return Err(unanswered(error.into())),
-                Err(RpcError::Encode(error)) => {
-                    let text = error.to_string();
-                    return Err(unanswered(FsError::InvalidArgument(text).into()));
-                }
-                Err(error) => {
-                    maybe_executed = true;
-                    if started.elapsed() >= patience {
-                        return Err(Unanswered {
-                            error: unreachable(started.elapsed(), &error),
-                            maybe_executed,
-                        });
-                    }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY_PAUSE_MAX);
-                }
-            }
+                Err(RpcError::Encode(error)) => Failure::NotEncodable(error.to_string()),
+                Err(error) => Failure::NoAnswer(error.to_string()),
+            };
+            let pause = call.failed(failure, clock::now())?;
+            tokio::time::sleep(pause).await;
         }
     }
 }

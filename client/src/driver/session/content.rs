@@ -9,8 +9,7 @@ use harvestfs_protocol::types::{
     Attr, Credentials, Durability, Extent, PlacementRules, StorageClass,
 };
 
-use crate::driver::core::Core;
-use crate::driver::write::file_state::FileState;
+use super::Session;
 use crate::engine::cache::extents::ExtentMap;
 use crate::error::ClientError;
 
@@ -19,14 +18,14 @@ pub(crate) const CONTENT_ATTEMPTS: u32 = 16;
 /// How often attributes are asked for again that this client is changing.
 pub(crate) const ATTR_ATTEMPTS: u32 = 8;
 
-impl Core {
+impl Session {
     /// Attributes as the namenode knows them.
     pub(crate) async fn attr(
         &self,
         credentials: &Credentials,
         ino: InodeId,
     ) -> Result<Attr, ClientError> {
-        if let Some(attr) = self.session.valid_cache().and_then(|cache| cache.attr(ino)) {
+        if let Some(attr) = self.valid_cache().and_then(|cache| cache.attr(ino)) {
             return Ok(attr);
         }
         self.attr_asked(credentials, ino).await
@@ -41,9 +40,9 @@ impl Core {
     ) -> Result<Attr, ClientError> {
         let mut attempt = 1;
         loop {
-            let ticket = self.session.cache.ticket();
+            let ticket = self.cache.ticket();
             let op = query::GetAttr { ino };
-            let MetaReply::Attr(attr) = self.session.query(credentials, op).await? else {
+            let MetaReply::Attr(attr) = self.query(credentials, op).await? else {
                 return Err(ClientError::UnexpectedReply(query::GetAttr::NAME));
             };
             if ticket.learn_attr(&attr) || attempt == ATTR_ATTEMPTS {
@@ -61,11 +60,11 @@ impl Core {
     ) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
         let mut attempt = 1;
         loop {
-            let cache = self.session.valid_cache();
+            let cache = self.valid_cache();
             if let Some(content) = cache.and_then(|cache| cache.content(ino)) {
                 return Ok(content);
             }
-            let ticket = self.session.cache.ticket();
+            let ticket = self.cache.ticket();
             let before = self.attr(credentials, ino).await?;
             let extents = self.extents(credentials, ino, Vec::new(), false).await?;
             // Extents come without a version: they are of the one that was there before and after.
@@ -95,8 +94,7 @@ impl Core {
         let mut complete = complete;
         while !complete {
             let op = query::GetExtents { ino, from_offset };
-            let MetaReply::Extents { extents, end } = self.session.query(credentials, op).await?
-            else {
+            let MetaReply::Extents { extents, end } = self.query(credentials, op).await? else {
                 return Err(ClientError::UnexpectedReply(query::GetExtents::NAME));
             };
             map.apply(&extents);
@@ -110,25 +108,17 @@ impl Core {
         Ok(Arc::new(map))
     }
 
-    /// Makes sure that a file knows how its blocks are to be placed.
-    pub(crate) async fn find_rules(&self, file: &Arc<FileState>) -> Result<(), ClientError> {
-        if file.rules().is_none() {
-            let rules = self.placement_rules(file.ino).await?;
-            file.set_rules(self.own_rules(rules));
-        }
-        Ok(())
+    /// How the blocks of a file are to be placed.
+    pub(crate) async fn rules_of(&self, ino: InodeId) -> Result<PlacementRules, ClientError> {
+        Ok(self.own_rules(self.placement_rules(ino).await?))
     }
 
     async fn placement_rules(&self, ino: InodeId) -> Result<PlacementRules, ClientError> {
-        if let Some(rules) = self
-            .session
-            .valid_cache()
-            .and_then(|cache| cache.rules(ino))
-        {
+        if let Some(rules) = self.valid_cache().and_then(|cache| cache.rules(ino)) {
             return Ok(rules);
         }
         let default = self.default_rules();
-        let ticket = self.session.cache.ticket();
+        let ticket = self.cache.ticket();
         let (replication, durability, class) = tokio::join!(
             self.setting(ino, "replication"),
             self.setting(ino, "durability"),
@@ -156,7 +146,7 @@ impl Core {
 
     /// The rules of a file, with the overrides of this client.
     pub(crate) fn own_rules(&self, rules: PlacementRules) -> PlacementRules {
-        let replication = self.session.options.replication;
+        let replication = self.options.replication;
         PlacementRules {
             replication: replication.unwrap_or(rules.replication),
             ..rules
@@ -168,7 +158,7 @@ impl Core {
             ino,
             name: format!("user.harvestfs.{name}").into_bytes(),
         };
-        match self.session.query(&Credentials::root(), op).await {
+        match self.query(&Credentials::root(), op).await {
             Ok(MetaReply::Bytes(value)) => Ok(String::from_utf8(value).ok()),
             Ok(_) => Err(ClientError::UnexpectedReply(query::GetXattr::NAME)),
             // Also when the inode is gone: what is written to it still has to go somewhere.

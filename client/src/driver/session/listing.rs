@@ -1,9 +1,8 @@
 //! Listing directories, and learning from a complete listing which names do not exist.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use tokio::time::Instant;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
@@ -12,7 +11,8 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::Credentials;
 use parking_lot::Mutex;
 
-use crate::driver::core::Core;
+use super::Session;
+use crate::driver::clock;
 use crate::engine::cache::permissions::{READ, permits};
 use crate::engine::cache::{DirPage, Ticket};
 use crate::error::ClientError;
@@ -40,11 +40,11 @@ struct Listing {
 
 impl Listings {
     /// The listing that a page after `after` continues, or a new one.
-    fn take(&self, core: &Core, ino: InodeId, after: Option<&Name>) -> Option<Listing> {
+    fn take(&self, session: &Session, ino: InodeId, after: Option<&Name>) -> Option<Listing> {
         let Some(after) = after else {
             return Some(Listing {
-                ticket: core.session.cache.ticket(),
-                began: Instant::now(),
+                ticket: session.cache.ticket(),
+                began: clock::now(),
                 entries: Vec::new(),
             });
         };
@@ -60,15 +60,16 @@ impl Listings {
     }
 
     fn put(&self, ino: InodeId, listing: Listing) {
+        let now = clock::now();
         let mut inner = self.inner.lock();
-        inner.retain(|_, listing| listing.began.elapsed() < LISTING_AGE_MAX);
+        inner.retain(|_, listing| now.saturating_duration_since(listing.began) < LISTING_AGE_MAX);
         if inner.len() < LISTINGS_MAX && listing.entries.len() < ENTRIES_MAX {
             inner.insert(ino, listing);
         }
     }
 }
 
-impl Core {
+impl Session {
     /// A part of a directory, with attributes.
     pub(crate) async fn list(
         &self,
@@ -78,7 +79,7 @@ impl Core {
         max_entries: usize,
     ) -> Result<DirPage, ClientError> {
         let max_entries = max_entries.clamp(1, ENTRIES_PER_REPLY_MAX);
-        if let Some(cache) = self.session.valid_cache()
+        if let Some(cache) = self.valid_cache()
             && let Some(attr) = cache.attr(ino)
             && permits(&attr, credentials, READ)
             && let Some(page) = cache.listing(ino, after, max_entries)
@@ -86,7 +87,7 @@ impl Core {
             return Ok(page);
         }
         let listing = self.listings.take(self, ino, after);
-        let ticket = self.session.cache.ticket();
+        let ticket = self.cache.ticket();
         let op = query::ReadDir {
             ino,
             after: after.cloned(),
@@ -99,7 +100,7 @@ impl Core {
             parent,
             entries,
             end,
-        } = self.session.query(credentials, op).await?
+        } = self.query(credentials, op).await?
         else {
             return Err(ClientError::UnexpectedReply(query::ReadDir::NAME));
         };

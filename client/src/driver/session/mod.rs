@@ -4,38 +4,39 @@ pub(crate) mod calls;
 pub(crate) mod content;
 pub(crate) mod holds;
 pub(crate) mod listener;
-pub(crate) mod listing;
-pub(crate) mod sequences;
+mod listing;
+mod maintain;
+mod sequences;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
-use harvestfs_protocol::ids::BlockId;
-use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{Notice, OpenSession, SessionOpened};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::since_boot;
-use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::transport::{
     CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
     TransportOptions,
 };
+use harvestfs_protocol::types::PlacementRules;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::holds::Holds;
 use self::listener::CacheListener;
-use self::sequences::{Sequences, Unconfirmed};
-use crate::driver::core::Core;
+use self::listing::Listings;
+use self::sequences::{Numbered, Sequences};
+use crate::driver::clock;
 use crate::engine::cache::MetaCache;
+use crate::engine::session::connection::{Ended, Reconnect};
 use crate::engine::session::delegations::Delegations;
 use crate::engine::session::lease::Lease;
+use crate::engine::session::sequences::Unconfirmed;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
@@ -45,11 +46,6 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
-/// How often the lease is checked between two keepalives: timers stop while the machine is
-/// suspended, and the lease does not.
-const LEASE_LOOKS: u32 = 5;
-const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
-const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) type Rpc = RpcClient<Request, Response, Notice>;
 
@@ -71,6 +67,9 @@ pub(crate) enum LinkState {
     Closed,
 }
 
+/// Files whose content another session asks about: what is in memory of them is to be committed.
+pub(crate) type Recall = Vec<InodeId>;
+
 /// See the module.
 pub(crate) struct Session {
     pub(crate) options: ClientOptions,
@@ -78,17 +77,20 @@ pub(crate) struct Session {
     pub(crate) cache: MetaCache,
     pub(crate) holds: Holds,
     pub(crate) delegations: Delegations,
-    /// Commits what the namenode recalls.
-    pub(crate) core: OnceLock<Weak<Core>>,
     pub(crate) runtime: Handle,
-    pub(crate) sequences: Sequences,
-    pub(crate) unconfirmed: Unconfirmed,
+    /// What the namenode recalls goes here.
+    recalls: mpsc::Sender<Recall>,
+    listings: Listings,
+    sequences: Arc<Sequences>,
+    unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
     link: watch::Sender<LinkState>,
     namenode: Peer,
     lease: Lease,
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
-    /// The generation of the last session that the namenode is known to have ended.
-    expired: AtomicU64,
+    ended: Mutex<Ended>,
+    /// What the namenode said of blocks when the session began: there is no user of it before.
+    block_bytes: AtomicU64,
+    default_rules: Mutex<Option<PlacementRules>>,
     /// The number of the epoch in which the namenode was at the last connection.
     epoch: AtomicU32,
     stop: Notify,
@@ -101,8 +103,11 @@ struct ConnectFailure {
 }
 
 impl Session {
-    /// Connects and starts the tasks that keep the session alive.
-    pub(crate) async fn connect(options: ClientOptions) -> Result<Arc<Self>, ClientError> {
+    /// Connects and starts the tasks that keep the session alive. What the namenode recalls comes out
+    /// of the channel.
+    pub(crate) async fn connect(
+        options: ClientOptions,
+    ) -> Result<(Arc<Self>, mpsc::Receiver<Recall>), ClientError> {
         let namenode =
             Peer::new(Role::Namenode, options.namenode_name.clone()).map_err(|error| {
                 ClientError::Connect(TransportError::Identity {
@@ -114,48 +119,52 @@ impl Session {
             &options.identity,
             TransportOptions::default(),
         )?;
+        let (recalls, recalled) = mpsc::channel(NOTICES_QUEUED_MAX);
         let session = Arc::new(Self {
             cache: MetaCache::new(options.cache_entries_max),
             holds: Holds::new(options.idle_holds_max),
             delegations: Delegations::default(),
-            core: OnceLock::new(),
             runtime: Handle::current(),
-            sequences: Sequences::default(),
-            unconfirmed: Unconfirmed::default(),
+            recalls,
+            listings: Listings::default(),
+            sequences: Arc::default(),
+            unconfirmed: Mutex::default(),
             link: watch::Sender::new(LinkState::Down {
                 reason: "not connected yet".into(),
             }),
             namenode,
             lease: Lease::default(),
             listener: Mutex::default(),
-            expired: AtomicU64::new(0),
+            ended: Mutex::default(),
+            block_bytes: AtomicU64::new(0),
+            default_rules: Mutex::default(),
             epoch: AtomicU32::new(0),
             stop: Notify::new(),
             endpoint,
             options,
         });
-        let started = Instant::now();
-        let mut pause = RECONNECT_PAUSE_MIN;
+        let (started, mut attempts) = (clock::now(), Reconnect::default());
         let (link, notices) = loop {
             match session.try_connect(None).await {
                 Ok(connected) => break connected,
                 Err(failure) if failure.hopeless => return Err(failure.error),
                 Err(failure) => {
-                    if started.elapsed() >= session.options.unreachable_timeout {
+                    let waited = clock::now() - started;
+                    if waited >= session.options.unreachable_timeout {
                         return Err(ClientError::Unreachable {
-                            waited: started.elapsed(),
+                            waited,
                             reason: failure.error.to_string(),
                         });
                     }
                 }
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
+            let retry = attempts.failed(session.lease_remaining());
+            tokio::time::sleep(retry.pause).await;
         };
         let link = session.publish(link);
-        tokio::spawn(maintain(session.clone(), link, notices));
-        tokio::spawn(self::holds::release_closed(session.clone()));
-        Ok(session)
+        tokio::spawn(maintain::maintain(session.clone(), link, notices));
+        tokio::spawn(holds::release_closed(session.clone()));
+        Ok((session, recalled))
     }
 
     /// The connection, once there is one.
@@ -163,7 +172,7 @@ impl Session {
         if let LinkState::Up(link) = &*self.link.borrow() {
             return Ok(link.clone());
         }
-        let started = Instant::now();
+        let started = clock::now();
         let mut changes = self.link.subscribe();
         let ready = changes.wait_for(|state| !matches!(state, LinkState::Down { .. }));
         // Two steps, so that the guard of the watch is not held across an await.
@@ -176,7 +185,7 @@ impl Session {
             LinkState::Up(link) => Ok(link),
             LinkState::Closed => Err(ClientError::Closed),
             LinkState::Down { reason } => Err(ClientError::Unreachable {
-                waited: started.elapsed(),
+                waited: clock::now() - started,
                 reason,
             }),
         }
@@ -206,20 +215,31 @@ impl Session {
         self.sequences.generation()
     }
 
-    /// Whether the namenode has begun another epoch since it allocated a block. Nothing more goes into
-    /// such a block: a namenode that is put back from a copy of before knows the block, but not
-    /// how much is in it.
-    pub(crate) fn is_of_earlier_epoch(&self, block: BlockId) -> bool {
-        Epoch::number_of(block) < self.epoch.load(Ordering::Acquire)
+    /// The number of the epoch in which the namenode is.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     pub(crate) fn lease_remaining(&self) -> Duration {
-        self.lease.remaining()
+        self.lease.remaining(since_boot())
+    }
+
+    /// The largest block in bytes.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How blocks are placed where no directory says otherwise.
+    pub(crate) fn default_rules(&self) -> PlacementRules {
+        let Some(rules) = *self.default_rules.lock() else {
+            unreachable!("no session was ever opened");
+        };
+        rules
     }
 
     /// The cache, while it is valid.
     pub(crate) fn valid_cache(&self) -> Option<&MetaCache> {
-        (!self.lease.remaining().is_zero()).then_some(&self.cache)
+        (!self.lease_remaining().is_zero()).then_some(&self.cache)
     }
 
     /// As if the lease had run out.
@@ -234,7 +254,7 @@ impl Session {
 
     /// The namenode reports that the session of this link is over.
     pub(crate) fn session_expired(&self, link: &Link) {
-        self.expired.fetch_max(link.generation, Ordering::AcqRel);
+        self.ended.lock().session(link.generation);
         link.rpc
             .connection()
             .close(CloseCode::DONE, "the session has expired");
@@ -331,7 +351,7 @@ impl Session {
             let resume = resumed.map(|link| link.opened.session);
             Request::OpenSession(OpenSession {
                 resume,
-                holds: self.holds.all(),
+                holds: self.holds.lock().all(),
                 delegations: Some(match resume {
                     Some(_) => self.delegations.declare(),
                     None => Vec::new(),
@@ -339,7 +359,7 @@ impl Session {
                 seen: resumed.map(|link| link.opened.position),
             })
         };
-        let resume = resume.filter(|link| link.generation > self.expired.load(Ordering::Acquire));
+        let resume = resume.filter(|link| self.ended.lock().may_resume(link.generation));
         let mut reply = rpc.call(&request(resume), OPEN_DEADLINE).await;
         let mut resumed = resume.map(|link| link.generation);
         if matches!(reply, Ok(Err(FsError::SessionExpired))) {
@@ -355,6 +375,9 @@ impl Session {
                     None => {
                         self.forget_unconfirmed();
                         self.delegations.clear();
+                        self.block_bytes
+                            .store(opened.block_bytes, Ordering::Relaxed);
+                        *self.default_rules.lock() = Some(opened.default_rules);
                         self.sequences.restart()
                     }
                 };
@@ -389,8 +412,9 @@ impl Session {
                 } => {
                     acks.push(*id);
                     self.cache.invalidate(inodes, entries);
+                    let mut holds = self.holds.lock();
                     for ino in inodes {
-                        self.holds.drop_idle(*ino);
+                        holds.drop_idle(*ino);
                     }
                 }
                 Notice::InvalidateAll { id } => {
@@ -399,9 +423,8 @@ impl Session {
                 }
                 Notice::Recall { inodes } => {
                     self.delegations.recalled(inodes);
-                    if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-                        tokio::spawn(core.commit_recalled(inodes.clone()));
-                    }
+                    // Nothing is in memory when its receiver is gone.
+                    let _ = self.recalls.send(inodes.clone()).await;
                 }
             }
         }
@@ -453,142 +476,8 @@ impl Session {
     }
 }
 
-/// Keeps the session alive and reconnects until the client is closed.
-async fn maintain(session: Arc<Session>, first: Arc<Link>, notices: mpsc::Receiver<Notice>) {
-    let (mut link, mut notices) = (first, notices);
-    loop {
-        let reason = serve(&session, &link, notices).await;
-        if session.is_closed() {
-            return;
-        }
-        tracing::warn!(reason, "the connection to the namenode was lost");
-        session.link.send_if_modified(|state| {
-            let open = !matches!(state, LinkState::Closed);
-            if open {
-                *state = LinkState::Down { reason };
-            }
-            open
-        });
-        link.rpc.connection().close(CloseCode::DONE, "reconnecting");
-        let Some(connected) = reconnect(&session, &link).await else {
-            return;
-        };
-        session
-            .tell_listener(|listener| listener.invalidate_all())
-            .await;
-        link = session.publish(connected.0);
-        notices = connected.1;
-        tracing::info!("connected to the namenode again");
-    }
-}
-
-/// Tries until it works; none when the client is closed.
-async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::Receiver<Notice>)> {
-    let mut pause = RECONNECT_PAUSE_MIN;
-    let mut lease_over = false;
-    loop {
-        let stopped = session.stop.notified();
-        if session.is_closed() {
-            return None;
-        }
-        tokio::select! {
-            biased;
-            result = resume(session, link) => match result {
-                Ok(connected) => return Some(connected),
-                Err(error) => tracing::debug!(%error, "cannot reconnect yet"),
-            },
-            () = stopped => return None,
-        }
-        if !lease_over && session.lease_remaining().is_zero() {
-            lease_over = true;
-            session.forget_everything().await;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
-    }
-}
-
-/// Connects, and replays what the namenode may have forgotten.
-async fn resume(
-    session: &Arc<Session>,
-    link: &Link,
-) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
-    let connected = session.try_connect(Some(link)).await;
-    let (link, notices) = connected.map_err(|failure| failure.error)?;
-    session
-        .repeat_unconfirmed(&link)
-        .await
-        .map_err(|error| unreachable(Duration::ZERO, &error))?;
-    Ok((link, notices))
-}
-
-/// Sends keepalives and handles notices until the connection fails; returns why it did.
-async fn serve(
-    session: &Arc<Session>,
-    link: &Arc<Link>,
-    notices: mpsc::Receiver<Notice>,
-) -> String {
-    tokio::select! {
-        biased;
-        reason = keep_alive(session, link) => reason,
-        reason = take_notices(session, link, notices) => reason,
-        error = link.rpc.connection().closed() => error.to_string(),
-        () = session.stop.notified() => "closed".into(),
-    }
-}
-
-async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
-    loop {
-        pause(session).await;
-        if session.lease_remaining().is_zero() {
-            // At once, in case the machine was suspended: the kernel's times to live stopped then.
-            session.forget_everything().await;
-        }
-        let sent = since_boot();
-        match link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
-            Ok(Ok(_)) => {
-                if session.lease_remaining().is_zero() {
-                    // The namenode may have stopped sending us notices meanwhile.
-                    session.forget_everything().await;
-                }
-                session.lease.renew(sent);
-            }
-            Ok(Err(FsError::SessionExpired)) => {
-                session.session_expired(link);
-                return "the session has expired".into();
-            }
-            Ok(Err(error)) => return error.to_string(),
-            Err(error) => return error.to_string(),
-        }
-    }
-}
-
-/// Waits until the next keepalive is due, or the lease is found to be over.
-async fn pause(session: &Session) {
-    for _ in 0..LEASE_LOOKS {
-        tokio::time::sleep(KEEPALIVE_INTERVAL / LEASE_LOOKS).await;
-        if session.lease_remaining().is_zero() {
-            return;
-        }
-    }
-}
-
-async fn take_notices(
-    session: &Arc<Session>,
-    link: &Arc<Link>,
-    mut notices: mpsc::Receiver<Notice>,
-) -> String {
-    let mut batch = Vec::new();
-    while notices.recv_many(&mut batch, NOTICES_QUEUED_MAX).await > 0 {
-        session
-            .handle_notices(link, std::mem::take(&mut batch))
-            .await;
-    }
-    "the namenode ended the connection".into()
-}
-
 /// A call that got no answer, as an error for users.
-pub(crate) fn unreachable(waited: Duration, error: &RpcError) -> ClientError {
+fn unreachable(waited: Duration, error: &RpcError) -> ClientError {
     ClientError::Unreachable {
         waited,
         reason: error.to_string(),

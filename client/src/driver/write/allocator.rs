@@ -1,18 +1,17 @@
 //! Blocks for writing, asked for before they are needed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use tokio::time::Instant;
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{InodeId, NodeId};
 use harvestfs_protocol::meta::{MetaReply, mutation};
-use harvestfs_protocol::types::{BlockInfo, Located, PlacementRules};
+use harvestfs_protocol::types::{BlockInfo, PlacementRules};
 use parking_lot::Mutex;
 
-use crate::driver::core::Core;
-use crate::driver::write::pipeline::NewBlock;
-use crate::driver::write::seal::discard;
+use super::seal::discard;
+use crate::driver::clock;
+use crate::driver::cluster::Cluster;
+use crate::engine::write::stock::{NewBlock, Stock, Usable};
 use crate::error::ClientError;
 
 /// Blocks per request: one to use, one in advance. The namenode reserves room for each.
@@ -31,66 +30,57 @@ pub(crate) struct Wanted {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Allocator {
-    stock: Mutex<HashMap<PlacementRules, Vec<NewBlock>>>,
+    stock: Mutex<Stock>,
 }
 
 impl Allocator {
     /// A new block, for this file's data first; avoids datanodes that failed lately or are busy.
     pub(crate) async fn take(
         &self,
-        core: &Arc<Core>,
+        cluster: &Arc<Cluster>,
         wanted: Wanted,
     ) -> Result<NewBlock, ClientError> {
-        let avoided = core.locations.avoided(Instant::now());
-        let generation = core.session.generation();
-        while let Some(new) = self.pop(wanted.rules) {
-            let usable = new.nodes.iter().all(|node| !avoided.contains(&node.node));
-            if new.generation == generation
-                && usable
-                && !core.session.is_of_earlier_epoch(new.block)
-            {
-                return Ok(new);
-            }
-            give_back(core, new);
+        let usable = Usable {
+            generation: cluster.session.generation(),
+            epoch: cluster.session.epoch(),
+            avoided: cluster.locations.replicas().avoided(clock::now()),
+        };
+        let mut unusable = Vec::new();
+        let taken = self.stock.lock().take(wanted.rules, &usable, &mut unusable);
+        give_back(cluster, unusable);
+        if let Some(new) = taken {
+            return Ok(new);
         }
-        let mut result = allocate(core, wanted, avoided.clone()).await;
+        let avoided = usable.avoided;
+        let mut result = allocate(cluster, wanted, avoided.clone()).await;
         let is_refused = |error: &FsError| *error != FsError::QuotaExceeded;
         if !avoided.is_empty()
             && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
         {
             // Better one that failed lately, or was busy a moment ago, than none.
-            result = allocate(core, wanted, Vec::new()).await;
+            result = allocate(cluster, wanted, Vec::new()).await;
         }
         let mut blocks = result?.into_iter();
         let first = blocks.next();
-        let (lacking, blocks): (Vec<_>, Vec<_>) = blocks.partition(|new| new.lacks_replicas());
-        for new in lacking {
-            // By the time that it is needed, there may be more datanodes.
-            give_back(core, new);
-        }
-        self.stock
-            .lock()
-            .entry(wanted.rules)
-            .or_default()
-            .extend(blocks);
+        let mut unusable = Vec::new();
+        self.stock.lock().put(wanted.rules, blocks, &mut unusable);
+        give_back(cluster, unusable);
         first.ok_or(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME))
-    }
-
-    fn pop(&self, rules: PlacementRules) -> Option<NewBlock> {
-        self.stock.lock().get_mut(&rules)?.pop()
     }
 }
 
-/// Ends a block that nothing will be written to.
-fn give_back(core: &Arc<Core>, new: NewBlock) {
-    core.locations.forget(new.block);
-    tokio::spawn(discard(core.clone(), new));
+/// Ends blocks that nothing will be written to.
+fn give_back(cluster: &Arc<Cluster>, blocks: Vec<NewBlock>) {
+    for new in blocks {
+        cluster.locations.replicas().forget(new.block);
+        tokio::spawn(discard(cluster.clone(), new));
+    }
 }
 
 async fn allocate(
-    core: &Arc<Core>,
+    cluster: &Arc<Cluster>,
     wanted: Wanted,
-    exclude: Vec<harvestfs_protocol::ids::NodeId>,
+    exclude: Vec<NodeId>,
 ) -> Result<Vec<NewBlock>, ClientError> {
     let Wanted {
         rules,
@@ -102,32 +92,30 @@ async fn allocate(
         rules,
         exclude,
     };
-    let generation = core.session.generation();
-    let reply = core.session.allocate_blocks(op, file, may_release).await?;
+    let session = &cluster.session;
+    let generation = session.generation();
+    let reply = session.allocate_blocks(op, file, may_release).await?;
     let MetaReply::Located(located) = reply else {
         return Err(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME));
     };
-    core.locations.learn(&located);
-    let Located { blocks, .. } = located;
-    let new = |block: BlockInfo| {
-        let nodes = block.replicas.iter();
-        NewBlock {
+    let (placed, nowhere): (Vec<_>, Vec<_>) = {
+        let mut replicas = cluster.locations.replicas();
+        replicas.learn(&located);
+        let new = |block: BlockInfo| NewBlock {
             block: block.block,
             token: block.token,
-            nodes: nodes
-                .filter_map(|node| core.locations.node(*node))
+            nodes: block
+                .replicas
+                .iter()
+                .filter_map(|node| replicas.node(*node))
                 .collect(),
             due_replicas: block.due_replicas,
             class: rules.class,
             generation,
-        }
+        };
+        let new_blocks = located.blocks.into_iter().map(new);
+        new_blocks.partition(|new| !new.nodes.is_empty())
     };
-    let (placed, nowhere): (Vec<_>, Vec<_>) = blocks
-        .into_iter()
-        .map(new)
-        .partition(|new| !new.nodes.is_empty());
-    for new in nowhere {
-        give_back(core, new);
-    }
+    give_back(cluster, nowhere);
     Ok(placed)
 }

@@ -1,9 +1,8 @@
 //! The tasks that bring written data into blocks and make it part of files.
 
-pub(crate) mod allocator;
-pub(crate) mod committer;
-pub(crate) mod file_state;
+mod allocator;
+pub(crate) mod files;
 pub(crate) mod pipeline;
-pub(crate) mod requests;
-pub(crate) mod seal;
-pub(crate) mod writer;
+mod requests;
+mod seal;
+mod writer;

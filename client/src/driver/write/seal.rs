@@ -13,9 +13,10 @@ use harvestfs_protocol::transport::TransportError;
 use harvestfs_protocol::types::{Credentials, NodeInfo};
 use tokio::task::JoinSet;
 
-use crate::driver::core::Core;
-use crate::driver::locations::Locations;
-use crate::driver::write::pipeline::{BlockStream, NewBlock, ended_early};
+use crate::driver::cluster::Cluster;
+use crate::driver::locations::{Locations, ended_early};
+use crate::driver::write::pipeline::{BlockStream, Source};
+use crate::engine::write::stock::NewBlock;
 use crate::error::ClientError;
 
 /// Sealing a replica whose pipeline broke, all attempts together.
@@ -23,16 +24,20 @@ const SEAL_DEADLINE: Duration = Duration::from_secs(4);
 const SEAL_RETRY: Duration = Duration::from_millis(50);
 
 /// Seals the surviving replicas of a block whose pipeline broke.
-pub(crate) async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
+pub(crate) async fn recover<S: Source>(
+    cluster: Arc<Cluster>,
+    source: Arc<S>,
+    stream: Arc<BlockStream<S::Job>>,
+) {
     let block = stream.new.block;
-    let expired = stream.new.generation != core.session.generation();
+    let expired = stream.new.generation != cluster.session.generation();
     let length_bytes = stream.acked_bytes();
     if length_bytes == 0 {
         stream.settle(Ok(()));
-        discard(core, stream.new.clone()).await;
+        discard(cluster, stream.new.clone()).await;
         return;
     }
-    let survivors = seal_survivors(&core.locations, &stream).await;
+    let survivors = seal_survivors(&cluster, &stream).await;
     if expired {
         // The namenode has it sealed as well. What was committed of it can be made stable still.
         let lost = || "the session has expired".to_owned();
@@ -42,34 +47,38 @@ pub(crate) async fn recover(core: Arc<Core>, stream: Arc<BlockStream>) {
     if survivors.is_empty() {
         tracing::warn!(%block, "no replica of a block could be sealed");
         stream.settle(Err(format!("no replica of block {block} could be sealed")));
-        core.block_lost(block);
+        cluster.locations.replicas().forget(block);
+        source.block_lost(block);
         // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
         // to know its length, so that it can judge replicas that come back.
-        if seal(&core, block, 0, Vec::new()).await.is_err() {
-            log_seal(block, seal(&core, block, length_bytes, Vec::new()).await);
+        if seal(&cluster, block, 0, Vec::new()).await.is_err() {
+            log_seal(block, seal(&cluster, block, length_bytes, Vec::new()).await);
         }
         return;
     }
-    core.locations.narrow(block, &survivors);
+    cluster.locations.replicas().narrow(block, &survivors);
     stream.settle(Ok(()));
-    log_seal(block, seal(&core, block, length_bytes, survivors).await);
+    log_seal(block, seal(&cluster, block, length_bytes, survivors).await);
 }
 
-pub(crate) async fn report_sealed(core: Arc<Core>, stream: Arc<BlockStream>) {
+pub(crate) async fn report_sealed<J>(cluster: Arc<Cluster>, stream: Arc<BlockStream<J>>) {
     let nodes = stream.new.nodes.iter().map(|node| node.node).collect();
     let block = stream.new.block;
-    log_seal(block, seal(&core, block, stream.acked_bytes(), nodes).await);
+    log_seal(
+        block,
+        seal(&cluster, block, stream.acked_bytes(), nodes).await,
+    );
 }
 
 /// Gives back a block that nothing was written to.
-pub(crate) async fn discard(core: Arc<Core>, new: NewBlock) {
-    if new.generation == core.session.generation() {
-        log_seal(new.block, seal(&core, new.block, 0, Vec::new()).await);
+pub(crate) async fn discard(cluster: Arc<Cluster>, new: NewBlock) {
+    if new.generation == cluster.session.generation() {
+        log_seal(new.block, seal(&cluster, new.block, 0, Vec::new()).await);
     }
 }
 
 async fn seal(
-    core: &Core,
+    cluster: &Cluster,
     block: BlockId,
     length_bytes: u64,
     replicas: Vec<NodeId>,
@@ -82,7 +91,7 @@ async fn seal(
     let op = mutation::SealBlocks {
         blocks: vec![sealed],
     };
-    let result = core.session.mutate(&Credentials::root(), op).await;
+    let result = cluster.session.mutate(&Credentials::root(), op).await;
     result.map(|_| ())
 }
 
@@ -95,18 +104,18 @@ fn log_seal(block: BlockId, result: Result<(), ClientError>) {
 
 /// Seals what a broken pipeline left at the length that all acknowledged; returns the datanodes
 /// that did it.
-async fn seal_survivors(locations: &Arc<Locations>, stream: &BlockStream) -> Vec<NodeId> {
+async fn seal_survivors<J>(cluster: &Arc<Cluster>, stream: &BlockStream<J>) -> Vec<NodeId> {
     let length_bytes = stream.acked_bytes();
     let mut attempts = JoinSet::new();
     for node in &stream.new.nodes {
-        let (locations, node) = (locations.clone(), node.clone());
+        let (cluster, node) = (cluster.clone(), node.clone());
         let request = SealRequest {
             block: stream.new.block,
             token: stream.new.token,
             length_bytes,
         };
         attempts.spawn(async move {
-            let attempt = seal_replica(&locations, &node, request);
+            let attempt = seal_replica(&cluster.locations, &node, request);
             let sealed = tokio::time::timeout(SEAL_DEADLINE, attempt).await;
             matches!(sealed, Ok(true)).then_some(node.node)
         });

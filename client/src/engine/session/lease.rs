@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::limits::LEASE;
-use harvestfs_protocol::since_boot;
 
 /// See the module.
 #[derive(Default)]
@@ -15,11 +14,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn remaining(&self) -> Duration {
-        self.remaining_at(since_boot())
-    }
-
-    fn remaining_at(&self, now: Duration) -> Duration {
+    pub(crate) fn remaining(&self, now: Duration) -> Duration {
         let until_us = self.until_us.load(Ordering::Acquire);
         Duration::from_micros(until_us).saturating_sub(now)
     }
@@ -43,19 +38,15 @@ mod tests {
     fn a_lease_counts_from_when_it_was_asked_for() {
         let lease = Lease::default();
         let sent = Duration::from_secs(1_000);
-        assert_eq!(lease.remaining_at(sent), Duration::ZERO);
+        assert_eq!(lease.remaining(sent), Duration::ZERO);
         lease.renew(sent);
-        assert_eq!(lease.remaining_at(sent), LEASE);
-        assert_eq!(lease.remaining_at(sent + LEASE / 4), LEASE * 3 / 4);
+        assert_eq!(lease.remaining(sent), LEASE);
+        assert_eq!(lease.remaining(sent + LEASE / 4), LEASE * 3 / 4);
         // As after a night's sleep.
-        assert_eq!(lease.remaining_at(sent + LEASE * 2_000), Duration::ZERO);
+        assert_eq!(lease.remaining(sent + LEASE * 2_000), Duration::ZERO);
         lease.renew(sent - Duration::from_secs(1));
-        assert_eq!(
-            lease.remaining_at(sent),
-            LEASE,
-            "an answer to something older"
-        );
+        assert_eq!(lease.remaining(sent), LEASE, "an answer to something older");
         lease.end();
-        assert_eq!(lease.remaining_at(sent), Duration::ZERO);
+        assert_eq!(lease.remaining(sent), Duration::ZERO);
     }
 }

@@ -8,7 +8,9 @@
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
+use harvestfs_protocol::request_id::RequestId;
 
 /// Something to be written. Its data is at most [`PACKET_BYTES_MAX`].
 pub(crate) trait Piece {
@@ -17,9 +19,14 @@ pub(crate) trait Piece {
     fn is_continued_by(&self, next: &Self) -> bool;
     /// Whether it must be on stable storage when it is acknowledged.
     fn sync(&self) -> bool;
+    /// The file that it is of.
+    fn file(&self) -> InodeId;
+    /// The request that waits for it.
+    fn request(&self) -> RequestId;
 }
 
 /// The content of one packet.
+#[derive(Debug)]
 pub(crate) struct Layout<P> {
     pub(crate) data: Bytes,
     /// Each piece with its offset in `data`.
@@ -87,6 +94,12 @@ mod tests {
         }
         fn sync(&self) -> bool {
             false
+        }
+        fn file(&self) -> InodeId {
+            InodeId(self.0)
+        }
+        fn request(&self) -> RequestId {
+            RequestId::NONE
         }
     }
 

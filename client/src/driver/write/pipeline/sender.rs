@@ -9,44 +9,34 @@ use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::transport::FrameSender;
 
-use super::{BlockStream, NodeFailure};
+use super::BlockStream;
+use crate::driver::clock;
 use crate::driver::write::requests::carrier;
-use crate::driver::write::writer::Job;
-use crate::engine::write::packet::Layout;
+use crate::engine::write::block::{Content, NodeFailure};
+use crate::engine::write::packet::{Layout, Piece};
 
 /// How long a datanode that stopped taking packets has to say why. Its answer comes on the other
 /// direction of the stream, which nothing keeps in step with this one.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// The sending side of a block's pipelines.
-pub(crate) struct StreamSender {
-    pub(crate) stream: Arc<BlockStream>,
+pub(crate) struct StreamSender<J> {
+    pub(crate) stream: Arc<BlockStream<J>>,
     pub(super) senders: Vec<(NodeId, FrameSender)>,
 }
 
-/// What a packet has.
-pub(super) enum Content {
-    Data {
-        bytes: u64,
-        jobs: Vec<(usize, Job)>,
-        sync: bool,
-    },
-    Sync,
-    Seal,
-}
-
-impl StreamSender {
+impl<J: Piece> StreamSender<J> {
     /// Sends a packet of data. If a datanode fails, the stream says so.
-    pub(crate) async fn send(&mut self, layout: Layout<Job>) {
+    pub(crate) async fn send(&mut self, layout: Layout<J>) {
         let checksums = chunk_checksums(&layout.data);
         let (data, sync) = (layout.data, layout.sync);
-        let request = carrier(layout.pieces.iter().map(|(_, job)| job.request));
+        let request = carrier(layout.pieces.iter().map(|(_, job)| job.request()));
         let content = Content::Data {
             bytes: data.len() as u64,
             jobs: layout.pieces,
             sync,
         };
-        if let Some(block_offset) = self.stream.begin_packet(content) {
+        if let Some(block_offset) = self.begin_packet(content) {
             let packet = Packet::Data {
                 block_offset,
                 checksums,
@@ -59,21 +49,27 @@ impl StreamSender {
 
     /// Asks for everything so far to be made stable.
     pub(crate) async fn send_sync(&mut self) {
-        if self.stream.begin_packet(Content::Sync).is_some() {
+        if self.begin_packet(Content::Sync).is_some() {
             self.send_packet(&Packet::Sync, None).await;
         }
     }
 
     /// Ends the block.
     pub(crate) async fn send_seal(&mut self) {
-        if self.stream.begin_packet(Content::Seal).is_some() {
-            let length_bytes = self.stream.state.lock().sent_bytes;
+        if self.begin_packet(Content::Seal).is_some() {
+            let length_bytes = self.stream.state().sent_bytes();
             self.send_packet(&Packet::Seal { length_bytes }, None).await;
             for (_, sender) in &mut self.senders {
                 // Fails only if the stream is broken, which the acknowledgements show.
                 let _ = sender.finish();
             }
         }
+    }
+
+    /// Notes a packet; returns where in the block it starts if it is to be sent.
+    fn begin_packet(&self, content: Content<J>) -> Option<u64> {
+        let now = clock::now();
+        self.stream.state().begin_packet(content, now)
     }
 
     async fn send_packet(&mut self, packet: &Packet, data: Option<Bytes>) {
