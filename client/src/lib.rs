@@ -43,68 +43,33 @@
 //!
 //! # How it is built
 //!
-//! | module | does |
+//! | module | is |
 //! |---|---|
-//! | `session`, `sequences`, `calls`, `holds`, `delegations` | the connection to the namenode, leases, calls that are executed once, open files, new files closed before they are committed |
-//! | `cache`, `extents`, `listing`, `content`, `permissions` | what is known of the namespace without asking |
-//! | `client`, `namespace`, `path`, `walk`, `file` | the API |
-//! | `overlay`, `writeback`, `file_state` | written data of a file until it is committed |
-//! | `packet`, `pipeline`, `writer`, `allocator`, `seal`, `committer` | how it gets into blocks and becomes part of files |
-//! | `compaction` | moves what is left of mostly unused blocks |
-//! | `requests` | what travels together for several requests |
-//! | `sections`, `reader`, `readahead`, `recent`, `locations` | reading from any replica that answers |
+//! | `api` | what programs use: [`Client`] and [`File`] |
+//! | `driver` | tasks, connections and clocks: it carries out what the engine decides |
+//! | `engine` | decisions, without I/O: what is cached, what is sent and committed when, what is read from where, what is tried again |
 //!
-//! The pure ones (`cache`, `extents`, `overlay`, `writeback`, `packet`, `sections`, `permissions`)
-//! do no I/O and are tested against obvious models.
+//! Each uses only what is below it. The parts of the engine are tested against obvious models and in
+//! virtual time.
 
 #![forbid(unsafe_code)]
 
-mod allocator;
-mod cache;
-mod calls;
-mod client;
-mod committer;
-mod compaction;
-mod content;
-mod core;
-mod counters;
-mod delegations;
+mod api;
+mod driver;
+mod engine;
 mod error;
-mod extents;
-mod file;
-mod file_state;
-mod holds;
-mod lease;
-mod listing;
-mod locations;
-mod namespace;
 mod options;
-mod overlay;
-mod packet;
-mod path;
-mod permissions;
-mod pipeline;
-mod readahead;
-mod reader;
-mod recent;
-mod requests;
-mod seal;
-mod sections;
-mod sequences;
-mod session;
-mod short_circuit;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod walk;
-mod writeback;
-mod writer;
 
-pub use client::{CacheListener, Client, DirPage};
-pub use compaction::Compacted;
-pub use counters::ClientCounters;
+pub use api::client::Client;
+pub use api::compaction::Compacted;
+pub use api::counters::ClientCounters;
+pub use api::file::{File, OpenFlags};
+pub use api::walk::{Entries, Walk, WalkEntry};
+pub use driver::session::listener::CacheListener;
+pub use engine::cache::DirPage;
 pub use error::ClientError;
-pub use file::{File, OpenFlags};
 pub use options::ClientOptions;
-pub use walk::{Entries, Walk, WalkEntry};

@@ -6,7 +6,7 @@ mod namenode;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::token::TokenKey;
@@ -79,6 +79,11 @@ impl Cluster {
     pub(crate) fn datanode(&self, number: u32) -> &Arc<Datanode> {
         &self.datanodes[number as usize - 1]
     }
+}
+
+/// A moment, for what is tested in virtual time.
+pub(crate) fn some_time() -> Instant {
+    Instant::now()
 }
 
 fn issue(authority: &CertificateAuthority, role: Role, name: &str) -> Identity {

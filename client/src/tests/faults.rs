@@ -471,7 +471,7 @@ async fn written_data_stays_within_its_budget() {
             file.write(offset, Bytes::copy_from_slice(piece))
                 .await
                 .unwrap();
-            highest = highest.max(client.core().dirty.used());
+            highest = highest.max(client.core().files.dirty.used());
         }
     }
     assert!(highest <= 4 << 20, "{highest}");
@@ -479,7 +479,7 @@ async fn written_data_stays_within_its_budget() {
         file.flush().await.unwrap();
         assert!(file.read(0, 4 << 20).await.unwrap() == content);
     }
-    assert_eq!(client.core().dirty.used(), 0);
+    assert_eq!(client.core().files.dirty.used(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

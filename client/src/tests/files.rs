@@ -157,7 +157,7 @@ async fn full_blocks_are_sealed_on_all_their_datanodes() {
         assert_eq!(cluster.datanodes.iter().filter(holds).count(), 3);
     }
     // Nothing failed on the way.
-    assert!(client.core().locations.avoided(Instant::now()).is_empty());
+    assert!(client.core().reads.avoided().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,532 @@
+//! The file system as a program sees it: connecting, looking things up, opening files. What changes
+//! the namespace is in `namespace.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::query::{self, Usage};
+use harvestfs_protocol::meta::{AttrChanges, MetaReply, StatFs};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
+
+use crate::api::file::{File, OpenFlags};
+use crate::driver::core::Core;
+use crate::driver::session::content::ATTR_ATTEMPTS;
+use crate::driver::session::holds::Holds;
+use crate::driver::session::listener::CacheListener;
+use crate::engine::cache::permissions::{EXECUTE, READ, permits};
+use crate::engine::cache::{DirPage, Entry, Ticket};
+use crate::engine::write::file::Uncommitted;
+use crate::error::ClientError;
+use crate::options::ClientOptions;
+
+/// Flushing when the last handle of a client was dropped without closing it.
+const DROP_DEADLINE: Duration = Duration::from_secs(30);
+/// Attributes with this prefix are answers of the cluster, not stored values.
+const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
+
+/// A session with a cluster. Cheap to clone; see the crate's documentation.
+///
+/// Operations fail with what the namenode says ([`ClientError::Fs`]), with
+/// [`ClientError::Unreachable`] when no namenode answers for the time in the options, and after
+/// [`Client::close`] with [`ClientError::Closed`].
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    core: Arc<Core>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let core = self.core.clone();
+        if core.session.is_closed() {
+            return;
+        }
+        core.session.runtime.clone().spawn(async move {
+            let flushed = tokio::time::timeout(DROP_DEADLINE, core.files.flush_and_wait()).await;
+            if !matches!(flushed, Ok(Ok(()))) {
+                tracing::error!(
+                    "data was not written when the last handle of a client was dropped"
+                );
+            }
+            core.session.close().await;
+        });
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects and opens a session. Must be called on a multi-threaded tokio runtime, which the
+    /// client then uses for its own tasks.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`] at once when trying again cannot help, for example because the
+    /// certificate is from another cluster; [`ClientError::Unreachable`].
+    pub async fn connect(options: ClientOptions) -> Result<Self, ClientError> {
+        let core = Core::connect(options).await?;
+        Ok(Self {
+            inner: Arc::new(Inner { core }),
+        })
+    }
+
+    /// Flushes all files and ends the session, which makes the namenode forget the leases and the
+    /// open files. Everything fails with [`ClientError::Closed`] from then on.
+    ///
+    /// # Errors
+    /// What kept written data from being stored; it is lost then.
+    pub async fn close(&self) -> Result<(), ClientError> {
+        let flushed = self.core().files.flush_and_wait().await;
+        self.core().session.close().await;
+        flushed
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
+    /// The listener that is notified of invalidations from now on.
+    pub fn set_cache_listener(&self, listener: Arc<dyn CacheListener>) {
+        self.core().session.set_listener(listener);
+    }
+
+    /// How long what the client has cached stays valid if the namenode says nothing more.
+    #[must_use]
+    pub fn lease_remaining(&self) -> Duration {
+        self.core().session.lease_remaining()
+    }
+
+    /// The largest block in bytes.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.core().session.block_bytes()
+    }
+
+    /// As [`Client::lookup`] if the cache knows the answer, without waiting.
+    #[must_use]
+    pub fn try_lookup(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Option<Result<Attr, FsError>> {
+        let cache = self.core().session.valid_cache()?;
+        // Without the right to search the directory, the namenode says which error it is.
+        if !permits(&cache.attr(parent)?, credentials, EXECUTE) {
+            return None;
+        }
+        let ticket = cache.ticket();
+        match cache.entry(parent, name)? {
+            Entry::Absent => Some(Err(FsError::NotFound)),
+            Entry::Found(attr) => self.with_memory(&ticket, attr).map(Ok),
+            Entry::FoundInode(_) => None,
+        }
+    }
+
+    /// As [`Client::getattr`] if the cache knows the answer, without waiting.
+    #[must_use]
+    pub fn try_getattr(&self, ino: InodeId) -> Option<Attr> {
+        let cache = self.core().session.valid_cache()?;
+        let ticket = cache.ticket();
+        self.with_memory(&ticket, cache.attr(ino)?)
+    }
+
+    /// Finds a name.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
+    pub async fn lookup(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Attr, ClientError> {
+        if let Some(known) = self.try_lookup(credentials, parent, name) {
+            return known.map_err(Into::into);
+        }
+        let session = &self.core().session;
+        let ticket = session.cache.ticket();
+        let op = query::Lookup {
+            parent,
+            name: name.clone(),
+        };
+        match session.query(credentials, op).await {
+            Ok(MetaReply::Attr(attr)) => {
+                ticket.learn_entry(parent, name, Some(&attr));
+                let ino = attr.ino;
+                let known = self.with_memory(&ticket, attr);
+                drop(ticket);
+                self.known_or_queried(credentials, ino, known).await
+            }
+            Ok(_) => Err(ClientError::UnexpectedReply(query::Lookup::NAME)),
+            Err(error) => {
+                if error == ClientError::Fs(FsError::NotFound) {
+                    ticket.learn_entry(parent, name, None);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Attributes, with what this client has written and not yet committed.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone, and others.
+    pub async fn getattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Attr, ClientError> {
+        let core = self.core();
+        for _ in 0..ATTR_ATTEMPTS {
+            let ticket = core.session.cache.ticket();
+            let attr = core.session.attr(credentials, ino).await?;
+            if let Some(attr) = self.with_memory(&ticket, attr) {
+                return Ok(attr);
+            }
+            drop(ticket);
+            if let Some(file) = core.files.get(ino).filter(|file| file.has_appends()) {
+                core.files.flush(&file, false).await?;
+            }
+        }
+        Ok(self.with_latest(core.session.attr(credentials, ino).await?))
+    }
+
+    /// Checks permission as `access(2)` does; `R_OK` 4, `W_OK` 2, `X_OK` 1.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`] and others.
+    pub async fn access(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        mask: u8,
+    ) -> Result<(), ClientError> {
+        let session = &self.core().session;
+        if let Some(attr) = session.valid_cache().and_then(|cache| cache.attr(ino))
+            && permits(&attr, credentials, mask)
+        {
+            return Ok(());
+        }
+        let op = query::Access { ino, mask };
+        session.query(credentials, op).await.map(|_| ())
+    }
+
+    /// Lists a part of a directory in name order, after the name `after`.
+    ///
+    /// # Errors
+    /// [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
+    pub async fn readdir(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        after: Option<&Name>,
+        max_entries: usize,
+        with_attributes: bool,
+    ) -> Result<DirPage, ClientError> {
+        let core = self.core();
+        let mut page = core
+            .session
+            .list(credentials, ino, after, max_entries)
+            .await?;
+        for entry in &mut page.entries {
+            entry.attr = match entry.attr.take() {
+                Some(attr) if with_attributes => Some(self.with_latest(attr)),
+                _ => None,
+            };
+        }
+        Ok(page)
+    }
+
+    /// The target of a symlink.
+    ///
+    /// # Errors
+    /// [`FsError::InvalidArgument`] for anything else.
+    pub async fn readlink(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Vec<u8>, ClientError> {
+        let session = &self.core().session;
+        let cache = session.valid_cache();
+        if let Some(target) = cache.and_then(|cache| cache.link_target(ino)) {
+            return Ok(target);
+        }
+        let ticket = session.cache.ticket();
+        match session.query(credentials, query::ReadLink { ino }).await? {
+            MetaReply::Bytes(target) => {
+                ticket.learn_link_target(ino, &target);
+                Ok(target)
+            }
+            _ => Err(ClientError::UnexpectedReply(query::ReadLink::NAME)),
+        }
+    }
+
+    /// An extended attribute if the cache knows it, or that it does not exist, without waiting.
+    #[must_use]
+    pub fn try_getxattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Option<Result<Vec<u8>, FsError>> {
+        let cache = self.core().session.valid_cache()?;
+        if name.starts_with(CLUSTER_XATTR) || name.starts_with(b"trusted.") {
+            return None;
+        }
+        if name.starts_with(b"user.") && !permits(&cache.attr(ino)?, credentials, READ) {
+            return None;
+        }
+        let value = cache.xattr(ino, name)?;
+        Some(value.ok_or(FsError::NoAttribute))
+    }
+
+    /// An extended attribute. `user.harvestfs.locations` says where a file's replicas are.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`] and others.
+    pub async fn getxattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Result<Vec<u8>, ClientError> {
+        if let Some(known) = self.try_getxattr(credentials, ino, name) {
+            return known.map_err(Into::into);
+        }
+        let session = &self.core().session;
+        let ticket = session.cache.ticket();
+        let op = query::GetXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        match session.query(credentials, op).await {
+            Ok(MetaReply::Bytes(value)) => {
+                ticket.learn_xattr(ino, name, Some(&value));
+                Ok(value)
+            }
+            Ok(_) => Err(ClientError::UnexpectedReply(query::GetXattr::NAME)),
+            Err(error) => {
+                if error == ClientError::Fs(FsError::NoAttribute) {
+                    ticket.learn_xattr(ino, name, None);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// The errors of the namenode.
+    pub async fn listxattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Vec<Vec<u8>>, ClientError> {
+        let op = query::ListXattr { ino };
+        match self.core().session.query(credentials, op).await? {
+            MetaReply::Names(names) => Ok(names),
+            _ => Err(ClientError::UnexpectedReply(query::ListXattr::NAME)),
+        }
+    }
+
+    /// What counts in a directory with everything below it, and its own quotas.
+    ///
+    /// # Errors
+    /// The errors of the namenode.
+    pub async fn usage(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<Usage, ClientError> {
+        let usage = query::GetUsage { ino };
+        match self.core().session.query(credentials, usage).await? {
+            MetaReply::Usage(usage) => Ok(usage),
+            _ => Err(ClientError::UnexpectedReply(query::GetUsage::NAME)),
+        }
+    }
+
+    /// Totals of the file system, as far as the quotas at and above an inode leave them.
+    ///
+    /// # Errors
+    /// The errors of the namenode.
+    pub async fn statfs(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+    ) -> Result<StatFs, ClientError> {
+        match self
+            .core()
+            .session
+            .query(credentials, query::StatFs { ino })
+            .await?
+        {
+            MetaReply::StatFs(statfs) => Ok(statfs),
+            _ => Err(ClientError::UnexpectedReply(query::StatFs::NAME)),
+        }
+    }
+
+    /// As [`Client::open`] if the cache knows enough, without waiting; not with `truncate`.
+    #[must_use]
+    pub fn try_open(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        flags: OpenFlags,
+    ) -> Option<File> {
+        let session = &self.core().session;
+        let cache = session.valid_cache()?;
+        let (attr, _) = cache.content(ino)?;
+        let allowed =
+            attr.kind == FileKind::Regular && permits(&attr, credentials, flags.permissions());
+        if flags.truncate || !allowed || !session.holds.lock().open_held(ino, flags.may_read()) {
+            return None;
+        }
+        Some(File::new(self, ino, credentials, flags))
+    }
+
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// [`FsError::PermissionDenied`], [`FsError::IsADirectory`] and others.
+    pub async fn open(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        flags: OpenFlags,
+    ) -> Result<File, ClientError> {
+        let flags = OpenFlags {
+            write: flags.write || flags.append || flags.truncate,
+            ..flags
+        };
+        if let Some(file) = self.try_open(credentials, ino, flags) {
+            return Ok(file);
+        }
+        let core = self.core();
+        let session = &core.session;
+        session.holds.settled(ino).await;
+        let hold = Hold::new(&session.holds, ino);
+        let ticket = session.cache.ticket();
+        let op = query::Open {
+            ino,
+            read: flags.read,
+            write: flags.write,
+            execute: flags.execute,
+        };
+        let MetaReply::Opened {
+            attr,
+            extents,
+            end,
+            located,
+        } = session.query(credentials, op).await?
+        else {
+            return Err(ClientError::UnexpectedReply(query::Open::NAME));
+        };
+        core.reads.learn(&located);
+        let readable = flags.may_read() || permits(&attr, credentials, READ);
+        if end {
+            // More of them would not be of the same moment.
+            let extents = session.extents(credentials, ino, extents, end).await?;
+            ticket.learn_content(&attr, &extents);
+        }
+        drop(ticket);
+        hold.keep(readable);
+        let file = File::new(self, ino, credentials, flags);
+        if flags.truncate {
+            let changes = AttrChanges {
+                size_bytes: Some(0),
+                opened_for_writing: true,
+                ..AttrChanges::default()
+            };
+            self.setattr(credentials, ino, changes).await?;
+        }
+        Ok(file)
+    }
+
+    /// Attributes, found since the ticket was taken, with what is written and not committed. None:
+    /// they were overtaken, perhaps by a commit, of which nothing is left in memory.
+    pub(crate) fn with_memory(&self, ticket: &Ticket, mut attr: Attr) -> Option<Attr> {
+        if attr.kind != FileKind::Regular {
+            return Some(attr);
+        }
+        let file = self.core().files.get(attr.ino);
+        let uncommitted = file.map_or_else(Uncommitted::default, |file| file.uncommitted());
+        // After that look: the ticket has seen what left the memory before it.
+        if ticket.is_overtaken(attr.ino) || !uncommitted.is_definite() {
+            return None;
+        }
+        uncommitted.apply(&mut attr);
+        Some(attr)
+    }
+
+    /// The result of [`Client::with_memory`], or if that was overtaken, the namenode's answer.
+    pub(crate) async fn known_or_queried(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        known: Option<Attr>,
+    ) -> Result<Attr, ClientError> {
+        match known {
+            Some(attr) => Ok(attr),
+            None => self.getattr(credentials, ino).await,
+        }
+    }
+
+    /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at
+    /// many: what is known of the last commit.
+    fn with_latest(&self, mut attr: Attr) -> Attr {
+        let core = self.core();
+        let file = core.files.get(attr.ino);
+        if let Some(uncommitted) = file.map(|file| file.uncommitted()) {
+            uncommitted.apply(&mut attr);
+        }
+        match core.session.cache.attr(attr.ino) {
+            Some(known) if known.content_version > attr.content_version => known,
+            _ => attr,
+        }
+    }
+}
+
+/// A hold that is given up again unless the open it is for succeeds.
+struct Hold<'a> {
+    holds: &'a Holds,
+    ino: InodeId,
+    kept: bool,
+}
+
+impl<'a> Hold<'a> {
+    fn new(holds: &'a Holds, ino: InodeId) -> Self {
+        holds.lock().opened(ino, false);
+        Self {
+            holds,
+            ino,
+            kept: false,
+        }
+    }
+
+    /// From now on the handle has it; `readable`: the namenode lets it read.
+    fn keep(mut self, readable: bool) {
+        if readable {
+            self.holds.lock().read_permitted(self.ino);
+        }
+        self.kept = true;
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.holds.closed(self.ino, false);
+        }
+    }
+}

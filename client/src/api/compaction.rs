@@ -1,0 +1,200 @@
+//! Compaction copies what files still use of mostly unused blocks into new ones, so that the old
+//! blocks are freed. Content and times of the files stay as they are.
+
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::RELOCATIONS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::{MetaReply, Relocation, SparsePiece, mutation, query};
+use harvestfs_protocol::types::{Credentials, FileBlock, PlacementRules};
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::time::Instant;
+
+use crate::api::client::Client;
+use crate::api::file::{File, OpenFlags};
+use crate::driver::read::reader::read_block;
+use crate::error::ClientError;
+
+/// Bytes that are copied before files switch to the copies: bounds what a failure wastes.
+const BATCH_BYTES: u64 = 64 << 20;
+/// Bytes that are read at a time.
+const READ_BYTES: u64 = 4 << 20;
+
+/// What compaction did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compacted {
+    /// Pieces of files that were found in mostly unused blocks.
+    pub found_pieces: u64,
+    /// Pieces that were moved. Of the others, some changed meanwhile, some could not be read.
+    pub moved_pieces: u64,
+    /// Bytes that were copied.
+    pub copied_bytes: u64,
+}
+
+/// One pass through all files.
+struct Pass<'a> {
+    client: &'a Client,
+    bytes_per_s: u64,
+    /// Blocks that could not be read: not tried again in this pass.
+    unreadable: FxHashSet<BlockId>,
+    done: Compacted,
+}
+
+impl Client {
+    /// Compacts once, copying at most `bytes_per_s` bytes a second. At most one session of a cluster
+    /// compacts at a time.
+    ///
+    /// # Errors
+    /// [`FsError::Busy`] while another session does; what keeps the copies from being stored. What was
+    /// moved until then stays moved.
+    pub async fn compact(&self, bytes_per_s: u64) -> Result<Compacted, ClientError> {
+        let mut pass = Pass {
+            client: self,
+            bytes_per_s: bytes_per_s.max(1),
+            unreadable: FxHashSet::default(),
+            done: Compacted::default(),
+        };
+        let mut from = None;
+        loop {
+            let op = query::FindSparse { from };
+            let session = &self.core().session;
+            let MetaReply::SparsePieces { pieces, next } =
+                session.query(&Credentials::root(), op).await?
+            else {
+                return Err(ClientError::UnexpectedReply(query::FindSparse::NAME));
+            };
+            pass.done.found_pieces += pieces.len() as u64;
+            for (rules, batch) in batches(pieces) {
+                pass.copy(rules, &batch).await?;
+            }
+            if next.is_none() {
+                return Ok(pass.done);
+            }
+            from = next;
+        }
+    }
+}
+
+/// Pieces with the same rules, as many as are moved at a time.
+fn batches(pieces: Vec<SparsePiece>) -> Vec<(PlacementRules, Vec<SparsePiece>)> {
+    let mut open: FxHashMap<PlacementRules, (u64, Vec<SparsePiece>)> = FxHashMap::default();
+    let mut full = Vec::new();
+    for piece in pieces {
+        let (bytes, batch) = open.entry(piece.rules).or_default();
+        *bytes += piece.extent.length_bytes;
+        batch.push(piece);
+        if *bytes >= BATCH_BYTES || batch.len() == RELOCATIONS_PER_REQUEST_MAX {
+            full.push((piece.rules, std::mem::take(batch)));
+            *bytes = 0;
+        }
+    }
+    let rest = open.into_iter().map(|(rules, (_, batch))| (rules, batch));
+    full.extend(rest.filter(|(_, batch)| !batch.is_empty()));
+    full
+}
+
+impl Pass<'_> {
+    async fn copy(
+        &mut self,
+        rules: PlacementRules,
+        batch: &[SparsePiece],
+    ) -> Result<(), ClientError> {
+        let scratch = self.scratch(rules).await?;
+        let mut relocations = Vec::with_capacity(batch.len());
+        let mut end = 0;
+        for piece in batch {
+            if self.copy_piece(&scratch, end, piece).await? {
+                relocations.push(Relocation {
+                    ino: piece.ino,
+                    extent: piece.extent,
+                    scratch_offset: end,
+                });
+                end += piece.extent.length_bytes;
+            }
+        }
+        if !relocations.is_empty() {
+            scratch.sync().await?;
+            self.relocate(scratch.ino(), relocations).await?;
+        }
+        Ok(())
+    }
+
+    async fn scratch(&self, rules: PlacementRules) -> Result<File, ClientError> {
+        let session = &self.client.core().session;
+        let root = Credentials::root();
+        let op = mutation::CreateScratch { rules };
+        let (ticket, reply) = session.mutate(&root, op).await?;
+        let MetaReply::Attr(attr) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::CreateScratch::NAME));
+        };
+        session.holds.lock().opened(attr.ino, true);
+        ticket.changed_attr(&attr);
+        let file = File::new(self.client, attr.ino, &root, OpenFlags::WRITE);
+        file.state().set_rules(Some(rules));
+        Ok(file)
+    }
+
+    /// Copies a piece to an offset of the scratch file. False when it cannot be read: its file may be
+    /// gone, or its replicas.
+    async fn copy_piece(
+        &mut self,
+        scratch: &File,
+        offset: u64,
+        piece: &SparsePiece,
+    ) -> Result<bool, ClientError> {
+        let SparsePiece { ino, extent, .. } = piece;
+        let reads = &self.client.core().reads;
+        let mut copied = 0;
+        while copied < extent.length_bytes {
+            if self.unreadable.contains(&extent.block) {
+                return Ok(false);
+            }
+            let length = (extent.length_bytes - copied).min(READ_BYTES);
+            let from = extent.block_offset + copied;
+            let root = Credentials::root();
+            let began = Instant::now();
+            let at = FileBlock {
+                block: extent.block,
+                file_offset: extent.file_offset + copied,
+            };
+            match read_block(reads, &root, (*ino, at), from..from + length, Vec::new).await {
+                Ok(data) => scratch.write(offset + copied, data).await?,
+                Err(error @ ClientError::Closed) => return Err(error),
+                // The file was changed, or is gone.
+                Err(ClientError::LeftFile { .. } | ClientError::Fs(FsError::Stale)) => {
+                    return Ok(false);
+                }
+                Err(error) => {
+                    tracing::info!(block = %extent.block, %error, "what is left of a block cannot be copied");
+                    self.unreadable.insert(extent.block);
+                }
+            }
+            copied += length;
+            self.done.copied_bytes += length;
+            let budget = Duration::from_secs_f64(length as f64 / self.bytes_per_s as f64);
+            tokio::time::sleep_until(began + budget).await;
+        }
+        Ok(true)
+    }
+
+    async fn relocate(
+        &mut self,
+        scratch: InodeId,
+        pieces: Vec<Relocation>,
+    ) -> Result<(), ClientError> {
+        let session = &self.client.core().session;
+        let mut inodes: Vec<_> = pieces.iter().map(|piece| piece.ino).collect();
+        inodes.dedup();
+        let op = mutation::Relocate { scratch, pieces };
+        let (ticket, reply) = session.mutate(&Credentials::root(), op).await?;
+        let MetaReply::Relocated(moved) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::Relocate::NAME));
+        };
+        for ino in inodes {
+            ticket.changed_inode(ino);
+        }
+        self.done.moved_pieces += u64::from(moved);
+        Ok(())
+    }
+}

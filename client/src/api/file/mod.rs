@@ -1,0 +1,416 @@
+//! Open files.
+
+mod read;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::FILE_BYTES_MAX;
+use harvestfs_protocol::meta::{AttrChanges, FallocateMode, MetaReply, mutation};
+use harvestfs_protocol::types::{Attr, Credentials};
+
+use crate::api::client::Client;
+use crate::driver::read::readahead::ReadAhead;
+use crate::driver::write::files::{FileState, Files};
+use crate::engine::cache::extents::ExtentMap;
+use crate::engine::cache::permissions::{EXECUTE, READ, WRITE};
+use crate::engine::read::ahead::UNIT_BYTES;
+use crate::error::ClientError;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenFlags {
+    /// To read.
+    pub read: bool,
+    /// To write.
+    pub write: bool,
+    /// Every [`File::append`] goes to the end, also when others append.
+    pub append: bool,
+    /// Cut to length 0 first.
+    pub truncate: bool,
+    /// To run it as a program, and so to read it: the execute permission is enough.
+    pub execute: bool,
+}
+
+impl OpenFlags {
+    /// To read.
+    pub const READ: Self = Self {
+        read: true,
+        write: false,
+        append: false,
+        truncate: false,
+        execute: false,
+    };
+    /// To write.
+    pub const WRITE: Self = Self {
+        read: false,
+        write: true,
+        append: false,
+        truncate: false,
+        execute: false,
+    };
+    /// To read and to write.
+    pub const READ_WRITE: Self = Self {
+        read: true,
+        write: true,
+        append: false,
+        truncate: false,
+        execute: false,
+    };
+
+    /// Whether data may be read.
+    pub(crate) fn may_read(self) -> bool {
+        self.read || self.execute
+    }
+
+    /// What the caller must be permitted, in the bits of a mode.
+    pub(crate) fn permissions(self) -> u8 {
+        [
+            (self.read, READ),
+            (self.write, WRITE),
+            (self.execute, EXECUTE),
+        ]
+        .into_iter()
+        .filter(|(wanted, _)| *wanted)
+        .fold(0, |mask, (_, bit)| mask | bit)
+    }
+}
+
+/// An open file. Cheap to clone; the file is open until the last clone is dropped. Dropping does not
+/// wait for written data (it is flushed in the background); [`File::flush`] or [`File::close`] does.
+#[derive(Clone)]
+pub struct File {
+    inner: Arc<Handle>,
+}
+
+struct Handle {
+    client: Client,
+    state: Arc<FileState>,
+    credentials: Credentials,
+    flags: OpenFlags,
+    read_ahead: ReadAhead,
+    /// Losses of the file's data that this handle need not report any more.
+    losses_reported: AtomicU64,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.client.core().files.handle_closed(&self.state);
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("ino", &self.inner.state.ino)
+            .field("flags", &self.inner.flags)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    /// A handle of a file that the namenode holds for this session.
+    pub(crate) fn new(
+        client: &Client,
+        ino: InodeId,
+        credentials: &Credentials,
+        flags: OpenFlags,
+    ) -> Self {
+        let state = client.core().files.open(ino);
+        Self {
+            inner: Arc::new(Handle {
+                client: client.clone(),
+                losses_reported: AtomicU64::new(state.losses().0),
+                state,
+                credentials: credentials.clone(),
+                flags,
+                read_ahead: ReadAhead::default(),
+            }),
+        }
+    }
+
+    fn files(&self) -> &Arc<Files> {
+        &self.inner.client.core().files
+    }
+
+    pub(crate) fn state(&self) -> &Arc<FileState> {
+        &self.inner.state
+    }
+
+    /// The inode.
+    #[must_use]
+    pub fn ino(&self) -> InodeId {
+        self.inner.state.ino
+    }
+
+    /// What it was opened for.
+    #[must_use]
+    pub fn flags(&self) -> OpenFlags {
+        self.inner.flags
+    }
+
+    /// Attributes, with what this client has written and not yet committed.
+    ///
+    /// # Errors
+    /// What keeps the namenode from answering.
+    pub async fn attr(&self) -> Result<Attr, ClientError> {
+        let handle = &*self.inner;
+        handle.client.getattr(&handle.credentials, self.ino()).await
+    }
+
+    /// Writes. Waits only while too much written data is in memory.
+    ///
+    /// # Errors
+    /// [`ClientError::TooMuchDirtyData`]; [`FsError::FileTooLarge`]. That the data cannot be stored
+    /// shows when it is flushed.
+    pub async fn write(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
+        match self.try_write(offset, data) {
+            Ok(result) => result,
+            Err(data) => {
+                let handle = &*self.inner;
+                let (files, state) = (self.files(), &handle.state);
+                if state.has_appends() {
+                    files.flush(state, false).await?;
+                }
+                files.wait_for_room(data.len()).await?;
+                files.find_rules(state).await?;
+                files.write(state, &handle.credentials, offset, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`File::write`] if it need not wait; else gives the data back.
+    ///
+    /// # Errors
+    /// The data.
+    pub fn try_write(&self, offset: u64, data: Bytes) -> Result<Result<(), ClientError>, Bytes> {
+        let handle = &*self.inner;
+        if !handle.flags.write {
+            return Ok(Err(ClientError::NotOpenFor("writing")));
+        }
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Ok(Err(FsError::FileTooLarge.into()));
+        }
+        let dirty = &self.files().dirty;
+        if !dirty.has_room(data.len()) || handle.state.has_appends() {
+            return Err(data);
+        }
+        // Data in bulk is sent before it is flushed, for which the file's rules have to be known.
+        let much = data.len() as u64 + handle.state.held_bytes() >= UNIT_BYTES;
+        if (much || dirty.is_tight()) && handle.state.rules().is_none() {
+            return Err(data);
+        }
+        self.files()
+            .write(&handle.state, &handle.credentials, offset, data);
+        Ok(Ok(()))
+    }
+
+    /// Appends, for a file opened with `append`. One call's data stays together, also when others
+    /// append, if it is no longer than a block.
+    ///
+    /// # Errors
+    /// As [`File::write`].
+    pub async fn append(&self, data: Bytes) -> Result<(), ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.append {
+            return Err(ClientError::NotOpenFor("appending"));
+        }
+        let (files, state) = (self.files(), &handle.state);
+        if state.has_data() && !state.has_appends() {
+            // What was written at offsets may move the end.
+            files.flush(state, false).await?;
+        }
+        if !files.dirty.has_room(data.len()) {
+            files.wait_for_room(data.len()).await?;
+        }
+        files.find_rules(state).await?;
+        files.append(state, &handle.credentials, data);
+        Ok(())
+    }
+
+    /// Makes what was written visible to every later `open` (what `close` promises). For a small
+    /// new file that may be before its commit: the namenode asks for it when another session looks.
+    ///
+    /// # Errors
+    /// What kept the data from being stored; it stays in memory and is tried again by the next flush.
+    /// [`ClientError::DataLost`] once, if data had to be given up since.
+    pub async fn flush(&self) -> Result<(), ClientError> {
+        let (files, state) = (self.files(), &self.inner.state);
+        if state.has_data() {
+            files.find_rules(state).await?;
+            if files.close_early(state) {
+                return self.report_losses(Ok(()));
+            }
+        }
+        let flushed = files.flush(state, false).await;
+        self.report_losses(flushed)
+    }
+
+    /// Makes what was written durable (what `fsync` promises): on stable storage of every datanode
+    /// of its blocks and in the journal.
+    ///
+    /// # Errors
+    /// As [`File::flush`].
+    pub async fn sync(&self) -> Result<(), ClientError> {
+        let synced = self.files().flush(&self.inner.state, true).await;
+        self.report_losses(synced)
+    }
+
+    /// Flushes and closes. Other clones of the handle keep the file open.
+    ///
+    /// # Errors
+    /// As [`File::flush`].
+    pub async fn close(self) -> Result<(), ClientError> {
+        self.flush().await
+    }
+
+    fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
+        let (losses, reason) = self.inner.state.losses();
+        let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
+        match reason {
+            Some(reason) if losses > reported => Err(reason),
+            _ => result,
+        }
+    }
+
+    /// Sets the length. Returns the attributes.
+    ///
+    /// # Errors
+    /// What keeps written data from being stored, or the namenode from answering.
+    pub async fn truncate(&self, size_bytes: u64) -> Result<Attr, ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.write {
+            return Err(ClientError::NotOpenFor("writing"));
+        }
+        let changes = AttrChanges {
+            size_bytes: Some(size_bytes),
+            opened_for_writing: true,
+            ..AttrChanges::default()
+        };
+        handle
+            .client
+            .setattr(&handle.credentials, self.ino(), changes)
+            .await
+    }
+
+    /// `fallocate(2)`
+    ///
+    /// # Errors
+    /// As [`File::truncate`].
+    pub async fn fallocate(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        mode: FallocateMode,
+    ) -> Result<(), ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.write {
+            return Err(ClientError::NotOpenFor("writing"));
+        }
+        let _serial = handle.state.serial.lock().await;
+        self.files().flush(&handle.state, false).await?;
+        let (ino, session) = (self.ino(), &handle.client.core().session);
+        let op = mutation::Fallocate {
+            ino,
+            offset,
+            length_bytes,
+            mode,
+        };
+        let (ticket, reply) = session.mutate(&handle.credentials, op).await?;
+        let MetaReply::Attr(attr) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::Fallocate::NAME));
+        };
+        let range = offset..offset.saturating_add(length_bytes);
+        ticket.changed_content(&attr, |extents| match mode {
+            FallocateMode::Allocate | FallocateMode::AllocateKeepSize => {}
+            FallocateMode::PunchHole
+            | FallocateMode::ZeroRange
+            | FallocateMode::ZeroRangeKeepSize => extents.clear(range),
+        });
+        Ok(())
+    }
+
+    /// The first byte of data at or after `offset`; none: no data follows.
+    ///
+    /// # Errors
+    /// As [`File::truncate`].
+    pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>, ClientError> {
+        let (attr, extents) = self.committed_content().await?;
+        let mut after = extents.from(offset);
+        let found = after.next().map(|extent| extent.file_offset.max(offset));
+        Ok(found.filter(|at| *at < attr.size_bytes))
+    }
+
+    /// The first byte of a hole at or after `offset`, the end of the file being one; none: `offset`
+    /// is at or beyond the end.
+    ///
+    /// # Errors
+    /// As [`File::truncate`].
+    pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>, ClientError> {
+        let (attr, extents) = self.committed_content().await?;
+        if offset >= attr.size_bytes {
+            return Ok(None);
+        }
+        let mut at = offset;
+        for extent in extents.from(offset) {
+            if extent.file_offset > at {
+                break;
+            }
+            at = extent.file_end();
+        }
+        Ok(Some(at.min(attr.size_bytes)))
+    }
+
+    /// Shares `length_bytes` bytes (`u64::MAX`: to the end) of this file at `source_offset` with
+    /// `destination` at `destination_offset`; copies no data. Returns the destination's attributes.
+    ///
+    /// # Errors
+    /// As [`File::truncate`]; [`FsError::InvalidArgument`] when ranges of one file overlap.
+    pub async fn clone_range(
+        &self,
+        source_offset: u64,
+        destination: &File,
+        destination_offset: u64,
+        length_bytes: u64,
+    ) -> Result<Attr, ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.may_read() {
+            return Err(ClientError::NotOpenFor("reading"));
+        }
+        if !destination.inner.flags.write {
+            return Err(ClientError::NotOpenFor("writing"));
+        }
+        self.files().flush(&handle.state, false).await?;
+        let _serial = destination.state().serial.lock().await;
+        self.files().flush(destination.state(), false).await?;
+        let ino = destination.ino();
+        let op = mutation::CloneRange {
+            source: self.ino(),
+            source_offset,
+            destination: ino,
+            destination_offset,
+            length_bytes,
+        };
+        let session = &handle.client.core().session;
+        let credentials = &destination.inner.credentials;
+        let (ticket, reply) = session.mutate(credentials, op).await?;
+        let MetaReply::Attr(attr) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
+        };
+        ticket.changed_inode(ino);
+        Ok(attr)
+    }
+
+    /// Attributes and extents after everything in memory was committed.
+    async fn committed_content(&self) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
+        let handle = &*self.inner;
+        self.files().flush(&handle.state, false).await?;
+        let session = &handle.client.core().session;
+        session.content(&handle.credentials, self.ino()).await
+    }
+}

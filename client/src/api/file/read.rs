@@ -1,0 +1,220 @@
+//! Reading open files.
+
+use bytes::{Bytes, BytesMut};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::FileBlock;
+use tokio::task::JoinSet;
+
+use super::File;
+use crate::driver::read::readahead::Reader;
+use crate::driver::read::reader::read_block;
+use crate::driver::session::content::CONTENT_ATTEMPTS;
+use crate::engine::cache::extents::ExtentMap;
+use crate::engine::read::ahead::{UNIT_BYTES, blocks_after};
+use crate::engine::read::sections::{Section, sections};
+use crate::error::ClientError;
+
+/// Ranges of one read that are fetched at once.
+const PARALLEL_READS: usize = 8;
+
+impl File {
+    /// Up to `len` bytes at `offset`, in pieces as they are in memory; fewer only at the end.
+    ///
+    /// # Errors
+    /// [`ClientError::AllReplicasBusy`], [`ClientError::NoReplica`], [`ClientError::ChangesTooFast`],
+    /// and what keeps the namenode from answering.
+    pub async fn read_pieces(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
+        let ino = self.ino();
+        for _ in 0..CONTENT_ATTEMPTS {
+            match self.read_once(offset, len).await {
+                // Another session changed the file, and the notice of that is in flight.
+                Err(ClientError::LeftFile { .. }) => {
+                    let cache = &self.inner.client.core().session.cache;
+                    cache.ticket().changed_inode(ino);
+                }
+                read => return read,
+            }
+        }
+        Err(ClientError::ChangesTooFast { ino })
+    }
+
+    async fn read_once(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.may_read() {
+            return Err(ClientError::NotOpenFor("reading"));
+        }
+        if handle.state.has_appends() {
+            // Only the namenode knows where they are.
+            self.files().flush(&handle.state, false).await?;
+        }
+        let core = handle.client.core();
+        // The memory first: what leaves it meanwhile is found in the extents.
+        let wanted = offset..offset.saturating_add(len as u64);
+        let (overlay, memory_end) = handle.state.overlay(wanted.clone());
+        let (attr, extents) = core
+            .session
+            .content(&handle.credentials, self.ino())
+            .await?;
+        let size_bytes = attr.size_bytes.max(memory_end);
+        let range = wanted.start..wanted.end.min(size_bytes);
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let reader = Reader {
+            reads: &core.reads,
+            ino: self.ino(),
+            credentials: &handle.credentials,
+            extents: &extents,
+            size_bytes,
+        };
+        let sections = sections(&range, overlay, &extents);
+        if needs_blocks(&sections) {
+            handle.read_ahead.note(&reader, &range);
+        }
+        self.fetch(&reader, sections).await
+    }
+
+    /// As [`File::read_pieces`], in one piece.
+    ///
+    /// # Errors
+    /// As [`File::read_pieces`].
+    pub async fn read(&self, offset: u64, len: usize) -> Result<Bytes, ClientError> {
+        let pieces = self.read_pieces(offset, len).await?;
+        if let [only] = &pieces[..] {
+            return Ok(only.clone());
+        }
+        let mut whole = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
+        for piece in &pieces {
+            whole.extend_from_slice(piece);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// As [`File::read_pieces`] if all of it is in memory, without waiting.
+    #[must_use]
+    pub fn try_read_pieces(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
+        let handle = &*self.inner;
+        if !handle.flags.may_read() || handle.state.has_appends() {
+            return None;
+        }
+        let core = handle.client.core();
+        let wanted = offset..offset.saturating_add(len as u64);
+        let (overlay, memory_end) = handle.state.overlay(wanted.clone());
+        let (attr, extents) = core.session.valid_cache()?.content(self.ino())?;
+        let size_bytes = attr.size_bytes.max(memory_end);
+        let range = wanted.start..wanted.end.min(size_bytes);
+        if range.is_empty() {
+            return Some(Vec::new());
+        }
+        let sections = sections(&range, overlay, &extents);
+        let mut pieces = Vec::with_capacity(sections.len());
+        let from_blocks = needs_blocks(&sections);
+        for section in sections {
+            match section {
+                Section::Memory(data) => pieces.push(data),
+                Section::Block {
+                    at: FileBlock { block, .. },
+                    range,
+                } => {
+                    let mut at = range.start;
+                    while at < range.end {
+                        let piece =
+                            handle
+                                .read_ahead
+                                .ready(&core.reads, block, &(at..range.end))?;
+                        at += piece.len() as u64;
+                        pieces.push(piece);
+                    }
+                }
+            }
+        }
+        if from_blocks {
+            let reader = Reader {
+                reads: &core.reads,
+                ino: self.ino(),
+                credentials: &handle.credentials,
+                extents: &extents,
+                size_bytes,
+            };
+            handle.read_ahead.note(&reader, &range);
+        }
+        Some(pieces)
+    }
+
+    /// Brings the sections of a read together.
+    async fn fetch(
+        &self,
+        reader: &Reader<'_>,
+        sections: Vec<Section>,
+    ) -> Result<Vec<Bytes>, ClientError> {
+        let reads = reader.reads;
+        let mut pieces: Vec<Bytes> = Vec::with_capacity(sections.len());
+        // Where in `pieces` something is missing.
+        let mut missing = Vec::new();
+        for section in sections {
+            let (start, range) = match section {
+                Section::Memory(data) => {
+                    pieces.push(data);
+                    continue;
+                }
+                Section::Block { at, range } => (at, range),
+            };
+            let mut at = range.start;
+            while at < range.end {
+                let rest = at..range.end;
+                if let Some(piece) = self
+                    .inner
+                    .read_ahead
+                    .arrived(reads, start.block, &rest)
+                    .await
+                {
+                    at += piece.len() as u64;
+                    pieces.push(piece);
+                    continue;
+                }
+                let end = (at / UNIT_BYTES + 1) * UNIT_BYTES;
+                let part = at..end.min(range.end);
+                let place = FileBlock {
+                    file_offset: start.file_offset + (at - range.start),
+                    ..start
+                };
+                at = part.end;
+                missing.push((pieces.len(), (reader.ino, place), part));
+                pieces.push(Bytes::new());
+            }
+        }
+        let others = |extents: &ExtentMap| blocks_after(extents, 0);
+        if let [(index, place, range)] = &missing[..] {
+            let others = || others(reader.extents);
+            let data = read_block(reads, reader.credentials, *place, range.clone(), others);
+            pieces[*index] = data.await?;
+            return Ok(pieces);
+        }
+        let mut missing = missing.into_iter();
+        let mut fetches = JoinSet::new();
+        loop {
+            while fetches.len() < PARALLEL_READS
+                && let Some((index, place, range)) = missing.next()
+            {
+                let (reads, credentials) = (reader.reads.clone(), reader.credentials.clone());
+                let extents = reader.extents.clone();
+                fetches.spawn(RequestId::current().scope(async move {
+                    let others = || others(&extents);
+                    let data = read_block(&reads, &credentials, place, range, others).await;
+                    (index, data)
+                }));
+            }
+            match fetches.join_next().await {
+                None => return Ok(pieces),
+                Some(Ok((index, data))) => pieces[index] = data?,
+                // Tasks of a runtime that shuts down.
+                Some(Err(_)) => return Err(ClientError::Closed),
+            }
+        }
+    }
+}
+
+fn needs_blocks(sections: &[Section]) -> bool {
+    let from_block = |section: &Section| matches!(section, Section::Block { .. });
+    sections.iter().any(from_block)
+}

@@ -1,0 +1,536 @@
+//! What changes the namespace.
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{
+    AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation,
+};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
+
+use crate::api::client::Client;
+use crate::api::file::{File, OpenFlags};
+use crate::driver::write::files::FileState;
+use crate::engine::cache::Ticket;
+use crate::error::ClientError;
+
+/// `S_ISUID` and `S_ISGID`.
+const SPECIAL_BITS: u16 = 0o6000;
+/// The capabilities that a program gets when it is run. Writing the file removes them.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// Whether a commit that follows a change would undo some of it: the length, the time, bits that
+/// writing clears.
+fn is_undone_by_commit(changes: &AttrChanges) -> bool {
+    let special = changes.mode.is_some_and(|mode| mode & SPECIAL_BITS != 0);
+    changes.size_bytes.is_some() || changes.mtime.is_some() || special
+}
+
+impl Client {
+    /// Changes attributes; `None` leaves one as it is. Returns them as they are then. The change
+    /// is durable, except of a new file whose first content is not committed yet: then, owner and
+    /// mode become durable with that content or within milliseconds.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
+    /// the file from being stored, where a commit that follows would undo the change.
+    pub async fn setattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        changes: AttrChanges,
+    ) -> Result<Attr, ClientError> {
+        let file = self.core().files.get(ino);
+        let mut _serial = None;
+        let mut relaxed = false;
+        if let Some(file) = &file
+            && file.has_data()
+        {
+            if let Some(attr) = self.leave_to_commit(credentials, file, &changes) {
+                return Ok(attr);
+            }
+            if is_undone_by_commit(&changes) {
+                _serial = Some(file.serial.lock().await);
+                self.core().files.flush(file, false).await?;
+            } else {
+                // The journal has this before the content: if a crash loses it, it loses both.
+                relaxed = self.core().session.delegations.has(ino);
+            }
+        }
+        let size_bytes = changes.size_bytes;
+        let op = mutation::SetAttr { ino, changes };
+        let session = &self.core().session;
+        let (ticket, reply) = match &file {
+            Some(file) if relaxed => {
+                let answer = session.mutate_relaxed(credentials, op).await?;
+                file.note_relaxed(session.last_relaxed());
+                answer
+            }
+            _ => session.mutate(credentials, op).await?,
+        };
+        let attr = attr_of(reply, "SetAttr")?;
+        let known = self.with_memory(&ticket, attr.clone());
+        match size_bytes {
+            Some(size_bytes) => {
+                ticket.changed_content(&attr, |extents| extents.clear(size_bytes..u64::MAX));
+            }
+            None => ticket.changed_attr(&attr),
+        }
+        self.known_or_queried(credentials, ino, known).await
+    }
+
+    /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a
+    /// modification time, and counts as a change when owner or mode are set to what they are. Every
+    /// file that is unpacked from an archive gets these.
+    fn leave_to_commit(
+        &self,
+        credentials: &Credentials,
+        file: &FileState,
+        changes: &AttrChanges,
+    ) -> Option<Attr> {
+        let mtime = match changes.mtime {
+            Some(SetTime::To(mtime)) => Some(mtime),
+            Some(SetTime::Now) => return None,
+            None => None,
+        };
+        let cache = self.core().session.valid_cache()?;
+        let ticket = cache.ticket();
+        let attr = cache.attr(file.ino)?;
+        let as_it_is = AttrChanges {
+            mode: changes.mode.map(|_| attr.permission_bits()),
+            uid: changes.uid.map(|_| attr.uid),
+            gid: changes.gid.map(|_| attr.gid),
+            mtime: changes.mtime,
+            opened_for_writing: changes.opened_for_writing,
+            ..AttrChanges::default()
+        };
+        let is_owner = credentials.uid == 0 || credentials.uid == attr.uid;
+        // A change of the owner clears these bits, even when it changes nothing else.
+        let is_special = attr.permission_bits() & SPECIAL_BITS != 0;
+        if *changes != as_it_is || !is_owner || is_special || !file.change_with_commit(mtime) {
+            return None;
+        }
+        self.with_memory(&ticket, attr)
+    }
+
+    /// Creates a regular file and opens it; fails when the name is taken.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::Exists`] and others.
+    pub async fn create_file(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+        flags: OpenFlags,
+    ) -> Result<(Attr, File), ClientError> {
+        let (attr, rules) = self
+            .create(credentials, parent, name, FileKind::Regular, mode, 0)
+            .await?;
+        let file = File::new(self, attr.ino, credentials, flags);
+        file.state().is_new(rules);
+        Ok((attr, file))
+    }
+
+    /// Creates a regular file, FIFO, socket or device.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn mknod(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        kind: FileKind,
+        mode: u16,
+        rdev: u32,
+    ) -> Result<Attr, ClientError> {
+        let (attr, _) = self
+            .create(credentials, parent, name, kind, mode, rdev)
+            .await?;
+        if kind == FileKind::Regular {
+            let holds = &self.core().session.holds;
+            holds.closed(attr.ino, true);
+        }
+        Ok(attr)
+    }
+
+    /// Returns how the blocks of a regular file are to be placed, unless the namenode was asked
+    /// again and the file existed by then.
+    async fn create(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        kind: FileKind,
+        mode: u16,
+        rdev: u32,
+    ) -> Result<(Attr, Option<PlacementRules>), ClientError> {
+        let op = mutation::Create {
+            parent,
+            name: name.clone(),
+            kind,
+            mode,
+            rdev,
+        };
+        let delegations = &self.core().session.delegations;
+        let takings = delegations.takings();
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let (attr, rules) = match reply {
+            MetaReply::Created {
+                attr,
+                rules,
+                delegated,
+            } => {
+                if delegated {
+                    delegations.given(attr.ino, takings);
+                }
+                (attr, Some(self.core().session.own_rules(rules)))
+            }
+            reply => (attr_of(reply, "Create")?, None),
+        };
+        if kind == FileKind::Regular {
+            // The namenode opened it for us.
+            self.core().session.holds.lock().opened(attr.ino, true);
+        }
+        added(&ticket, parent, name, &attr, None);
+        Ok((attr, rules))
+    }
+
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn mkdir(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        mode: u16,
+    ) -> Result<Attr, ClientError> {
+        let op = mutation::MakeDir {
+            parent,
+            name: name.clone(),
+            mode,
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let attr = attr_of(reply, "MakeDir")?;
+        added(&ticket, parent, name, &attr, None);
+        Ok(attr)
+    }
+
+    /// Creates a symlink.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn symlink(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        target: &[u8],
+    ) -> Result<Attr, ClientError> {
+        let op = mutation::Symlink {
+            parent,
+            name: name.clone(),
+            target: target.to_vec(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let attr = attr_of(reply, "Symlink")?;
+        added(&ticket, parent, name, &attr, Some(target));
+        Ok(attr)
+    }
+
+    /// Gives a file a further name.
+    ///
+    /// # Errors
+    /// As [`Client::create_file`].
+    pub async fn link(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Attr, ClientError> {
+        let op = mutation::Link {
+            ino,
+            parent,
+            name: name.clone(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let attr = attr_of(reply, "Link")?;
+        let known = self.with_memory(&ticket, attr.clone());
+        ticket.changed_attr(&attr);
+        ticket.changed_entry(parent, name, Some(attr.ino));
+        self.known_or_queried(credentials, ino, known).await
+    }
+
+    /// Removes a name that is not a directory's. Returns the attributes of what it named.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn unlink(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Option<Attr>, ClientError> {
+        let op = mutation::Unlink {
+            parent,
+            name: name.clone(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let MetaReply::Removed(removed) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::Unlink::NAME));
+        };
+        ticket.changed_entry(parent, name, None);
+        if let Some(attr) = &removed {
+            self.lost_name(&ticket, attr);
+        }
+        Ok(removed)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotEmpty`] and others.
+    pub async fn rmdir(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(), ClientError> {
+        let op = mutation::RemoveDir {
+            parent,
+            name: name.clone(),
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let MetaReply::Removed(removed) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::RemoveDir::NAME));
+        };
+        ticket.changed_entry(parent, name, None);
+        if let Some(attr) = &removed {
+            ticket.removed(attr.ino);
+        }
+        Ok(())
+    }
+
+    /// Removes a name to the trash, `/.trash`, where it stays for as long as a directory above says,
+    /// or else for `retention_s` seconds; a directory with everything below. Renaming it restores it.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn remove_to_trash(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        retention_s: u32,
+    ) -> Result<(), ClientError> {
+        let op = mutation::RemoveToTrash {
+            parent,
+            name: name.clone(),
+            retention_s,
+        };
+        let (ticket, reply) = self.mutate(credentials, op).await?;
+        let MetaReply::Removed(Some(attr)) = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::RemoveToTrash::NAME));
+        };
+        ticket.changed_entry(parent, name, None);
+        ticket.changed_inode(attr.ino);
+        Ok(())
+    }
+
+    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. What was closed
+    /// is committed first, here and on other mounts; what open files have written and not flushed is
+    /// not in it. Returns the attributes of the copy.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::Exists`] and others.
+    pub async fn create_snapshot(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &Name,
+    ) -> Result<Attr, ClientError> {
+        // Others are asked by the namenode.
+        self.core().files.commit_closed().await?;
+        let op = mutation::CreateSnapshot {
+            ino: directory,
+            name: name.clone(),
+        };
+        let (_, reply) = self.mutate(credentials, op).await?;
+        attr_of(reply, "CreateSnapshot")
+    }
+
+    /// Removes a snapshot of a directory.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn remove_snapshot(
+        &self,
+        credentials: &Credentials,
+        directory: InodeId,
+        name: &Name,
+    ) -> Result<(), ClientError> {
+        let op = mutation::RemoveSnapshot {
+            ino: directory,
+            name: name.clone(),
+        };
+        self.mutate(credentials, op).await?;
+        Ok(())
+    }
+
+    /// Renames; returns the attributes of what was replaced.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
+    pub async fn rename(
+        &self,
+        credentials: &Credentials,
+        parent: InodeId,
+        name: &Name,
+        new_parent: InodeId,
+        new_name: &Name,
+        mode: RenameMode,
+    ) -> Result<Option<Attr>, ClientError> {
+        // Should the outcome remain unknown, what may have been moved must be forgotten.
+        let found = self.lookup(credentials, parent, name).await?;
+        let op = mutation::Rename {
+            parent,
+            name: name.clone(),
+            new_parent,
+            new_name: new_name.clone(),
+            mode,
+        };
+        let session = &self.core().session;
+        let others = [found.ino];
+        let (ticket, reply) = session.mutate_others(credentials, op, &others).await?;
+        let MetaReply::Renamed { moved, other } = reply else {
+            return Err(ClientError::UnexpectedReply(mutation::Rename::NAME));
+        };
+        ticket.moved(&moved, new_parent);
+        if other.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {
+            // Two names of one file are both left alone.
+            ticket.unknown_entry(parent, name);
+            ticket.unknown_entry(new_parent, new_name);
+            return Ok(None);
+        }
+        let exchanged = other.as_ref().filter(|_| mode == RenameMode::Exchange);
+        let replaced = other.as_ref().filter(|_| mode != RenameMode::Exchange);
+        if (parent, name) != (new_parent, new_name) {
+            ticket.changed_entry(parent, name, exchanged.map(|attr| attr.ino));
+            ticket.changed_entry(new_parent, new_name, Some(moved.ino));
+        }
+        if let Some(attr) = exchanged {
+            ticket.moved(attr, parent);
+        }
+        if let Some(attr) = replaced {
+            self.lost_name(&ticket, attr);
+        }
+        Ok(replaced.cloned())
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others.
+    pub async fn setxattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattrMode,
+    ) -> Result<(), ClientError> {
+        let op = mutation::SetXattr {
+            ino,
+            name: name.to_vec(),
+            value: value.to_vec(),
+            mode,
+        };
+        let file = self.core().files.get(ino);
+        let mut _serial = None;
+        if let Some(file) = &file
+            && name == CAPABILITY
+            && file.has_data()
+        {
+            // The commit of what was written before would take it away.
+            _serial = Some(file.serial.lock().await);
+            self.core().files.flush(file, false).await?;
+        }
+        self.change_xattr(credentials, ino, op).await
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`harvestfs_protocol::error::FsError::NoAttribute`] and others.
+    pub async fn removexattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Result<(), ClientError> {
+        let op = mutation::RemoveXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        self.change_xattr(credentials, ino, op).await
+    }
+
+    async fn change_xattr(
+        &self,
+        credentials: &Credentials,
+        ino: InodeId,
+        op: impl Into<Mutation>,
+    ) -> Result<(), ClientError> {
+        let (ticket, _) = self.mutate(credentials, op).await?;
+        ticket.changed_xattrs(ino);
+        if let Some(file) = self.core().files.get(ino) {
+            file.set_rules(None);
+        }
+        Ok(())
+    }
+
+    async fn mutate(
+        &self,
+        credentials: &Credentials,
+        op: impl Into<Mutation>,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.core().session.mutate(credentials, op).await
+    }
+
+    /// A name of an inode is gone, perhaps its last one.
+    fn lost_name(&self, ticket: &Ticket, attr: &Attr) {
+        let gone = attr.nlink == 0 || attr.kind == FileKind::Directory;
+        if !gone {
+            ticket.changed_attr(attr);
+            return;
+        }
+        self.core().session.holds.lock().lost_last_name(attr.ino);
+        if let Some(file) = self.core().files.get(attr.ino) {
+            self.core().files.lost_last_name(&file);
+        }
+        if attr.kind == FileKind::Directory {
+            ticket.removed(attr.ino);
+            return;
+        }
+        // It lives on without a name if it is open here, or was found by its name a moment ago and is
+        // about to be opened: so what is written is committed nevertheless.
+        ticket.changed_attr(attr);
+    }
+}
+
+/// A new inode has a name.
+fn added(ticket: &Ticket, parent: InodeId, name: &Name, attr: &Attr, target: Option<&[u8]>) {
+    ticket.created(attr, target, parent);
+    ticket.changed_entry(parent, name, Some(attr.ino));
+}
+
+fn attr_of(reply: MetaReply, what: &'static str) -> Result<Attr, ClientError> {
+    match reply {
+        MetaReply::Attr(attr) => Ok(attr),
+        _ => Err(ClientError::UnexpectedReply(what)),
+    }
+}

@@ -1,0 +1,208 @@
+//! Paths, for programs. Every path starts at the root, with or without a leading `/`.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
+
+use crate::api::client::Client;
+use crate::api::file::{File, OpenFlags};
+use crate::error::ClientError;
+
+/// Symlinks that one path may lead through (as Linux).
+const SYMLINKS_MAX: usize = 40;
+/// What is read or written at once.
+const PIECE_BYTES: usize = 4 << 20;
+
+impl Client {
+    /// Follows a path, symlinks included.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`] and others.
+    pub async fn resolve(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+    ) -> Result<Attr, ClientError> {
+        Ok(self.follow(credentials, path, true).await?.0)
+    }
+
+    /// As [`Client::resolve`], but the last component is not followed if it is a symlink.
+    ///
+    /// # Errors
+    /// As [`Client::resolve`].
+    pub async fn resolve_no_follow(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+    ) -> Result<Attr, ClientError> {
+        Ok(self.follow(credentials, path, false).await?.0)
+    }
+
+    /// The directory that a path's last component is in, and that component, which need not exist.
+    ///
+    /// # Errors
+    /// As [`Client::resolve`]; [`FsError::InvalidArgument`] when the path has no last component, or
+    /// that is `.` or `..`.
+    pub async fn resolve_parent(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+    ) -> Result<(Attr, Name), ClientError> {
+        let trimmed = trim_slashes(path);
+        let split = trimmed.iter().rposition(|&byte| byte == b'/');
+        let (directory, last) = match split {
+            Some(at) => (&trimmed[..at], &trimmed[at + 1..]),
+            None => (&b""[..], trimmed),
+        };
+        let name = Name::new(last)?;
+        let parent = self.resolve(credentials, directory).await?;
+        if parent.kind != FileKind::Directory {
+            return Err(FsError::NotADirectory.into());
+        }
+        Ok((parent, name))
+    }
+
+    /// Opens the file at a path; with `create`, it is created with that mode when it is not there.
+    ///
+    /// # Errors
+    /// As [`Client::resolve`] and [`Client::open`].
+    pub async fn open_path(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+        flags: OpenFlags,
+        create: Option<u16>,
+    ) -> Result<File, ClientError> {
+        match (self.resolve(credentials, path).await, create) {
+            (Ok(attr), _) => self.open(credentials, attr.ino, flags).await,
+            (Err(ClientError::Fs(FsError::NotFound)), Some(mode)) => {
+                let (parent, name) = self.resolve_parent(credentials, path).await?;
+                let created = self
+                    .create_file(credentials, parent.ino, &name, mode, flags)
+                    .await;
+                match created {
+                    Ok((_, file)) => Ok(file),
+                    // Another caller was faster.
+                    Err(ClientError::Fs(FsError::Exists)) => {
+                        let attr = self.resolve(credentials, path).await?;
+                        self.open(credentials, attr.ino, flags).await
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The content of the file at a path.
+    ///
+    /// # Errors
+    /// As [`Client::open_path`] and [`File::read`].
+    pub async fn read_file(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+    ) -> Result<Vec<u8>, ClientError> {
+        let file = self
+            .open_path(credentials, path, OpenFlags::READ, None)
+            .await?;
+        let mut content = Vec::new();
+        loop {
+            let pieces = file.read_pieces(content.len() as u64, PIECE_BYTES).await?;
+            if pieces.is_empty() {
+                return Ok(content);
+            }
+            for piece in pieces {
+                content.extend_from_slice(&piece);
+            }
+        }
+    }
+
+    /// Creates or overwrites the file at a path; it is durable when this returns.
+    ///
+    /// # Errors
+    /// As [`Client::open_path`] and [`File::sync`].
+    pub async fn write_file(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+        content: &[u8],
+    ) -> Result<(), ClientError> {
+        let flags = OpenFlags {
+            truncate: true,
+            ..OpenFlags::WRITE
+        };
+        let file = self
+            .open_path(credentials, path, flags, Some(0o644))
+            .await?;
+        let mut offset = 0;
+        for piece in content.chunks(PIECE_BYTES) {
+            file.write(offset, Bytes::copy_from_slice(piece)).await?;
+            offset += piece.len() as u64;
+        }
+        file.sync().await?;
+        file.close().await
+    }
+
+    /// Follows a path; returns what it leads to.
+    async fn follow(
+        &self,
+        credentials: &Credentials,
+        path: &[u8],
+        follow_last: bool,
+    ) -> Result<(Attr, Vec<InodeId>), ClientError> {
+        let mut todo: VecDeque<Vec<u8>> = components(path);
+        // The directories from the root to where we are, for `..`.
+        let mut above = Vec::new();
+        let mut at = self.getattr(credentials, InodeId::ROOT).await?;
+        let mut symlinks = 0;
+        while let Some(component) = todo.pop_front() {
+            if at.kind != FileKind::Directory {
+                return Err(FsError::NotADirectory.into());
+            }
+            if component == b".." {
+                let parent = above.pop().unwrap_or(InodeId::ROOT);
+                at = self.getattr(credentials, parent).await?;
+                continue;
+            }
+            let found = self
+                .lookup(credentials, at.ino, &Name::new(&component)?)
+                .await?;
+            if found.kind == FileKind::Symlink && (follow_last || !todo.is_empty()) {
+                symlinks += 1;
+                if symlinks > SYMLINKS_MAX {
+                    let text = "too many levels of symbolic links";
+                    return Err(FsError::InvalidArgument(text.into()).into());
+                }
+                let target = self.readlink(credentials, found.ino).await?;
+                if target.first() == Some(&b'/') {
+                    above.clear();
+                    at = self.getattr(credentials, InodeId::ROOT).await?;
+                }
+                for component in components(&target).into_iter().rev() {
+                    todo.push_front(component);
+                }
+                continue;
+            }
+            above.push(at.ino);
+            at = found;
+        }
+        Ok((at, above))
+    }
+}
+
+fn components(path: &[u8]) -> VecDeque<Vec<u8>> {
+    path.split(|&byte| byte == b'/')
+        .filter(|component| !component.is_empty() && *component != b".")
+        .map(<[u8]>::to_vec)
+        .collect()
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&byte| byte != b'/');
+    &path[..end.map_or(0, |last| last + 1)]
+}

@@ -1,0 +1,12 @@
+//! What carries out the decisions of the [engine](crate::engine): tasks, sockets, clocks and chance.
+//! From below: the session with the namenode, the datanodes, writing and reading, and what puts them
+//! together. Each uses only what is below it; what became of written data is told upwards through
+//! [`write::pipeline::Source`], and what the namenode recalls through a channel.
+
+pub(crate) mod clock;
+mod cluster;
+pub(crate) mod core;
+mod locations;
+pub(crate) mod read;
+pub(crate) mod session;
+pub(crate) mod write;

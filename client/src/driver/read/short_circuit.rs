@@ -1,0 +1,534 @@
+//! Reading sealed replicas of datanodes on this host from their files; see
+//! [`harvestfs_protocol::short_circuit`].
+//!
+//! When anything fails here, the caller asks the datanode over the network, which reports what it
+//! is: a busy server, a missing replica, a chunk that does not match.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum};
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::replica_layout::{
+    ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
+    group_end, group_of, table_page_position,
+};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::short_circuit::{
+    FileRequest, LOAN, LOANS_MAX, ask, is_connected, this_host,
+};
+use harvestfs_protocol::token::BlockToken;
+use harvestfs_protocol::transport::{Connection, TransportError};
+use harvestfs_protocol::types::NodeInfo;
+use lru::LruCache;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+use crate::driver::clock;
+use crate::driver::locations::Locations;
+
+/// Reads under way. Each takes a thread while the disk works; more than this make no disk faster.
+const READS_MAX: usize = 64;
+/// How long a datanode may take to say where its socket is.
+const SOCKET_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a datanode may take to hand over a file: it opens it.
+const FILE_DEADLINE: Duration = Duration::from_secs(1);
+/// When a datanode is tried again that has ended the connection, and one that has no socket for us.
+const ENDED_PAUSE: Duration = Duration::from_secs(1);
+const NO_SOCKET_PAUSE: Duration = Duration::from_secs(600);
+/// How long a block whose file is not lent is read over the network: once sealed, it will be lent.
+const NOT_LENT_PAUSE: Duration = Duration::from_secs(2);
+/// Use of a file ends this long before the loan does, so that a read that has begun has the time.
+const LOAN_MARGIN: Duration = Duration::from_secs(5);
+/// Tables of checksums that are kept: 16 MiB, for 16 GiB of data. Sealed blocks never change, and all
+/// their replicas are the same.
+const TABLES_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+type Table = [u32; GROUP_CHUNKS as usize];
+type Tables = Mutex<LruCache<(BlockId, u32), Arc<Table>>>;
+
+/// What is known of the datanodes on this host.
+pub(crate) struct ShortCircuit {
+    /// `None`: the kernel does not say, and so no datanode is on the same.
+    host: Option<String>,
+    nodes: Mutex<FxHashMap<NodeId, Access>>,
+    tables: Arc<Tables>,
+    reads: Arc<Semaphore>,
+}
+
+enum Access {
+    /// Not before this.
+    Closed {
+        until: Instant,
+    },
+    Open(Arc<Lender>),
+}
+
+/// A datanode that lends its files.
+struct Lender {
+    socket: UnixStream,
+    /// One request at a time.
+    asking: Mutex<()>,
+    /// An answer did not come in time, or was malformed: the next one would be taken for the answer
+    /// to another request. Kept here, because the caller that asked may have been cancelled.
+    out_of_step: AtomicBool,
+    files: Mutex<FxHashMap<BlockId, Answered>>,
+}
+
+/// What the datanode said of a block.
+#[derive(Clone)]
+struct Answered {
+    /// `None`: it does not lend this one.
+    file: Option<Arc<LentFile>>,
+    until: Instant,
+}
+
+struct LentFile {
+    file: File,
+    chunks: u32,
+}
+
+impl ShortCircuit {
+    pub(crate) fn new() -> Self {
+        Self {
+            host: this_host().ok(),
+            nodes: Mutex::default(),
+            tables: Arc::new(Mutex::new(LruCache::new(TABLES_MAX))),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
+        }
+    }
+
+    /// Whole chunks of a block, a range in bytes, verified; `None` if the network has to be asked.
+    pub(crate) async fn read(
+        &self,
+        locations: &Locations,
+        node: &NodeInfo,
+        block: BlockId,
+        token: BlockToken,
+        bytes: &Range<u64>,
+    ) -> Option<Bytes> {
+        let lender = self.lender(locations, node).await?;
+        let permit = self.reads.clone().try_acquire_owned().ok()?;
+        let page = PAGE_BYTES as u64;
+        let chunks =
+            u32::try_from(bytes.start / page).ok()?..u32::try_from(bytes.end / page).ok()?;
+        let (tables, reader) = (self.tables.clone(), lender.clone());
+        let file = FileRequest {
+            block,
+            token,
+            request: RequestId::current(),
+        };
+        let read = spawn_blocking(move || {
+            let _permit = permit;
+            reader.read(&tables, file, chunks)
+        });
+        // The task itself fails only when the runtime is shut down.
+        match read.await.ok()? {
+            Ok(data) => data,
+            Err(error) => {
+                tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
+                self.close(node.node, &lender);
+                None
+            }
+        }
+    }
+
+    /// Gives back what is no longer lent.
+    pub(crate) fn return_files(&self) {
+        let now = clock::now();
+        let lenders: Vec<Arc<Lender>> = self
+            .nodes
+            .lock()
+            .values()
+            .filter_map(|access| match access {
+                Access::Open(lender) => Some(lender.clone()),
+                Access::Closed { .. } => None,
+            })
+            .collect();
+        for lender in lenders {
+            lender
+                .files
+                .lock()
+                .retain(|_, answered| now < answered.until);
+        }
+    }
+
+    async fn lender(&self, locations: &Locations, node: &NodeInfo) -> Option<Arc<Lender>> {
+        let host = self.host.as_ref()?;
+        {
+            let now = clock::now();
+            let mut nodes = self.nodes.lock();
+            match nodes.get(&node.node) {
+                Some(Access::Open(lender)) => return Some(lender.clone()),
+                Some(Access::Closed { until }) if now < *until => return None,
+                // Others go over the network while this one asks.
+                _ => {
+                    let until = now + ENDED_PAUSE;
+                    nodes.insert(node.node, Access::Closed { until });
+                }
+            }
+        }
+        let connection = locations.connect(node).await.ok()?;
+        let access = match find_socket(&connection, host).await {
+            Ok(Some(path)) => Access::Open(Arc::new(Lender::connect(path).await?)),
+            Ok(None) => Access::Closed {
+                until: clock::now() + NO_SOCKET_PAUSE,
+            },
+            Err(error) => {
+                tracing::debug!(node = node.name, %error, "a datanode does not name its socket");
+                return None;
+            }
+        };
+        let lender = match &access {
+            Access::Open(lender) => Some(lender.clone()),
+            Access::Closed { .. } => None,
+        };
+        self.nodes.lock().insert(node.node, access);
+        lender
+    }
+
+    fn close(&self, node: NodeId, lender: &Arc<Lender>) {
+        let mut nodes = self.nodes.lock();
+        if let Some(access) = nodes.get_mut(&node)
+            && matches!(access, Access::Open(open) if Arc::ptr_eq(open, lender))
+        {
+            let until = clock::now() + ENDED_PAUSE;
+            *access = Access::Closed { until };
+        }
+    }
+}
+
+async fn find_socket(
+    connection: &Connection,
+    host: &str,
+) -> Result<ShortCircuitReply, TransportError> {
+    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
+    let request = Opening::from(DataRequest::ShortCircuit {
+        host: host.to_owned(),
+    });
+    sender.send(&request).await?;
+    sender.finish()?;
+    let reply = receiver.recv::<ShortCircuitReply>(SOCKET_DEADLINE).await?;
+    Ok(reply.and_then(|(path, _)| path))
+}
+
+impl Lender {
+    async fn connect(path: PathBuf) -> Option<Self> {
+        let connecting = spawn_blocking(move || {
+            let socket = UnixStream::connect(path)?;
+            socket.set_read_timeout(Some(FILE_DEADLINE))?;
+            socket.set_write_timeout(Some(FILE_DEADLINE))?;
+            io::Result::Ok(socket)
+        });
+        match connecting.await.ok()? {
+            Ok(socket) => Some(Self {
+                socket,
+                asking: Mutex::default(),
+                out_of_step: AtomicBool::new(false),
+                files: Mutex::default(),
+            }),
+            // Another user's, or in another container.
+            Err(error) => {
+                tracing::debug!(%error, "a datanode on this host cannot be reached by its socket");
+                None
+            }
+        }
+    }
+
+    /// Reads and verifies chunks, as long as the connection lasts; `None` if this block is not
+    /// lent, or what was read is not right.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn read(
+        &self,
+        tables: &Tables,
+        request: FileRequest,
+        chunks: Range<u32>,
+    ) -> io::Result<Option<Bytes>> {
+        self.check()?;
+        let block = request.block;
+        let Some(lent) = self.file(&request)? else {
+            return Ok(None);
+        };
+        match lent.read(tables, block, chunks) {
+            Ok(data) => Ok(data),
+            Err(error) => {
+                tracing::debug!(%block, %error, "a replica on this host cannot be read");
+                Ok(None)
+            }
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.out_of_step.load(Ordering::Acquire) || !is_connected(&self.socket) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+
+    fn file(&self, request: &FileRequest) -> io::Result<Option<Arc<LentFile>>> {
+        if let Some(answered) = self.answered(request.block) {
+            return Ok(answered.file);
+        }
+        let _asking = self.asking.lock();
+        // Another caller may have asked meanwhile, and may have got no answer.
+        self.check()?;
+        if let Some(answered) = self.answered(request.block) {
+            return Ok(answered.file);
+        }
+        let asked_at = clock::now();
+        let lent = self.in_step(ask(&self.socket, request))?;
+        let file = match lent {
+            Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
+            Err(_) => None,
+        };
+        let lent_for = match &file {
+            Some(_) => LOAN - LOAN_MARGIN,
+            None => NOT_LENT_PAUSE,
+        };
+        let answered = Answered {
+            file: file.map(Arc::new),
+            until: asked_at + lent_for,
+        };
+        let mut files = self.files.lock();
+        if files.len() >= LOANS_MAX {
+            files.retain(|_, answered| asked_at < answered.until);
+        }
+        if files.len() < LOANS_MAX {
+            files.insert(request.block, answered.clone());
+        }
+        Ok(answered.file)
+    }
+
+    /// Notes on an error that nothing that comes from the datanode can be trusted any more.
+    fn in_step<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if result.is_err() {
+            self.out_of_step.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn answered(&self, block: BlockId) -> Option<Answered> {
+        let files = self.files.lock();
+        let answered = files.get(&block)?;
+        (clock::now() < answered.until).then(|| answered.clone())
+    }
+}
+
+impl LentFile {
+    /// `None` if it is not the file of a sealed replica, or cannot be read.
+    ///
+    /// # Errors
+    /// It is another block's file, which checksums would not show.
+    fn new(file: File, block: BlockId) -> io::Result<Option<Self>> {
+        let mut page = page_aligned(PAGE_BYTES);
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        let (Some(chunks), Ok(())) = (chunks_in_file(length), file.read_exact_at(&mut page, 0))
+        else {
+            return Ok(None);
+        };
+        match page.first_chunk().and_then(decode_header) {
+            Some((found, _)) if found == block => Ok(Some(Self { file, chunks })),
+            Some((found, _)) => {
+                tracing::error!(%block, %found, "the file of another block was lent");
+                Err(io::ErrorKind::InvalidData.into())
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// `None` if a chunk does not match its checksum, or the replica is shorter.
+    fn read(
+        &self,
+        tables: &Tables,
+        block: BlockId,
+        chunks: Range<u32>,
+    ) -> io::Result<Option<Bytes>> {
+        if chunks.end > self.chunks {
+            return Ok(None);
+        }
+        let mut whole = page_aligned(chunks.len() * PAGE_BYTES);
+        let mut rest = &mut whole[..];
+        let mut first = chunks.start;
+        while first < chunks.end {
+            let end = group_end(first).min(chunks.end);
+            let part;
+            (part, rest) = rest.split_at_mut((end - first) as usize * PAGE_BYTES);
+            self.file.read_exact_at(part, chunk_position(first))?;
+            let table = self.table(tables, block, group_of(first))?;
+            let start = (first % GROUP_CHUNKS) as usize;
+            let expected = &table[start..start + (end - first) as usize];
+            let mut pairs = part.chunks(PAGE_BYTES).zip(expected);
+            if !pairs.all(|(chunk, expected)| chunk_checksum(chunk) == *expected) {
+                tables.lock().pop(&(block, group_of(first)));
+                return Ok(None);
+            }
+            first = end;
+        }
+        Ok(Some(whole.freeze()))
+    }
+
+    fn table(&self, tables: &Tables, block: BlockId, group: u32) -> io::Result<Arc<Table>> {
+        if let Some(table) = tables.lock().get(&(block, group)) {
+            return Ok(table.clone());
+        }
+        let mut page = page_aligned(PAGE_BYTES);
+        self.file
+            .read_exact_at(&mut page, table_page_position(group))?;
+        let mut table = [0; GROUP_CHUNKS as usize];
+        let (entries, _) = page.as_chunks::<ENTRY_BYTES>();
+        for (checksum, entry) in table.iter_mut().zip(entries) {
+            *checksum = u32::from_le_bytes(*entry);
+        }
+        let table = Arc::new(table);
+        tables.lock().put((block, group), table.clone());
+        Ok(table)
+    }
+}
+
+/// Zeros that begin at the start of a page, as direct I/O demands.
+fn page_aligned(bytes: usize) -> BytesMut {
+    let mut buffer = BytesMut::zeroed(bytes + PAGE_BYTES);
+    let skip = buffer.as_ptr().align_offset(PAGE_BYTES);
+    let mut aligned = buffer.split_off(skip);
+    aligned.truncate(bytes);
+    aligned
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use harvestfs_protocol::codec::FrameDecoder;
+    use harvestfs_protocol::ids::StorageId;
+    use harvestfs_protocol::replica_layout::{encode_header, entry_position, file_bytes};
+    use harvestfs_protocol::short_circuit::answer;
+    use harvestfs_protocol::token::{Right, TokenKey, TokenSigner};
+
+    use super::*;
+
+    /// A sealed replica of one chunk of these bytes.
+    fn replica(directory: &Path, block: BlockId, byte: u8) -> File {
+        let path = directory.join(block.to_string());
+        let file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        let mut header = [0; PAGE_BYTES];
+        encode_header(&mut header, block, StorageId(1));
+        let chunk = [byte; PAGE_BYTES];
+        let checksum = chunk_checksum(&chunk).to_le_bytes();
+        file.set_len(file_bytes(1)).unwrap();
+        file.write_all_at(&header, 0).unwrap();
+        file.write_all_at(&checksum, entry_position(0)).unwrap();
+        file.write_all_at(&chunk, chunk_position(0)).unwrap();
+        file
+    }
+
+    fn request(block: BlockId) -> FileRequest {
+        let key = TokenKey {
+            key_id: 1,
+            secret: [3; 32],
+        };
+        FileRequest {
+            block,
+            token: TokenSigner::new(&key).sign(block, Right::Read, u64::MAX),
+            request: RequestId::NONE,
+        }
+    }
+
+    /// Takes the next request, and answers it with a file after `go`; false: the reader has
+    /// gone.
+    fn lend(
+        mut socket: &UnixStream,
+        decoder: &mut FrameDecoder,
+        file: &File,
+        go: impl FnOnce(),
+    ) -> bool {
+        while decoder.next_frame::<FileRequest>().unwrap().is_none() {
+            let mut received = [0; 64];
+            let Ok(bytes @ 1..) = socket.read(&mut received) else {
+                return false;
+            };
+            decoder.push(Bytes::copy_from_slice(&received[..bytes]));
+        }
+        go();
+        let _ = answer(socket, &Ok(()), Some(file.as_fd()));
+        true
+    }
+
+    async fn connect(directory: &Path) -> (Lender, UnixStream) {
+        let path = directory.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let lender = Lender::connect(path).await.unwrap();
+        (lender, listener.accept().unwrap().0)
+    }
+
+    fn tables() -> Tables {
+        Mutex::new(LruCache::new(TABLES_MAX))
+    }
+
+    /// A datanode that stalled answers late. The caller of that request is gone, and the answer
+    /// must not be taken for the answer to the next one.
+    #[tokio::test]
+    async fn a_late_answer_is_not_taken_for_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, socket) = connect(directory.path()).await;
+        let (first, second) = (BlockId(1), BlockId(2));
+        let files = [
+            replica(directory.path(), first, 1),
+            replica(directory.path(), second, 2),
+        ];
+        let (go_on, goes_on) = mpsc::channel();
+        let datanode = std::thread::spawn(move || {
+            let mut decoder = FrameDecoder::new();
+            lend(&socket, &mut decoder, &files[0], || goes_on.recv().unwrap());
+            lend(&socket, &mut decoder, &files[1], || {})
+        });
+        assert!(lender.read(&tables(), request(first), 0..1).is_err());
+        go_on.send(()).unwrap();
+        // A caller that waited for its turn does not learn that the other one has failed.
+        let late = lender.read(&tables(), request(second), 0..1);
+        assert!(late.is_err(), "{late:?}");
+        drop(lender);
+        assert!(!datanode.join().unwrap(), "it was asked once more");
+    }
+
+    /// Checksums do not distinguish replicas.
+    #[tokio::test]
+    async fn the_file_of_another_block_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, socket) = connect(directory.path()).await;
+        let file = replica(directory.path(), BlockId(1), 1);
+        let datanode = std::thread::spawn(move || {
+            let mut decoder = FrameDecoder::new();
+            for _ in 0..2 {
+                lend(&socket, &mut decoder, &file, || {});
+            }
+        });
+        let right = lender.read(&tables(), request(BlockId(1)), 0..1).unwrap();
+        assert_eq!(right.unwrap(), [1; PAGE_BYTES][..]);
+        let wrong = lender.read(&tables(), request(BlockId(2)), 0..1);
+        assert!(matches!(wrong, Err(_) | Ok(None)), "{wrong:?}");
+        datanode.join().unwrap();
+    }
+}

@@ -1,0 +1,472 @@
+//! Calls to the namenode: numbered so that a repeated mutation is executed once, and repeated until
+//! they are answered.
+//!
+//! Commits that are not demanded durable, and changes of the attributes of files whose first
+//! content is not committed yet, are answered before they are durable. A namenode that crashes just
+//! then forgets them, and the client replays them with their old numbers when the session resumes.
+//! So their requests are kept until a later durable mutation is answered: the journal is written in
+//! order.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::mutation::{self, Answered, Creates};
+use harvestfs_protocol::meta::{
+    Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
+};
+use harvestfs_protocol::name::Name;
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::transport::RpcError;
+use harvestfs_protocol::types::{Attr, Credentials};
+
+use super::sequences::Numbered;
+use super::{Link, Session};
+use crate::driver::clock;
+use crate::engine::cache::Ticket;
+use crate::engine::session::call::{
+    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
+};
+use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
+use crate::error::ClientError;
+
+/// Requests kept for replay, before a durable mutation is made just to drop them.
+const UNCONFIRMED_MAX: usize = 128;
+
+/// What a mutation comes with.
+#[derive(Clone, Copy, Default)]
+struct Beside<'a> {
+    /// It may be answered before it is durable.
+    relaxed: bool,
+    /// The file that blocks are allocated for.
+    file: Option<InodeId>,
+    /// What was removed here was released before: a quota that refuses it is full.
+    released: bool,
+    /// Inodes that it changes, and that the request does not name.
+    others: &'a [InodeId],
+}
+
+/// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
+/// cache does not keep what it changed.
+struct Pending<'a> {
+    session: &'a Arc<Session>,
+    /// None while it goes on in another session.
+    number: Option<Numbered>,
+    /// Taken when it has ended.
+    ticket: Option<Ticket>,
+    request: Arc<Request>,
+    /// Inodes that it changes, and that the request does not name.
+    others: &'a [InodeId],
+}
+
+impl Pending<'_> {
+    /// Goes on in another session, or again.
+    fn renumber(&mut self, number: Numbered) {
+        let request = Arc::make_mut(&mut self.request);
+        let Request::Meta(MetaCall {
+            op: MetaOp::Mutation(call),
+            ..
+        }) = request
+        else {
+            unreachable!("only mutations are pending, not {request:?}");
+        };
+        call.sequence = number.sequence();
+        call.answered_below = number.answered_below();
+        self.number = Some(number);
+    }
+
+    /// It has ended: the number, if there is one, and what the cache is to learn by.
+    fn finish(mut self) -> (Option<Numbered>, Ticket) {
+        let Some(ticket) = self.ticket.take() else {
+            unreachable!("a mutation ends once");
+        };
+        (self.number.take(), ticket)
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let (Some(number), Some(ticket)) = (self.number.take(), self.ticket.take()) else {
+            return;
+        };
+        let request = self.request.clone();
+        let others = self.others.to_vec();
+        let session = self.session.clone();
+        let runtime = session.runtime.clone();
+        runtime.spawn(RequestId::current().scope(async move {
+            // No caller is left for the answer.
+            let answer = session.ask(&request, Some(number.generation())).await;
+            drop(number);
+            let changed = Changed::by(&request, &others);
+            if let (Creates::HeldFile, Ok(reply)) = (changed.creates, &answer) {
+                for ino in created(reply) {
+                    session.holds.lock().opened(ino, true);
+                    session.holds.closed(ino, true);
+                }
+            }
+            changed.forget(&ticket);
+            // The kernel got an error for it.
+            session
+                .tell_listener(move |listener| {
+                    for (parent, name) in &changed.entries {
+                        listener.invalidate_entry(*parent, name);
+                    }
+                    for ino in changed.inodes {
+                        listener.invalidate_inode(ino);
+                    }
+                })
+                .await;
+        }));
+    }
+}
+
+/// The inode that the reply to a mutation says it created.
+fn created(reply: &Reply) -> impl Iterator<Item = InodeId> {
+    let reply = match reply {
+        Reply::Mutated(Mutated { reply, .. }) => Some(reply),
+        _ => None,
+    };
+    let attrs = reply.into_iter().flat_map(MetaReply::attrs);
+    attrs.map(|attr| attr.ino)
+}
+
+/// The mutation that is pending.
+fn mutation_of(request: &Request) -> &Mutation {
+    match request {
+        Request::Meta(MetaCall {
+            op: MetaOp::Mutation(call),
+            ..
+        }) => &call.mutation,
+        other => unreachable!("only mutations are pending, not {other:?}"),
+    }
+}
+
+/// What a mutation may change, to be forgotten when its outcome is not known.
+struct Changed {
+    entries: Vec<(InodeId, Name)>,
+    inodes: Vec<InodeId>,
+    creates: Creates,
+}
+
+impl Changed {
+    fn by(request: &Request, others: &[InodeId]) -> Self {
+        let facts = mutation_of(request).facts();
+        let entries = facts.entries.into_iter().flatten();
+        Self {
+            entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
+            inodes: facts.inodes.iter().chain(others.iter().copied()).collect(),
+            creates: facts.creates,
+        }
+    }
+
+    fn forget(&self, ticket: &Ticket) {
+        for ino in &self.inodes {
+            ticket.changed_inode(*ino);
+        }
+        for (parent, name) in &self.entries {
+            ticket.unknown_entry(*parent, name);
+        }
+    }
+}
+
+impl Session {
+    /// Executes a query.
+    pub(crate) async fn query(
+        &self,
+        credentials: &Credentials,
+        query: impl Into<Query>,
+    ) -> Result<MetaReply, ClientError> {
+        let op = MetaOp::Query(query.into());
+        self.ask_unnumbered(credentials.clone(), op).await
+    }
+
+    /// Sends the namenode something about the session or about a replica.
+    pub(crate) async fn keep_house(
+        &self,
+        operation: impl Into<Housekeeping>,
+    ) -> Result<(), ClientError> {
+        let op = MetaOp::Housekeeping(operation.into());
+        self.ask_unnumbered(Credentials::root(), op)
+            .await
+            .map(|_| ())
+    }
+
+    async fn ask_unnumbered(
+        &self,
+        credentials: Credentials,
+        op: MetaOp,
+    ) -> Result<MetaReply, ClientError> {
+        let name = op.name();
+        let request = Request::Meta(MetaCall { credentials, op });
+        match self.ask(&request, None).await {
+            Ok(Reply::Meta(reply)) => Ok(reply),
+            Ok(_) => Err(ClientError::UnexpectedReply(name)),
+            Err(unanswered) => Err(unanswered.error),
+        }
+    }
+
+    /// Executes a mutation once. If it fails, what it changes is dropped from the cache. If it
+    /// succeeds, the cache knows the directories of its names, and the caller notes in the ticket
+    /// what else it has changed, before it awaits anything else.
+    pub(crate) async fn mutate(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: impl Into<Mutation>,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        self.execute(credentials, mutation.into(), Beside::default())
+            .await
+    }
+
+    /// Allocates blocks, the first of them for data of a file.
+    pub(crate) async fn allocate_blocks(
+        self: &Arc<Self>,
+        allocate: mutation::AllocateBlocks,
+        file: InodeId,
+        may_release: bool,
+    ) -> Result<MetaReply, ClientError> {
+        let beside = Beside {
+            file: Some(file),
+            released: !may_release,
+            ..Beside::default()
+        };
+        let root = Credentials::root();
+        let (_, reply) = self.execute(&root, allocate.into(), beside).await?;
+        Ok(reply)
+    }
+
+    /// As [`Session::mutate`], of an operation that changes inodes that it does not name.
+    pub(crate) async fn mutate_others(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: impl Into<Mutation>,
+        others: &[InodeId],
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        let beside = Beside {
+            others,
+            ..Beside::default()
+        };
+        self.execute(credentials, mutation.into(), beside).await
+    }
+
+    /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
+    /// durable.
+    pub(crate) async fn mutate_relaxed(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: mutation::SetAttr,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        let beside = Beside {
+            relaxed: true,
+            ..Beside::default()
+        };
+        self.execute(credentials, mutation.into(), beside).await
+    }
+
+    async fn execute(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: Mutation,
+        beside: Beside<'_>,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        let Beside {
+            relaxed,
+            file,
+            released,
+            others,
+        } = beside;
+        let facts = mutation.facts();
+        let name = mutation.name();
+        let mut repeats = Repeats::new(facts.repeated, released);
+        let early = relaxed || facts.answered == Answered::AtOnce;
+        let window = match &mutation {
+            Mutation::Commit(commit) if commit.files.is_empty() => CONFIRMING_WINDOW,
+            _ => WINDOW,
+        };
+        let number = self.sequences.begin(window).await;
+        let answered_before = self.last_relaxed();
+        let ticket = self.cache.ticket();
+        let call = MutationCall {
+            sequence: number.sequence(),
+            answered_below: number.answered_below(),
+            relaxed,
+            file,
+            mutation,
+        };
+        let mut pending = Pending {
+            session: self,
+            request: Arc::new(Request::Meta(MetaCall {
+                credentials: credentials.clone(),
+                op: MetaOp::Mutation(call),
+            })),
+            number: Some(number),
+            ticket: Some(ticket),
+            others,
+        };
+        let result = loop {
+            let generation = pending.number.as_ref().map(Numbered::generation);
+            let given_up = match self.ask(&pending.request, generation).await {
+                Ok(Reply::Mutated(mutated)) => break Ok(mutated),
+                Ok(_) => break Err(ClientError::UnexpectedReply(name)),
+                Err(given_up) => given_up,
+            };
+            match repeats.after(&given_up, self.is_closed()) {
+                Again::InNextSession => {
+                    drop(pending.number.take());
+                    self.link_of_next_session(generation).await?;
+                }
+                Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
+                Again::AfterRelease | Again::No => break Err(given_up.error),
+            }
+            pending.renumber(self.sequences.begin(window).await);
+        };
+        let request = pending.request.clone();
+        let (number, ticket) = pending.finish();
+        let mutated = match result {
+            Ok(mutated) => mutated,
+            Err(error) => {
+                Changed::by(&request, others).forget(&ticket);
+                return Err(error);
+            }
+        };
+        match number {
+            Some(number) if early => {
+                let kept = self.unconfirmed.lock().add((number, request.clone()));
+                if kept >= UNCONFIRMED_MAX {
+                    self.start_confirming();
+                }
+            }
+            _ => self.confirmed(answered_before),
+        }
+        learn_directories(&ticket, &request, &mutated.directories);
+        Ok((ticket, mutated.reply))
+    }
+
+    /// Waits until the session with a generation was replaced.
+    pub(crate) async fn link_of_next_session(
+        &self,
+        generation: Option<u64>,
+    ) -> Result<(), ClientError> {
+        let started = clock::now();
+        loop {
+            let waited = clock::now() - started;
+            let left = self.options.unreachable_timeout.saturating_sub(waited);
+            let link = self.link(left).await?;
+            if Some(link.generation) != generation {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(FsError::SessionExpired.into());
+            }
+            tokio::time::sleep(RETRY_PAUSE_MIN).await;
+        }
+    }
+
+    /// The number of the last mutation that was answered before it was durable.
+    pub(crate) fn last_relaxed(&self) -> u64 {
+        self.unconfirmed.lock().last()
+    }
+
+    /// Everything that was answered up to a number is durable.
+    fn confirmed(&self, through: u64) {
+        let confirmed = self.unconfirmed.lock().confirm(through);
+        // Their numbers are given back outside of the lock.
+        drop(confirmed);
+    }
+
+    /// Makes everything that was answered up to a number durable.
+    pub(crate) async fn make_durable(self: &Arc<Self>, through: u64) -> Result<(), ClientError> {
+        if self.unconfirmed.lock().is_durable(through) {
+            return Ok(());
+        }
+        // Empty, but it is durable only after everything before it.
+        let nothing = mutation::Commit {
+            files: Vec::new(),
+            durable: true,
+        };
+        let done = self.mutate(&Credentials::root(), nothing).await;
+        done.map(|_| ())
+    }
+
+    /// Drops requests that are kept for replay, without waiting for it.
+    fn start_confirming(self: &Arc<Self>) {
+        self.runtime.spawn(confirm(self.clone()));
+    }
+
+    /// Whether something that was answered may not be durable.
+    pub(crate) fn has_unconfirmed(&self) -> bool {
+        !self.unconfirmed.lock().is_empty()
+    }
+
+    /// Replays on a new connection what the namenode may have forgotten in a crash.
+    ///
+    /// # Errors
+    /// The connection failed again.
+    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), RpcError> {
+        let requests: Vec<Arc<Request>> = {
+            let unconfirmed = self.unconfirmed.lock();
+            let waiting = unconfirmed.waiting();
+            waiting.map(|(_, request)| request.clone()).collect()
+        };
+        for request in requests {
+            // Refusals were answers before.
+            let _ = link.rpc.call(&request, ATTEMPT_DEADLINE).await?;
+        }
+        Ok(())
+    }
+
+    /// Another session starts or none: there is nothing to repeat any more. What was answered in the
+    /// former one became durable long before the namenode gave that session up.
+    pub(super) fn forget_unconfirmed(&self) {
+        self.confirmed(self.last_relaxed());
+    }
+
+    /// Sends a request until there is an answer or patience is over. A mutation belongs to the
+    /// session with a generation and is not sent in another one.
+    async fn ask(&self, request: &Request, generation: Option<u64>) -> Result<Reply, Unanswered> {
+        let patience = Patience {
+            unreachable: self.options.unreachable_timeout,
+            busy: self.options.busy_timeout,
+        };
+        let mut call = Call::new(patience, generation, clock::now());
+        loop {
+            let link = self.link(call.left(clock::now())).await;
+            let link = link.map_err(|error| call.unanswered(error))?;
+            let deadline = call.attempt(link.generation, clock::now())?;
+            let failure = match link.rpc.call(request, deadline).await {
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(error)) => {
+                    if error == FsError::SessionExpired {
+                        self.session_expired(&link);
+                    }
+                    Failure::Refused(error)
+                }
+                Err(RpcError::Encode(error)) => Failure::NotEncodable(error.to_string()),
+                Err(error) => Failure::NoAnswer(error.to_string()),
+            };
+            let pause = call.failed(failure, clock::now())?;
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// Drops requests that are kept for replay.
+pub(crate) async fn confirm(session: Arc<Session>) {
+    let last = session.last_relaxed();
+    if let Err(error) = session.make_durable(last).await {
+        tracing::debug!(%error, "cannot confirm commits yet");
+    }
+}
+
+/// Keeps the reply's attributes of the directories in which names were changed. A directory of
+/// these that the reply leaves out is not known any more.
+fn learn_directories(ticket: &Ticket, request: &Request, directories: &[Attr]) {
+    for attr in directories {
+        ticket.changed_attr(attr);
+    }
+    for (dir, _) in mutation_of(request).facts().entries.into_iter().flatten() {
+        if !directories.iter().any(|attr| attr.ino == dir) {
+            ticket.changed_times(dir);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Holds of files, which are released in the background.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::housekeeping;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::Session;
+use crate::driver::clock;
+use crate::engine::session::holds as engine;
+
+/// How often idle holds are looked at.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The holds of a session.
+pub(crate) struct Holds {
+    inner: Mutex<engine::Holds>,
+    /// A release was answered.
+    released: Notify,
+}
+
+impl Holds {
+    pub(crate) fn new(idle_max: usize) -> Self {
+        Self {
+            inner: Mutex::new(engine::Holds::new(idle_max)),
+            released: Notify::new(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, engine::Holds> {
+        self.inner.lock()
+    }
+
+    /// Closed once; with `keep`, the hold stays for a while.
+    pub(crate) fn closed(&self, ino: InodeId, keep: bool) {
+        self.lock().closed(ino, clock::now(), keep);
+    }
+
+    /// To be awaited before the namenode is asked to hold something: a release in flight would take
+    /// the new hold away.
+    pub(crate) async fn settled(&self, ino: InodeId) {
+        loop {
+            let released = self.released.notified();
+            if self.lock().settle(ino) {
+                return;
+            }
+            released.await;
+        }
+    }
+
+    /// Waits for a release in flight; false when there is none.
+    async fn releases_answered(&self) -> bool {
+        let released = self.released.notified();
+        let are_some = self.lock().is_releasing();
+        if are_some {
+            released.await;
+        }
+        are_some
+    }
+}
+
+impl Session {
+    /// Has the namenode release what is closed, so that what has no name counts against no quota any more.
+    /// True when that may have changed something.
+    pub(crate) async fn release_now(self: &Arc<Self>) -> bool {
+        let has_nameless = self.holds.lock().has_nameless();
+        if has_nameless {
+            // The kernel reports the last `close` some time after that has returned.
+            tokio::time::sleep(RELEASE_INTERVAL).await;
+            self.release_batch().await;
+            return true;
+        }
+        let released = self.release_batch().await;
+        let others = self.holds.releases_answered().await;
+        released || others
+    }
+
+    /// Releases a part of what is closed; false when there was nothing.
+    async fn release_batch(self: &Arc<Self>) -> bool {
+        let inodes = self.holds.lock().begin_release(clock::now());
+        if inodes.is_empty() {
+            return false;
+        }
+        for ino in &inodes {
+            self.delegations.returned(*ino);
+        }
+        let op = housekeeping::Release {
+            inodes: inodes.clone(),
+        };
+        if let Err(error) = self.keep_house(op).await {
+            // The end of the session releases them.
+            tracing::debug!(%error, "cannot release closed files");
+        }
+        self.holds.lock().release_answered(&inodes);
+        self.holds.released.notify_waiters();
+        true
+    }
+}
+
+/// Releases what is no longer open, in batches.
+pub(super) async fn release_closed(session: Arc<Session>) {
+    loop {
+        tokio::time::sleep(RELEASE_INTERVAL).await;
+        if session.is_closed() {
+            return;
+        }
+        session.release_batch().await;
+    }
+}

@@ -1,0 +1,485 @@
+//! The session with the namenode: connecting, resuming, leases, notices.
+
+pub(crate) mod calls;
+pub(crate) mod content;
+pub(crate) mod holds;
+pub(crate) mod listener;
+mod listing;
+mod maintain;
+mod sequences;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{Notice, OpenSession, SessionOpened};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::since_boot;
+use harvestfs_protocol::transport::{
+    CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
+    TransportOptions,
+};
+use harvestfs_protocol::types::PlacementRules;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
+
+use self::holds::Holds;
+use self::listener::CacheListener;
+use self::listing::Listings;
+use self::sequences::{Numbered, Sequences};
+use crate::driver::clock;
+use crate::engine::cache::MetaCache;
+use crate::engine::session::connection::{Ended, Reconnect};
+use crate::engine::session::delegations::Delegations;
+use crate::engine::session::lease::Lease;
+use crate::engine::session::sequences::Unconfirmed;
+use crate::error::ClientError;
+use crate::options::ClientOptions;
+
+/// Dialling one address and the version exchange.
+const DIAL_DEADLINE: Duration = Duration::from_secs(3);
+/// The answer to `OpenSession` may wait for the namenode's journal.
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+/// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
+const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
+
+pub(crate) type Rpc = RpcClient<Request, Response, Notice>;
+
+/// A working connection within a session.
+pub(crate) struct Link {
+    pub(crate) rpc: Rpc,
+    pub(crate) opened: SessionOpened,
+    /// Counts sessions: blocks and sequence numbers of an older one mean nothing any more.
+    pub(crate) generation: u64,
+    /// When the session was asked for, since the machine started: its lease counts from here.
+    asked: Duration,
+}
+
+/// Whether the namenode can be asked.
+#[derive(Clone)]
+pub(crate) enum LinkState {
+    Up(Arc<Link>),
+    Down { reason: String },
+    Closed,
+}
+
+/// Files whose content another session asks about: what is in memory of them is to be committed.
+pub(crate) type Recall = Vec<InodeId>;
+
+/// See the module.
+pub(crate) struct Session {
+    pub(crate) options: ClientOptions,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) cache: MetaCache,
+    pub(crate) holds: Holds,
+    pub(crate) delegations: Delegations,
+    pub(crate) runtime: Handle,
+    /// What the namenode recalls goes here.
+    recalls: mpsc::Sender<Recall>,
+    listings: Listings,
+    sequences: Arc<Sequences>,
+    unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
+    link: watch::Sender<LinkState>,
+    namenode: Peer,
+    lease: Lease,
+    listener: Mutex<Option<Arc<dyn CacheListener>>>,
+    ended: Mutex<Ended>,
+    /// What the namenode said of blocks when the session began: there is no user of it before.
+    block_bytes: AtomicU64,
+    default_rules: Mutex<Option<PlacementRules>>,
+    /// The number of the epoch in which the namenode was at the last connection.
+    epoch: AtomicU32,
+    stop: Notify,
+}
+
+/// Why a connection attempt failed, and whether trying again can help.
+struct ConnectFailure {
+    error: ClientError,
+    hopeless: bool,
+}
+
+impl Session {
+    /// Connects and starts the tasks that keep the session alive. What the namenode recalls comes out
+    /// of the channel.
+    pub(crate) async fn connect(
+        options: ClientOptions,
+    ) -> Result<(Arc<Self>, mpsc::Receiver<Recall>), ClientError> {
+        let namenode =
+            Peer::new(Role::Namenode, options.namenode_name.clone()).map_err(|error| {
+                ClientError::Connect(TransportError::Identity {
+                    reason: error.to_string(),
+                })
+            })?;
+        let endpoint = Endpoint::bind(
+            options.bind_addr(),
+            &options.identity,
+            TransportOptions::default(),
+        )?;
+        let (recalls, recalled) = mpsc::channel(NOTICES_QUEUED_MAX);
+        let session = Arc::new(Self {
+            cache: MetaCache::new(options.cache_entries_max),
+            holds: Holds::new(options.idle_holds_max),
+            delegations: Delegations::default(),
+            runtime: Handle::current(),
+            recalls,
+            listings: Listings::default(),
+            sequences: Arc::default(),
+            unconfirmed: Mutex::default(),
+            link: watch::Sender::new(LinkState::Down {
+                reason: "not connected yet".into(),
+            }),
+            namenode,
+            lease: Lease::default(),
+            listener: Mutex::default(),
+            ended: Mutex::default(),
+            block_bytes: AtomicU64::new(0),
+            default_rules: Mutex::default(),
+            epoch: AtomicU32::new(0),
+            stop: Notify::new(),
+            endpoint,
+            options,
+        });
+        let (started, mut attempts) = (clock::now(), Reconnect::default());
+        let (link, notices) = loop {
+            match session.try_connect(None).await {
+                Ok(connected) => break connected,
+                Err(failure) if failure.hopeless => return Err(failure.error),
+                Err(failure) => {
+                    let waited = clock::now() - started;
+                    if waited >= session.options.unreachable_timeout {
+                        return Err(ClientError::Unreachable {
+                            waited,
+                            reason: failure.error.to_string(),
+                        });
+                    }
+                }
+            }
+            let retry = attempts.failed(session.lease_remaining());
+            tokio::time::sleep(retry.pause).await;
+        };
+        let link = session.publish(link);
+        tokio::spawn(maintain::maintain(session.clone(), link, notices));
+        tokio::spawn(holds::release_closed(session.clone()));
+        Ok((session, recalled))
+    }
+
+    /// The connection, once there is one.
+    pub(crate) async fn link(&self, wait_max: Duration) -> Result<Arc<Link>, ClientError> {
+        if let LinkState::Up(link) = &*self.link.borrow() {
+            return Ok(link.clone());
+        }
+        let started = clock::now();
+        let mut changes = self.link.subscribe();
+        let ready = changes.wait_for(|state| !matches!(state, LinkState::Down { .. }));
+        // Two steps, so that the guard of the watch is not held across an await.
+        let state = match tokio::time::timeout(wait_max, ready).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) => LinkState::Closed,
+            Err(_) => self.link.borrow().clone(),
+        };
+        match state {
+            LinkState::Up(link) => Ok(link),
+            LinkState::Closed => Err(ClientError::Closed),
+            LinkState::Down { reason } => Err(ClientError::Unreachable {
+                waited: clock::now() - started,
+                reason,
+            }),
+        }
+    }
+
+    /// Returns once there was no connection for as long as an operation waits for one.
+    pub(crate) async fn unreachable(&self) -> ClientError {
+        let mut changes = self.link.subscribe();
+        loop {
+            let lost = changes.wait_for(|state| !matches!(state, LinkState::Up(_)));
+            if lost.await.is_err() {
+                return ClientError::Closed;
+            }
+            if let Err(error) = self.link(self.options.unreachable_timeout).await {
+                return error;
+            }
+        }
+    }
+
+    /// Connections as they come and go.
+    pub(crate) fn watch_link(&self) -> watch::Receiver<LinkState> {
+        self.link.subscribe()
+    }
+
+    /// The current session's number, also while the connection is down.
+    pub(crate) fn generation(&self) -> u64 {
+        self.sequences.generation()
+    }
+
+    /// The number of the epoch in which the namenode is.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn lease_remaining(&self) -> Duration {
+        self.lease.remaining(since_boot())
+    }
+
+    /// The largest block in bytes.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How blocks are placed where no directory says otherwise.
+    pub(crate) fn default_rules(&self) -> PlacementRules {
+        let Some(rules) = *self.default_rules.lock() else {
+            unreachable!("no session was ever opened");
+        };
+        rules
+    }
+
+    /// The cache, while it is valid.
+    pub(crate) fn valid_cache(&self) -> Option<&MetaCache> {
+        (!self.lease_remaining().is_zero()).then_some(&self.cache)
+    }
+
+    /// As if the lease had run out.
+    #[cfg(test)]
+    pub(crate) fn end_lease(&self) {
+        self.lease.end();
+    }
+
+    pub(crate) fn set_listener(&self, listener: Arc<dyn CacheListener>) {
+        *self.listener.lock() = Some(listener);
+    }
+
+    /// The namenode reports that the session of this link is over.
+    pub(crate) fn session_expired(&self, link: &Link) {
+        self.ended.lock().session(link.generation);
+        link.rpc
+            .connection()
+            .close(CloseCode::DONE, "the session has expired");
+    }
+
+    /// Ends the session; what was not committed is lost.
+    pub(crate) async fn close(&self) {
+        let state = self.link.send_replace(LinkState::Closed);
+        self.stop.notify_waiters();
+        if let LinkState::Up(link) = state {
+            // If it does not arrive, the session times out.
+            let _ = link.rpc.call(&Request::CloseSession, DIAL_DEADLINE).await;
+            link.rpc.connection().close(CloseCode::DONE, "closed");
+        }
+        self.forget_unconfirmed();
+        self.lease.end();
+        self.cache.invalidate_all();
+        self.endpoint.close("the client is closed");
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(*self.link.borrow(), LinkState::Closed)
+    }
+
+    /// From here on calls use the link, and the cache may be used: a caller that caches something
+    /// must first have forgotten what was invalidated while the session was disconnected.
+    fn publish(&self, link: Link) -> Arc<Link> {
+        let link = Arc::new(link);
+        self.link.send_if_modified(|state| {
+            let open = !matches!(state, LinkState::Closed);
+            if open {
+                self.lease.renew(link.asked);
+                *state = LinkState::Up(link.clone());
+            }
+            open
+        });
+        link
+    }
+
+    /// Tries every namenode once.
+    async fn try_connect(
+        &self,
+        resume: Option<&Link>,
+    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
+        let mut last = ConnectFailure {
+            error: ClientError::Unreachable {
+                waited: Duration::ZERO,
+                reason: "no namenode is configured".into(),
+            },
+            hopeless: true,
+        };
+        for addr in &self.options.namenodes {
+            match self
+                .endpoint
+                .connect(*addr, &self.namenode, DIAL_DEADLINE)
+                .await
+            {
+                Ok(connection) => match self.open_session(connection, resume).await {
+                    Ok(connected) => return Ok(connected),
+                    Err(failure) => last = failure,
+                },
+                Err(error) => {
+                    last = ConnectFailure {
+                        hopeless: matches!(
+                            error,
+                            TransportError::PeerNotTrusted { .. }
+                                | TransportError::RefusedByPeer { .. }
+                                | TransportError::WrongPeer { .. }
+                                | TransportError::Wire(_)
+                        ),
+                        error: error.into(),
+                    };
+                }
+            }
+        }
+        Err(last)
+    }
+
+    async fn open_session(
+        &self,
+        connection: Connection,
+        resume: Option<&Link>,
+    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
+        let retry = |error: ClientError| ConnectFailure {
+            error,
+            hopeless: false,
+        };
+        let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);
+        let rpc = Rpc::start(connection, sender)
+            .await
+            .map_err(|error| retry(error.into()))?;
+        let asked = since_boot();
+        let request = |resumed: Option<&Link>| {
+            let resume = resumed.map(|link| link.opened.session);
+            Request::OpenSession(OpenSession {
+                resume,
+                holds: self.holds.lock().all(),
+                delegations: Some(match resume {
+                    Some(_) => self.delegations.declare(),
+                    None => Vec::new(),
+                }),
+                seen: resumed.map(|link| link.opened.position),
+            })
+        };
+        let resume = resume.filter(|link| self.ended.lock().may_resume(link.generation));
+        let mut reply = rpc.call(&request(resume), OPEN_DEADLINE).await;
+        let mut resumed = resume.map(|link| link.generation);
+        if matches!(reply, Ok(Err(FsError::SessionExpired))) {
+            resumed = None;
+            reply = rpc.call(&request(None), OPEN_DEADLINE).await;
+        }
+        match reply {
+            Ok(Ok(Reply::SessionOpened(opened))) => {
+                // Entries from before may have been invalidated while the session was disconnected.
+                self.cache.invalidate_all();
+                let generation = match resumed {
+                    Some(generation) => generation,
+                    None => {
+                        self.forget_unconfirmed();
+                        self.delegations.clear();
+                        self.block_bytes
+                            .store(opened.block_bytes, Ordering::Relaxed);
+                        *self.default_rules.lock() = Some(opened.default_rules);
+                        self.sequences.restart()
+                    }
+                };
+                self.epoch
+                    .store(opened.position.epoch.number, Ordering::Release);
+                let link = Link {
+                    rpc,
+                    opened,
+                    generation,
+                    asked,
+                };
+                Ok((link, notices))
+            }
+            Ok(Ok(_)) => Err(retry(ClientError::UnexpectedReply("open_session"))),
+            Ok(Err(error)) => Err(ConnectFailure {
+                hopeless: matches!(error, FsError::RoleDenied(_) | FsError::Protocol(_)),
+                error: error.into(),
+            }),
+            Err(error) => Err(retry(unreachable(Duration::ZERO, &error))),
+        }
+    }
+
+    /// Does what a batch of notices says and acknowledges them.
+    async fn handle_notices(&self, link: &Arc<Link>, batch: Vec<Notice>) {
+        let mut acks = Vec::with_capacity(batch.len());
+        for notice in &batch {
+            match notice {
+                Notice::Invalidate {
+                    id,
+                    inodes,
+                    entries,
+                } => {
+                    acks.push(*id);
+                    self.cache.invalidate(inodes, entries);
+                    let mut holds = self.holds.lock();
+                    for ino in inodes {
+                        holds.drop_idle(*ino);
+                    }
+                }
+                Notice::InvalidateAll { id } => {
+                    acks.push(*id);
+                    self.cache.invalidate_all();
+                }
+                Notice::Recall { inodes } => {
+                    self.delegations.recalled(inodes);
+                    // Nothing is in memory when its receiver is gone.
+                    let _ = self.recalls.send(inodes.clone()).await;
+                }
+            }
+        }
+        self.tell_listener(move |listener| {
+            for notice in &batch {
+                match notice {
+                    Notice::Invalidate {
+                        inodes, entries, ..
+                    } => {
+                        for (parent, name) in entries {
+                            listener.invalidate_entry(*parent, name);
+                        }
+                        for ino in inodes {
+                            listener.invalidate_inode(*ino);
+                        }
+                    }
+                    Notice::InvalidateAll { .. } => listener.invalidate_all(),
+                    Notice::Recall { .. } => {}
+                }
+            }
+        })
+        .await;
+        for id in acks {
+            let link = link.clone();
+            // In a task: the next notices need not wait for the answer, which says nothing.
+            tokio::spawn(async move {
+                let ack = Request::AckInvalidation { id };
+                let _ = link.rpc.call(&ack, KEEPALIVE_DEADLINE).await;
+            });
+        }
+    }
+
+    /// Nothing that is cached is valid any more.
+    async fn forget_everything(&self) {
+        self.cache.invalidate_all();
+        self.tell_listener(|listener| listener.invalidate_all())
+            .await;
+    }
+
+    pub(crate) async fn tell_listener(
+        &self,
+        tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
+    ) {
+        let listener = self.listener.lock().clone();
+        if let Some(listener) = listener {
+            // It may have to wait for the kernel. A panic in it is reported by the runtime.
+            let _ = tokio::task::spawn_blocking(move || tell(&*listener)).await;
+        }
+    }
+}
+
+/// A call that got no answer, as an error for users.
+fn unreachable(waited: Duration, error: &RpcError) -> ClientError {
+    ClientError::Unreachable {
+        waited,
+        reason: error.to_string(),
+    }
+}

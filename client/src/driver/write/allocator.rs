@@ -1,0 +1,121 @@
+//! Blocks for writing, asked for before they are needed.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{InodeId, NodeId};
+use harvestfs_protocol::meta::{MetaReply, mutation};
+use harvestfs_protocol::types::{BlockInfo, PlacementRules};
+use parking_lot::Mutex;
+
+use super::seal::discard;
+use crate::driver::clock;
+use crate::driver::cluster::Cluster;
+use crate::engine::write::stock::{NewBlock, Stock, Usable};
+use crate::error::ClientError;
+
+/// Blocks per request: one to use, one in advance. The namenode reserves room for each.
+const BLOCKS_PER_ALLOCATION: u32 = 2;
+
+/// What blocks are wanted for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) rules: PlacementRules,
+    /// The file that the first data is of.
+    pub(crate) file: InodeId,
+    /// Where a quota leaves no room, what was removed here a moment ago may be released first.
+    pub(crate) may_release: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Allocator {
+    stock: Mutex<Stock>,
+}
+
+impl Allocator {
+    /// A new block, for this file's data first; avoids datanodes that failed lately or are busy.
+    pub(crate) async fn take(
+        &self,
+        cluster: &Arc<Cluster>,
+        wanted: Wanted,
+    ) -> Result<NewBlock, ClientError> {
+        let usable = Usable {
+            generation: cluster.session.generation(),
+            epoch: cluster.session.epoch(),
+            avoided: cluster.locations.replicas().avoided(clock::now()),
+        };
+        let mut unusable = Vec::new();
+        let taken = self.stock.lock().take(wanted.rules, &usable, &mut unusable);
+        give_back(cluster, unusable);
+        if let Some(new) = taken {
+            return Ok(new);
+        }
+        let avoided = usable.avoided;
+        let mut result = allocate(cluster, wanted, avoided.clone()).await;
+        let is_refused = |error: &FsError| *error != FsError::QuotaExceeded;
+        if !avoided.is_empty()
+            && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
+        {
+            // Better one that failed lately, or was busy a moment ago, than none.
+            result = allocate(cluster, wanted, Vec::new()).await;
+        }
+        let mut blocks = result?.into_iter();
+        let first = blocks.next();
+        let mut unusable = Vec::new();
+        self.stock.lock().put(wanted.rules, blocks, &mut unusable);
+        give_back(cluster, unusable);
+        first.ok_or(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME))
+    }
+}
+
+/// Ends blocks that nothing will be written to.
+fn give_back(cluster: &Arc<Cluster>, blocks: Vec<NewBlock>) {
+    for new in blocks {
+        cluster.locations.replicas().forget(new.block);
+        tokio::spawn(discard(cluster.clone(), new));
+    }
+}
+
+async fn allocate(
+    cluster: &Arc<Cluster>,
+    wanted: Wanted,
+    exclude: Vec<NodeId>,
+) -> Result<Vec<NewBlock>, ClientError> {
+    let Wanted {
+        rules,
+        file,
+        may_release,
+    } = wanted;
+    let op = mutation::AllocateBlocks {
+        count: BLOCKS_PER_ALLOCATION,
+        rules,
+        exclude,
+    };
+    let session = &cluster.session;
+    let generation = session.generation();
+    let reply = session.allocate_blocks(op, file, may_release).await?;
+    let MetaReply::Located(located) = reply else {
+        return Err(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME));
+    };
+    let (placed, nowhere): (Vec<_>, Vec<_>) = {
+        let mut replicas = cluster.locations.replicas();
+        replicas.learn(&located);
+        let new = |block: BlockInfo| NewBlock {
+            block: block.block,
+            token: block.token,
+            nodes: block
+                .replicas
+                .iter()
+                .filter_map(|node| replicas.node(*node))
+                .collect(),
+            due_replicas: block.due_replicas,
+            class: rules.class,
+            generation,
+        };
+        let new_blocks = located.blocks.into_iter().map(new);
+        new_blocks.partition(|new| !new.nodes.is_empty())
+    };
+    give_back(cluster, nowhere);
+    Ok(placed)
+}

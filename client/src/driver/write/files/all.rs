@@ -1,0 +1,153 @@
+//! What is done with all files.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::housekeeping;
+
+use super::{FileState, Files};
+use crate::driver::clock;
+use crate::error::ClientError;
+
+/// How long a recalled file's content may take to be committed, within the namenode's patience.
+const RECALL_DEADLINE: Duration = Duration::from_secs(8);
+/// How long the end of a client waits until its last blocks are sealed: longer than it takes to save
+/// one whose pipeline broke.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
+
+impl Files {
+    pub(super) fn all(&self) -> Vec<Arc<FileState>> {
+        self.files.lock().values().cloned().collect()
+    }
+
+    /// Starts flushing everything.
+    fn flush_all(self: &Arc<Self>) {
+        for file in self.all() {
+            self.start_flush(&file);
+        }
+    }
+
+    /// Starts flushing what was in memory for long, and forgets what is not needed.
+    pub(crate) fn flush_old(self: &Arc<Self>) {
+        let age_max = self.cluster.session.options.dirty_age_max;
+        for file in self.all() {
+            if file.is_dirty_for(age_max) {
+                self.start_flush(&file);
+            }
+            self.reap(&file);
+        }
+    }
+
+    /// Waits until there is room for more written data.
+    pub(crate) async fn wait_for_room(self: &Arc<Self>, bytes: usize) -> Result<(), ClientError> {
+        let started = clock::now();
+        let session = &self.cluster.session;
+        // Writers that fail give up after the longer of these, and then nothing is freed.
+        let options = &session.options;
+        let patience = options.busy_timeout.max(options.unreachable_timeout);
+        let patience = patience.saturating_mul(2);
+        let mut unreachable = pin!(session.unreachable());
+        loop {
+            let freed = self.dirty.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if self.dirty.has_room(bytes) {
+                return Ok(());
+            }
+            self.flush_all();
+            let left = patience.saturating_sub(clock::now() - started);
+            tokio::select! {
+                biased;
+                () = freed => {}
+                error = &mut unreachable => return Err(error),
+                () = tokio::time::sleep(left) => {
+                    return Err(ClientError::TooMuchDirtyData {
+                        waiting_bytes: self.dirty.used(),
+                        waited: clock::now() - started,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Commits what was closed already.
+    pub(crate) async fn commit_closed(self: &Arc<Self>) -> Result<(), ClientError> {
+        for file in self.all() {
+            let is_closed = file.inner.lock().data.is_closed_early();
+            if is_closed {
+                self.flush(&file, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits what is in memory of files that another session asks about; notifies the namenode.
+    pub(crate) async fn commit_recalled(self: Arc<Self>, inodes: Vec<InodeId>) {
+        let files: Vec<_> = inodes.iter().filter_map(|ino| self.get(*ino)).collect();
+        for file in &files {
+            self.start_flush(file);
+        }
+        let committed = async {
+            for file in files {
+                if let Err(error) = self.flush(&file, false).await {
+                    tracing::warn!(ino = %file.ino, %error, "what another session asks for is not committed yet");
+                }
+            }
+        };
+        if tokio::time::timeout(RECALL_DEADLINE, committed)
+            .await
+            .is_err()
+        {
+            tracing::warn!("what another session asks for is not committed in time");
+        }
+        for chunk in inodes.chunks(BLOCKS_PER_REQUEST_MAX) {
+            let op = housekeeping::ReturnDelegations {
+                inodes: chunk.to_vec(),
+            };
+            if let Err(error) = self.cluster.session.keep_house(op).await {
+                // They end with the connection, or the namenode's patience.
+                tracing::debug!(%error, "cannot return delegations");
+            }
+        }
+    }
+
+    /// A new session has replaced an expired one: everything that was not committed goes into blocks
+    /// of the new one.
+    pub(crate) fn begin_session(self: &Arc<Self>) {
+        for pack in self.packs.lock().values() {
+            pack.wake();
+        }
+        for file in self.all() {
+            self.blocks_lost(&file, |_| true);
+        }
+    }
+
+    /// Flushes everything and waits for it; the first error counts. Nothing may be written any more.
+    pub(crate) async fn flush_and_wait(self: &Arc<Self>) -> Result<(), ClientError> {
+        let mut result = Ok(());
+        for file in self.all() {
+            let flushed = self.flush(&file, false).await;
+            result = result.and(flushed);
+        }
+        self.close_writers();
+        // A block that is not sealed when its pipeline goes has to be recovered by the namenode.
+        let sealed = self.writers.ended();
+        if tokio::time::timeout(CLOSE_DEADLINE, sealed).await.is_err() {
+            tracing::debug!("some blocks are not sealed; the namenode does that");
+        }
+        result
+    }
+
+    /// Ends the tasks of all writers once they have written what they have.
+    pub(crate) fn close_writers(&self) {
+        for (_, pack) in self.packs.lock().drain() {
+            pack.close();
+        }
+        for file in self.all() {
+            file.close_writer();
+        }
+    }
+}

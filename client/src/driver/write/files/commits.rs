@@ -1,0 +1,155 @@
+//! Commits of many files in one request.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::{MetaReply, mutation};
+use harvestfs_protocol::request_id::RequestId;
+use parking_lot::Mutex;
+
+use super::{FileState, Files};
+use crate::driver::clock;
+use crate::driver::write::requests::carrier;
+use crate::engine::write::commits::{Commits, Entry};
+use crate::engine::write::file::Commit;
+use crate::engine::write::writeback::Order;
+use crate::error::ClientError;
+
+type Batch = Vec<Entry<Arc<FileState>>>;
+
+/// What is to be committed, by whether it is to be durable.
+#[derive(Default)]
+pub(super) struct Committer {
+    relaxed: Mutex<Commits<Arc<FileState>>>,
+    durable: Mutex<Commits<Arc<FileState>>>,
+}
+
+impl Committer {
+    fn queue(&self, durable: bool) -> &Mutex<Commits<Arc<FileState>>> {
+        if durable {
+            &self.durable
+        } else {
+            &self.relaxed
+        }
+    }
+}
+
+impl Files {
+    pub(super) fn submit_commit(self: &Arc<Self>, file: &Arc<FileState>, commit: Commit) {
+        let durable = commit.durable;
+        let entry = Entry {
+            file: file.clone(),
+            commit,
+        };
+        let first = self.committer.queue(durable).lock().submit(entry);
+        let Some(first) = first else {
+            return;
+        };
+        let files = self.clone();
+        self.cluster.session.runtime.spawn(async move {
+            let mut next = Some(first);
+            while let Some(batch) = next {
+                let request = carrier(batch.iter().map(|entry| entry.commit.request));
+                request.scope(files.commit(batch, durable)).await;
+                next = files.committer.queue(durable).lock().answered();
+            }
+        });
+    }
+
+    async fn commit(self: &Arc<Self>, batch: Batch, durable: bool) {
+        let mut refused = self.commit_once(batch, durable).await;
+        // What was removed here a moment ago counts until the namenode knows that it is not open.
+        if !refused.is_empty() && self.cluster.session.release_now().await {
+            refused = self.commit_once(refused, durable).await;
+        }
+        self.commits_failed(refused, &FsError::QuotaExceeded.into());
+    }
+
+    /// Gives back what a quota refused.
+    async fn commit_once(self: &Arc<Self>, batch: Batch, durable: bool) -> Batch {
+        let Some(first) = batch.first() else {
+            return Vec::new();
+        };
+        let credentials = first.commit.credentials.clone();
+        let commits = batch.iter().map(|entry| entry.commit.commit.clone());
+        let op = mutation::Commit {
+            files: commits.collect(),
+            durable,
+        };
+        let session = &self.cluster.session;
+        let generation = session.generation();
+        let mut result = session.mutate(&credentials, op).await;
+        if matches!(result, Err(ClientError::Fs(FsError::SessionExpired)))
+            && let Err(error) = session.link_of_next_session(Some(generation)).await
+        {
+            // Without a session, writing the data again would be in vain.
+            result = Err(error);
+        }
+        let (ticket, results) = match result {
+            Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
+                (ticket, results)
+            }
+            Ok(_) => {
+                let error = ClientError::UnexpectedReply(mutation::Commit::NAME);
+                self.commits_failed(batch, &error);
+                return Vec::new();
+            }
+            Err(error) => {
+                self.commits_failed(batch, &error);
+                return Vec::new();
+            }
+        };
+        let mut refused = Vec::new();
+        let relaxed_number = session.last_relaxed();
+        for (entry, result) in batch.into_iter().zip(results) {
+            let (file, order) = (&entry.file, entry.commit.order);
+            match result {
+                Ok(committed) => {
+                    // The cache first: what leaves the file's memory must be found there.
+                    let extents = entry.final_extents(committed.append_offset);
+                    ticket.committed(&committed.attr, &extents);
+                    let number = if durable { 0 } else { relaxed_number };
+                    self.commit_done(file, order, number);
+                }
+                Err(error) => {
+                    ticket.changed_inode(file.ino);
+                    if error == FsError::QuotaExceeded {
+                        refused.push(entry);
+                    } else {
+                        self.commit_failed(file, order, &error.into());
+                    }
+                }
+            }
+        }
+        refused
+    }
+
+    fn commits_failed(self: &Arc<Self>, batch: Batch, error: &ClientError) {
+        for entry in batch {
+            self.commit_failed(&entry.file, entry.commit.order, error);
+        }
+    }
+
+    /// A commit is part of the file; `relaxed` is its number if it may not be durable.
+    fn commit_done(self: &Arc<Self>, file: &Arc<FileState>, order: Order, relaxed: u64) {
+        let committed = self.update(file, |inner| {
+            inner.relaxed = inner.relaxed.max(relaxed);
+            inner.data.commit_done(order)
+        });
+        for (place, data) in committed {
+            self.recent.keep(place, &data);
+        }
+        file.progress.notify_waiters();
+    }
+
+    /// A commit was refused, or nothing is known of it.
+    fn commit_failed(self: &Arc<Self>, file: &Arc<FileState>, order: Order, error: &ClientError) {
+        let request = RequestId::current();
+        self.update(file, |inner| {
+            inner
+                .data
+                .commit_failed(order, error, request, clock::now());
+        });
+        file.progress.notify_waiters();
+    }
+}

@@ -1,0 +1,144 @@
+//! Handles of files, and what their `close` has to wait for.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::request_id::RequestId;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{FileState, Files, Inner};
+use crate::engine::write::file::{DirtyFile, Early};
+
+/// Files whose `close` returned before what was written to them was committed. One more waits.
+const CLOSED_EARLY_MAX: usize = 4_096;
+/// How long a file that was closed before its commit waits for others to share a packet with.
+const CLOSE_LINGER: Duration = Duration::from_millis(5);
+
+impl Files {
+    /// The state of an inode that is open or has data in memory.
+    pub(crate) fn get(&self, ino: InodeId) -> Option<Arc<FileState>> {
+        self.files.lock().get(&ino).cloned()
+    }
+
+    /// The state of an inode, with one handle more.
+    pub(crate) fn open(&self, ino: InodeId) -> Arc<FileState> {
+        let mut files = self.files.lock();
+        let file = files
+            .entry(ino)
+            .or_insert_with(|| self.new_state(ino))
+            .clone();
+        file.inner.lock().data.handle_opened();
+        file
+    }
+
+    fn new_state(&self, ino: InodeId) -> Arc<FileState> {
+        Arc::new(FileState {
+            ino,
+            serial: tokio::sync::Mutex::default(),
+            inner: Mutex::new(Inner {
+                data: DirtyFile::new(ino),
+                writer: None,
+                unstable: Vec::new(),
+                reopened: true,
+                // One of them may be of this file.
+                relaxed: self.cluster.session.last_relaxed(),
+            }),
+            progress: Notify::new(),
+        })
+    }
+
+    /// A handle of a file is gone.
+    pub(crate) fn handle_closed(self: &Arc<Self>, file: &Arc<FileState>) {
+        let last = file.inner.lock().data.handle_closed();
+        if last {
+            if !file.inner.lock().data.is_closed_early() {
+                self.start_flush(file);
+            }
+            file.close_writer();
+            self.reap(file);
+        }
+        let may_release = file.inner.lock().data.may_release_hold();
+        if may_release {
+            self.hold_closed(file);
+        }
+    }
+
+    pub(super) fn hold_closed(&self, file: &FileState) {
+        let session = &self.cluster.session;
+        let attr = session.cache.attr(file.ino);
+        let has_name = attr.is_none_or(|attr| attr.nlink > 0);
+        session.holds.closed(file.ino, has_name);
+    }
+
+    /// Forgets the state of an inode if nothing needs it.
+    pub(super) fn reap(&self, file: &Arc<FileState>) {
+        let mut files = self.files.lock();
+        let is_current = |own: &Arc<FileState>| Arc::ptr_eq(own, file);
+        if file.inner.lock().data.is_unused() && files.get(&file.ino).is_some_and(is_current) {
+            files.remove(&file.ino);
+            file.close_writer();
+        }
+    }
+
+    /// Whether a `close` need not wait for the commit, which then follows: the session has
+    /// the file's delegation, one commit will make everything visible, and there is no reason to fear
+    /// that it fails. Data is going into a block with the same rules at this moment, so that a
+    /// cluster which takes none is noticed by a `close` that waits.
+    pub(crate) fn close_early(self: &Arc<Self>, file: &Arc<FileState>) -> bool {
+        let session = &self.cluster.session;
+        let Some(rules) = file.rules() else {
+            return false;
+        };
+        if !session.delegations.has(file.ino)
+            || session.lease_remaining().is_zero()
+            || self.dirty.is_tight()
+            || self.closed_early.load(Ordering::Relaxed) >= CLOSED_EARLY_MAX
+            || !self.pack(rules).is_flowing()
+        {
+            return false;
+        }
+        let early = file.inner.lock().data.close_early();
+        if early == Early::First {
+            self.closed_early.fetch_add(1, Ordering::Relaxed);
+            self.flush_soon(file.clone());
+        }
+        early != Early::No
+    }
+
+    /// Flushes a file soon, together with others that are closed meanwhile: they share packets and
+    /// commits.
+    fn flush_soon(self: &Arc<Self>, file: Arc<FileState>) {
+        let is_first = {
+            let mut closing = self.closing.lock();
+            closing.push((RequestId::current(), file));
+            closing.len() == 1
+        };
+        if is_first {
+            let files = self.clone();
+            self.cluster.session.runtime.spawn(async move {
+                tokio::time::sleep(CLOSE_LINGER).await;
+                let closing = std::mem::take(&mut *files.closing.lock());
+                for (request, file) in closing {
+                    request.during(|| files.start_flush(&file));
+                }
+            });
+        }
+    }
+}
+
+impl FileState {
+    /// The blocks of the file's own are ended once everything is written.
+    pub(super) fn close_writer(&self) {
+        let writer = {
+            let mut inner = self.inner.lock();
+            inner.data.end_bulk();
+            inner.writer.take()
+        };
+        if let Some(writer) = writer {
+            writer.close();
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Files that are open in this client or have written data in memory. All handles of a file share one
+//! state.
+
+mod all;
+mod commits;
+mod dirty;
+mod handles;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::request_id::RequestId;
+use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::sync::Notify;
+
+use self::commits::Committer;
+use self::dirty::DirtyBudget;
+use super::pipeline::{BlockStream, Source};
+use super::writer::{DataWriter, Writers};
+use crate::driver::clock;
+use crate::driver::cluster::Cluster;
+use crate::engine::read::recent::Recent;
+use crate::engine::write::block::Written;
+use crate::engine::write::file::{Actions, DirtyFile, Moment, Uncommitted};
+use crate::engine::write::packet;
+use crate::engine::write::queue::Topology;
+use crate::engine::write::writeback::{Order, Place, TakenPiece};
+use crate::error::ClientError;
+
+/// See the module.
+pub(crate) struct Files {
+    cluster: Arc<Cluster>,
+    writers: Arc<Writers>,
+    committer: Committer,
+    pub(crate) dirty: DirtyBudget,
+    recent: Arc<Recent>,
+    packs: Mutex<FxHashMap<PlacementRules, Arc<DataWriter<Job>>>>,
+    /// Blocks that this client writes to; what is in them may not be on stable storage.
+    unsealed: Mutex<Vec<Weak<BlockStream<Job>>>>,
+    files: Mutex<FxHashMap<InodeId, Arc<FileState>>>,
+    /// How many were closed before what was written to them was committed.
+    closed_early: AtomicUsize,
+    /// The ones among them whose data is not even in flight.
+    closing: Mutex<Vec<(RequestId, Arc<FileState>)>>,
+}
+
+/// One of the files.
+pub(crate) struct FileState {
+    pub(crate) ino: InodeId,
+    /// Serialises operations that the namenode does in one step on the file as it is known there:
+    /// truncation, cloning.
+    pub(crate) serial: tokio::sync::Mutex<()>,
+    inner: Mutex<Inner>,
+    /// Something that a flush waits for.
+    progress: Notify,
+}
+
+struct Inner {
+    data: DirtyFile,
+    /// Writes data in bulk into blocks of the file's own.
+    writer: Option<Arc<DataWriter<Job>>>,
+    /// Blocks with data of this file that may not be stable.
+    unstable: Vec<Arc<BlockStream<Job>>>,
+    /// There may be more of them: the file was there before this state of it was.
+    reopened: bool,
+    /// The last mutation of the file that may not be durable.
+    relaxed: u64,
+}
+
+/// A piece of a file on its way into a block.
+pub(crate) struct Job {
+    file: Arc<FileState>,
+    order: Order,
+    piece: TakenPiece,
+    /// To be on stable storage when it is acknowledged.
+    sync: bool,
+    /// The request that waits for it.
+    request: RequestId,
+}
+
+impl packet::Piece for Job {
+    fn data(&self) -> &Bytes {
+        &self.piece.data
+    }
+
+    fn is_continued_by(&self, next: &Self) -> bool {
+        Arc::ptr_eq(&self.file, &next.file)
+            && self.order == next.order
+            && self.piece.offset + self.piece.data.len() as u64 == next.piece.offset
+    }
+
+    fn sync(&self) -> bool {
+        self.sync
+    }
+
+    fn file(&self) -> InodeId {
+        self.file.ino
+    }
+
+    fn request(&self) -> RequestId {
+        self.request
+    }
+}
+
+impl FileState {
+    pub(crate) fn has_data(&self) -> bool {
+        self.held_bytes() > 0
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.inner.lock().data.held_bytes()
+    }
+
+    pub(crate) fn has_appends(&self) -> bool {
+        self.inner.lock().data.has_appends()
+    }
+
+    pub(crate) fn rules(&self) -> Option<PlacementRules> {
+        self.inner.lock().data.rules()
+    }
+
+    /// How its blocks are to be placed; none: that may have changed.
+    pub(crate) fn set_rules(&self, rules: Option<PlacementRules>) {
+        self.inner.lock().data.set_rules(rules);
+    }
+
+    /// The file was just created, with these rules when they are known.
+    pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
+        let mut inner = self.inner.lock();
+        inner.data.set_rules(rules);
+        inner.reopened = false;
+    }
+
+    /// Data that was given up so far, and the last reason.
+    pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
+        self.inner.lock().data.losses()
+    }
+
+    /// What is in memory of a range, in order, and where everything in memory ends.
+    pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
+        self.inner.lock().data.overlay(range)
+    }
+
+    /// What commits will change of the attributes.
+    pub(crate) fn uncommitted(&self) -> Uncommitted {
+        self.inner.lock().data.uncommitted()
+    }
+
+    /// Sets the modification time of the next commit, if one is given; false when nothing waits for
+    /// a commit.
+    pub(crate) fn change_with_commit(&self, mtime: Option<Timestamp>) -> bool {
+        self.inner.lock().data.change_with_commit(mtime)
+    }
+
+    /// A mutation of the file with this number may not be durable; `fsync` sees to it.
+    pub(crate) fn note_relaxed(&self, relaxed: u64) {
+        let mut inner = self.inner.lock();
+        inner.relaxed = inner.relaxed.max(relaxed);
+    }
+
+    fn is_dirty_for(&self, age: Duration) -> bool {
+        self.inner.lock().data.is_dirty_for(age, clock::now())
+    }
+}
+
+impl Files {
+    pub(crate) fn new(cluster: Arc<Cluster>, recent: Arc<Recent>) -> Self {
+        let bytes_max = cluster.session.options.dirty_bytes_max;
+        Self {
+            writers: Arc::new(Writers::new(cluster.clone())),
+            cluster,
+            committer: Committer::default(),
+            dirty: DirtyBudget::new(bytes_max),
+            recent,
+            packs: Mutex::default(),
+            unsealed: Mutex::default(),
+            files: Mutex::default(),
+            closed_early: AtomicUsize::new(0),
+            closing: Mutex::default(),
+        }
+    }
+
+    /// The writer of small pieces of files with these rules.
+    fn pack(self: &Arc<Self>, rules: PlacementRules) -> Arc<DataWriter<Job>> {
+        let mut packs = self.packs.lock();
+        let start = || DataWriter::start(&self.writers, self, Topology::Star, rules);
+        packs.entry(rules).or_insert_with(start).clone()
+    }
+
+    /// Takes in data at an offset.
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        credentials: &Credentials,
+        offset: u64,
+        data: Bytes,
+    ) {
+        let written = |inner: &mut Inner| inner.data.write(offset, data, credentials, moment());
+        self.update(file, written);
+    }
+
+    /// Takes in data for the end.
+    pub(crate) fn append(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        credentials: &Credentials,
+        data: Bytes,
+    ) {
+        let appended = |inner: &mut Inner| inner.data.append(data, credentials, moment());
+        self.update(file, appended);
+    }
+
+    /// Makes sure that a file knows how its blocks are to be placed.
+    pub(crate) async fn find_rules(&self, file: &FileState) -> Result<(), ClientError> {
+        if file.rules().is_none() {
+            let rules = self.cluster.session.rules_of(file.ino).await?;
+            file.set_rules(Some(rules));
+        }
+        Ok(())
+    }
+
+    /// Starts flushing a file without waiting for it.
+    pub(crate) fn start_flush(self: &Arc<Self>, file: &Arc<FileState>) {
+        if !file.has_data() {
+            return;
+        }
+        if file.rules().is_some() {
+            let request = RequestId::current();
+            self.update(file, |inner| inner.data.want_all(request));
+            return;
+        }
+        let (files, file) = (self.clone(), file.clone());
+        self.cluster.session.runtime.spawn(async move {
+            if let Err(error) = files.flush(&file, false).await {
+                tracing::warn!(ino = %file.ino, %error, "cannot flush a file yet");
+            }
+        });
+    }
+
+    /// Waits until everything written to a file so far is part of it; with `durable`, and on stable
+    /// storage.
+    ///
+    /// # Errors
+    /// What kept it from being written. It stays in memory and is tried again.
+    pub(crate) async fn flush(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        durable: bool,
+    ) -> Result<(), ClientError> {
+        if file.has_data() {
+            self.find_rules(file).await?;
+            self.flush_memory(file, durable).await?;
+        }
+        if durable {
+            self.make_durable(file).await?;
+        }
+        Ok(())
+    }
+
+    async fn flush_memory(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        durable: bool,
+    ) -> Result<(), ClientError> {
+        let request = RequestId::current();
+        let flush = self.update(file, |inner| inner.data.begin_flush(durable, request));
+        loop {
+            let progress = file.progress.notified();
+            tokio::pin!(progress);
+            progress.as_mut().enable();
+            let ended = file.inner.lock().data.flushed(&flush);
+            if let Some(ended) = ended {
+                return ended;
+            }
+            progress.await;
+        }
+    }
+
+    async fn make_durable(&self, file: &FileState) -> Result<(), ClientError> {
+        let (mut unstable, relaxed, reopened) = {
+            let inner = file.inner.lock();
+            (inner.unstable.clone(), inner.relaxed, inner.reopened)
+        };
+        if reopened {
+            unstable.extend(self.unsealed_blocks(file.ino).await?);
+        }
+        for stream in &unstable {
+            let stable = stream.stable().await;
+            let mut inner = file.inner.lock();
+            inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
+            if let Err(error) = stable {
+                inner.data.lost(error.clone());
+                return Err(error);
+            }
+        }
+        file.inner.lock().reopened = false;
+        self.cluster.session.make_durable(relaxed).await
+    }
+
+    /// The blocks of a file that this client has written to and not sealed yet, through any handle.
+    async fn unsealed_blocks(
+        &self,
+        ino: InodeId,
+    ) -> Result<Vec<Arc<BlockStream<Job>>>, ClientError> {
+        let mut unsealed: Vec<_> = self
+            .unsealed
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|stream| !stream.is_sealed())
+            .collect();
+        if !unsealed.is_empty() {
+            let root = Credentials::root();
+            let (_, extents) = self.cluster.session.content(&root, ino).await?;
+            let blocks: FxHashSet<_> = extents.from(0).map(|extent| extent.block).collect();
+            unsealed.retain(|stream| blocks.contains(&stream.new.block));
+        }
+        Ok(unsealed)
+    }
+
+    /// Its last name was removed here.
+    pub(crate) fn lost_last_name(self: &Arc<Self>, file: &Arc<FileState>) {
+        self.update(file, |inner| inner.data.lost_last_name());
+    }
+
+    /// Blocks with pieces of a file that were not committed are gone.
+    fn blocks_lost(self: &Arc<Self>, file: &Arc<FileState>, is_lost: impl Fn(BlockId) -> bool) {
+        let request = RequestId::current();
+        self.update(file, |inner| inner.data.blocks_lost(is_lost, request));
+    }
+
+    /// Changes the state of a file and does what follows from it.
+    fn update<R>(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        change: impl FnOnce(&mut Inner) -> R,
+    ) -> R {
+        let (result, actions, bulk, before, after) = {
+            let mut inner = file.inner.lock();
+            let before = inner.data.held_bytes();
+            let result = change(&mut inner);
+            let tight = self.dirty.is_tight();
+            let actions = inner.data.advance(tight, RequestId::current());
+            let bulk = self.bulk_writer(&mut inner, &actions);
+            if !actions.commits.is_empty() {
+                // It ends with the first commit.
+                self.cluster.session.delegations.returned(file.ino);
+            }
+            let after = inner.data.held_bytes();
+            (result, actions, bulk, before, after)
+        };
+        self.dirty.changed(before, after);
+        if actions.is_no_longer_early {
+            self.closed_early.fetch_sub(1, Ordering::Relaxed);
+        }
+        for _ in 0..actions.holds_owed {
+            self.hold_closed(file);
+        }
+        for send in actions.sends {
+            let (order, request) = (send.order, send.request);
+            let last = send.pieces.len() - 1;
+            let pieces = send.pieces.into_iter().enumerate();
+            let jobs = pieces.map(|(index, piece)| Job {
+                file: file.clone(),
+                order,
+                piece,
+                sync: send.sync && index == last,
+                request,
+            });
+            let jobs = jobs.collect();
+            match &bulk {
+                Some(writer) if send.bulk => writer.submit(self, jobs),
+                _ => self.pack(send.rules).submit(self, jobs),
+            }
+        }
+        for commit in actions.commits {
+            self.submit_commit(file, commit);
+        }
+        result
+    }
+
+    /// The writer of the file's own blocks, started when it is needed for the first time.
+    fn bulk_writer(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        actions: &Actions,
+    ) -> Option<Arc<DataWriter<Job>>> {
+        let rules = actions.sends.iter().find(|send| send.bulk)?.rules;
+        let start = || DataWriter::start(&self.writers, self, Topology::Chain, rules);
+        Some(inner.writer.get_or_insert_with(start).clone())
+    }
+}
+
+impl Source for Files {
+    type Job = Job;
+
+    fn begun(&self, stream: &Arc<BlockStream<Job>>) {
+        let mut unsealed = self.unsealed.lock();
+        unsealed.retain(|other| other.upgrade().is_some_and(|other| !other.is_sealed()));
+        unsealed.push(Arc::downgrade(stream));
+    }
+
+    fn written(self: &Arc<Self>, piece: Written<Job>, stream: &Arc<BlockStream<Job>>) {
+        let place = Place {
+            block: stream.new.block,
+            block_offset: piece.block_offset,
+        };
+        let job = piece.job;
+        self.update(&job.file, |inner| {
+            inner.data.piece_written(job.order, job.piece.id, place);
+            let mut unstable = inner.unstable.iter();
+            let known = unstable.any(|other| Arc::ptr_eq(other, stream));
+            if !piece.stable && !known {
+                inner.unstable.retain(|other| !other.is_sealed());
+                inner.unstable.push(stream.clone());
+            }
+        });
+    }
+
+    fn failed(self: &Arc<Self>, pieces: Vec<Job>, error: &ClientError) {
+        let Some(file) = pieces.first().map(|job| job.file.clone()) else {
+            return;
+        };
+        let pieces: Vec<_> = pieces.iter().map(|job| (job.order, job.piece.id)).collect();
+        self.update(&file, |inner| {
+            inner.data.pieces_failed(&pieces, error, clock::now());
+        });
+        file.progress.notify_waiters();
+    }
+
+    fn block_lost(self: &Arc<Self>, block: BlockId) {
+        for file in self.all() {
+            self.blocks_lost(&file, |lost| lost == block);
+        }
+    }
+}
+
+/// When something is written that is written now.
+fn moment() -> Moment {
+    Moment {
+        now: clock::now(),
+        wall_clock: Timestamp::now(),
+    }
+}

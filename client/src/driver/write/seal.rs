@@ -1,0 +1,157 @@
+//! The end of blocks: sealed when they are full, recovered when their pipeline broke, given back
+//! when nothing was written to them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::data::{DataRequest, Opening, SealReply, SealRequest};
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::meta::{SealedBlock, mutation};
+use harvestfs_protocol::transport::TransportError;
+use harvestfs_protocol::types::{Credentials, NodeInfo};
+use tokio::task::JoinSet;
+
+use crate::driver::cluster::Cluster;
+use crate::driver::locations::{Locations, ended_early};
+use crate::driver::write::pipeline::{BlockStream, Source};
+use crate::engine::write::stock::NewBlock;
+use crate::error::ClientError;
+
+/// Sealing a replica whose pipeline broke, all attempts together.
+const SEAL_DEADLINE: Duration = Duration::from_secs(4);
+const SEAL_RETRY: Duration = Duration::from_millis(50);
+
+/// Seals the surviving replicas of a block whose pipeline broke.
+pub(crate) async fn recover<S: Source>(
+    cluster: Arc<Cluster>,
+    source: Arc<S>,
+    stream: Arc<BlockStream<S::Job>>,
+) {
+    let block = stream.new.block;
+    let expired = stream.new.generation != cluster.session.generation();
+    let length_bytes = stream.acked_bytes();
+    if length_bytes == 0 {
+        stream.settle(Ok(()));
+        discard(cluster, stream.new.clone()).await;
+        return;
+    }
+    let survivors = seal_survivors(&cluster, &stream).await;
+    if expired {
+        // The namenode has it sealed as well. What was committed of it can be made stable still.
+        let lost = || "the session has expired".to_owned();
+        stream.settle((!survivors.is_empty()).then_some(()).ok_or_else(lost));
+        return;
+    }
+    if survivors.is_empty() {
+        tracing::warn!(%block, "no replica of a block could be sealed");
+        stream.settle(Err(format!("no replica of block {block} could be sealed")));
+        cluster.locations.replicas().forget(block);
+        source.block_lost(block);
+        // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
+        // to know its length, so that it can judge replicas that come back.
+        if seal(&cluster, block, 0, Vec::new()).await.is_err() {
+            log_seal(block, seal(&cluster, block, length_bytes, Vec::new()).await);
+        }
+        return;
+    }
+    cluster.locations.replicas().narrow(block, &survivors);
+    stream.settle(Ok(()));
+    log_seal(block, seal(&cluster, block, length_bytes, survivors).await);
+}
+
+pub(crate) async fn report_sealed<J>(cluster: Arc<Cluster>, stream: Arc<BlockStream<J>>) {
+    let nodes = stream.new.nodes.iter().map(|node| node.node).collect();
+    let block = stream.new.block;
+    log_seal(
+        block,
+        seal(&cluster, block, stream.acked_bytes(), nodes).await,
+    );
+}
+
+/// Gives back a block that nothing was written to.
+pub(crate) async fn discard(cluster: Arc<Cluster>, new: NewBlock) {
+    if new.generation == cluster.session.generation() {
+        log_seal(new.block, seal(&cluster, new.block, 0, Vec::new()).await);
+    }
+}
+
+async fn seal(
+    cluster: &Cluster,
+    block: BlockId,
+    length_bytes: u64,
+    replicas: Vec<NodeId>,
+) -> Result<(), ClientError> {
+    let sealed = SealedBlock {
+        block,
+        length_bytes,
+        replicas,
+    };
+    let op = mutation::SealBlocks {
+        blocks: vec![sealed],
+    };
+    let result = cluster.session.mutate(&Credentials::root(), op).await;
+    result.map(|_| ())
+}
+
+fn log_seal(block: BlockId, result: Result<(), ClientError>) {
+    if let Err(error) = result {
+        // The block ends with the session at the latest.
+        tracing::debug!(%block, %error, "cannot report a block as sealed");
+    }
+}
+
+/// Seals what a broken pipeline left at the length that all acknowledged; returns the datanodes
+/// that did it.
+async fn seal_survivors<J>(cluster: &Arc<Cluster>, stream: &BlockStream<J>) -> Vec<NodeId> {
+    let length_bytes = stream.acked_bytes();
+    let mut attempts = JoinSet::new();
+    for node in &stream.new.nodes {
+        let (cluster, node) = (cluster.clone(), node.clone());
+        let request = SealRequest {
+            block: stream.new.block,
+            token: stream.new.token,
+            length_bytes,
+        };
+        attempts.spawn(async move {
+            let attempt = seal_replica(&cluster.locations, &node, request);
+            let sealed = tokio::time::timeout(SEAL_DEADLINE, attempt).await;
+            matches!(sealed, Ok(true)).then_some(node.node)
+        });
+    }
+    let sealed = attempts.join_all().await;
+    sealed.into_iter().flatten().collect()
+}
+
+async fn seal_replica(locations: &Locations, node: &NodeInfo, request: SealRequest) -> bool {
+    loop {
+        match try_seal(locations, node, &request).await {
+            Ok(Ok(())) => return true,
+            // The datanode may not have noticed yet that the pipeline is gone.
+            Ok(Err(DataError::OutOfOrder(_) | DataError::Busy { .. })) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(node = node.name, %error, "cannot seal a replica");
+                return false;
+            }
+            Err(error) => tracing::debug!(node = node.name, %error, "cannot seal a replica yet"),
+        }
+        tokio::time::sleep(SEAL_RETRY).await;
+    }
+}
+
+async fn try_seal(
+    locations: &Locations,
+    node: &NodeInfo,
+    request: &SealRequest,
+) -> Result<SealReply, TransportError> {
+    let connection = locations.connect(node).await?;
+    let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
+    let seal = DataRequest::Seal(request.clone());
+    sender.send(&Opening::from(seal)).await?;
+    sender.finish()?;
+    match receiver.recv::<SealReply>(SEAL_DEADLINE).await? {
+        Some((reply, _)) => Ok(reply),
+        None => Ok(Err(ended_early())),
+    }
+}

@@ -1,0 +1,392 @@
+//! What this client may cache of the namespace while its lease lasts.
+//!
+//! A reply can be overtaken: while it is in flight, the namenode may invalidate what it says, or
+//! another request of this client may change it. So every request takes a [`Ticket`] before it is
+//! sent, and every invalidation and every own change is remembered by number. What a reply says
+//! about something that was invalidated or changed after its ticket is not cached.
+
+pub(crate) mod extents;
+pub(crate) mod permissions;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
+use harvestfs_protocol::types::{Attr, PlacementRules};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::engine::cache::extents::ExtentMap;
+
+/// Events remembered for tickets in flight. Beyond it, no reply in flight is cached.
+const EVENTS_MAX: usize = 65_536;
+/// Extents count as entries of the cache in units of this many.
+const EXTENTS_PER_ENTRY: usize = 4;
+
+/// The cache of one session. Every method is a short critical section.
+pub(crate) struct MetaCache {
+    inner: Arc<Mutex<Inner>>,
+}
+
+/// A moment before a request was sent. Holds the events after it.
+pub(crate) struct Ticket {
+    at: u64,
+    inner: Arc<Mutex<Inner>>,
+}
+
+/// What the cache says of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Absent,
+    Found(Attr),
+    /// The name leads there; the attributes are not cached.
+    FoundInode(InodeId),
+}
+
+/// A part of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirPage {
+    /// The directory's parent (its own for the root).
+    pub parent: InodeId,
+    /// Entries in name order.
+    pub entries: Vec<DirEntry>,
+    /// No entry follows.
+    pub end: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    inodes: FxHashMap<InodeId, Inode>,
+    dirs: FxHashMap<InodeId, Directory>,
+    /// Second-chance order of eviction.
+    clock: VecDeque<InodeId>,
+    entries: usize,
+    entries_max: usize,
+    /// Number of the last event.
+    now: u64,
+    /// Replies to requests from before this event are not cached.
+    floor: u64,
+    /// When something was last invalidated or changed.
+    events: HashMap<Subject, u64>,
+    tickets: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Inode(InodeId),
+    /// Any entry of a directory.
+    Listing(InodeId),
+    Entry(InodeId, Name),
+}
+
+#[derive(Default)]
+struct Inode {
+    attr: Option<Attr>,
+    /// With the content version that they belong to: attributes can be learned alone.
+    extents: Option<(u64, Arc<ExtentMap>)>,
+    link_target: Option<Vec<u8>>,
+    rules: Option<PlacementRules>,
+    xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    /// It is new and has no attributes but HarvestFS's own.
+    no_other_xattrs: bool,
+    used: bool,
+    /// Whether `clock` knows it.
+    in_clock: bool,
+    /// What it counts for in `entries`.
+    weight: usize,
+}
+
+#[derive(Default)]
+struct Directory {
+    names: BTreeMap<Name, Option<InodeId>>,
+    /// Names that are not in `names` do not exist.
+    complete: bool,
+    parent: Option<InodeId>,
+    used: bool,
+}
+
+impl MetaCache {
+    pub(crate) fn new(entries_max: usize) -> Self {
+        let inner = Inner {
+            entries_max,
+            ..Inner::default()
+        };
+        Self {
+            inner: Arc::new(Mutex::new(inner)),
+        }
+    }
+
+    /// To be called before a request is sent.
+    pub(crate) fn ticket(&self) -> Ticket {
+        let mut inner = self.inner.lock();
+        inner.tickets += 1;
+        Ticket {
+            at: inner.now,
+            inner: self.inner.clone(),
+        }
+    }
+
+    pub(crate) fn attr(&self, ino: InodeId) -> Option<Attr> {
+        let mut inner = self.inner.lock();
+        let inode = inner.inodes.get_mut(&ino)?;
+        inode.used = true;
+        inode.attr.clone()
+    }
+
+    pub(crate) fn entry(&self, parent: InodeId, name: &Name) -> Option<Entry> {
+        let mut inner = self.inner.lock();
+        let directory = inner.dirs.get_mut(&parent)?;
+        directory.used = true;
+        let found = match directory.names.get(name) {
+            Some(found) => *found,
+            // Listings leave the directory of snapshots out.
+            None if directory.complete && name.as_bytes() != SNAPSHOTS_NAME => None,
+            None => return None,
+        };
+        let Some(ino) = found else {
+            return Some(Entry::Absent);
+        };
+        Some(match inner.inodes.get_mut(&ino) {
+            Some(Inode {
+                attr: Some(attr),
+                used,
+                ..
+            }) => {
+                *used = true;
+                Entry::Found(attr.clone())
+            }
+            _ => Entry::FoundInode(ino),
+        })
+    }
+
+    /// Attributes and extents that belong together.
+    pub(crate) fn content(&self, ino: InodeId) -> Option<(Attr, Arc<ExtentMap>)> {
+        let mut inner = self.inner.lock();
+        let inode = inner.inodes.get_mut(&ino)?;
+        inode.used = true;
+        let attr = inode.attr.as_ref()?;
+        let (version, extents) = inode.extents.as_ref()?;
+        (*version == attr.content_version).then(|| (attr.clone(), extents.clone()))
+    }
+
+    /// A part of a directory that is cached completely, with attributes.
+    pub(crate) fn listing(
+        &self,
+        ino: InodeId,
+        after: Option<&Name>,
+        max_entries: usize,
+    ) -> Option<DirPage> {
+        use std::ops::Bound;
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let directory = inner.dirs.get_mut(&ino)?;
+        if !directory.complete {
+            return None;
+        }
+        directory.used = true;
+        let parent = directory.parent?;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = directory.names.range::<Name, _>((from, Bound::Unbounded));
+        let mut existing = range.filter_map(|(name, ino)| Some((name, (*ino)?)));
+        let mut entries = Vec::new();
+        while entries.len() < max_entries {
+            let Some((name, ino)) = existing.next() else {
+                return Some(DirPage {
+                    parent,
+                    entries,
+                    end: true,
+                });
+            };
+            // The kind is only known from the attributes.
+            let attr = inner.inodes.get(&ino)?.attr.as_ref()?;
+            entries.push(DirEntry {
+                name: name.clone(),
+                ino,
+                kind: attr.kind,
+                attr: Some(attr.clone()),
+            });
+        }
+        let end = existing.next().is_none();
+        Some(DirPage {
+            parent,
+            entries,
+            end,
+        })
+    }
+
+    pub(crate) fn link_target(&self, ino: InodeId) -> Option<Vec<u8>> {
+        self.inner.lock().inodes.get(&ino)?.link_target.clone()
+    }
+
+    pub(crate) fn rules(&self, ino: InodeId) -> Option<PlacementRules> {
+        self.inner.lock().inodes.get(&ino)?.rules
+    }
+
+    /// An extended attribute: known to be this, known not to exist, or not known.
+    pub(crate) fn xattr(&self, ino: InodeId, name: &[u8]) -> Option<Option<Vec<u8>>> {
+        let inner = self.inner.lock();
+        let inode = inner.inodes.get(&ino)?;
+        match inode.xattrs.get(name) {
+            Some(value) => Some(value.clone()),
+            None if inode.no_other_xattrs => Some(None),
+            None => None,
+        }
+    }
+
+    /// The namenode took these back.
+    pub(crate) fn invalidate(&self, inodes: &[InodeId], entries: &[(InodeId, Name)]) {
+        let mut inner = self.inner.lock();
+        for &ino in inodes {
+            inner.happened(Subject::Inode(ino));
+            inner.forget_inode(ino);
+            if let Some(directory) = inner.dirs.get_mut(&ino) {
+                directory.parent = None;
+            }
+        }
+        for (parent, name) in entries {
+            inner.entry_happened(*parent, name);
+            inner.forget_entry(*parent, name);
+        }
+    }
+
+    /// Nothing is known any more.
+    pub(crate) fn invalidate_all(&self) {
+        let mut inner = self.inner.lock();
+        inner.now += 1;
+        inner.floor = inner.now;
+        inner.events.clear();
+        inner.inodes.clear();
+        inner.dirs.clear();
+        inner.clock.clear();
+        inner.entries = 0;
+    }
+}
+
+impl Inner {
+    fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
+        at >= self.floor && self.events.get(subject).is_none_or(|event| *event <= at)
+    }
+
+    fn happened(&mut self, subject: Subject) {
+        self.now += 1;
+        if self.tickets == 0 {
+            return;
+        }
+        if self.events.len() >= EVENTS_MAX {
+            self.events.clear();
+            self.floor = self.now;
+        } else {
+            self.events.insert(subject, self.now);
+        }
+    }
+
+    fn entry_happened(&mut self, parent: InodeId, name: &Name) {
+        self.happened(Subject::Entry(parent, name.clone()));
+        self.happened(Subject::Listing(parent));
+    }
+
+    fn inode_mut(&mut self, ino: InodeId) -> &mut Inode {
+        if !self.inodes.contains_key(&ino) {
+            self.make_room();
+            self.inodes.insert(
+                ino,
+                Inode {
+                    weight: 1,
+                    ..Inode::default()
+                },
+            );
+            self.entries += 1;
+        }
+        let inode = self.inodes.entry(ino).or_default();
+        if !inode.in_clock {
+            inode.in_clock = true;
+            self.clock.push_back(ino);
+        }
+        inode
+    }
+
+    fn set_extents(&mut self, ino: InodeId, extents: Option<(u64, Arc<ExtentMap>)>) {
+        let inode = self.inode_mut(ino);
+        let units = extents
+            .as_ref()
+            .map_or(0, |(_, extents)| extents.len() / EXTENTS_PER_ENTRY);
+        let before = std::mem::replace(&mut inode.weight, 1 + units);
+        inode.extents = extents;
+        self.entries = self.entries + 1 + units - before;
+    }
+
+    fn directory_mut(&mut self, ino: InodeId) -> &mut Directory {
+        // The clock names inodes; a directory's entries are evicted with it.
+        self.inode_mut(ino);
+        self.dirs.entry(ino).or_default()
+    }
+
+    fn set_entry(&mut self, parent: InodeId, name: &Name, to: Option<InodeId>) {
+        self.make_room();
+        let directory = self.directory_mut(parent);
+        if directory.complete && to.is_none() {
+            if directory.names.remove(name).is_some() {
+                self.entries -= 1;
+            }
+        } else if directory.names.insert(name.clone(), to).is_none() {
+            self.entries += 1;
+        }
+    }
+
+    fn forget_inode(&mut self, ino: InodeId) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            // The entry itself stays for the clock and for the directory's names.
+            let (in_clock, used) = (inode.in_clock, inode.used);
+            let before = inode.weight;
+            *inode = Inode {
+                in_clock,
+                used,
+                weight: 1,
+                ..Inode::default()
+            };
+            self.entries = self.entries + 1 - before;
+        }
+    }
+
+    fn forget_entry(&mut self, parent: InodeId, name: &Name) {
+        if let Some(directory) = self.dirs.get_mut(&parent) {
+            directory.complete = false;
+            if directory.names.remove(name).is_some() {
+                self.entries -= 1;
+            }
+        }
+    }
+
+    fn remove_directory(&mut self, ino: InodeId) {
+        if let Some(directory) = self.dirs.remove(&ino) {
+            self.entries -= directory.names.len();
+        }
+    }
+
+    /// Evicts what was not used for a while until there is room. Bounded: each step either evicts
+    /// or takes a second chance away.
+    fn make_room(&mut self) {
+        while self.entries >= self.entries_max {
+            let Some(ino) = self.clock.pop_front() else {
+                return;
+            };
+            let used_inode = self.inodes.get_mut(&ino).map(|inode| &mut inode.used);
+            let used_dir = self.dirs.get_mut(&ino).map(|dir| &mut dir.used);
+            let used = used_inode.into_iter().chain(used_dir);
+            let chances = used.filter_map(|used| std::mem::take(used).then_some(()));
+            if chances.count() > 0 {
+                self.clock.push_back(ino);
+                continue;
+            }
+            if let Some(inode) = self.inodes.remove(&ino) {
+                self.entries -= inode.weight;
+            }
+            self.remove_directory(ino);
+        }
+    }
+}

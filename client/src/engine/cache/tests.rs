@@ -1,0 +1,145 @@
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::types::{Extent, FileKind, Timestamp};
+use proptest::prelude::*;
+
+use super::*;
+
+const DIR: InodeId = InodeId(1);
+
+fn attr(ino: u64, version: u64) -> Attr {
+    Attr {
+        ino: InodeId(ino),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size_bytes: 0,
+        allocated_bytes: 0,
+        atime: Timestamp(0),
+        mtime: Timestamp(0),
+        ctime: Timestamp(0),
+        content_version: version,
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn complete_directory(cache: &MetaCache) {
+    let directory = Attr {
+        kind: FileKind::Directory,
+        ..attr(DIR.0, 0)
+    };
+    cache.ticket().created(&directory, None, DIR);
+}
+
+#[test]
+fn a_reply_that_was_overtaken_is_not_cached() {
+    let cache = MetaCache::new(100);
+    let early = cache.ticket();
+    cache.invalidate(&[InodeId(5)], &[(DIR, name("a"))]);
+    early.learn_attr(&attr(5, 1));
+    early.learn_entry(DIR, &name("a"), Some(&attr(5, 1)));
+    early.learn_attr(&attr(6, 1));
+    assert_eq!(cache.attr(InodeId(5)), None);
+    assert_eq!(cache.entry(DIR, &name("a")), None);
+    assert!(cache.attr(InodeId(6)).is_some());
+    let late = cache.ticket();
+    late.learn_attr(&attr(5, 2));
+    assert_eq!(cache.attr(InodeId(5)), Some(attr(5, 2)));
+    cache.invalidate_all();
+    late.learn_attr(&attr(5, 2));
+    assert_eq!(cache.attr(InodeId(5)), None);
+}
+
+#[test]
+fn of_two_changes_at_once_neither_is_believed() {
+    let cache = MetaCache::new(100);
+    let (first, second) = (cache.ticket(), cache.ticket());
+    second.changed_attr(&attr(5, 2));
+    assert!(cache.attr(InodeId(5)).is_some());
+    first.changed_attr(&attr(5, 1));
+    assert_eq!(cache.attr(InodeId(5)), None);
+}
+
+#[test]
+fn a_complete_directory_knows_what_it_does_not_have() {
+    let cache = MetaCache::new(100);
+    assert_eq!(cache.entry(DIR, &name("a")), None);
+    complete_directory(&cache);
+    assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Absent));
+    let ticket = cache.ticket();
+    ticket.created(&attr(5, 0), None, DIR);
+    ticket.changed_entry(DIR, &name("a"), Some(InodeId(5)));
+    assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
+    let page = cache.listing(DIR, None, 10).unwrap();
+    assert_eq!((page.entries.len(), page.end), (1, true));
+    // Another session changes one name: the others may have changed as well.
+    cache.invalidate(&[], &[(DIR, name("b"))]);
+    assert_eq!(cache.entry(DIR, &name("b")), None);
+    assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
+    assert_eq!(cache.listing(DIR, None, 10), None);
+}
+
+#[test]
+fn a_listing_that_was_overtaken_is_not_complete() {
+    let cache = MetaCache::new(100);
+    let ticket = cache.ticket();
+    let other = cache.ticket();
+    other.changed_entry(DIR, &name("new"), Some(InodeId(9)));
+    ticket.learn_listing(DIR, DIR, &[], true);
+    assert_eq!(cache.entry(DIR, &name("old")), None);
+    assert_eq!(
+        cache.entry(DIR, &name("new")),
+        Some(Entry::FoundInode(InodeId(9)))
+    );
+}
+
+#[test]
+fn a_commit_adds_to_the_extents_that_are_cached() {
+    let cache = MetaCache::new(100);
+    cache.ticket().created(&attr(5, 0), None, DIR);
+    let extent = Extent {
+        file_offset: 0,
+        length_bytes: 10,
+        block: BlockId(1),
+        block_offset: 0,
+    };
+    cache.ticket().committed(&attr(5, 1), &[extent]);
+    let (found, extents) = cache.content(InodeId(5)).unwrap();
+    assert_eq!((found.content_version, extents.len()), (1, 1));
+}
+
+proptest! {
+    #[test]
+    fn stays_within_its_bounds(ops in prop::collection::vec((0u8..6, 0u64..200, 0u64..50), 1..400)) {
+        let cache = MetaCache::new(40);
+        complete_directory(&cache);
+        for (op, ino, text) in ops {
+            let ticket = cache.ticket();
+            let text = name(&format!("name-{text}"));
+            let parent = InodeId(ino % 5);
+            match op {
+                0 => {
+                    ticket.learn_attr(&attr(ino, 0));
+                }
+                1 => ticket.learn_entry(parent, &text, Some(&attr(ino, 0))),
+                2 => ticket.learn_entry(parent, &text, None),
+                3 => ticket.changed_entry(parent, &text, None),
+                4 => cache.invalidate(&[InodeId(ino)], &[(parent, text)]),
+                _ => ticket.learn_content(&attr(ino, 0), &Arc::default()),
+            }
+            drop(ticket);
+            let inner = cache.inner.lock();
+            let inodes: usize = inner.inodes.values().map(|inode| inode.weight).sum();
+            let names: usize = inner.dirs.values().map(|directory| directory.names.len()).sum();
+            prop_assert_eq!(inner.entries, inodes + names);
+            prop_assert!(inner.entries <= 44);
+            prop_assert!(inner.events.is_empty());
+            prop_assert!(inner.clock.len() <= inner.inodes.len() + 1);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! One request to the namenode until it is answered: how long it is tried, when it is sent again, and
+//! in which session.
+
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::mutation::Repeated;
+
+use crate::error::ClientError;
+
+/// One attempt. A mutation may wait at the namenode until other caches have forgotten, at most the
+/// length of a lease.
+pub(crate) const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// How long an operation waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// For a namenode that does not answer.
+    pub(crate) unreachable: Duration,
+    /// For one that is busy.
+    pub(crate) busy: Duration,
+}
+
+/// See the module.
+pub(crate) struct Call {
+    started: Instant,
+    patience: Patience,
+    /// The session that it belongs to, if it is a mutation: it is not sent in another one.
+    generation: Option<u64>,
+    pause: Duration,
+    maybe_executed: bool,
+}
+
+/// What came of an attempt, if it was no reply.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The namenode refused it.
+    Refused(FsError),
+    /// It cannot be sent at all.
+    NotEncodable(String),
+    /// No answer came, and why.
+    NoAnswer(String),
+}
+
+/// A request that is given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unanswered {
+    pub(crate) error: ClientError,
+    /// An attempt got no answer.
+    pub(crate) maybe_executed: bool,
+}
+
+impl Call {
+    pub(crate) fn new(patience: Patience, generation: Option<u64>, now: Instant) -> Self {
+        Self {
+            started: now,
+            patience,
+            generation,
+            pause: RETRY_PAUSE_MIN,
+            maybe_executed: false,
+        }
+    }
+
+    /// How long it waits for a connection from now on.
+    pub(crate) fn left(&self, now: Instant) -> Duration {
+        self.patience.unreachable.saturating_sub(self.waited(now))
+    }
+
+    /// There is a connection, in the session with this generation: how long the attempt may take.
+    ///
+    /// # Errors
+    /// It belongs to another session.
+    pub(crate) fn attempt(&self, generation: u64, now: Instant) -> Result<Duration, Unanswered> {
+        if self.generation.is_some_and(|own| own != generation) {
+            return Err(self.unanswered(FsError::SessionExpired.into()));
+        }
+        Ok(self.left(now).clamp(RETRY_PAUSE_MAX, ATTEMPT_DEADLINE))
+    }
+
+    /// After how long it is to be tried again.
+    ///
+    /// # Errors
+    /// It is given up.
+    pub(crate) fn failed(
+        &mut self,
+        failure: Failure,
+        now: Instant,
+    ) -> Result<Duration, Unanswered> {
+        let waited = self.waited(now);
+        let is_over = waited >= self.patience.unreachable;
+        match failure {
+            Failure::Refused(FsError::Busy { retry_after_ms }) => {
+                let pause = Duration::from_millis(retry_after_ms.into());
+                if waited + pause > self.patience.busy {
+                    return Err(self.unanswered(FsError::Busy { retry_after_ms }.into()));
+                }
+                Ok(pause)
+            }
+            Failure::Refused(FsError::SessionExpired) if self.generation.is_none() && !is_over => {
+                Ok(self.pause)
+            }
+            Failure::Refused(error) => Err(self.unanswered(error.into())),
+            Failure::NotEncodable(text) => {
+                Err(self.unanswered(FsError::InvalidArgument(text).into()))
+            }
+            Failure::NoAnswer(reason) => {
+                self.maybe_executed = true;
+                if is_over {
+                    return Err(self.unanswered(ClientError::Unreachable { waited, reason }));
+                }
+                let pause = self.pause;
+                self.pause = (pause * 2).min(RETRY_PAUSE_MAX);
+                Ok(pause)
+            }
+        }
+    }
+
+    /// It is given up for this reason.
+    pub(crate) fn unanswered(&self, error: ClientError) -> Unanswered {
+        Unanswered {
+            error,
+            maybe_executed: self.maybe_executed,
+        }
+    }
+
+    fn waited(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+}
+
+/// How a mutation goes on that was given up in its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It has failed.
+    No,
+    /// In the next session, with a number of that.
+    InNextSession,
+    /// With another number, if closed files can be released first: what was removed here a moment ago
+    /// counts against a quota until the namenode knows that it is not open.
+    AfterRelease,
+}
+
+/// What of a mutation may be done once more.
+pub(crate) struct Repeats {
+    repeated: Repeated,
+    /// What was removed here was released before: a quota that refuses it is full.
+    released: bool,
+}
+
+impl Repeats {
+    pub(crate) fn new(repeated: Repeated, released: bool) -> Self {
+        Self { repeated, released }
+    }
+
+    /// It was given up; `is_closed`: there will be no next session.
+    pub(crate) fn after(&mut self, given_up: &Unanswered, is_closed: bool) -> Again {
+        match &given_up.error {
+            // Refused for sure: the next session may do it.
+            ClientError::Fs(FsError::SessionExpired)
+                if !given_up.maybe_executed
+                    && self.repeated == Repeated::InNextSession
+                    && !is_closed =>
+            {
+                Again::InNextSession
+            }
+            ClientError::Fs(FsError::QuotaExceeded)
+                if !std::mem::replace(&mut self.released, true) =>
+            {
+                Again::AfterRelease
+            }
+            _ => Again::No,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::some_time;
+
+    const PATIENCE: Patience = Patience {
+        unreachable: Duration::from_secs(60),
+        busy: Duration::from_secs(30),
+    };
+
+    fn call(generation: Option<u64>) -> (Call, Instant) {
+        let now = some_time();
+        (Call::new(PATIENCE, generation, now), now)
+    }
+
+    #[test]
+    fn a_mutation_is_not_sent_in_another_session() {
+        let (mut mutation, now) = call(Some(3));
+        assert!(mutation.attempt(3, now).is_ok());
+        let refused = mutation.attempt(4, now).unwrap_err();
+        assert_eq!(refused.error, FsError::SessionExpired.into());
+        assert!(!refused.maybe_executed, "it was not sent");
+        let lost = Failure::NoAnswer("lost".into());
+        assert!(mutation.failed(lost, now).is_ok());
+        assert!(mutation.attempt(4, now).unwrap_err().maybe_executed);
+        let expired = Failure::Refused(FsError::SessionExpired);
+        assert!(mutation.failed(expired.clone(), now).is_err());
+
+        let (mut query, now) = call(None);
+        assert!(query.attempt(3, now).is_ok() && query.attempt(4, now).is_ok());
+        assert_eq!(query.failed(expired.clone(), now), Ok(RETRY_PAUSE_MIN));
+        assert!(query.failed(expired, now + PATIENCE.unreachable).is_err());
+    }
+
+    #[test]
+    fn what_may_have_been_executed_is_not_done_again_in_another_session() {
+        let mut repeats = Repeats::new(Repeated::InNextSession, false);
+        let mut given_up = Unanswered {
+            error: FsError::SessionExpired.into(),
+            maybe_executed: false,
+        };
+        assert_eq!(repeats.after(&given_up, false), Again::InNextSession);
+        assert_eq!(repeats.after(&given_up, true), Again::No);
+        given_up.maybe_executed = true;
+        assert_eq!(repeats.after(&given_up, false), Again::No);
+        given_up.error = FsError::QuotaExceeded.into();
+        assert_eq!(repeats.after(&given_up, false), Again::AfterRelease);
+        assert_eq!(repeats.after(&given_up, false), Again::No, "once is enough");
+    }
+
+    /// What an attempt comes to, and how much of its deadline it takes, in percent.
+    fn attempt() -> impl Strategy<Value = (Failure, u32)> {
+        let failure = prop_oneof![
+            4 => Just(Failure::NoAnswer("lost".into())),
+            2 => (1u32..20_000).prop_map(|ms| {
+                Failure::Refused(FsError::Busy { retry_after_ms: ms })
+            }),
+            1 => Just(Failure::Refused(FsError::SessionExpired)),
+        ];
+        (failure, 0u32..=100)
+    }
+
+    proptest! {
+        /// In virtual time: an operation ends, neither before its patience is over nor long after,
+        /// and says that it may have been executed exactly if an attempt got no answer.
+        #[test]
+        fn patience_is_kept(attempts in prop::collection::vec(attempt(), 1..20)) {
+            let (mut call, start) = call(None);
+            let mut now = start;
+            let mut lost = false;
+            let mut last_pause = Duration::ZERO;
+            for (failure, percent) in attempts.iter().cycle() {
+                let deadline = call.attempt(1, now).unwrap();
+                prop_assert!(deadline <= ATTEMPT_DEADLINE);
+                now += deadline * *percent / 100;
+                lost |= matches!(failure, Failure::NoAnswer(_));
+                let waited = now - start;
+                match call.failed(failure.clone(), now) {
+                    Ok(pause) => {
+                        prop_assert!(!pause.is_zero());
+                        match failure {
+                            Failure::Refused(FsError::Busy { .. }) => {
+                                prop_assert!(waited + pause <= PATIENCE.busy);
+                            }
+                            _ => {
+                                prop_assert!(waited < PATIENCE.unreachable);
+                                prop_assert!(pause >= last_pause && pause <= RETRY_PAUSE_MAX);
+                                last_pause = pause;
+                            }
+                        }
+                        now += pause;
+                    }
+                    Err(given_up) => {
+                        prop_assert_eq!(given_up.maybe_executed, lost);
+                        match given_up.error {
+                            ClientError::Unreachable { waited: said, .. } => {
+                                prop_assert_eq!(said, waited);
+                                prop_assert!(waited >= PATIENCE.unreachable);
+                            }
+                            ClientError::Fs(FsError::Busy { retry_after_ms }) => {
+                                let pause = Duration::from_millis(retry_after_ms.into());
+                                prop_assert!(waited + pause > PATIENCE.busy);
+                            }
+                            ClientError::Fs(FsError::SessionExpired) => {
+                                prop_assert!(waited >= PATIENCE.unreachable);
+                            }
+                            other => prop_assert!(false, "{other:?}"),
+                        }
+                        let longest = PATIENCE.unreachable + RETRY_PAUSE_MAX * 2;
+                        prop_assert!(waited <= longest, "{waited:?}");
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Files that this session holds open at the namenode, so that their data outlives their names.
+//!
+//! A file that was closed is held for a little longer: it is often opened again at once, and then
+//! needs no round trip. Releases go out in batches.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// How long a closed file stays held. Tools that write a file and read it back do so within this.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// The holds of a session.
+pub(crate) struct Holds {
+    idle_max: usize,
+    open: FxHashMap<InodeId, usize>,
+    /// Open, and without a name as far as this session knows.
+    nameless: FxHashSet<InodeId>,
+    /// Held, but not opened by a user that may read it.
+    unreadable: FxHashSet<InodeId>,
+    idle_since: FxHashMap<InodeId, Instant>,
+    idle: BTreeSet<(Instant, InodeId)>,
+    to_release: FxHashSet<InodeId>,
+    releasing: FxHashSet<InodeId>,
+}
+
+impl Holds {
+    pub(crate) fn new(idle_max: usize) -> Self {
+        Self {
+            idle_max,
+            open: FxHashMap::default(),
+            nameless: FxHashSet::default(),
+            unreadable: FxHashSet::default(),
+            idle_since: FxHashMap::default(),
+            idle: BTreeSet::new(),
+            to_release: FxHashSet::default(),
+            releasing: FxHashSet::default(),
+        }
+    }
+
+    /// Opens what is held once more; false when it is not held, or not to be read.
+    pub(crate) fn open_held(&mut self, ino: InodeId, to_read: bool) -> bool {
+        if to_read && self.unreadable.contains(&ino) {
+            return false;
+        }
+        if !self.open.contains_key(&ino) && !self.take_idle(ino) {
+            return false;
+        }
+        *self.open.entry(ino).or_default() += 1;
+        true
+    }
+
+    /// The namenode holds it now; `readable`: for a user that may read it.
+    pub(crate) fn opened(&mut self, ino: InodeId, readable: bool) {
+        let was_held = self.take_idle(ino) || self.open.contains_key(&ino);
+        if readable {
+            self.unreadable.remove(&ino);
+        } else if !was_held {
+            self.unreadable.insert(ino);
+        }
+        self.to_release.remove(&ino);
+        *self.open.entry(ino).or_default() += 1;
+    }
+
+    /// A user that may read it has opened it.
+    pub(crate) fn read_permitted(&mut self, ino: InodeId) {
+        self.unreadable.remove(&ino);
+    }
+
+    /// It is about to be held, and not released any more. False while a release of it is in flight,
+    /// which would take the new hold away.
+    pub(crate) fn settle(&mut self, ino: InodeId) -> bool {
+        self.to_release.remove(&ino);
+        !self.releasing.contains(&ino)
+    }
+
+    /// Whether a release is in flight.
+    pub(crate) fn is_releasing(&self) -> bool {
+        !self.releasing.is_empty()
+    }
+
+    /// Closed once; with `keep`, the hold stays for a while.
+    pub(crate) fn closed(&mut self, ino: InodeId, now: Instant, keep: bool) {
+        let Some(opens) = self.open.get_mut(&ino) else {
+            return;
+        };
+        *opens -= 1;
+        if *opens > 0 {
+            return;
+        }
+        self.open.remove(&ino);
+        let is_nameless = self.nameless.remove(&ino);
+        if is_nameless || !keep || self.idle_max == 0 {
+            self.to_release.insert(ino);
+            return;
+        }
+        self.idle_since.insert(ino, now);
+        self.idle.insert((now, ino));
+        while self.idle.len() > self.idle_max {
+            self.release_oldest();
+        }
+    }
+
+    /// Its last name was removed here.
+    pub(crate) fn lost_last_name(&mut self, ino: InodeId) {
+        self.drop_idle(ino);
+        if self.open.contains_key(&ino) {
+            self.nameless.insert(ino);
+        }
+    }
+
+    /// Whether something is open that has no name.
+    pub(crate) fn has_nameless(&self) -> bool {
+        !self.nameless.is_empty()
+    }
+
+    /// Another session changed it or removed its name: no reason to hold it if it is not open.
+    pub(crate) fn drop_idle(&mut self, ino: InodeId) {
+        if self.take_idle(ino) {
+            self.to_release.insert(ino);
+        }
+    }
+
+    /// What is to be released now; [`Holds::release_answered`] must follow.
+    pub(crate) fn begin_release(&mut self, now: Instant) -> Vec<InodeId> {
+        while self
+            .idle
+            .first()
+            .is_some_and(|(since, _)| now.saturating_duration_since(*since) >= IDLE_MAX)
+        {
+            self.release_oldest();
+        }
+        let to_release = self.to_release.iter().copied();
+        let batch: Vec<InodeId> = to_release.take(BLOCKS_PER_REQUEST_MAX).collect();
+        for ino in &batch {
+            self.to_release.remove(ino);
+            self.unreadable.remove(ino);
+            self.releasing.insert(*ino);
+        }
+        batch
+    }
+
+    /// The namenode knows of the release, or it failed and will end with the session.
+    pub(crate) fn release_answered(&mut self, batch: &[InodeId]) {
+        for ino in batch {
+            self.releasing.remove(ino);
+        }
+    }
+
+    /// Everything held, for a session that is opened again.
+    pub(crate) fn all(&self) -> Vec<InodeId> {
+        let open = self.open.keys();
+        open.chain(self.idle_since.keys()).copied().collect()
+    }
+
+    fn take_idle(&mut self, ino: InodeId) -> bool {
+        match self.idle_since.remove(&ino) {
+            Some(since) => self.idle.remove(&(since, ino)),
+            None => false,
+        }
+    }
+
+    fn release_oldest(&mut self) {
+        if let Some((_, ino)) = self.idle.pop_first() {
+            self.idle_since.remove(&ino);
+            self.to_release.insert(ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::some_time;
+
+    #[test]
+    fn a_closed_file_is_held_for_a_while() {
+        let mut holds = Holds::new(2);
+        let (now, ino) = (some_time(), InodeId(7));
+        assert!(!holds.open_held(ino, true));
+        holds.opened(ino, true);
+        holds.closed(ino, now, true);
+        assert!(holds.begin_release(now).is_empty());
+        assert!(holds.open_held(ino, true));
+        holds.closed(ino, now, true);
+        assert_eq!(holds.begin_release(now + IDLE_MAX), vec![ino]);
+        assert!(!holds.open_held(ino, true));
+    }
+
+    #[test]
+    fn what_is_held_to_write_is_opened_anew_to_read() {
+        let mut holds = Holds::new(2);
+        let ino = InodeId(7);
+        holds.opened(ino, false);
+        assert!(holds.open_held(ino, false) && !holds.open_held(ino, true));
+        holds.opened(ino, false);
+        holds.read_permitted(ino);
+        holds.opened(ino, false);
+        assert!(holds.open_held(ino, true));
+    }
+
+    #[test]
+    fn the_longest_idle_goes_first() {
+        let mut holds = Holds::new(2);
+        let now = some_time();
+        for ino in 1..=3 {
+            holds.opened(InodeId(ino), true);
+            holds.closed(InodeId(ino), now + Duration::from_millis(ino), true);
+        }
+        assert_eq!(holds.begin_release(now), vec![InodeId(1)]);
+        assert_eq!(holds.all().len(), 2);
+    }
+
+    #[test]
+    fn without_a_name_nothing_is_held_for_a_while() {
+        let mut holds = Holds::new(2);
+        holds.opened(InodeId(1), true);
+        holds.lost_last_name(InodeId(1));
+        assert!(holds.has_nameless());
+        holds.closed(InodeId(1), some_time(), true);
+        assert_eq!(holds.begin_release(some_time()), vec![InodeId(1)]);
+        assert!(!holds.has_nameless());
+    }
+
+    #[test]
+    fn what_is_open_stays_held_without_its_name() {
+        let mut holds = Holds::new(2);
+        holds.opened(InodeId(1), true);
+        holds.drop_idle(InodeId(1));
+        assert!(holds.begin_release(some_time()).is_empty());
+        holds.closed(InodeId(1), some_time(), false);
+        assert_eq!(holds.begin_release(some_time()), vec![InodeId(1)]);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Open(u64),
+        Close(u64),
+        Changed(u64),
+        Unlinked(u64),
+        Release,
+        Answered,
+        Later(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let ino = || 1u64..6;
+        prop_oneof![
+            5 => ino().prop_map(Op::Open),
+            5 => ino().prop_map(Op::Close),
+            1 => ino().prop_map(Op::Changed),
+            1 => ino().prop_map(Op::Unlinked),
+            3 => Just(Op::Release),
+            3 => Just(Op::Answered),
+            2 => (0u64..6_000).prop_map(Op::Later),
+        ]
+    }
+
+    proptest! {
+        /// In virtual time, against a namenode that keeps a set: what is open here is held there,
+        /// whatever is closed, released and opened meanwhile; what is closed is released in the end.
+        #[test]
+        fn what_is_open_is_held(ops in prop::collection::vec(op(), 1..120)) {
+            let mut holds = Holds::new(2);
+            let mut now = some_time();
+            let mut open: BTreeMap<InodeId, usize> = BTreeMap::new();
+            let mut namenode: BTreeSet<InodeId> = BTreeSet::new();
+            let mut in_flight: Vec<InodeId> = Vec::new();
+            for op in ops.into_iter().chain([Op::Answered]) {
+                match op {
+                    Op::Open(ino) => {
+                        let ino = InodeId(ino);
+                        if !holds.open_held(ino, false) {
+                            if !holds.settle(ino) {
+                                // It waits until the release is answered.
+                                namenode.retain(|held| !in_flight.contains(held));
+                                holds.release_answered(&std::mem::take(&mut in_flight));
+                                prop_assert!(holds.settle(ino));
+                            }
+                            namenode.insert(ino);
+                            holds.opened(ino, true);
+                        }
+                        *open.entry(ino).or_default() += 1;
+                    }
+                    Op::Close(ino) => {
+                        let ino = InodeId(ino);
+                        if let Some(opens) = open.get_mut(&ino) {
+                            *opens -= 1;
+                            if *opens == 0 {
+                                open.remove(&ino);
+                            }
+                            holds.closed(ino, now, true);
+                        }
+                    }
+                    Op::Changed(ino) => holds.drop_idle(InodeId(ino)),
+                    Op::Unlinked(ino) => holds.lost_last_name(InodeId(ino)),
+                    Op::Release => {
+                        if in_flight.is_empty() {
+                            in_flight = holds.begin_release(now);
+                        }
+                    }
+                    Op::Answered => {
+                        namenode.retain(|held| !in_flight.contains(held));
+                        holds.release_answered(&std::mem::take(&mut in_flight));
+                    }
+                    Op::Later(ms) => now += Duration::from_millis(ms),
+                }
+                let held = |ino: &InodeId| namenode.contains(ino) && !in_flight.contains(ino);
+                prop_assert!(open.keys().all(held), "{open:?} {namenode:?} {in_flight:?}");
+                let all: BTreeSet<InodeId> = holds.all().into_iter().collect();
+                prop_assert!(open.keys().all(|ino| all.contains(ino)), "for the next session");
+            }
+            let rest = holds.begin_release(now + IDLE_MAX);
+            namenode.retain(|held| !rest.contains(held));
+            prop_assert!(namenode.iter().eq(open.keys()), "{namenode:?} {open:?}");
+        }
+    }
+}

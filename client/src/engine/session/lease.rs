@@ -1,0 +1,52 @@
+//! Until when the cache is valid, by a clock that goes on while this machine is suspended: other
+//! machines go on meanwhile.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use harvestfs_protocol::limits::LEASE;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Lease {
+    /// Since the machine started; 0: not at all.
+    until_us: AtomicU64,
+}
+
+impl Lease {
+    pub(crate) fn remaining(&self, now: Duration) -> Duration {
+        let until_us = self.until_us.load(Ordering::Acquire);
+        Duration::from_micros(until_us).saturating_sub(now)
+    }
+
+    /// The namenode answered to something sent at `sent`.
+    pub(crate) fn renew(&self, sent: Duration) {
+        let until_us = u64::try_from((sent + LEASE).as_micros()).unwrap_or(u64::MAX);
+        self.until_us.fetch_max(until_us, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end(&self) {
+        self.until_us.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_counts_from_when_it_was_asked_for() {
+        let lease = Lease::default();
+        let sent = Duration::from_secs(1_000);
+        assert_eq!(lease.remaining(sent), Duration::ZERO);
+        lease.renew(sent);
+        assert_eq!(lease.remaining(sent), LEASE);
+        assert_eq!(lease.remaining(sent + LEASE / 4), LEASE * 3 / 4);
+        // As after a night's sleep.
+        assert_eq!(lease.remaining(sent + LEASE * 2_000), Duration::ZERO);
+        lease.renew(sent - Duration::from_secs(1));
+        assert_eq!(lease.remaining(sent), LEASE, "an answer to something older");
+        lease.end();
+        assert_eq!(lease.remaining(sent), Duration::ZERO);
+    }
+}

@@ -1,0 +1,9 @@
+//! The session with the namenode: how long it lasts and what it grants, and how requests come to be
+//! executed once.
+
+pub(crate) mod call;
+pub(crate) mod connection;
+pub(crate) mod delegations;
+pub(crate) mod holds;
+pub(crate) mod lease;
+pub(crate) mod sequences;
