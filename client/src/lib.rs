@@ -101,7 +101,7 @@ mod walk;
 mod writeback;
 mod writer;
 
-pub use client::{CacheListener, Client, DirPage};
+pub use client::{CacheListener, Client, DirPage, Invalidated, Invalidation};
 pub use compaction::Compacted;
 pub use counters::ClientCounters;
 pub use error::ClientError;

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::cache::MetaCache;
-use crate::client::CacheListener;
+use crate::client::{CacheListener, Invalidation};
 use crate::core::Core;
 use crate::delegations::Delegations;
 use crate::error::ClientError;
@@ -398,25 +398,22 @@ impl Session {
                 }
             }
         }
-        self.tell_listener(move |listener| {
-            for notice in &batch {
-                match notice {
-                    Notice::Invalidate {
-                        inodes, entries, ..
-                    } => {
-                        for (parent, name) in entries {
-                            listener.invalidate_entry(*parent, name);
-                        }
-                        for ino in inodes {
-                            listener.invalidate_inode(*ino);
-                        }
-                    }
-                    Notice::InvalidateAll { .. } => listener.invalidate_all(),
-                    Notice::Recall { .. } => {}
+        let mut invalidated = Vec::new();
+        for notice in batch {
+            match notice {
+                Notice::Invalidate {
+                    inodes, entries, ..
+                } => {
+                    let entries = entries.into_iter();
+                    invalidated
+                        .extend(entries.map(|(parent, name)| Invalidation::Entry(parent, name)));
+                    invalidated.extend(inodes.into_iter().map(Invalidation::Inode));
                 }
+                Notice::InvalidateAll { .. } => invalidated.push(Invalidation::All),
+                Notice::Recall { .. } => {}
             }
-        })
-        .await;
+        }
+        self.notify_listener(invalidated).await;
         for id in acks {
             let link = link.clone();
             // In a task: the next notices need not wait for the answer, which says nothing.
@@ -430,18 +427,13 @@ impl Session {
     /// Nothing that is cached is valid any more.
     async fn forget_everything(&self) {
         self.cache.invalidate_all();
-        self.tell_listener(|listener| listener.invalidate_all())
-            .await;
+        self.notify_listener(vec![Invalidation::All]).await;
     }
 
-    pub(crate) async fn tell_listener(
-        &self,
-        tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
-    ) {
+    pub(crate) async fn notify_listener(&self, what: Vec<Invalidation>) {
         let listener = self.listener.lock().clone();
-        if let Some(listener) = listener {
-            // It may have to wait for the kernel. A panic in it is reported by the runtime.
-            let _ = tokio::task::spawn_blocking(move || tell(&*listener)).await;
+        if let Some(listener) = listener.filter(|_| !what.is_empty()) {
+            listener.invalidate(what).await;
         }
     }
 }
@@ -466,9 +458,7 @@ async fn maintain(session: Arc<Session>, first: Arc<Link>, notices: mpsc::Receiv
         let Some(connected) = reconnect(&session, &link).await else {
             return;
         };
-        session
-            .tell_listener(|listener| listener.invalidate_all())
-            .await;
+        session.notify_listener(vec![Invalidation::All]).await;
         link = session.publish(connected.0);
         notices = connected.1;
         tracing::info!("connected to the namenode again");
