@@ -431,7 +431,11 @@ pub async fn check_all(
 /// Most entries that are asked for at a time.
 const PAGE_ENTRIES: usize = 1_000;
 
-async fn sizes(client: &Client, directory: &str) -> Result<BTreeMap<String, u64>, ClientError> {
+/// Names in a directory, with the sizes of what they lead to.
+///
+/// # Errors
+/// When it cannot be read.
+pub async fn sizes(client: &Client, directory: &str) -> Result<BTreeMap<String, u64>, ClientError> {
     let me = Credentials::root();
     let directory = client.resolve(&me, directory.as_bytes()).await?;
     let page = client
@@ -471,7 +475,8 @@ impl Memory {
     }
 }
 
-fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
+/// How what was read differs from what is expected.
+pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     if expected == found {
         return None;
     }
