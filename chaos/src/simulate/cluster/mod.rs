@@ -24,6 +24,7 @@ use self::faults::Faults;
 use self::journal::Journal;
 use self::machine::Host;
 use self::mounts::Mounts;
+pub use self::mounts::history;
 use self::network::{Link, Network};
 use self::workload::{Board, Memory, Worker, check_all};
 use self::world::{Part, TICK, World};

@@ -1,7 +1,8 @@
 //! Mounts of a simulated cluster: the adapter of `fuse-mount`, driven by a [model of the kernel](kernel), and
 //! programs that work on them. Each mount has a machine of its own, with faults as the others have.
 
-pub(super) mod kernel;
+pub mod history;
+mod kernel;
 mod log;
 mod private;
 mod shared;

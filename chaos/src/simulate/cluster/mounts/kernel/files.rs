@@ -27,7 +27,13 @@ impl Fd {
         self.flags.contains(FopenFlags::FOPEN_DIRECT_IO)
     }
 
-    fn may_write(&self) -> bool {
+    /// Whether a program may read from it.
+    pub(super) fn may_read(&self) -> bool {
+        !self.mode.contains(OFlags::WRONLY)
+    }
+
+    /// Whether a program may write to it.
+    pub(super) fn may_write(&self) -> bool {
         self.mode.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 }
@@ -75,15 +81,16 @@ impl Kernel {
 }
 
 impl Thread {
-    /// `fuse_update_attributes`: asks the mount if what is cached is not valid.
-    pub(super) async fn update_attributes(&self, ino: InodeId) -> Result<(), Errno> {
+    /// `fuse_update_get_attr`: asks the mount if what is cached is not valid. What was asked for is shown also if
+    /// it is not taken.
+    pub(super) async fn update_attributes(&self, ino: InodeId) -> Result<Stat, Errno> {
         let (is_valid, asked_at) = {
             let state = self.kernel.state.lock();
             let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
             (inode.valid_until > Instant::now(), state.attr_version)
         };
         if is_valid {
-            return Ok(());
+            return self.kernel.stat(ino);
         }
         let header = self.header();
         let Attributes { attr, ttl } = self
@@ -92,7 +99,12 @@ impl Thread {
             .await?;
         let mut state = self.kernel.state.lock();
         state.change_attributes(ino, &attr, ttl, asked_at);
-        Ok(())
+        Ok(Stat {
+            ino,
+            size: attr.size,
+            nlink: attr.nlink,
+            is_directory: attr.kind == FileType::Directory,
+        })
     }
 
     /// `stat(2)`.
@@ -102,7 +114,6 @@ impl Thread {
     pub async fn stat(&self, path: &str) -> Result<Stat, Errno> {
         let ino = self.walk(path).await?;
         let found = self.update_attributes(ino).await;
-        let found = found.and_then(|()| self.kernel.stat(ino));
         self.kernel.put(ino);
         found
     }
@@ -112,8 +123,7 @@ impl Thread {
     /// # Errors
     /// As in Linux.
     pub async fn fstat(&self, fd: &Fd) -> Result<Stat, Errno> {
-        self.update_attributes(fd.ino).await?;
-        self.kernel.stat(fd.ino)
+        self.update_attributes(fd.ino).await
     }
 
     /// `open(2)`.
@@ -243,6 +253,9 @@ impl Thread {
     /// # Errors
     /// As in Linux.
     pub async fn truncate(&self, fd: &Fd, size: u64) -> Result<(), Errno> {
+        if !fd.may_write() {
+            return Err(Errno::INVAL);
+        }
         let ino = fd.ino;
         let lock = self.kernel.inode_lock(ino)?;
         let _locked = lock.write().await;

@@ -7,6 +7,7 @@
 //! kernel it follows.
 
 mod files;
+mod listing;
 mod names;
 mod notified;
 mod pages;

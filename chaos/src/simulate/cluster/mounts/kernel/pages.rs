@@ -315,6 +315,9 @@ enum Look {
 impl Thread {
     /// `fuse_file_read_iter`.
     pub async fn read(&self, fd: &Fd, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
+        if !fd.may_read() {
+            return Err(Errno::BADF);
+        }
         if fd.is_direct() {
             return self.read_direct(fd, offset, length).await;
         }
@@ -423,6 +426,9 @@ impl Thread {
 
     /// `fuse_file_write_iter`. At the end of a file that was opened for appending.
     pub async fn write(&self, fd: &Fd, offset: u64, data: &[u8]) -> Result<usize, Errno> {
+        if !fd.may_write() {
+            return Err(Errno::BADF);
+        }
         let lock = self.kernel.inode_lock(fd.ino)?;
         let _locked = lock.write().await;
         if fd.is_direct() {
