@@ -93,6 +93,7 @@ impl OpenDirectory {
                 return Ok(());
             }
         }
+        let mut is_first = true;
         for (next, entry) in window.entries_from(offset) {
             let name = OsStr::from_bytes(entry.name.as_bytes());
             // What the window has may be older than what this mount changed since.
@@ -100,8 +101,16 @@ impl OpenDirectory {
             let pages = inner.shared.nodes.pages(entry.ino);
             let may_tell =
                 |attr: &Attr| pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, now()));
-            let Some(attr) = attr.filter(may_tell) else {
-                // Node id 0: the name only.
+            let attr = match attr.filter(may_tell) {
+                Some(attr) => Some((attr, true)),
+                // An answer that waits and is given up would lose the lookups before. The kernel asks again from
+                // here on.
+                None if !is_first => break,
+                None => settled(inner, credentials, entry.ino).await?,
+            };
+            is_first = false;
+            let Some((attr, is_settled)) = attr else {
+                // It was removed meanwhile. Inode number 0: programs see no such name.
                 let attr = FileAttr {
                     ino: INodeNo(0),
                     kind: convert::file_type(entry.kind),
@@ -113,9 +122,11 @@ impl OpenDirectory {
                 continue;
             };
             // One time to live serves both, and entries have the shorter one.
-            let ttl = inner
-                .shared
-                .entry_ttl(inner.remember(&attr, window.asked_at));
+            let attr_ttl = inner.remember(&attr, window.asked_at);
+            let ttl = match is_settled {
+                true => inner.shared.entry_ttl(attr_ttl),
+                false => Duration::ZERO,
+            };
             let told = Entry {
                 attr: convert::attributes(&attr),
                 attr_ttl: ttl,
@@ -212,6 +223,24 @@ impl Window {
             .enumerate()
             .skip(skip)
             .map(|(index, entry)| (self.start + index as u64 + 1, entry))
+    }
+}
+
+/// Attributes that the kernel may get, and whether they are the file's; see [`Shared::settle`]. None: it is gone.
+///
+/// [`Shared::settle`]: crate::shared::Shared::settle
+async fn settled(
+    inner: &Inner,
+    credentials: &Credentials,
+    ino: InodeId,
+) -> Result<Option<(Attr, bool)>, ClientError> {
+    match inner.client.getattr(credentials, ino).await {
+        Ok(mut attr) => {
+            let is_settled = inner.shared.settle(&mut attr).await;
+            Ok(Some((attr, is_settled)))
+        }
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

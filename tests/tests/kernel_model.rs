@@ -17,8 +17,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Calls of each history.
 const CALLS: usize = 400;
-/// Histories that are compared, unless the variable says how many.
-const SEEDS: u64 = 6;
+/// Histories that are compared, unless the variable says how many. With 11, a listing lacked names whose attributes
+/// could not be told just then.
+const SEEDS: [u64; 6] = [1, 2, 3, 4, 5, 11];
 /// Calls before one with another answer that are shown.
 const SHOWN: usize = 30;
 const SEEDS_VARIABLE: &str = "HARVESTFS_TESTS_KERNEL_MODEL_SEEDS";
@@ -196,8 +197,11 @@ fn the_model_of_the_kernel_answers_as_the_kernel_does() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    let seeds = env::var(SEEDS_VARIABLE).map_or(SEEDS, |text| text.parse().expect("a number"));
-    for seed in 1..=seeds {
+    let seeds = match env::var(SEEDS_VARIABLE) {
+        Ok(text) => (1..=text.parse().expect("a number")).collect(),
+        Err(_) => SEEDS.to_vec(),
+    };
+    for seed in seeds {
         compare(seed, [&one, &other]);
     }
 }
