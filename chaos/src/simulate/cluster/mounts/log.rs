@@ -137,23 +137,20 @@ impl Program {
             *next - count
         };
         let records = first..first + count;
-        let mut board = self.board.borrow_mut();
-        board.log.appending.insert(self.number, records.clone());
-        drop(board);
+        {
+            let mut board = self.board.borrow_mut();
+            board.log.appending.insert(self.number, records.clone());
+        }
         self.note(format_args!("append {records:?}"));
         let text: String = records.clone().map(|it| record(self.number, it)).collect();
         if self.thread.write(fd, 0, text.as_bytes()).await? != text.len() {
             return Err(Errno::IO);
         }
-        let mut board = self.board.borrow_mut();
-        board.log.appending.remove(&self.number);
-        board
-            .log
-            .written
-            .entry(self.number)
-            .or_default()
-            .extend(records);
-        drop(board);
+        {
+            let log = &mut self.board.borrow_mut().log;
+            log.appending.remove(&self.number);
+            log.written.entry(self.number).or_default().extend(records);
+        }
         if self.random(0..2) == 0 {
             self.thread.fsync(fd).await?;
             self.board.borrow_mut().log.synced(self.number);
@@ -174,9 +171,9 @@ impl Program {
             };
             let size = self.thread.fstat(&fd).await;
             let read = self.thread.read(&fd, reader.offset as u64, 1 << 16).await;
-            if let Ok(read) = &read
-                && let Some(problem) = reader.take(read, &self.board.borrow().log)
-            {
+            let taken = read.as_deref().unwrap_or_default();
+            let problem = reader.take(taken, &self.board.borrow().log);
+            if let Some(problem) = problem {
                 self.failure(&problem);
                 return self.thread.close(fd).await;
             }

@@ -73,9 +73,12 @@ impl Files {
 
     fn doubt_file(&mut self, file: usize) {
         self.files.remove(&file);
-        let names: Vec<_> = self.names.extract_if(.., |_, it| *it == file).collect();
-        self.doubtful
-            .extend(names.into_iter().map(|(name, _)| name));
+        let doubtful = &mut self.doubtful;
+        self.names.retain(|name, it| {
+            let is_named = *it == file;
+            doubtful.extend(is_named.then(|| name.clone()));
+            !is_named
+        });
     }
 
     fn new_name(&mut self) -> String {
@@ -431,7 +434,7 @@ pub(super) async fn check(
         Err(ClientError::Fs(FsError::NotFound)) => BTreeMap::new(),
         found => found?,
     };
-    let files = files.borrow();
+    let files = files.take();
     let listed = found
         .iter()
         .map(|(name, size)| (name.as_str(), Some(*size)));

@@ -182,9 +182,10 @@ impl Program {
         let is_changing = versions.start() < versions.end();
         let is_in_place = name.starts_with("changed");
         let is_whole = rest.is_empty() && words.windows(2).all(|pair| pair[0] == pair[1]);
-        let is_empty = words.is_empty() && !(is_in_place && is_changing);
+        let may_be_mixed = is_in_place && is_changing;
+        let is_broken = !may_be_mixed && (words.is_empty() || !is_whole);
         let wrong = words.iter().find(|word| !versions.contains(word));
-        if wrong.is_some() || is_empty || !is_whole && !(is_in_place && is_changing) {
+        if wrong.is_some() || is_broken {
             self.failure(&format!(
                 "{name}: {} bytes, whole: {is_whole}, version {wrong:?} or none, where there were {versions:?}",
                 read.len()

@@ -114,7 +114,12 @@ impl Thread {
             };
             state.set_dentry(ino, name, dentry);
         }
-        Ok(listed.into_iter().map(|it| (it.next, it.name)).collect())
+        // `readdir(3)` takes a name with the inode number 0 for none.
+        let shown = |it: Listed| {
+            let is_hidden = it.entry.is_some_and(|entry| entry.attr.ino.0 == 0);
+            (it.next, if is_hidden { ".".to_owned() } else { it.name })
+        };
+        Ok(listed.into_iter().map(shown).collect())
     }
 }
 

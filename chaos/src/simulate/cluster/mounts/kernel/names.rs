@@ -62,8 +62,11 @@ impl State {
             let Some(ino) = dentry.and_then(|it| it.ino) else {
                 continue;
             };
-            let children = self.dentries.extract_if(.., |key, _| key.0 == ino);
-            below.extend(children.map(|(_, child)| Some(child)));
+            self.dentries.retain(|key, child| {
+                let is_below = key.0 == ino;
+                below.extend(is_below.then_some(Some(*child)));
+                !is_below
+            });
         }
     }
 
