@@ -69,7 +69,7 @@ pub use api::compaction::Compacted;
 pub use api::counters::ClientCounters;
 pub use api::file::{File, OpenFlags};
 pub use api::walk::{Entries, Walk, WalkEntry};
-pub use driver::session::listener::CacheListener;
+pub use driver::session::listener::{CacheListener, Invalidated, Invalidation};
 pub use engine::cache::DirPage;
 pub use error::ClientError;
 pub use options::ClientOptions;

@@ -18,8 +18,10 @@ use std::time::Duration;
 use harvestfs_client::ClientError;
 use rustix::process::Signal;
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+
+use crate::blocking;
+use crate::credentials::read_groups;
 
 /// How long a request waits before its caller is looked at, and between two looks. Most requests are
 /// answered sooner.
@@ -39,18 +41,43 @@ const HARMLESS: [Signal; 8] = [
     Signal::WINCH,
 ];
 
+/// The processes that use the mount. Asking may wait, as `/proc` does.
+pub trait Processes: Send + Sync + 'static {
+    /// The supplementary groups of one, by the number of a thread.
+    fn groups(&self, pid: u32) -> Vec<u32>;
+    /// Whether it is being killed.
+    fn is_dying(&self, pid: u32) -> bool;
+}
+
+/// Those of this machine.
+pub struct ProcFs;
+
+impl Processes for ProcFs {
+    fn groups(&self, pid: u32) -> Vec<u32> {
+        read_groups(pid)
+    }
+
+    fn is_dying(&self, pid: u32) -> bool {
+        // Of what cannot be read, nothing is known.
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        status.is_ok_and(|status| is_dying(&status))
+    }
+}
+
 /// What the looks at callers share.
-#[derive(Debug)]
 pub struct Looks {
+    processes: Arc<dyn Processes>,
     left: Arc<Semaphore>,
     /// The caller that was found last to be killed; 0: none. Before it is gone, it asks for each file that
     /// it has open.
     last_killed: AtomicU32,
 }
 
-impl Default for Looks {
-    fn default() -> Self {
+impl Looks {
+    /// None has been looked at.
+    pub fn new(processes: Arc<dyn Processes>) -> Self {
         Self {
+            processes,
             left: Arc::new(Semaphore::new(LOOKS_MAX)),
             last_killed: AtomicU32::new(0),
         }
@@ -58,7 +85,7 @@ impl Default for Looks {
 }
 
 /// The thread that made a request.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Caller {
     /// 0: the kernel itself, or a process of a namespace that this one does not see.
     pid: u32,
@@ -110,13 +137,12 @@ impl Caller {
         let Ok(permit) = self.looks.left.clone().try_acquire_owned() else {
             return false;
         };
-        let path = format!("/proc/{}/status", self.pid);
-        let looked = spawn_blocking(move || {
-            let status = fs::read_to_string(path);
+        let (looks, pid) = (self.looks.clone(), self.pid);
+        let looked = blocking::run(async move {
+            let is_dying = looks.processes.is_dying(pid);
             // Only now: a look that is given up goes on.
             drop(permit);
-            // Of what cannot be read, nothing is known.
-            status.is_ok_and(|status| is_dying(&status))
+            is_dying
         });
         looked.await.unwrap_or(false)
     }
@@ -188,7 +214,7 @@ mod tests {
             .stdout(Stdio::null())
             .spawn()
             .expect("sleep runs");
-        let caller = Caller::new(child.id(), Arc::default());
+        let caller = Caller::new(child.id(), Arc::new(Looks::new(Arc::new(ProcFs))));
         let forever = std::future::pending::<Result<(), ClientError>>();
         let mut request = pin!(caller.unless_killed(forever));
         let waits = tokio::time::timeout(3 * LOOK_INTERVAL, &mut request).await;
@@ -201,7 +227,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_is_looked_at_who_need_not_wait_or_cannot_be_seen() {
-        let looks = Arc::new(Looks::default());
+        let looks = Arc::new(Looks::new(Arc::new(ProcFs)));
         let done = async { Ok(7) };
         let caller = Caller::new(std::process::id(), looks.clone());
         assert_eq!(caller.unless_killed(done).await, Ok(7));

@@ -5,13 +5,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuser::Request;
 use harvestfs_protocol::limits::GROUPS_MAX;
 use harvestfs_protocol::types::Credentials;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+
+use crate::caller::Processes;
+use crate::serve::Header;
+use crate::{blocking, now};
 
 /// A process that gives up a group keeps it here for this long. The kernel, which checks first,
 /// sees it at once.
@@ -24,14 +26,13 @@ const READS_MAX: usize = 16;
 const READ_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Supplementary groups, which requests don't carry, of the processes that called last.
-#[derive(Debug)]
 pub struct Callers {
     cache: Arc<Cache>,
 }
 
-#[derive(Debug)]
 struct Cache {
-    processes: Mutex<HashMap<Process, (Instant, Vec<u32>)>>,
+    processes: Arc<dyn Processes>,
+    groups: Mutex<HashMap<Process, (Instant, Vec<u32>)>>,
     reads: Arc<Semaphore>,
 }
 
@@ -42,29 +43,26 @@ struct Process {
     gid: u32,
 }
 
-impl Default for Callers {
-    fn default() -> Self {
+impl Callers {
+    /// None has called yet.
+    pub fn new(processes: Arc<dyn Processes>) -> Self {
         Self {
             cache: Arc::new(Cache {
-                processes: Mutex::default(),
+                processes,
+                groups: Mutex::default(),
                 reads: Arc::new(Semaphore::new(READS_MAX)),
             }),
         }
     }
-}
 
-impl Callers {
     /// The credentials of the calling process. To be awaited where the request is served, and not on
     /// the thread that reads requests: what `/proc` says about a process can wait for a lock that the
     /// process holds until one of its requests is answered.
-    pub fn credentials(
-        &self,
-        request: &Request,
-    ) -> impl Future<Output = Credentials> + Send + use<> {
+    pub fn credentials(&self, header: Header) -> impl Future<Output = Credentials> + Send + use<> {
         self.of(Process {
-            pid: request.pid(),
-            uid: request.uid(),
-            gid: request.gid(),
+            pid: header.pid,
+            uid: header.uid,
+            gid: header.gid,
         })
     }
 
@@ -89,16 +87,16 @@ impl Cache {
         if let Some(groups) = self.remembered(process) {
             return groups;
         }
-        let reads = self.reads.clone();
+        let (reads, processes) = (self.reads.clone(), self.processes.clone());
         let read = timeout(READ_DEADLINE, async move {
             let permit = reads.acquire_owned().await.ok()?;
-            let read = spawn_blocking(move || {
-                let groups = read_groups(process.pid);
+            let read = blocking::run(async move {
+                let groups = processes.groups(process.pid);
                 // Only now: a read that is given up goes on.
                 drop(permit);
                 groups
             });
-            read.await.ok()
+            read.await
         });
         let Ok(Some(groups)) = read.await else {
             tracing::warn!(
@@ -107,23 +105,23 @@ impl Cache {
             );
             return Vec::new();
         };
-        let mut processes = self.processes.lock();
+        let mut processes = self.groups.lock();
         if processes.len() >= PROCESSES_MAX {
             processes.clear();
         }
-        processes.insert(process, (Instant::now(), groups.clone()));
+        processes.insert(process, (now(), groups.clone()));
         groups
     }
 
     fn remembered(&self, process: Process) -> Option<Vec<u32>> {
-        let processes = self.processes.lock();
+        let processes = self.groups.lock();
         let (read_at, groups) = processes.get(&process)?;
-        (read_at.elapsed() < GROUPS_LIFETIME).then(|| groups.clone())
+        (now().duration_since(*read_at) < GROUPS_LIFETIME).then(|| groups.clone())
     }
 }
 
 /// None when the process is gone or of another PID namespace: then only its primary group counts.
-fn read_groups(pid: u32) -> Vec<u32> {
+pub fn read_groups(pid: u32) -> Vec<u32> {
     match std::fs::read_to_string(format!("/proc/{pid}/status")) {
         Ok(status) => parse_groups(&status),
         Err(_) => Vec::new(),
@@ -147,6 +145,7 @@ fn parse_groups(status: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caller::ProcFs;
 
     #[test]
     fn groups_are_found_in_a_status_file() {
@@ -165,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn groups_are_read_elsewhere_and_then_remembered() {
-        let callers = Callers::default();
+        let callers = Callers::new(Arc::new(ProcFs));
         let this = Process {
             pid: std::process::id(),
             uid: 1,

@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use fuser::{FileAttr, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, FileType, INodeNo};
 use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
@@ -13,9 +13,9 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind, Timestamp};
 use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
-use crate::convert;
 use crate::inner::Inner;
-use crate::reply::GENERATION;
+use crate::reply::{EntriesReply, Entry, NamesReply};
+use crate::{convert, now};
 
 /// Entries are counted from here; `.` and `..` come first.
 const FIRST_ENTRY_OFFSET: u64 = 2;
@@ -59,18 +59,18 @@ impl OpenDirectory {
         inner: &Inner,
         credentials: &Credentials,
         offset: u64,
-        reply: &mut ReplyDirectory,
+        reply: &mut impl NamesReply,
     ) -> Result<(), ClientError> {
         let window = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
-            if reply.add(INodeNo(ino.0), next, FileType::Directory, name) {
+            if reply.add(ino.0, next, FileType::Directory, OsStr::new(name)) {
                 return Ok(());
             }
         }
         for (next, entry) in window.entries_from(offset) {
             let name = OsStr::from_bytes(entry.name.as_bytes());
             let kind = convert::file_type(entry.kind);
-            if reply.add(INodeNo(entry.ino.0), next, kind, name) {
+            if reply.add(entry.ino.0, next, kind, name) {
                 break;
             }
         }
@@ -83,44 +83,56 @@ impl OpenDirectory {
         inner: &Inner,
         credentials: &Credentials,
         offset: u64,
-        reply: &mut ReplyDirectoryPlus,
+        reply: &mut impl EntriesReply,
     ) -> Result<(), ClientError> {
         let window = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
             // The kernel does not take these two for lookups.
             let attr = convert::attributes(&bare_directory(ino));
-            let ttl = Duration::ZERO;
-            if reply.add(INodeNo(ino.0), next, name, &ttl, &attr, GENERATION) {
+            if reply.add(next, OsStr::new(name), &uncached(attr)) {
                 return Ok(());
             }
         }
+        let mut is_first = true;
         for (next, entry) in window.entries_from(offset) {
             let name = OsStr::from_bytes(entry.name.as_bytes());
             // What the window has may be older than what this mount changed since.
             let attr = inner.client.try_getattr(entry.ino);
             let pages = inner.shared.nodes.pages(entry.ino);
-            let may_tell = |attr: &Attr| {
-                pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, Instant::now()))
+            let may_tell =
+                |attr: &Attr| pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, now()));
+            let attr = match attr.filter(may_tell) {
+                Some(attr) => Some((attr, true)),
+                // An answer that waits and is given up would lose the lookups before. The kernel asks again from
+                // here on.
+                None if !is_first => break,
+                None => settled(inner, credentials, entry.ino).await?,
             };
-            let Some(attr) = attr.filter(may_tell) else {
-                // Node id 0: the name only.
+            is_first = false;
+            let Some((attr, is_settled)) = attr else {
+                // It was removed meanwhile. Inode number 0: programs see no such name.
                 let attr = FileAttr {
                     ino: INodeNo(0),
                     kind: convert::file_type(entry.kind),
                     ..convert::attributes(&bare_directory(entry.ino))
                 };
-                let ttl = Duration::ZERO;
-                if reply.add(INodeNo(entry.ino.0), next, name, &ttl, &attr, GENERATION) {
+                if reply.add(next, name, &uncached(attr)) {
                     break;
                 }
                 continue;
             };
             // One time to live serves both, and entries have the shorter one.
-            let ttl = inner
-                .shared
-                .entry_ttl(inner.remember(&attr, window.asked_at));
-            let told = convert::attributes(&attr);
-            if reply.add(INodeNo(attr.ino.0), next, name, &ttl, &told, GENERATION) {
+            let attr_ttl = inner.remember(&attr, window.asked_at);
+            let ttl = match is_settled {
+                true => inner.shared.entry_ttl(attr_ttl),
+                false => Duration::ZERO,
+            };
+            let told = Entry {
+                attr: convert::attributes(&attr),
+                attr_ttl: ttl,
+                entry_ttl: ttl,
+            };
+            if reply.add(next, name, &told) {
                 // It did not fit, so the kernel never hears of this lookup.
                 inner.shared.nodes.forget(attr.ino, 1);
                 break;
@@ -211,6 +223,33 @@ impl Window {
             .enumerate()
             .skip(skip)
             .map(|(index, entry)| (self.start + index as u64 + 1, entry))
+    }
+}
+
+/// Attributes that the kernel may get, and whether they are the file's; see [`Shared::settle`]. None: it is gone.
+///
+/// [`Shared::settle`]: crate::shared::Shared::settle
+async fn settled(
+    inner: &Inner,
+    credentials: &Credentials,
+    ino: InodeId,
+) -> Result<Option<(Attr, bool)>, ClientError> {
+    match inner.client.getattr(credentials, ino).await {
+        Ok(mut attr) => {
+            let is_settled = inner.shared.settle(&mut attr).await;
+            Ok(Some((attr, is_settled)))
+        }
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The kernel caches nothing of it.
+fn uncached(attr: FileAttr) -> Entry {
+    Entry {
+        attr,
+        attr_ttl: Duration::ZERO,
+        entry_ttl: Duration::ZERO,
     }
 }
 

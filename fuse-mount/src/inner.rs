@@ -3,12 +3,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use fuser::{
-    FileHandle, FopenFlags, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEntry, ReplyWrite,
-};
+use fuser::{Errno, FileHandle, OpenFlags};
 use harvestfs_client::{Client, ClientError, File};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -21,9 +19,9 @@ use crate::directory::OpenDirectory;
 use crate::handles::Handles;
 use crate::metrics::Metrics;
 use crate::pages::Waiter;
-use crate::reply::{self, GENERATION};
+use crate::reply::{self, Attributes, Created, Entry, Opened, Reply, Written};
 use crate::shared::Shared;
-use crate::{convert, errno};
+use crate::{blocking, convert, now};
 
 /// Most bytes of one `copy_file_range`; the answer has 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 30;
@@ -135,13 +133,17 @@ impl Inner {
     /// Answers a lookup: with an entry, or that there is none, which the kernel may remember.
     pub async fn answer_lookup(
         &self,
-        reply: ReplyEntry,
+        reply: impl Reply<Entry>,
         result: Result<Attr, ClientError>,
         asked_at: u64,
     ) {
         if let Err(ClientError::Fs(FsError::NotFound)) = result {
             let lease = self.client.lease_remaining();
-            return reply::no_entry(reply, self.shared.no_entry_ttl(lease));
+            let ttl = self.shared.no_entry_ttl(lease);
+            return match ttl.is_zero() {
+                true => reply.answer(Err(Errno::ENOENT)),
+                false => reply.answer(Ok(Entry::none(ttl))),
+            };
         }
         self.answer_entry(reply, result, asked_at, None).await;
     }
@@ -150,7 +152,7 @@ impl Inner {
     /// it takes the attributes in any case.
     pub async fn answer_entry(
         &self,
-        reply: ReplyEntry,
+        reply: impl Reply<Entry>,
         result: Result<Attr, ClientError>,
         asked_at: u64,
         waiter: Option<Waiter>,
@@ -162,21 +164,20 @@ impl Inner {
                 if let Some(waiter) = waiter {
                     self.shared.impose(&attr, waiter);
                 }
-                reply.entry_with_ttls(
-                    &ttl,
-                    &self.shared.entry_ttl(ttl),
-                    &convert::attributes(&attr),
-                    GENERATION,
-                );
+                reply.answer(Ok(Entry {
+                    attr: convert::attributes(&attr),
+                    attr_ttl: ttl,
+                    entry_ttl: self.shared.entry_ttl(ttl),
+                }));
             }
-            Err(error) => reply.error(errno::of(&error)),
+            Err(error) => reply::send(reply, Err(error)),
         }
     }
 
     /// Answers with attributes.
     pub async fn answer_attr(
         &self,
-        reply: ReplyAttr,
+        reply: impl Reply<Attributes>,
         ino: InodeId,
         result: Result<Attr, ClientError>,
     ) {
@@ -193,7 +194,11 @@ impl Inner {
             }
             Err(error) => Err(error),
         };
-        reply::attr(reply, ttl, result);
+        let attributes = |attr: Attr| Attributes {
+            attr: convert::attributes(&attr),
+            ttl,
+        };
+        reply::send(reply, result.map(attributes));
     }
 
     /// Answers with attributes that the request changed. The kernel takes them even if it was asked to
@@ -201,7 +206,7 @@ impl Inner {
     /// for; so it caches nothing of them.
     pub async fn answer_changed_attr(
         &self,
-        reply: ReplyAttr,
+        reply: impl Reply<Attributes>,
         resized: bool,
         result: Result<Attr, ClientError>,
         thread: u32,
@@ -211,7 +216,7 @@ impl Inner {
             Ok(attr) if resized => {
                 // The kernel drops pages itself then.
                 if let Some(pages) = self.shared.nodes.pages(attr.ino) {
-                    pages.resize(attr.size_bytes, waiter, Instant::now());
+                    pages.resize(attr.size_bytes, waiter, now());
                 }
                 Ok(attr)
             }
@@ -223,37 +228,45 @@ impl Inner {
             }
             Err(error) => Err(error),
         };
-        reply::attr(reply, Duration::ZERO, result);
+        let attributes = |attr: Attr| Attributes {
+            attr: convert::attributes(&attr),
+            ttl: Duration::ZERO,
+        };
+        reply::send(reply, result.map(attributes));
     }
 
     /// Answers with a file that was created, which is open.
     pub async fn answer_created(
         &self,
-        reply: ReplyCreate,
-        result: Result<(Attr, FileHandle, FopenFlags), ClientError>,
+        reply: impl Reply<Created>,
+        result: Result<(Attr, Opened), ClientError>,
         asked_at: u64,
         thread: u32,
     ) {
         match result {
-            Ok((mut attr, handle, flags)) => {
+            Ok((mut attr, opened)) => {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
                 // It may have been another's file already.
                 let waiter = Waiter::not_locking(thread);
                 self.shared.impose(&attr, waiter);
-                let attr = convert::attributes(&attr);
                 // One time to live serves both, and entries have the shorter one.
                 let ttl = self.shared.entry_ttl(ttl);
-                reply.created(&ttl, &attr, GENERATION, handle, flags);
+                let entry = Entry {
+                    attr: convert::attributes(&attr),
+                    attr_ttl: ttl,
+                    entry_ttl: ttl,
+                };
+                reply.answer(Ok(Created { entry, opened }));
             }
-            Err(error) => reply.error(errno::of(&error)),
+            Err(error) => reply::send(reply, Err(error)),
         }
     }
 
     /// Answers a thread how much was written at an offset of a file, where the kernel takes it to be.
     pub async fn answer_written(
         &self,
-        reply: ReplyWrite,
+        reply: impl Reply<Written>,
         ino: InodeId,
         offset: u64,
         result: Result<u32, ClientError>,
@@ -263,16 +276,20 @@ impl Inner {
             let end = offset.saturating_add((*written).into());
             self.shared.wrote(ino, end, thread).await;
         }
-        reply::written(reply, result);
+        reply::send(reply, result.map(Written));
     }
 
     /// Answers with data.
-    pub fn answer_read(&self, reply: ReplyData, result: Result<Vec<Bytes>, ClientError>) {
+    pub fn answer_read(
+        &self,
+        reply: impl Reply<Vec<Bytes>>,
+        result: Result<Vec<Bytes>, ClientError>,
+    ) {
         if let Ok(pieces) = &result {
             let bytes: usize = pieces.iter().map(Bytes::len).sum();
             self.metrics.read.inc_by(bytes as u64);
         }
-        reply::pieces(reply, result);
+        reply::send(reply, result);
     }
 
     /// Writes at an offset, or with `append` at the end.
@@ -311,8 +328,7 @@ impl Inner {
             };
             self.client.setattr(&root, file.ino(), changes).await?;
             let (shared, ino) = (self.shared.clone(), file.ino());
-            // It may wait. A panic ends the process.
-            let _ = tokio::task::spawn_blocking(move || shared.forget_attributes(ino)).await;
+            blocking::run(async move { shared.forget_attributes(ino).await }).await;
         }
         Ok(())
     }
@@ -324,25 +340,26 @@ impl Inner {
         ino: InodeId,
         flags: OpenFlags,
         thread: u32,
-    ) -> Result<(FileHandle, FopenFlags), ClientError> {
+    ) -> Result<Opened, ClientError> {
         let flags = convert::open_flags(flags);
         let file = self.client.open(credentials, ino, flags).await?;
         if flags.truncate
             && let Some(pages) = self.shared.nodes.pages(ino)
         {
             let waiter = Waiter::not_locking(thread);
-            pages.resize(0, waiter, Instant::now());
+            pages.resize(0, waiter, now());
         }
         Ok(self.opened(file, flags))
     }
 
-    fn opened(&self, file: File, flags: harvestfs_client::OpenFlags) -> (FileHandle, FopenFlags) {
+    fn opened(&self, file: File, flags: harvestfs_client::OpenFlags) -> Opened {
         let pages = self.shared.nodes.pages(file.ino());
         let are_old = pages.is_none_or(|pages| pages.are_old());
         let may_keep_pages = !are_old && !self.client.lease_remaining().is_zero();
         let append = flags.append;
         let handle = FileHandle(self.files.insert(OpenFile { file, append }));
-        (handle, convert::fopen_flags(flags, may_keep_pages))
+        let flags = convert::fopen_flags(flags, may_keep_pages);
+        Opened { handle, flags }
     }
 
     /// Creates a file and opens it, or opens what has the name already.
@@ -353,7 +370,7 @@ impl Inner {
         name: &Name,
         mode: u16,
         flags: OpenFlags,
-    ) -> Result<(Attr, FileHandle, FopenFlags), ClientError> {
+    ) -> Result<(Attr, Opened), ClientError> {
         let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
         let open_flags = convert::open_flags(flags);
         loop {
@@ -366,8 +383,7 @@ impl Inner {
                 Err(ClientError::Fs(FsError::Exists)) if !exclusive => {}
                 created => {
                     let (attr, file) = created?;
-                    let (handle, flags) = self.opened(file, open_flags);
-                    return Ok((attr, handle, flags));
+                    return Ok((attr, self.opened(file, open_flags)));
                 }
             }
             match self.client.lookup(credentials, parent, name).await {
@@ -379,8 +395,7 @@ impl Inner {
                     if open_flags.truncate {
                         attr = file.attr().await?;
                     }
-                    let (handle, flags) = self.opened(file, open_flags);
-                    return Ok((attr, handle, flags));
+                    return Ok((attr, self.opened(file, open_flags)));
                 }
             }
         }

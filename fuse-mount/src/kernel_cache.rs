@@ -8,34 +8,32 @@
 
 use std::sync::Arc;
 
-use harvestfs_client::CacheListener;
+use harvestfs_client::{CacheListener, Invalidated, Invalidation};
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 
+use crate::blocking;
 use crate::kernel_options::TTL_MAX;
 use crate::notices::Notices;
 use crate::shared::Shared;
-use crate::submounts::Submounts;
 
 /// Passes invalidations on to the kernel.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct KernelCache {
     shared: Arc<Shared>,
     notices: Arc<Notices>,
-    submounts: Submounts,
     knows_epochs: bool,
 }
 
 impl KernelCache {
-    /// Nothing is mounted in the mount yet, and the kernel caches nothing.
-    pub fn new(shared: Arc<Shared>, notices: Arc<Notices>, submounts: Submounts) -> Self {
+    /// The kernel caches nothing yet.
+    pub fn new(shared: Arc<Shared>, notices: Arc<Notices>) -> Self {
         let knows_epochs = notices.declare_entries_old().is_ok();
         // A kernel that cannot declare all entries old must not cache them.
         shared.let_kernel_cache_entries(knows_epochs);
         Self {
             shared,
             notices,
-            submounts,
             knows_epochs,
         }
     }
@@ -45,7 +43,7 @@ impl KernelCache {
         if !self.knows_epochs {
             return;
         }
-        let submounts = self.submounts.seen_for();
+        let submounts = self.notices.submounts_seen_for();
         self.shared.let_kernel_cache_entries(submounts.is_none());
         match submounts {
             None => {
@@ -62,21 +60,33 @@ impl KernelCache {
             Some(_) => {}
         }
     }
+    async fn invalidate_one(&self, what: Invalidation) {
+        match what {
+            Invalidation::Inode(ino) => {
+                if self.shared.changed_elsewhere(ino).await {
+                    self.forget_entries(None);
+                }
+            }
+            Invalidation::Entry(parent, name) => self.forget_entries(Some((parent, &name))),
+            Invalidation::All => {
+                self.shared.all_changed_elsewhere().await;
+                self.forget_entries(None);
+            }
+        }
+    }
 }
 
 impl CacheListener for KernelCache {
-    fn invalidate_inode(&self, ino: InodeId) {
-        if self.shared.changed_elsewhere(ino) {
-            self.forget_entries(None);
-        }
-    }
-
-    fn invalidate_entry(&self, parent: InodeId, name: &Name) {
-        self.forget_entries(Some((parent, name)));
-    }
-
-    fn invalidate_all(&self) {
-        self.shared.all_changed_elsewhere();
-        self.forget_entries(None);
+    fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated {
+        let kernel = self.clone();
+        Box::pin(async move {
+            let notify = async move {
+                for one in what {
+                    kernel.invalidate_one(one).await;
+                }
+            };
+            // None: the runtime ends, and the mount with it.
+            let _ = blocking::run(notify).await;
+        })
     }
 }

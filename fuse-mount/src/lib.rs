@@ -7,16 +7,27 @@
 
 #![forbid(unsafe_code)]
 
-mod adapter;
+use std::sync::Arc;
+use std::time::Instant;
+
+use harvestfs_client::Client;
+use tokio::runtime::Handle;
+
+use self::metrics::Metrics;
+use self::shared::Shared;
+
+mod blocking;
 mod caller;
 mod convert;
 mod credentials;
+mod device;
 mod directory;
 mod errno;
 mod guard;
 mod handles;
 mod inner;
 mod invalidations;
+pub mod kernel;
 mod kernel_cache;
 pub mod kernel_options;
 pub mod metrics;
@@ -27,7 +38,8 @@ mod notices;
 mod pages;
 mod read;
 mod read_ahead;
-mod reply;
+pub mod reply;
+mod requests;
 mod serve;
 mod shared;
 mod submounts;
@@ -35,5 +47,35 @@ mod unmount;
 mod write;
 mod write_buffers;
 
+pub use self::caller::Processes;
+pub use self::kernel::Kernel;
 pub use self::mount::{Mount, MountError, MountOptions};
+pub use self::read::Read;
+pub use self::serve::{Adapter, Header};
 pub use self::unmount::{asked_by_mount, remove_dead};
+pub use self::write::Write;
+
+/// The time by the runtime's clock, which is virtual in a simulation.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Serves requests of a kernel without its device, one that is simulated. What other sessions change it is
+/// notified of.
+#[must_use]
+pub fn without_device(
+    client: &Client,
+    kernel: Arc<dyn Kernel>,
+    processes: Arc<dyn Processes>,
+) -> Adapter {
+    let shared = Arc::new(Shared::new());
+    let adapter = Adapter::new(
+        client.clone(),
+        shared.clone(),
+        Arc::new(Metrics::new()),
+        processes,
+        Handle::current(),
+    );
+    mount::connect(client, shared, kernel);
+    adapter
+}

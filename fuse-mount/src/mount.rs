@@ -10,7 +10,10 @@ use harvestfs_client::{Client, ClientError, ClientOptions};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
+use crate::caller::ProcFs;
+use crate::device::Device;
 use crate::guard::Guard;
+use crate::kernel::{FuseKernel, Kernel};
 use crate::kernel_cache::KernelCache;
 use crate::kernel_options::{self, Permissions};
 use crate::metrics::Metrics;
@@ -124,6 +127,7 @@ impl Mount {
             client.clone(),
             shared.clone(),
             metrics.clone(),
+            Arc::new(ProcFs),
             tokio::runtime::Handle::current(),
         );
         let source = source_of(&options.cluster);
@@ -132,7 +136,7 @@ impl Mount {
         let (session, directory_path) = spawn_blocking(move || {
             unmount::remove_dead(&on)?;
             let path = canonical(&on)?;
-            Ok::<_, io::Error>((Session::new(adapter, &on, &config)?, path))
+            Ok::<_, io::Error>((Session::new(Device(adapter), &on, &config)?, path))
         })
         .await
         .map_err(|error| failed(io::Error::other(error)))?
@@ -149,12 +153,9 @@ impl Mount {
                 ))
             })?;
         let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
-        let runtime = tokio::runtime::Handle::current();
-        let notices = Arc::new(Notices::new(session.notifier(), device, runtime));
-        shared.connect(notices.clone());
         let submounts = Submounts::new(device_number.clone()).map_err(failed)?;
-        let kernel = KernelCache::new(shared, notices, submounts);
-        client.set_cache_listener(Arc::new(kernel));
+        let kernel = FuseKernel::new(session.notifier(), device, submounts);
+        connect(&client, shared, Arc::new(kernel));
         let (end, ended) = watch::channel(None);
         // A thread of its own: it lives as long as the mount.
         std::thread::Builder::new()
@@ -220,6 +221,13 @@ impl Mount {
             Err(error) => Err(MountError::Unmount(error)),
         }
     }
+}
+
+/// What other sessions change, the kernel is notified of from now on.
+pub(crate) fn connect(client: &Client, shared: Arc<Shared>, kernel: Arc<dyn Kernel>) {
+    let notices = Arc::new(Notices::new(kernel, tokio::runtime::Handle::current()));
+    shared.connect(notices.clone());
+    client.set_cache_listener(Arc::new(KernelCache::new(shared, notices)));
 }
 
 type Ended = watch::Receiver<Option<Result<(), String>>>;

@@ -2,19 +2,19 @@
 //! that one file is one inode with one page cache, also when the namenode restarts, the lease ends or
 //! other mounts change it (adr/0016).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, FileKind};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::pages::Pages;
 
 /// The inodes that the kernel knows.
 #[derive(Debug)]
 pub struct Nodes {
-    nodes: Mutex<HashMap<InodeId, Node>>,
+    nodes: Mutex<FxHashMap<InodeId, Node>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Nodes {
             lookups: 1,
         };
         Self {
-            nodes: Mutex::new(HashMap::from([(InodeId::ROOT, root)])),
+            nodes: Mutex::new(FxHashMap::from_iter([(InodeId::ROOT, root)])),
         }
     }
 

@@ -1,16 +1,18 @@
 //! A read by the kernel, and whether it may be answered; see [`crate::pages`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use fuser::{Errno, ReplyData, Request};
+use fuser::Errno;
 use harvestfs_protocol::ids::InodeId;
 
 use crate::inner::{Inner, OpenFile};
 use crate::metrics::Operation;
+use crate::now;
 use crate::pages::{IN_FLIGHT_MAX, PageRead, Pages, ShortRead};
-use crate::serve::Adapter;
+use crate::reply::Reply;
+use crate::serve::{Adapter, Header};
 
 /// How often is looked whether anything is still in flight to the kernel.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -31,26 +33,32 @@ pub struct Read {
 
 impl Adapter {
     /// Answers a read of an open file.
-    pub fn serve_read(&self, request: &Request, open: Arc<OpenFile>, read: Read, reply: ReplyData) {
+    pub(crate) fn serve_read(
+        &self,
+        header: Header,
+        open: Arc<OpenFile>,
+        read: Read,
+        reply: impl Reply<Vec<Bytes>>,
+    ) {
         let observed = self.begin(Operation::Read);
         let (offset, bytes) = (read.offset, read.size as usize);
-        let asked = Asked::now(&self.inner, read, request.pid());
+        let asked = Asked::now(&self.inner, read, header.pid);
         if let Some(pieces) = open.file.try_read_pieces(offset, bytes)
             && let Some(may) = asked.may_be_answered(&self.inner, &pieces)
         {
             if may {
                 self.inner.answer_read(reply, Ok(pieces));
             } else {
-                reply.error(Errno::EINTR);
+                reply.answer(Err(Errno::EINTR));
             }
             return;
         }
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, caller) = (self.inner.clone(), self.caller(header));
         self.go_on(observed, async move {
             let pieces = open.file.read_pieces(offset, bytes);
             match caller.unless_killed(pieces).await {
                 Ok(pieces) if !asked.may_be_answered_soon(&inner, &pieces).await => {
-                    reply.error(Errno::EINTR);
+                    reply.answer(Err(Errno::EINTR));
                 }
                 result => inner.answer_read(reply, result),
             }
@@ -86,12 +94,12 @@ impl Asked {
         if end >= read.range.end {
             return Some(true);
         }
-        match pages.short_read(read, end, Instant::now()) {
+        match pages.short_read(read, end, now()) {
             ShortRead::Answer => Some(true),
             ShortRead::Refuse => Some(false),
             ShortRead::FenceAndRefuse => {
                 inner.shared.fence(self.read.ino);
-                pages.refused(read, end, Instant::now());
+                pages.refused(read, end, now());
                 Some(false)
             }
             ShortRead::Wait => None,

@@ -1,119 +1,252 @@
-//! Answers to the kernel.
+//! Answers to the kernel: as plain values, and how each becomes a message of the kernel's protocol.
 
+use std::ffi::OsStr;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyData,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use harvestfs_client::ClientError;
 use harvestfs_protocol::limits::NAME_BYTES_MAX;
 use harvestfs_protocol::meta::StatFs;
-use harvestfs_protocol::types::Attr;
 
-use crate::{convert, errno};
+use crate::errno;
 
 /// Inode numbers are never used again, so that every inode is of the first generation.
-pub const GENERATION: Generation = Generation(0);
+const GENERATION: Generation = Generation(0);
 
 /// The unit in which `statvfs` counts.
 const STATFS_UNIT_BYTES: u64 = 4_096;
 
-/// Answers with an error or with nothing.
-pub fn empty(reply: ReplyEmpty, result: Result<(), ClientError>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno::of(&error)),
+/// What takes the answer to a request.
+pub trait Reply<T>: Send + 'static {
+    /// Answers.
+    fn answer(self, answer: Result<T, Errno>);
+}
+
+/// What takes the answer to a request for the names in a directory.
+pub trait NamesReply: Reply<()> {
+    /// Adds a name; `next` is the offset to go on at after it. Whether it is full, and the name is not in it.
+    fn add(&mut self, ino: u64, next: u64, kind: FileType, name: &OsStr) -> bool;
+}
+
+/// What takes the answer to a request for the names in a directory, with attributes.
+pub trait EntriesReply: Reply<()> {
+    /// Adds an entry; `next` is the offset to go on at after it. Whether it is full, and the entry is not in
+    /// it.
+    fn add(&mut self, next: u64, name: &OsStr, entry: &Entry) -> bool;
+}
+
+/// An entry of a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Of its inode. Number 0: of none, there is no such entry, or its attributes are not known.
+    pub attr: FileAttr,
+    /// How long the kernel may cache the attributes.
+    pub attr_ttl: Duration,
+    /// How long it may cache that the name leads there.
+    pub entry_ttl: Duration,
+}
+
+impl Entry {
+    /// There is no such entry, which the kernel may remember for `ttl`.
+    pub(crate) fn none(ttl: Duration) -> Self {
+        let attr = FileAttr {
+            ino: INodeNo(0),
+            size: 0,
+            blocks: 0,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: FileType::RegularFile,
+            perm: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 0,
+            flags: 0,
+        };
+        Self {
+            attr,
+            attr_ttl: ttl,
+            entry_ttl: ttl,
+        }
     }
 }
 
-/// Answers with data.
-pub fn pieces(reply: ReplyData, result: Result<Vec<Bytes>, ClientError>) {
-    match result.as_deref() {
-        Ok([]) => reply.data(&[]),
-        Ok([piece]) => reply.data(piece),
-        Ok(pieces) => reply.data(&pieces.concat()),
-        Err(error) => reply.error(errno::of(error)),
-    }
+/// Attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    /// These.
+    pub attr: FileAttr,
+    /// How long the kernel may cache them.
+    pub ttl: Duration,
+}
+
+/// A file or a directory that is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    /// Its number.
+    pub handle: FileHandle,
+    /// How the kernel treats it.
+    pub flags: FopenFlags,
+}
+
+/// A file that was created, and is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Created {
+    /// Its entry. One time to live serves both, that of the entry.
+    pub entry: Entry,
+    /// Open as this.
+    pub opened: Opened,
+}
+
+/// How many bytes were written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written(pub u32);
+
+/// An offset in a file, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Offset(pub u64);
+
+/// An extended attribute, or the list of their names.
+#[derive(Clone, Debug)]
+pub enum Xattr {
+    /// How large it is, in bytes.
+    Size(u32),
+    /// What it is.
+    Value(Vec<u8>),
+}
+
+/// Translates the outcome of an operation, with an errno for an error.
+pub(crate) fn send<T>(reply: impl Reply<T>, result: Result<T, ClientError>) {
+    reply.answer(result.map_err(|error| errno::of(&error)));
 }
 
 /// Answers a question for an extended attribute: `size_bytes` 0 asks how large it is.
-pub fn xattr(reply: ReplyXattr, size_bytes: u32, result: Result<Vec<u8>, ClientError>) {
+pub(crate) fn xattr(
+    reply: impl Reply<Xattr>,
+    size_bytes: u32,
+    result: Result<Vec<u8>, ClientError>,
+) {
     match result {
         // The limits of attributes are far below 4 GiB.
-        Ok(value) if size_bytes == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size_bytes as usize => reply.error(Errno::ERANGE),
-        Ok(value) => reply.data(&value),
-        Err(error) => reply.error(errno::of(&error)),
-    }
-}
-
-/// Answers that a name does not exist, which the kernel may remember for `ttl`.
-pub fn no_entry(reply: ReplyEntry, ttl: Duration) {
-    if ttl.is_zero() {
-        return reply.error(Errno::ENOENT);
-    }
-    // Node id 0: no such entry, and the time to live counts.
-    let nothing = FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
-        flags: 0,
-    };
-    reply.entry(&ttl, &nothing, GENERATION);
-}
-
-/// Answers with attributes.
-pub fn attr(reply: ReplyAttr, ttl: Duration, result: Result<Attr, ClientError>) {
-    match result {
-        Ok(attr) => reply.attr(&ttl, &convert::attributes(&attr)),
-        Err(error) => reply.error(errno::of(&error)),
-    }
-}
-
-/// Answers with an open file.
-pub fn opened(reply: ReplyOpen, result: Result<(FileHandle, FopenFlags), ClientError>) {
-    match result {
-        Ok((handle, flags)) => reply.opened(handle, flags),
-        Err(error) => reply.error(errno::of(&error)),
-    }
-}
-
-/// Answers with how much was written.
-pub fn written(reply: ReplyWrite, result: Result<u32, ClientError>) {
-    match result {
-        Ok(bytes) => reply.written(bytes),
-        Err(error) => reply.error(errno::of(&error)),
+        Ok(value) if size_bytes == 0 => reply.answer(Ok(Xattr::Size(value.len() as u32))),
+        Ok(value) if value.len() > size_bytes as usize => reply.answer(Err(Errno::ERANGE)),
+        result => send(reply, result.map(Xattr::Value)),
     }
 }
 
 /// Answers where data or a hole was found, or that there is none up to the end.
-pub fn offset(reply: ReplyLseek, result: Result<Option<u64>, ClientError>) {
+pub(crate) fn offset(reply: impl Reply<Offset>, result: Result<Option<u64>, ClientError>) {
     match result {
-        // Files end far below the largest offset.
-        Ok(Some(offset)) => reply.offset(offset as i64),
-        Ok(None) => reply.error(Errno::ENXIO),
-        Err(error) => reply.error(errno::of(&error)),
+        Ok(None) => reply.answer(Err(Errno::ENXIO)),
+        Ok(Some(offset)) => reply.answer(Ok(Offset(offset))),
+        Err(error) => send(reply, Err(error)),
     }
 }
 
-/// Answers with totals of the file system.
-pub fn statfs(reply: ReplyStatfs, result: Result<StatFs, ClientError>) {
-    match result {
-        Ok(totals) => {
-            reply.statfs(
+impl Reply<()> for ReplyEmpty {
+    fn answer(self, answer: Result<(), Errno>) {
+        match answer {
+            Ok(()) => self.ok(),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Entry> for ReplyEntry {
+    fn answer(self, answer: Result<Entry, Errno>) {
+        match answer {
+            Ok(Entry {
+                attr,
+                attr_ttl,
+                entry_ttl,
+            }) => self.entry_with_ttls(&attr_ttl, &entry_ttl, &attr, GENERATION),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Attributes> for ReplyAttr {
+    fn answer(self, answer: Result<Attributes, Errno>) {
+        match answer {
+            Ok(Attributes { attr, ttl }) => self.attr(&ttl, &attr),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Opened> for ReplyOpen {
+    fn answer(self, answer: Result<Opened, Errno>) {
+        match answer {
+            Ok(Opened { handle, flags }) => self.opened(handle, flags),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Created> for ReplyCreate {
+    fn answer(self, answer: Result<Created, Errno>) {
+        match answer {
+            Ok(Created { entry, opened }) => {
+                let ttl = entry.entry_ttl;
+                self.created(&ttl, &entry.attr, GENERATION, opened.handle, opened.flags);
+            }
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Vec<Bytes>> for ReplyData {
+    fn answer(self, answer: Result<Vec<Bytes>, Errno>) {
+        match answer.as_deref() {
+            Ok([]) => self.data(&[]),
+            Ok([piece]) => self.data(piece),
+            Ok(pieces) => self.data(&pieces.concat()),
+            Err(error) => self.error(*error),
+        }
+    }
+}
+
+impl Reply<Written> for ReplyWrite {
+    fn answer(self, answer: Result<Written, Errno>) {
+        match answer {
+            Ok(Written(bytes)) => self.written(bytes),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Offset> for ReplyLseek {
+    fn answer(self, answer: Result<Offset, Errno>) {
+        match answer {
+            // Files end far below the largest offset.
+            Ok(Offset(offset)) => self.offset(offset as i64),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<Xattr> for ReplyXattr {
+    fn answer(self, answer: Result<Xattr, Errno>) {
+        match answer {
+            Ok(Xattr::Size(bytes)) => self.size(bytes),
+            Ok(Xattr::Value(value)) => self.data(&value),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl Reply<StatFs> for ReplyStatfs {
+    fn answer(self, answer: Result<StatFs, Errno>) {
+        match answer {
+            Ok(totals) => self.statfs(
                 totals.total_bytes / STATFS_UNIT_BYTES,
                 totals.free_bytes / STATFS_UNIT_BYTES,
                 totals.available_bytes / STATFS_UNIT_BYTES,
@@ -122,8 +255,42 @@ pub fn statfs(reply: ReplyStatfs, result: Result<StatFs, ClientError>) {
                 STATFS_UNIT_BYTES as u32,
                 NAME_BYTES_MAX as u32,
                 STATFS_UNIT_BYTES as u32,
-            );
+            ),
+            Err(error) => self.error(error),
         }
-        Err(error) => reply.error(errno::of(&error)),
+    }
+}
+
+impl Reply<()> for ReplyDirectory {
+    fn answer(self, answer: Result<(), Errno>) {
+        match answer {
+            Ok(()) => self.ok(),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl NamesReply for ReplyDirectory {
+    fn add(&mut self, ino: u64, next: u64, kind: FileType, name: &OsStr) -> bool {
+        ReplyDirectory::add(self, INodeNo(ino), next, kind, name)
+    }
+}
+
+impl Reply<()> for ReplyDirectoryPlus {
+    fn answer(self, answer: Result<(), Errno>) {
+        match answer {
+            Ok(()) => self.ok(),
+            Err(error) => self.error(error),
+        }
+    }
+}
+
+impl EntriesReply for ReplyDirectoryPlus {
+    fn add(&mut self, next: u64, name: &OsStr, entry: &Entry) -> bool {
+        // One time to live serves both.
+        let Entry {
+            attr, entry_ttl, ..
+        } = entry;
+        ReplyDirectoryPlus::add(self, attr.ino, next, name, entry_ttl, attr, GENERATION)
     }
 }

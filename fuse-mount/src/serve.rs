@@ -4,41 +4,53 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use fuser::{FileHandle, INodeNo, ReplyEmpty, ReplyEntry, Request};
+use fuser::FileHandle;
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, Credentials};
 use tokio::runtime::Handle;
 
-use crate::caller::{Caller, Looks};
+use crate::caller::{Caller, Looks, Processes};
 use crate::credentials::Callers;
 use crate::handles::Handles;
 use crate::inner::{Inner, OpenFile};
 use crate::metrics::{Metrics, Observed, Operation};
 use crate::pages::Waiter;
+use crate::reply::{self, Entry, Reply};
 use crate::shared::Shared;
 use crate::write_buffers::WriteBuffers;
-use crate::{convert, reply};
+
+/// On whose behalf the kernel asks: a thread, by its number as the mount sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its number; 0: the kernel itself, or one that the mount does not see.
+    pub pid: u32,
+}
 
 /// Serves the kernel.
 pub struct Adapter {
     /// What the requests work on.
-    pub inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     /// On whose behalf they are.
-    pub callers: Callers,
+    pub(crate) callers: Callers,
     /// Whether they still live.
-    pub looks: Arc<Looks>,
+    pub(crate) looks: Arc<Looks>,
     /// What they write, until it is sent.
-    pub write_buffers: Arc<WriteBuffers>,
+    pub(crate) write_buffers: Arc<WriteBuffers>,
     runtime: Handle,
 }
 
 impl Adapter {
-    /// `runtime` runs what has to wait.
-    pub fn new(
+    /// `processes` are those that use the mount; `runtime` runs what has to wait.
+    pub(crate) fn new(
         client: Client,
         shared: Arc<Shared>,
         metrics: Arc<Metrics>,
+        processes: Arc<dyn Processes>,
         runtime: Handle,
     ) -> Self {
         Self {
@@ -49,8 +61,8 @@ impl Adapter {
                 files: Handles::new(),
                 directories: Handles::new(),
             }),
-            callers: Callers::default(),
-            looks: Arc::default(),
+            callers: Callers::new(processes.clone()),
+            looks: Arc::new(Looks::new(processes)),
             write_buffers: Arc::default(),
             runtime,
         }
@@ -58,17 +70,25 @@ impl Adapter {
 
     /// Does the work on this thread as far as it need not wait, which is often to its end: handing
     /// it over costs more than most answers. A task goes on from there.
-    pub fn serve(&self, operation: Operation, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn serve(
+        &self,
+        operation: Operation,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         self.go_on(self.begin(operation), work);
     }
 
     /// A request begins.
-    pub fn begin(&self, operation: Operation) -> Observed {
+    pub(crate) fn begin(&self, operation: Operation) -> Observed {
         self.inner.metrics.begin(operation)
     }
 
     /// As [`Adapter::serve`], for what was begun already.
-    pub fn go_on(&self, observed: Observed, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn go_on(
+        &self,
+        observed: Observed,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         let work = observed.request().scope(async move {
             work.await;
             drop(observed);
@@ -83,51 +103,49 @@ impl Adapter {
     }
 
     /// The client to ask, and on whose behalf.
-    pub fn asked(
+    pub(crate) fn asked(
         &self,
-        request: &Request,
+        header: Header,
     ) -> (Client, impl Future<Output = Credentials> + Send + use<>) {
-        let credentials = self.callers.credentials(request);
+        let credentials = self.callers.credentials(header);
         (self.inner.client.clone(), credentials)
     }
 
     /// What a request works on, and on whose behalf.
-    pub fn context(
+    pub(crate) fn context(
         &self,
-        request: &Request,
+        header: Header,
     ) -> (
         Arc<Inner>,
         impl Future<Output = Credentials> + Send + use<>,
         Caller,
     ) {
-        let credentials = self.callers.credentials(request);
-        (self.inner.clone(), credentials, self.caller(request))
+        let credentials = self.callers.credentials(header);
+        (self.inner.clone(), credentials, self.caller(header))
     }
 
-    /// The inode that a request is of, for which a thread waits; see [`Shared::heard_from`].
-    pub fn asked_of(&self, request: &Request, node_id: INodeNo) -> InodeId {
-        let ino = convert::inode(node_id);
-        self.inner.shared.heard_from(ino, request.pid());
-        ino
+    /// A thread asks for something of an inode that it waits for; see [`Shared::heard_from`].
+    pub(crate) fn heard_from(&self, header: Header, ino: InodeId) {
+        self.inner.shared.heard_from(ino, header.pid);
     }
 
     /// The thread that made a request.
-    pub fn caller(&self, request: &Request) -> Caller {
-        Caller::new(request.pid(), self.looks.clone())
+    pub(crate) fn caller(&self, header: Header) -> Caller {
+        Caller::new(header.pid, self.looks.clone())
     }
 
     /// Answers with the entry that `work` makes.
-    pub fn entry(
+    pub(crate) fn entry(
         &self,
-        request: &Request,
+        header: Header,
         operation: Operation,
-        reply: ReplyEntry,
+        reply: impl Reply<Entry>,
         work: impl Future<Output = Result<Attr, ClientError>> + Send + 'static,
     ) {
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, caller) = (self.inner.clone(), self.caller(header));
         let asked_at = inner.shared.invalidations.count();
         // `link` does; nothing else is of an inode that the kernel has.
-        let waiter = Some(Waiter::locking(request.pid()));
+        let waiter = Some(Waiter::locking(header.pid));
         self.serve(operation, async move {
             let made = caller.unless_killed(work).await;
             inner.answer_entry(reply, made, asked_at, waiter).await;
@@ -135,21 +153,21 @@ impl Adapter {
     }
 
     /// Answers whether `work` succeeded.
-    pub fn empty(
+    pub(crate) fn empty(
         &self,
-        request: &Request,
+        header: Header,
         operation: Operation,
-        reply: ReplyEmpty,
+        reply: impl Reply<()>,
         work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
     ) {
-        let caller = self.caller(request);
+        let caller = self.caller(header);
         self.serve(operation, async move {
-            reply::empty(reply, caller.unless_killed(work).await);
+            reply::send(reply, caller.unless_killed(work).await);
         });
     }
 
     /// The open file, or EBADF.
-    pub fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
+    pub(crate) fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
         self.inner.files.get(handle.0)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::{Attr, FileKind};
@@ -11,6 +11,7 @@ use crate::invalidations::{Invalidations, Since};
 use crate::kernel_options::ANSWER_DELAY_MAX;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
+use crate::now;
 use crate::pages::{Pages, QUIET_MAX, Waiter};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
@@ -23,7 +24,6 @@ const HELD_MAX: Duration = Duration::from_millis(500);
 const HELD_LOOK: Duration = Duration::from_millis(1);
 
 /// What the kernel has cached, as far as it concerns both sides.
-#[derive(Debug)]
 pub struct Shared {
     /// The inodes that the kernel knows.
     pub nodes: Nodes,
@@ -90,42 +90,42 @@ impl Shared {
 
     /// Another session may have changed an inode: what the kernel has of it is old. Whether it has
     /// anything.
-    pub fn changed_elsewhere(&self, ino: InodeId) -> bool {
+    pub async fn changed_elsewhere(&self, ino: InodeId) -> bool {
         self.invalidations.add(ino);
         let known = self.nodes.knows(ino);
         if known {
-            self.forget_inode(ino);
+            self.forget_inode(ino).await;
         }
         known
     }
 
     /// As [`Shared::changed_elsewhere`], of every inode.
-    pub fn all_changed_elsewhere(&self) {
+    pub async fn all_changed_elsewhere(&self) {
         self.invalidations.add_all();
         for ino in self.nodes.all() {
-            self.forget_inode(ino);
+            self.forget_inode(ino).await;
         }
     }
 
-    fn forget_inode(&self, ino: InodeId) {
-        self.forget_attributes(ino);
+    async fn forget_inode(&self, ino: InodeId) {
+        self.forget_attributes(ino).await;
         if let Some(pages) = self.nodes.pages(ino) {
             self.drop_pages(ino, &pages);
         }
     }
 
-    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it,
-    /// so not for the threads of the runtime.
-    pub fn forget_attributes(&self, ino: InodeId) {
+    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it.
+    /// To be run to its end: see [`crate::blocking`].
+    pub async fn forget_attributes(&self, ino: InodeId) {
         let Some(notices) = self.notices.get() else {
             return;
         };
         let Some(pages) = self.nodes.pages(ino) else {
             return notices.forget_attributes(ino);
         };
-        let end = Instant::now() + HELD_MAX;
+        let end = now() + HELD_MAX;
         loop {
-            let now = Instant::now();
+            let now = now();
             if pages.begin_notice(now) {
                 break;
             }
@@ -133,7 +133,7 @@ impl Shared {
                 pages.force_notice();
                 break;
             }
-            std::thread::sleep(HELD_LOOK);
+            tokio::time::sleep(HELD_LOOK).await;
         }
         notices.forget_attributes(ino);
         pages.end_notice();
@@ -150,7 +150,7 @@ impl Shared {
     #[must_use]
     pub fn try_wrote(&self, ino: InodeId, end: u64, thread: u32) -> bool {
         let pages = self.nodes.pages(ino);
-        pages.is_none_or(|pages| pages.write(end, thread, Instant::now()))
+        pages.is_none_or(|pages| pages.write(end, thread, now()))
     }
 
     /// As [`Shared::try_wrote`], once it may be.
@@ -164,7 +164,7 @@ impl Shared {
     /// A thread is answered next with attributes that the kernel takes in any case.
     pub fn impose(&self, attr: &Attr, waiter: Waiter) {
         if let Some(pages) = self.nodes.pages(attr.ino) {
-            pages.impose(attr.size_bytes, waiter, Instant::now());
+            pages.impose(attr.size_bytes, waiter, now());
         }
     }
 
@@ -193,12 +193,12 @@ impl Shared {
             // The kernel has nothing of it.
             return true;
         };
-        let began = Instant::now();
+        let began = now();
         loop {
             let dropped = notices.dropped.notified();
             tokio::pin!(dropped);
             dropped.as_mut().enable();
-            let now = Instant::now();
+            let now = now();
             if pages.may_tell(attr.size_bytes, now) {
                 return true;
             }
@@ -231,27 +231,27 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_may_be_older_than_an_invalidation_is_not_cached() {
+    #[tokio::test]
+    async fn what_may_be_older_than_an_invalidation_is_not_cached() {
         for attr in [file(), bare_directory(InodeId(8))] {
             let shared = Shared::new();
             let asked_at = shared.invalidations.count();
-            shared.changed_elsewhere(attr.ino);
+            shared.changed_elsewhere(attr.ino).await;
             assert_eq!(shared.remember(&attr, asked_at, LEASE), Duration::ZERO);
             let asked_at = shared.invalidations.count();
             assert_eq!(shared.remember(&attr, asked_at, LEASE), TTL);
-            shared.changed_elsewhere(OTHER);
+            shared.changed_elsewhere(OTHER).await;
             let others = shared.remember(&attr, asked_at, LEASE);
             assert_eq!(others, Duration::ZERO, "its name may be another's by now");
         }
     }
 
-    #[test]
-    fn what_the_kernel_does_not_know_needs_no_notice() {
+    #[tokio::test]
+    async fn what_the_kernel_does_not_know_needs_no_notice() {
         let shared = Shared::new();
-        assert!(!shared.changed_elsewhere(OTHER));
+        assert!(!shared.changed_elsewhere(OTHER).await);
         shared.nodes.remember(&file());
-        assert!(shared.changed_elsewhere(file().ino));
+        assert!(shared.changed_elsewhere(file().ino).await);
     }
 
     #[test]

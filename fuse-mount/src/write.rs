@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use fuser::{ReplyEmpty, ReplyWrite, Request, WriteFlags};
+use fuser::WriteFlags;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::FallocateMode;
 
+use crate::convert;
 use crate::inner::OpenFile;
 use crate::metrics::Operation;
-use crate::serve::Adapter;
-use crate::{convert, reply};
+use crate::reply::{self, Reply, Written};
+use crate::serve::{Adapter, Header};
 
 /// What the kernel wants written.
 pub struct Write {
@@ -23,13 +24,13 @@ pub struct Write {
 
 impl Adapter {
     /// Writes to an open file.
-    pub fn serve_write(
+    pub(crate) fn serve_write(
         &self,
-        request: &Request,
+        header: Header,
         open: Arc<OpenFile>,
         write: Write,
         data: &[u8],
-        reply: ReplyWrite,
+        reply: impl Reply<Written>,
     ) {
         let Write { ino, offset, flags } = write;
         // At most the size of a request, which was negotiated with the kernel.
@@ -40,7 +41,7 @@ impl Adapter {
         // Pages that are written back have their place, however the file was opened.
         let writes_back = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = open.append && !writes_back;
-        let thread = request.pid();
+        let thread = header.pid;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if !append && !kill_privileges {
             match open.file.try_write(offset, data) {
@@ -50,7 +51,7 @@ impl Adapter {
                         || result.is_err()
                         || self.inner.shared.try_wrote(ino, end, thread)
                     {
-                        return reply::written(reply, result.map(|()| written));
+                        return reply::send(reply, result.map(|()| Written(written)));
                     }
                     let inner = self.inner.clone();
                     return self.go_on(observed, async move {
@@ -63,12 +64,12 @@ impl Adapter {
                 Err(given_back) => data = given_back,
             }
         }
-        let (inner, caller) = (self.inner.clone(), self.caller(request));
+        let (inner, caller) = (self.inner.clone(), self.caller(header));
         self.go_on(observed, async move {
             let written_all = inner.write(&open.file, offset, data, append, kill_privileges);
             let result = caller.unless_killed(written_all).await.map(|()| written);
             if writes_back {
-                reply::written(reply, result);
+                reply::send(reply, result.map(Written));
             } else {
                 inner
                     .answer_written(reply, ino, offset, result, thread)
@@ -78,18 +79,18 @@ impl Adapter {
     }
 
     /// Allocates, or cuts out, a range of an open file; `range` is where it begins and how long it is.
-    pub fn serve_fallocate(
+    pub(crate) fn serve_fallocate(
         &self,
-        request: &Request,
+        header: Header,
         open: Arc<OpenFile>,
         ino: InodeId,
         range: (u64, u64),
         mode: i32,
-        reply: ReplyEmpty,
+        reply: impl Reply<()>,
     ) {
-        let (inner, thread) = (self.inner.clone(), request.pid());
+        let (inner, thread) = (self.inner.clone(), header.pid);
         let (offset, length) = range;
-        self.empty(request, Operation::Fallocate, reply, async move {
+        self.empty(header, Operation::Fallocate, reply, async move {
             let mode = convert::fallocate_mode(mode)?;
             open.file.fallocate(offset, length, mode).await?;
             if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {

@@ -74,7 +74,6 @@ impl<T> Sender<T> {
     }
 
     /// The value.
-    #[must_use]
     pub fn borrow(&self) -> Ref<'_, T> {
         self.0.borrow()
     }
@@ -140,7 +139,6 @@ impl<T> Drop for Sender<T> {
 
 impl<T> Receiver<T> {
     /// The value.
-    #[must_use]
     pub fn borrow(&self) -> Ref<'_, T> {
         self.shared.borrow()
     }

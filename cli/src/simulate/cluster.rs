@@ -34,6 +34,9 @@ pub struct ClusterArgs {
     /// Clients, 1 to 250.
     #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
     clients: u8,
+    /// Mounts, 0 to 250, each driven by a model of the kernel.
+    #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=250))]
+    mounts: u8,
     /// What happens to machines and the network: `all`, `none`, or some of crash, hang, suspend, partition, loss,
     /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
@@ -68,6 +71,7 @@ impl ClusterArgs {
             length,
             datanodes: self.datanodes,
             clients: self.clients,
+            mounts: self.mounts,
             faults,
             directory,
         })
@@ -79,12 +83,13 @@ impl ClusterArgs {
             minutes,
             datanodes,
             clients,
+            mounts,
             faults,
             ..
         } = self;
         format!(
             "harvestfs simulate cluster --seed {seed} --minutes {minutes} --datanodes {datanodes} \
-             --clients {clients} --faults {faults} --trace seed-{seed}.txt"
+             --clients {clients} --mounts {mounts} --faults {faults} --trace seed-{seed}.txt"
         )
     }
 }

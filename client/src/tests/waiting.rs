@@ -8,25 +8,24 @@ use tokio::time::Instant;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::name::Name;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
 use crate::testing::Cluster;
-use crate::{CacheListener, Client, ClientError, OpenFlags};
+use crate::{CacheListener, Client, ClientError, Invalidated, Invalidation, OpenFlags};
 
 /// Counts the names that it is notified of.
 #[derive(Default)]
 struct Heard(AtomicU64);
 
 impl CacheListener for Heard {
-    fn invalidate_inode(&self, _ino: InodeId) {}
-
-    fn invalidate_entry(&self, _parent: InodeId, _name: &Name) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated {
+        let names = what
+            .iter()
+            .filter(|it| matches!(it, Invalidation::Entry(..)));
+        self.0.fetch_add(names.count() as u64, Ordering::Relaxed);
+        Box::pin(std::future::ready(()))
     }
-
-    fn invalidate_all(&self) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,7 +106,7 @@ impl FaultKind {
             | Self::Duplicate
             | Self::PowerLoss
             | Self::Blackout => true,
-            Self::FailedSync => !matches!(part, Part::Client(_)),
+            Self::FailedSync => matches!(part, Part::Namenode | Part::Datanode(_)),
             Self::DiskError | Self::DiskFull => part == weak || part == Part::Namenode,
             Self::Rot | Self::Reimage => part == weak,
         }

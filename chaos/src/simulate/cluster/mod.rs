@@ -5,6 +5,7 @@ mod disk;
 mod faults;
 mod journal;
 mod machine;
+mod mounts;
 mod network;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,8 @@ pub use self::faults::FaultKind;
 use self::faults::Faults;
 use self::journal::Journal;
 use self::machine::Host;
+use self::mounts::Mounts;
+pub use self::mounts::history;
 use self::network::{Link, Network};
 use self::workload::{Board, Memory, Worker, check_all};
 use self::world::{Part, REPLICATION, TICK, World};
@@ -50,6 +53,8 @@ pub struct Options {
     pub datanodes: u8,
     /// Clients, at least one.
     pub clients: u8,
+    /// Mounts.
+    pub mounts: u8,
     /// Kinds of faults; none: nothing fails.
     pub faults: Vec<FaultKind>,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.
@@ -83,13 +88,16 @@ pub fn run(options: &Options) -> io::Result<Report> {
     let directory = tempfile::Builder::new()
         .prefix("harvestfs-simulation-")
         .tempdir_in(&options.directory)?;
-    let world = World::new(options.seed, options.datanodes, options.clients, directory)?;
+    let mut world = World::new(options.seed, options.datanodes, options.clients, directory)?;
+    world.add_mounts(options.seed, options.mounts)?;
     let rng = random::stream(options.seed, "faults");
+    let (journal, stop) = (Journal::default(), Rc::default());
     let mut simulation = Simulation {
         faults: Faults::new(options.faults.clone(), rng, START, options.datanodes),
         world,
-        journal: Journal::default(),
-        stop: Rc::default(),
+        mounts: Mounts::new(options.seed, options.mounts, &journal, &stop),
+        journal,
+        stop,
         board: Rc::default(),
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
@@ -99,6 +107,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
     for number in 0..options.clients {
         simulation.start_client(number)?;
     }
+    simulation.mounts.start_all(&mut simulation.world)?;
     simulation.run_for(options.length)?;
     simulation.end_faults()?;
     simulation.stop.set(true);
@@ -131,6 +140,7 @@ struct Simulation {
     stop: Rc<Cell<bool>>,
     board: Rc<RefCell<Board>>,
     clients: Vec<SimulatedClient>,
+    mounts: Mounts,
 }
 
 impl Simulation {
@@ -151,6 +161,7 @@ impl Simulation {
             for client in &self.clients {
                 client.memory.borrow_mut().power_was_lost();
             }
+            self.mounts.power_was_lost();
         }
         self.restarted(&restarted)
     }
@@ -201,6 +212,9 @@ impl Simulation {
                     .crashed();
                 self.start_client(number)?;
             }
+            if let Part::Mount(number) = *part {
+                self.mounts.restarted(number, &mut self.world)?;
+            }
         }
         Ok(())
     }
@@ -220,10 +234,12 @@ impl Simulation {
     /// All faults are over: clients come to an end, the cluster becomes whole, and everything that was promised
     /// is there.
     fn finish(&mut self) -> io::Result<()> {
-        let all_done = |it: &Self| it.clients.iter().all(|client| client.is_done.get());
+        let all_done = |it: &Self| {
+            it.clients.iter().all(|client| client.is_done.get()) && it.mounts.are_done()
+        };
         if !self.wait_for(all_done)? {
             self.journal
-                .failure(format!("clients do not end within {HEAL_MAX:?}"));
+                .failure(format!("clients and mounts do not end within {HEAL_MAX:?}"));
             return Ok(());
         }
         let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();
@@ -263,12 +279,14 @@ impl Simulation {
             .map(|it| Rc::clone(&it.memory))
             .collect();
         let is_done = Rc::new(Cell::new(false));
+        let check_mounts = self.mounts.check();
         let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
         let board = Rc::clone(&self.board);
         self.world.host(Part::Client(0)).spawn(async move {
             let checked = async {
                 let client = connections().await?;
-                check_all(&client, &memories, &board, &journal).await
+                check_all(&client, &memories, &board, &journal).await?;
+                check_mounts(&client).await
             };
             if let Err(error) = checked.await {
                 journal.failure(format!("nothing can be compared in the end: {error}"));

@@ -130,6 +130,7 @@ fn options(seed: u64, faults: &[FaultKind]) -> Options {
         length: Duration::from_secs(20),
         datanodes: 4,
         clients: 2,
+        mounts: 2,
         faults: faults.to_vec(),
         directory: std::env::temp_dir(),
     }

@@ -51,6 +51,8 @@ pub enum Part {
     Datanode(u8),
     /// One of a client, numbered from 0.
     Client(u8),
+    /// One of a mount, numbered from 0.
+    Mount(u8),
 }
 
 impl Part {
@@ -59,6 +61,7 @@ impl Part {
             Part::Namenode => (0, 1),
             Part::Datanode(number) => (1, number),
             Part::Client(number) => (2, number),
+            Part::Mount(number) => (3, number),
         };
         IpAddr::from([10, 0, subnet, host])
     }
@@ -70,6 +73,7 @@ impl std::fmt::Display for Part {
             Part::Namenode => f.write_str("namenode"),
             Part::Datanode(number) => write!(f, "datanode-{number}"),
             Part::Client(number) => write!(f, "client-{number}"),
+            Part::Mount(number) => write!(f, "mount-{number}"),
         }
     }
 }
@@ -135,6 +139,21 @@ impl World {
             world.start(part)?;
         }
         Ok(world)
+    }
+
+    /// Adds machines for mounts, on which nothing runs yet.
+    ///
+    /// # Errors
+    /// When the system gives no runtimes.
+    pub fn add_mounts(&mut self, seed: u64, mounts: u8) -> io::Result<()> {
+        for part in (0..mounts).map(Part::Mount) {
+            let number = self.hosts.len() as u64;
+            let seed = seed.wrapping_mul(1 << 16).wrapping_add(number);
+            let host = Host::new(part.ip(), seed, &self.network)?;
+            self.hosts.push((part, host));
+            self.disks.insert(part, SimulatedDisk::new(seed));
+        }
+        Ok(())
     }
 
     /// All machines.
@@ -258,7 +277,7 @@ impl World {
                     }
                 });
             }
-            Part::Client(_) => {}
+            Part::Client(_) | Part::Mount(_) => {}
         }
         Ok(())
     }
@@ -285,7 +304,14 @@ impl World {
     /// # Errors
     /// When no identity can be issued.
     pub fn connections(&self, number: u8) -> io::Result<impl Fn() -> Connecting + use<>> {
-        let part = Part::Client(number);
+        self.connections_of(Part::Client(number))
+    }
+
+    /// Opens sessions on a machine.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn connections_of(&self, part: Part) -> io::Result<impl Fn() -> Connecting + use<>> {
         let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
         let identity = self.identity(Role::Client, &part.to_string())?;
         let mut options = ClientOptions::new(vec![namenode], NAMENODE_NAME, identity);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::watch;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::reader::{Reads, read_block};
 use crate::engine::cache::extents::ExtentMap;

@@ -21,6 +21,7 @@ use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::RpcError;
 use harvestfs_protocol::types::{Attr, Credentials};
 
+use super::listener::Invalidation;
 use super::sequences::Numbered;
 use super::{Link, Session};
 use crate::driver::clock;
@@ -107,15 +108,11 @@ impl Drop for Pending<'_> {
             }
             changed.forget(&ticket);
             // The kernel got an error for it.
+            let entries = changed.entries.into_iter();
+            let entries = entries.map(|(parent, name)| Invalidation::Entry(parent, name));
+            let inodes = changed.inodes.into_iter().map(Invalidation::Inode);
             session
-                .tell_listener(move |listener| {
-                    for (parent, name) in &changed.entries {
-                        listener.invalidate_entry(*parent, name);
-                    }
-                    for ino in changed.inodes {
-                        listener.invalidate_inode(ino);
-                    }
-                })
+                .notify_listener(entries.chain(inodes).collect())
                 .await;
         }));
     }

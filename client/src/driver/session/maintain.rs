@@ -10,6 +10,7 @@ use harvestfs_protocol::since_boot;
 use harvestfs_protocol::transport::{CloseCode, NOTICES_QUEUED_MAX};
 use tokio::sync::mpsc;
 
+use super::listener::Invalidation;
 use super::{KEEPALIVE_DEADLINE, Link, LinkState, Session, unreachable};
 use crate::engine::session::connection::{Due, KeepAlive, Reconnect};
 use crate::error::ClientError;
@@ -38,9 +39,7 @@ pub(super) async fn maintain(
         let Some(connected) = reconnect(&session, &link).await else {
             return;
         };
-        session
-            .tell_listener(|listener| listener.invalidate_all())
-            .await;
+        session.notify_listener(vec![Invalidation::All]).await;
         link = session.publish(connected.0);
         notices = connected.1;
         tracing::info!("connected to the namenode again");

@@ -23,12 +23,13 @@ use harvestfs_protocol::transport::{
     TransportOptions,
 };
 use harvestfs_protocol::types::PlacementRules;
+use harvestfs_protocol::watch;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 use self::holds::Holds;
-use self::listener::CacheListener;
+use self::listener::{CacheListener, Invalidation};
 use self::listing::Listings;
 use self::sequences::{Numbered, Sequences};
 use crate::driver::clock;
@@ -428,25 +429,22 @@ impl Session {
                 }
             }
         }
-        self.tell_listener(move |listener| {
-            for notice in &batch {
-                match notice {
-                    Notice::Invalidate {
-                        inodes, entries, ..
-                    } => {
-                        for (parent, name) in entries {
-                            listener.invalidate_entry(*parent, name);
-                        }
-                        for ino in inodes {
-                            listener.invalidate_inode(*ino);
-                        }
-                    }
-                    Notice::InvalidateAll { .. } => listener.invalidate_all(),
-                    Notice::Recall { .. } => {}
+        let mut invalidated = Vec::new();
+        for notice in batch {
+            match notice {
+                Notice::Invalidate {
+                    inodes, entries, ..
+                } => {
+                    let entries = entries.into_iter();
+                    invalidated
+                        .extend(entries.map(|(parent, name)| Invalidation::Entry(parent, name)));
+                    invalidated.extend(inodes.into_iter().map(Invalidation::Inode));
                 }
+                Notice::InvalidateAll { .. } => invalidated.push(Invalidation::All),
+                Notice::Recall { .. } => {}
             }
-        })
-        .await;
+        }
+        self.notify_listener(invalidated).await;
         for id in acks {
             let link = link.clone();
             // In a task: the next notices need not wait for the answer, which says nothing.
@@ -460,18 +458,13 @@ impl Session {
     /// Nothing that is cached is valid any more.
     async fn forget_everything(&self) {
         self.cache.invalidate_all();
-        self.tell_listener(|listener| listener.invalidate_all())
-            .await;
+        self.notify_listener(vec![Invalidation::All]).await;
     }
 
-    pub(crate) async fn tell_listener(
-        &self,
-        tell: impl FnOnce(&dyn CacheListener) + Send + 'static,
-    ) {
+    pub(crate) async fn notify_listener(&self, what: Vec<Invalidation>) {
         let listener = self.listener.lock().clone();
-        if let Some(listener) = listener {
-            // It may have to wait for the kernel. A panic in it is reported by the runtime.
-            let _ = tokio::task::spawn_blocking(move || tell(&*listener)).await;
+        if let Some(listener) = listener.filter(|_| !what.is_empty()) {
+            listener.invalidate(what).await;
         }
     }
 }

@@ -20,9 +20,10 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 pub use self::check::check_all;
-use self::check::sizes;
+pub use self::check::sizes;
+use self::memory::Known;
 pub use self::memory::Memory;
-use self::memory::{Known, difference};
+pub use self::memory::difference;
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
 use super::journal::Journal;

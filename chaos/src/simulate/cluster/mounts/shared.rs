@@ -1,0 +1,228 @@
+//! Files that several mounts use: replaced as a whole by renaming, changed in place, and created exclusively.
+
+use std::collections::BTreeMap;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::Program;
+use super::log::Log;
+
+/// Where they are.
+pub(super) const DIRECTORY: &str = "/of-mounts";
+/// Files of each mount.
+const FILES: usize = 2;
+/// Most words of a version.
+const WORDS_MAX: usize = 6_000;
+
+/// Versions of a file.
+#[derive(Clone, Copy, Debug, Default)]
+struct Published {
+    /// The newest that was there when a change returned.
+    at_least: u64,
+    /// The newest of which a change began.
+    at_most: u64,
+}
+
+/// What the programs of all mounts know together.
+#[derive(Debug, Default)]
+pub struct Board {
+    published: BTreeMap<String, Published>,
+    /// How often a change of a mount had no known outcome. It may happen later, so the mount goes on with other
+    /// files.
+    doubts: BTreeMap<u8, u64>,
+    /// The number of the exclusive file that all try to create, and which mounts say that they did.
+    exclusive: u64,
+    winners: Vec<u8>,
+    pub(super) log: Log,
+}
+
+impl Board {
+    /// The machine of a mount crashed.
+    pub fn crashed(&mut self, number: u8) {
+        self.doubt(number);
+        self.log.doubt(number);
+    }
+}
+
+impl Board {
+    fn doubt(&mut self, number: u8) {
+        *self.doubts.entry(number).or_default() += 1;
+    }
+}
+
+fn is_acceptable(error: Errno) -> bool {
+    // Replaced between the looks at the name and at the file; made shorter while it is read
+    // (`docs/SEMANTICS.md`, exception 1).
+    matches!(error, Errno::STALE | Errno::INTR)
+}
+
+impl Program {
+    /// Works on what all mounts use.
+    pub(super) async fn work_with_others(&self) {
+        self.make_directory(DIRECTORY).await;
+        self.repeat(async || match self.random(0..10) {
+            0..3 => self.doubted(self.replace().await),
+            3..5 => self.doubted(self.change_in_place().await),
+            5 => self.create_exclusively().await,
+            _ => self.read_published().await,
+        })
+        .await;
+    }
+
+    /// What failed has no known outcome.
+    fn doubted(&self, changed: Result<(), Errno>) -> Result<(), Errno> {
+        if changed.is_err() {
+            self.board.borrow_mut().doubt(self.number);
+        }
+        changed
+    }
+
+    fn new_name(&self, kind: &str) -> String {
+        let number = self.number;
+        let doubts = self.board.borrow().doubts.get(&number).copied();
+        let (doubts, file) = (doubts.unwrap_or(0), self.random(0..FILES));
+        format!("{kind}-{number}-{doubts}-{file}")
+    }
+
+    fn next_version(&self, name: &str) -> u64 {
+        let mut board = self.board.borrow_mut();
+        let published = board.published.entry(name.to_owned()).or_default();
+        published.at_most += 1;
+        published.at_most
+    }
+
+    fn published(&self, name: &str, version: u64) {
+        if let Some(published) = self.board.borrow_mut().published.get_mut(name) {
+            published.at_least = published.at_least.max(version);
+        }
+    }
+
+    async fn write_version(&self, path: &str, version: u64, mode: OFlags) -> Result<(), Errno> {
+        let words = 1 + self.random(0..WORDS_MAX);
+        let content = version.to_le_bytes().repeat(words);
+        let fd = self.thread.open(path, mode).await?;
+        let written = self.thread.write(&fd, 0, &content).await;
+        let synced = self.thread.fsync(&fd).await;
+        self.thread.close(fd).await?;
+        synced?;
+        match written? == content.len() {
+            true => Ok(()),
+            false => Err(Errno::IO),
+        }
+    }
+
+    /// Replaces a file by its next version.
+    async fn replace(&self) -> Result<(), Errno> {
+        let name = self.new_name("replaced");
+        let version = self.next_version(&name);
+        self.note(format_args!("replace {name} by version {version}"));
+        let path = format!("{DIRECTORY}/{name}");
+        let draft = format!("{path}.new");
+        let mode = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
+        self.write_version(&draft, version, mode).await?;
+        self.thread.rename(&draft, &path).await?;
+        self.published(&name, version);
+        Ok(())
+    }
+
+    /// Cuts a file and writes its next version.
+    async fn change_in_place(&self) -> Result<(), Errno> {
+        let name = self.new_name("changed");
+        let version = self.next_version(&name);
+        self.note(format_args!("change {name} to version {version}"));
+        let path = format!("{DIRECTORY}/{name}");
+        let mode = OFlags::CREATE | OFlags::TRUNC | OFlags::RDWR;
+        self.write_version(&path, version, mode).await?;
+        self.published(&name, version);
+        Ok(())
+    }
+
+    /// Reads a file that some mount publishes.
+    async fn read_published(&self) -> Result<(), Errno> {
+        let (name, before) = {
+            let board = self.board.borrow();
+            let count = board.published.len();
+            if count == 0 {
+                return Ok(());
+            }
+            let nth = board.published.iter().nth(self.random(0..count));
+            let Some((name, published)) = nth else {
+                return Ok(());
+            };
+            (name.clone(), *published)
+        };
+        self.note(format_args!("read {name}"));
+        let path = format!("{DIRECTORY}/{name}");
+        let fd = match self.thread.open(&path, OFlags::RDONLY).await {
+            Err(Errno::NOENT) if before.at_least == 0 => return Ok(()),
+            Err(Errno::NOENT) => {
+                self.failure(&format!("{name} is not there"));
+                return Ok(());
+            }
+            Err(error) if is_acceptable(error) => return Ok(()),
+            opened => opened?,
+        };
+        let read = self.read_all(&fd).await;
+        self.thread.close(fd).await?;
+        let read = match read {
+            Err(error) if is_acceptable(error) => return Ok(()),
+            read => read?,
+        };
+        let at_most = self.board.borrow().published[&name].at_most;
+        self.judge(&name, before.at_least..=at_most, &read);
+        Ok(())
+    }
+
+    /// What is replaced is whole and one of the versions. What is changed in place may be cut, or a mixture, while
+    /// a change is under way, but each word is of a version, and never of none.
+    fn judge(&self, name: &str, versions: std::ops::RangeInclusive<u64>, read: &[u8]) {
+        let (words, rest) = read.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let is_changing = versions.start() < versions.end();
+        let is_in_place = name.starts_with("changed");
+        let is_whole = rest.is_empty() && words.windows(2).all(|pair| pair[0] == pair[1]);
+        let may_be_mixed = is_in_place && is_changing;
+        let is_broken = !may_be_mixed && (words.is_empty() || !is_whole);
+        let wrong = words.iter().find(|word| !versions.contains(word));
+        if wrong.is_some() || is_broken {
+            self.failure(&format!(
+                "{name}: {} bytes, whole: {is_whole}, version {wrong:?} or none, where there were {versions:?}",
+                read.len()
+            ));
+        }
+    }
+
+    /// Of all mounts that create a name exclusively, one succeeds.
+    async fn create_exclusively(&self) -> Result<(), Errno> {
+        let number = self.board.borrow().exclusive;
+        let path = format!("{DIRECTORY}/exclusive-{number}");
+        self.note(format_args!("create exclusive-{number}"));
+        let mode = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+        let created = self.thread.open(&path, mode).await;
+        let is_current = self.board.borrow().exclusive == number;
+        match created {
+            Ok(fd) => {
+                if is_current {
+                    let mut board = self.board.borrow_mut();
+                    board.winners.push(self.number);
+                    if board.winners.len() > 1 {
+                        let winners = board.winners.clone();
+                        self.failure(&format!("exclusive-{number} was created by {winners:?}"));
+                    }
+                }
+                self.thread.close(fd).await
+            }
+            Err(Errno::EXIST) => {
+                if is_current {
+                    // All go on with the next one, which is the harder the more try it at once.
+                    let mut board = self.board.borrow_mut();
+                    board.exclusive += 1;
+                    board.winners.clear();
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

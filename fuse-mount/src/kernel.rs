@@ -1,0 +1,143 @@
+//! What the kernel is notified through: its device, or what is in its place.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{INodeNo, Notifier};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::name::Name;
+use tokio::sync::oneshot;
+
+use crate::submounts::Submounts;
+
+/// `FUSE_NOTIFY_INVAL_ENTRY` of `linux/fuse.h`.
+const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// `FUSE_EXPIRE_ONLY`: the entry is looked up again, and not thrown away.
+const EXPIRE_ONLY: u32 = 1;
+/// `FUSE_NOTIFY_INC_EPOCH` of `linux/fuse.h` (protocol 7.44, Linux 6.16): all cached directory
+/// entries of the mount are from an older epoch now.
+const NOTIFY_INC_EPOCH: i32 = 8;
+/// How often is looked whether the kernel may be disturbed.
+pub const QUIET_LOOK: Duration = Duration::from_millis(2);
+
+/// A notification for which the kernel may wait for requests of ours. It goes on when this is dropped.
+pub type Notified = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+/// What notifies the kernel of one mount.
+pub trait Kernel: Send + Sync + 'static {
+    /// The attributes that the kernel has of an inode are old. Takes no lock that the kernel holds during
+    /// a request.
+    ///
+    /// # Errors
+    /// The kernel refuses; `NotFound`: it does not know the inode.
+    fn forget_attributes(&self, ino: InodeId) -> io::Result<()>;
+
+    /// All entries of the mount that the kernel has cached are old. Takes no lock.
+    ///
+    /// # Errors
+    /// The kernel knows no epochs.
+    fn declare_entries_old(&self) -> io::Result<()>;
+
+    /// The kernel is to drop the pages of a file as soon as `begin` says so, which is asked every
+    /// [`QUIET_LOOK`] and has its effect at once. Waits for those that are being read or written back.
+    fn drop_pages(&self, ino: InodeId, begin: Box<dyn FnMut() -> bool + Send>) -> Notified;
+
+    /// The kernel is to look up an entry again, and to keep what is mounted there. Waits for requests in
+    /// the directory.
+    fn expire_entry(&self, parent: InodeId, name: &Name) -> Notified;
+
+    /// For how long something has been seen mounted in the mount; none: nothing is.
+    fn submounts_seen_for(&self) -> Option<Duration>;
+}
+
+/// The kernel of this machine.
+pub(crate) struct FuseKernel {
+    notifier: Notifier,
+    /// The mount's connection to the kernel, for what the notifier does not know.
+    device: Arc<OwnedFd>,
+    submounts: Submounts,
+}
+
+impl FuseKernel {
+    /// `device` is the mount's connection to the kernel.
+    pub(crate) fn new(notifier: Notifier, device: OwnedFd, submounts: Submounts) -> Self {
+        Self {
+            notifier,
+            device: Arc::new(device),
+            submounts,
+        }
+    }
+}
+
+impl Kernel for FuseKernel {
+    fn forget_attributes(&self, ino: InodeId) -> io::Result<()> {
+        // A negative offset: the attributes only.
+        self.notifier.inval_inode(INodeNo(ino.0), -1, 0)
+    }
+
+    fn declare_entries_old(&self) -> io::Result<()> {
+        notify(&self.device, NOTIFY_INC_EPOCH, &[])
+    }
+
+    fn drop_pages(&self, ino: InodeId, mut begin: Box<dyn FnMut() -> bool + Send>) -> Notified {
+        let notifier = self.notifier.clone();
+        in_thread("fuse-drop", move || {
+            while !begin() {
+                std::thread::sleep(QUIET_LOOK);
+            }
+            notifier.inval_inode(INodeNo(ino.0), 0, 0)
+        })
+    }
+
+    fn expire_entry(&self, parent: InodeId, name: &Name) -> Notified {
+        // struct fuse_notify_inval_entry_out { u64 parent; u32 namelen; u32 flags }, then the name with
+        // its end.
+        let name = name.as_bytes();
+        let mut body = parent.0.to_ne_bytes().to_vec();
+        body.extend((name.len() as u32).to_ne_bytes());
+        body.extend(EXPIRE_ONLY.to_ne_bytes());
+        body.extend(name);
+        body.push(0);
+        let device = self.device.clone();
+        in_thread("fuse-expire", move || {
+            notify(&device, NOTIFY_INVAL_ENTRY, &body)
+        })
+    }
+
+    fn submounts_seen_for(&self) -> Option<Duration> {
+        self.submounts.seen_for()
+    }
+}
+
+/// Not one of the runtime's threads: its end would wait for the thread, and so for the kernel.
+fn in_thread(name: &str, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> Notified {
+    let (done, is_done) = oneshot::channel();
+    let spawned = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            // Nobody waits when the runtime has ended.
+            let _ = done.send(work());
+        });
+    Box::pin(async move {
+        spawned?;
+        is_done
+            .await
+            .unwrap_or_else(|ended| Err(io::Error::other(ended)))
+    })
+}
+
+fn notify(device: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
+    // struct fuse_out_header { u32 len; s32 error; u64 unique }; a notification has its code in `error`
+    // and 0 in `unique`.
+    let length = 16 + body.len() as u32;
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(code.to_ne_bytes());
+    message.extend(0_u64.to_ne_bytes());
+    message.extend(body);
+    rustix::io::write(device, &message)?;
+    Ok(())
+}
