@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fuser::Session;
 use harvestfs_client::{Client, ClientError, ClientOptions};
-use tokio::sync::watch;
+use harvestfs_protocol::watch;
 use tokio::task::spawn_blocking;
 
 use crate::caller::ProcFs;
@@ -163,7 +163,7 @@ impl Mount {
             .spawn(move || {
                 let result = session.run().map_err(|error| error.to_string());
                 // Nobody listens any more once the mount is dropped.
-                let _ = end.send(Some(result));
+                end.send_replace(Some(result));
             })
             .map_err(failed)?;
         let guard = Guard::start(&device_number)

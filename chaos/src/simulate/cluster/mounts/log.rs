@@ -11,8 +11,9 @@ use harvestfs_protocol::types::Credentials;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::Program;
+use super::kernel::Fd;
 use super::shared::DIRECTORY;
-use super::{Program, kernel::Fd};
 use crate::simulate::cluster::journal::Journal;
 
 /// Bytes of a record.
