@@ -361,8 +361,7 @@ impl BlockStore {
             .await
     }
 
-    /// As [`BlockStore::seal`], and at what the replica has when that is less: nothing more will come. What is there is
-    /// reported, also if it was sealed before.
+    /// As [`BlockStore::seal`], and at what the replica has when that is less: nothing more will come.
     ///
     /// # Errors
     /// As [`BlockStore::seal`]; [`StoreError::ShortReplica`] when there is nothing.
@@ -380,10 +379,7 @@ impl BlockStore {
                 {
                     length_bytes = have_bytes;
                 }
-                sealed => {
-                    self.inventory.report_have(block);
-                    return sealed;
-                }
+                sealed => return sealed,
             }
         }
     }

@@ -196,21 +196,18 @@ impl Faults {
         for (part, why) in world.take_ended() {
             journal.note(&part.to_string(), format_args!("ended: {why}"));
             // It may be about to be started again for another reason.
-            if self
-                .under_way
-                .iter()
-                .any(|it| it.part == part && it.kind.is_down())
-            {
+            if self.is_down(part) {
                 continue;
             }
             world.host(part).crash();
-            self.under_way.push(UnderWay {
-                kind: FaultKind::Crash,
-                part,
-                began,
-                ends: began + RESTART_PAUSE,
-            });
+            self.add(FaultKind::Crash, part, began, RESTART_PAUSE);
         }
+    }
+
+    /// Whether a machine waits to be started again.
+    fn is_down(&self, part: Part) -> bool {
+        let mut faults = self.under_way.iter();
+        faults.any(|fault| fault.part == part && fault.kind.is_down())
     }
 
     fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
@@ -283,11 +280,11 @@ impl Faults {
                 self.change_links(link, part, &parts, world);
             }
         }
-        self.is_under_way(kind, part, world.now(), lasts);
+        self.add(kind, part, world.now(), lasts);
         Ok(())
     }
 
-    fn is_under_way(&mut self, kind: FaultKind, part: Part, began: Duration, lasts: Duration) {
+    fn add(&mut self, kind: FaultKind, part: Part, began: Duration, lasts: Duration) {
         self.under_way.push(UnderWay {
             kind,
             part,
@@ -305,19 +302,15 @@ impl Faults {
         for part in world.parts() {
             let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
             world.lose_power(part)?;
-            let of_part = self.under_way.iter_mut().find(|fault| fault.part == part);
-            match of_part {
-                Some(fault) if fault.kind.is_down() => {}
-                // Its other fault goes on, and ends with it.
-                Some(fault) => fault.ends = now,
-                None => {}
-            }
-            if !self
-                .under_way
-                .iter()
-                .any(|it| it.part == part && it.kind.is_down())
+            let mut faults = self.under_way.iter_mut();
+            // Its other fault ends.
+            if let Some(fault) = faults.find(|fault| fault.part == part)
+                && !fault.kind.is_down()
             {
-                self.is_under_way(FaultKind::Blackout, part, now, lasts);
+                fault.ends = now;
+            }
+            if !self.is_down(part) {
+                self.add(FaultKind::Blackout, part, now, lasts);
             }
         }
         Ok(())

@@ -177,7 +177,7 @@ impl Simulation {
         let (rng, memory) = (Rc::clone(&of_client.rng), Rc::clone(&of_client.memory));
         let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
         let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&of_client.is_done));
-        let connections = self.world.connections(number)?;
+        let connections = self.world.connections(Part::Client(number))?;
         self.world.host(Part::Client(number)).spawn(async move {
             loop {
                 let worked = async {
@@ -272,7 +272,7 @@ impl Simulation {
     }
 
     fn check(&mut self) -> io::Result<()> {
-        let connections = self.world.connections(0)?;
+        let connections = self.world.connections(Part::Client(0))?;
         let memories: Vec<_> = self
             .clients
             .iter()

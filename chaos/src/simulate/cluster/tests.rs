@@ -23,7 +23,7 @@ fn with_client<T: 'static, F: Future<Output = T> + 'static>(
     time: Duration,
     work: impl FnOnce(Client) -> F + 'static,
 ) -> T {
-    let connections = world.connections(0).expect("an identity");
+    let connections = world.connections(Part::Client(0)).expect("an identity");
     let result = Rc::new(RefCell::new(None));
     let to = Rc::clone(&result);
     world.host(Part::Client(0)).spawn(async move {

@@ -299,19 +299,11 @@ impl World {
         Ok(options)
     }
 
-    /// Opens sessions on a client's machine.
-    ///
-    /// # Errors
-    /// When no identity can be issued.
-    pub fn connections(&self, number: u8) -> io::Result<impl Fn() -> Connecting + use<>> {
-        self.connections_of(Part::Client(number))
-    }
-
     /// Opens sessions on a machine.
     ///
     /// # Errors
     /// When no identity can be issued.
-    pub fn connections_of(&self, part: Part) -> io::Result<impl Fn() -> Connecting + use<>> {
+    pub fn connections(&self, part: Part) -> io::Result<impl Fn() -> Connecting + use<>> {
         let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
         let identity = self.identity(Role::Client, &part.to_string())?;
         let mut options = ClientOptions::new(vec![namenode], NAMENODE_NAME, identity);

@@ -152,6 +152,28 @@ async fn a_block_has_a_largest_size() {
 }
 
 #[tokio::test]
+async fn a_replica_that_lacks_its_end_is_sealed_at_what_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let mut writer = create(&store, 1).await.unwrap();
+    let all = vec![packet(0, &data(3, 20_000), false)];
+    writer.write(all, false).await.unwrap();
+    drop(writer);
+    for _ in 0..2 {
+        let sealed = store.seal_what_is_there(BlockId(1), 8 * 4096).await;
+        sealed.unwrap();
+        let storage = store.healthy_storages()[0];
+        assert_eq!(store.replicas_of(storage), [report(1, 20_480, true)]);
+    }
+    create(&store, 2).await.unwrap();
+    let nothing = store.seal_what_is_there(BlockId(2), 4096).await;
+    assert!(matches!(
+        nothing,
+        Err(StoreError::ShortReplica { have_bytes: 0 })
+    ));
+}
+
+#[tokio::test]
 async fn a_replica_is_sealed_by_others_when_its_writer_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());

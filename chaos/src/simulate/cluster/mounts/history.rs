@@ -311,7 +311,7 @@ pub fn answers_of_model(seed: u64, calls: &[Call]) -> io::Result<Vec<Answer>> {
     world.run_for(START);
     let mut machines = Vec::new();
     for number in 0..MOUNTS as u8 {
-        let connections = world.connections_of(Part::Mount(number))?;
+        let connections = world.connections(Part::Mount(number))?;
         let thread = done(&mut world, number, async move {
             let client = connections().await.expect("nothing fails");
             Kernel::mount(&client, seed.wrapping_add(number.into())).thread()

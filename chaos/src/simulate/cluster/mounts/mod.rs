@@ -102,7 +102,7 @@ impl Mounts {
     /// # Errors
     /// When no identity can be issued.
     fn start(&mut self, number: u8, world: &mut World) -> io::Result<()> {
-        let connections = world.connections_of(Part::Mount(number))?;
+        let connections = world.connections(Part::Mount(number))?;
         let mount = &mut self.mounts[usize::from(number)];
         mount.starts += 1;
         let seed = random::stream(self.seed, &format!("kernel {number} {}", mount.starts)).random();
@@ -280,9 +280,4 @@ impl Program {
             all.extend(read);
         }
     }
-}
-
-/// How what was read differs from what was promised.
-fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
-    super::workload::difference(expected, found)
 }

@@ -10,10 +10,10 @@ use harvestfs_protocol::types::Credentials;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::Program;
 use super::kernel::{Fd, PAGE_BYTES};
-use super::{Program, difference};
 use crate::simulate::cluster::journal::Journal;
-use crate::simulate::cluster::workload::sizes;
+use crate::simulate::cluster::workload::{difference, sizes};
 use crate::simulate::cluster::world::Part;
 
 /// Names in use at a time.
