@@ -1,11 +1,18 @@
-//! Reads whose extents another client has made stale, before this client is notified.
+//! Reads whose extents another client has made stale, before this client is notified, or while the mount
+//! is still busy with what it was notified of before.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::types::Attr;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
+use super::faults::DEADLINE;
 use super::{create, pattern, root};
 use crate::testing::Cluster;
-use crate::{ClientError, File, OpenFlags};
+use crate::{CacheListener, ClientError, File, Invalidated, Invalidation, OpenFlags};
 
 const MIB: usize = 1 << 20;
 
@@ -49,4 +56,67 @@ async fn a_block_that_is_never_where_the_extents_say_ends_the_read() {
     }
     let refused = read.read(0, MIB).await;
     assert_eq!(refused, Err(ClientError::ChangesTooFast { ino: attr.ino }));
+}
+
+/// A mount whose kernel takes its time.
+struct Slow(Arc<Semaphore>);
+
+impl CacheListener for Slow {
+    fn invalidate(&self, _: Vec<Invalidation>) -> Invalidated {
+        let may = self.0.clone();
+        Box::pin(async move {
+            let permit = may.acquire().await;
+            permit.expect("it is not closed").forget();
+        })
+    }
+}
+
+async fn wait_for_commits(cluster: &Cluster, count: u64) {
+    let began = Instant::now();
+    while cluster.namenode.calls("commit") < count {
+        assert!(began.elapsed() < DEADLINE, "it was not committed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_invalidated() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    let (other, other_of_a) = create(&a, "other").await;
+    let (log, _) = create(&a, "log").await;
+    let append = OpenFlags {
+        read: true,
+        append: true,
+        ..OpenFlags::WRITE
+    };
+    let by_a = a.open(&root(), log.ino, append).await.unwrap();
+    let by_b = b.open(&root(), log.ino, append).await.unwrap();
+    by_b.append(Bytes::from_static(b"one")).await.unwrap();
+    by_b.flush().await.unwrap();
+    assert_eq!(by_b.read(0, 100).await.unwrap(), "one");
+    b.getattr(&root(), other.ino).await.unwrap();
+
+    // The mount of b is busy with this when it is notified of the append.
+    let may = Arc::new(Semaphore::new(0));
+    b.set_cache_listener(Arc::new(Slow(may.clone())));
+    let commits = cluster.namenode.calls("commit");
+    let changes = tokio::spawn(async move {
+        let write = other_of_a.write(0, Bytes::from_static(b"other"));
+        write.await.unwrap();
+        other_of_a.sync().await.unwrap();
+    });
+    wait_for_commits(&cluster, commits + 1).await;
+    let appends = tokio::spawn(async move {
+        by_a.append(Bytes::from_static(b"two")).await.unwrap();
+        by_a.flush().await.unwrap();
+    });
+    wait_for_commits(&cluster, commits + 2).await;
+    by_b.append(Bytes::from_static(b"three")).await.unwrap();
+    by_b.flush().await.unwrap();
+    assert_eq!(by_b.read(0, 100).await.unwrap(), "onetwothree");
+    assert!(!appends.is_finished(), "b has not acknowledged it");
+    may.add_permits(100);
+    changes.await.unwrap();
+    appends.await.unwrap();
 }

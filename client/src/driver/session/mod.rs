@@ -344,7 +344,8 @@ impl Session {
             hopeless: false,
         };
         let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);
-        let rpc = Rpc::start(connection, sender)
+        let cache = self.cache.clone();
+        let rpc = Rpc::start_observed(connection, sender, move |notice| cache.obey(notice))
             .await
             .map_err(|error| retry(error.into()))?;
         let asked = since_boot();
@@ -401,27 +402,19 @@ impl Session {
         }
     }
 
-    /// Does what a batch of notices says and acknowledges them.
+    /// Does what a batch of notices says, which the cache has obeyed, and acknowledges them.
     async fn handle_notices(&self, link: &Arc<Link>, batch: Vec<Notice>) {
         let mut acks = Vec::with_capacity(batch.len());
         for notice in &batch {
             match notice {
-                Notice::Invalidate {
-                    id,
-                    inodes,
-                    entries,
-                } => {
+                Notice::Invalidate { id, inodes, .. } => {
                     acks.push(*id);
-                    self.cache.invalidate(inodes, entries);
                     let mut holds = self.holds.lock();
                     for ino in inodes {
                         holds.drop_idle(*ino);
                     }
                 }
-                Notice::InvalidateAll { id } => {
-                    acks.push(*id);
-                    self.cache.invalidate_all();
-                }
+                Notice::InvalidateAll { id } => acks.push(*id),
                 Notice::Recall { inodes } => {
                     self.delegations.recalled(inodes);
                     // Nothing is in memory when its receiver is gone.

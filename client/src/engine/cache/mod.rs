@@ -4,6 +4,10 @@
 //! another request of this client may change it. So every request takes a [`Ticket`] before it is
 //! sent, and every invalidation and every own change is remembered by number. What a reply says
 //! about something that was invalidated or changed after its ticket is not cached.
+//!
+//! And a reply can overtake: it may show a change of another session, as an append does that is placed behind
+//! one. What the cache has must not be older then, so notices are obeyed in the order in which they and replies
+//! were sent ([`MetaCache::obey`]).
 
 pub(crate) mod extents;
 pub(crate) mod permissions;
@@ -15,7 +19,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::DirEntry;
+use harvestfs_protocol::meta::{DirEntry, Notice};
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, PlacementRules};
 use parking_lot::Mutex;
@@ -28,7 +32,8 @@ const EVENTS_MAX: usize = 65_536;
 /// Extents count as entries of the cache in units of this many.
 const EXTENTS_PER_ENTRY: usize = 4;
 
-/// The cache of one session. Every method is a short critical section.
+/// The cache of one session. Every method is a short critical section. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct MetaCache {
     inner: Arc<Mutex<Inner>>,
 }
@@ -235,6 +240,17 @@ impl MetaCache {
             Some(value) => Some(value.clone()),
             None if inode.no_other_xattrs => Some(None),
             None => None,
+        }
+    }
+
+    /// Forgets what a notice names. To be called before any reply is used that was sent after it.
+    pub(crate) fn obey(&self, notice: &Notice) {
+        match notice {
+            Notice::Invalidate {
+                inodes, entries, ..
+            } => self.invalidate(inodes, entries),
+            Notice::InvalidateAll { .. } => self.invalidate_all(),
+            Notice::Recall { .. } => {}
         }
     }
 

@@ -63,6 +63,19 @@ where
         connection: Connection,
         notices: mpsc::Sender<Notice>,
     ) -> Result<Self, TransportError> {
+        Self::start_observed(connection, notices, |_| {}).await
+    }
+
+    /// As [`RpcClient::start`]. `observe` is called with each notice before any answer that the server
+    /// sent after it is given out; it must not wait.
+    ///
+    /// # Errors
+    /// As [`RpcClient::start`].
+    pub async fn start_observed(
+        connection: Connection,
+        notices: mpsc::Sender<Notice>,
+        observe: impl FnMut(&Notice) + Send + 'static,
+    ) -> Result<Self, TransportError> {
         let (mut sender, receiver) = connection.open_stream(StreamKind::Rpc).await?;
         sender.announce().await?;
         let shared = Arc::new(Shared {
@@ -87,7 +100,7 @@ where
         let reader = tokio::spawn({
             let (shared, connection) = (shared.clone(), connection.clone());
             async move {
-                let error = read(&shared, &connection, receiver, notices).await;
+                let error = read(&shared, &connection, receiver, notices, observe).await;
                 shared.fail_all(&error.to_string());
             }
         });
@@ -240,6 +253,7 @@ async fn read<Resp: DeserializeOwned, Notice: DeserializeOwned>(
     connection: &Connection,
     mut receiver: FrameReceiver,
     notices: mpsc::Sender<Notice>,
+    mut observe: impl FnMut(&Notice),
 ) -> TransportError {
     let mut decoder = FrameDecoder::new();
     loop {
@@ -260,6 +274,7 @@ async fn read<Resp: DeserializeOwned, Notice: DeserializeOwned>(
                     shared.answer(id, Err(RpcError::Abandoned));
                 }
                 Ok(Some(ServerFrame::Notice(notice))) => {
+                    observe(&notice);
                     if let Err(mpsc::error::TrySendError::Full(_)) = notices.try_send(notice) {
                         connection.close(CloseCode::TOO_SLOW, "notices are not taken");
                         return TransportError::Closed;
