@@ -173,6 +173,11 @@ pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
     }
 }
 
+/// Whether a program reads and writes past the kernel's pages.
+pub fn is_direct(flags: fuser::OpenFlags) -> bool {
+    OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::DIRECT)
+}
+
 /// How the kernel is to treat what was opened; it keeps the pages that it has if it may.
 pub fn fopen_flags(opened_for: OpenFlags, may_keep_pages: bool) -> FopenFlags {
     let cache = if opened_for.append {

@@ -232,7 +232,7 @@ impl Filesystem for Device {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -240,6 +240,7 @@ impl Filesystem for Device {
             ino: convert::inode(node_id),
             offset,
             flags: write_flags,
+            direct: convert::is_direct(flags),
         };
         self.0.write(request.into(), handle, write, data, reply);
     }

@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 use crate::directory::OpenDirectory;
 use crate::handles::Handles;
 use crate::metrics::Metrics;
-use crate::pages::Waiter;
+use crate::pages::{CachedWrite, Waiter};
 use crate::reply::{self, Attributes, Created, Entry, Opened, Reply, Written};
 use crate::shared::Shared;
 use crate::{blocking, convert, now};
@@ -267,14 +267,14 @@ impl Inner {
     pub async fn answer_written(
         &self,
         reply: impl Reply<Written>,
-        ino: InodeId,
-        offset: u64,
+        (ino, offset): (InodeId, u64),
         result: Result<u32, ClientError>,
+        cached: CachedWrite,
         thread: u32,
     ) {
         if let Ok(written) = &result {
             let end = offset.saturating_add((*written).into());
-            self.shared.wrote(ino, end, thread).await;
+            self.shared.wrote(ino, end, cached, thread).await;
         }
         reply::send(reply, result.map(Written));
     }

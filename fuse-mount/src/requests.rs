@@ -12,6 +12,7 @@ use harvestfs_protocol::types::Credentials;
 use crate::convert;
 use crate::directory::OpenDirectory;
 use crate::metrics::Operation;
+use crate::pages::CachedWrite;
 use crate::read::Read;
 use crate::reply::{
     self, Attributes, Created, EntriesReply, Entry, NamesReply, Offset, Opened, Reply, Written,
@@ -332,7 +333,13 @@ impl Adapter {
             let copied = source.copy_range(source_offset, &destination, destination_offset, length);
             let copied = caller.unless_killed(copied).await;
             inner
-                .answer_written(reply, ino, destination_offset, copied, thread)
+                .answer_written(
+                    reply,
+                    (ino, destination_offset),
+                    copied,
+                    CachedWrite::dropped_from(destination_offset),
+                    thread,
+                )
                 .await;
         });
     }

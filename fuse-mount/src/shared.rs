@@ -12,7 +12,7 @@ use crate::kernel_options::ANSWER_DELAY_MAX;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
 use crate::now;
-use crate::pages::{Pages, QUIET_MAX, Waiter};
+use crate::pages::{CachedWrite, Pages, QUIET_MAX, Waiter};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
 /// datanode; then the kernel gets no larger size than it has.
@@ -148,15 +148,26 @@ impl Shared {
 
     /// A thread is answered next that it wrote up to `end`, unless the file must not be disturbed now.
     #[must_use]
-    pub fn try_wrote(&self, ino: InodeId, end: u64, thread: u32) -> bool {
+    pub fn try_wrote(&self, ino: InodeId, end: u64, cached: CachedWrite, thread: u32) -> bool {
         let pages = self.nodes.pages(ino);
-        pages.is_none_or(|pages| pages.write(end, thread, now()))
+        pages.is_none_or(|pages| pages.write(end, cached, thread, now()))
     }
 
     /// As [`Shared::try_wrote`], once it may be.
-    pub async fn wrote(&self, ino: InodeId, end: u64, thread: u32) {
-        // Ends when what is in flight is not any more.
-        while !self.try_wrote(ino, end, thread) {
+    pub async fn wrote(&self, ino: InodeId, end: u64, mut cached: CachedWrite, thread: u32) {
+        let began = now();
+        // Ends when what is in flight is not any more, and pages have been dropped.
+        while !self.try_wrote(ino, end, cached, thread) {
+            if let CachedWrite::Dropped { from } = &mut cached
+                && let Some(pages) = self.nodes.pages(ino)
+            {
+                if pages.needs_drop(*from) {
+                    self.drop_pages(ino, &pages);
+                }
+                if now().duration_since(began) > SETTLE_MAX {
+                    *from = 0;
+                }
+            }
             tokio::time::sleep(HELD_LOOK).await;
         }
     }

@@ -9,6 +9,7 @@ use harvestfs_protocol::meta::FallocateMode;
 use crate::convert;
 use crate::inner::OpenFile;
 use crate::metrics::Operation;
+use crate::pages::CachedWrite;
 use crate::reply::{self, Reply, Written};
 use crate::serve::{Adapter, Header};
 
@@ -20,6 +21,8 @@ pub struct Write {
     pub offset: u64,
     /// Why the kernel writes.
     pub flags: WriteFlags,
+    /// Past its pages: a program opened the file with `O_DIRECT`.
+    pub direct: bool,
 }
 
 impl Adapter {
@@ -32,7 +35,12 @@ impl Adapter {
         data: &[u8],
         reply: impl Reply<Written>,
     ) {
-        let Write { ino, offset, flags } = write;
+        let Write {
+            ino,
+            offset,
+            flags,
+            direct,
+        } = write;
         // At most the size of a request, which was negotiated with the kernel.
         let written = data.len() as u32;
         let observed = self.begin(Operation::Write);
@@ -41,6 +49,12 @@ impl Adapter {
         // Pages that are written back have their place, however the file was opened.
         let writes_back = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = open.append && !writes_back;
+        // So is what is opened for appending.
+        let cached = if append || direct {
+            CachedWrite::dropped_from(offset)
+        } else {
+            CachedWrite::Kept
+        };
         let thread = header.pid;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if !append && !kill_privileges {
@@ -49,7 +63,7 @@ impl Adapter {
                     let end = offset.saturating_add(written.into());
                     if writes_back
                         || result.is_err()
-                        || self.inner.shared.try_wrote(ino, end, thread)
+                        || self.inner.shared.try_wrote(ino, end, cached, thread)
                     {
                         return reply::send(reply, result.map(|()| Written(written)));
                     }
@@ -57,7 +71,7 @@ impl Adapter {
                     return self.go_on(observed, async move {
                         let result = result.map(|()| written);
                         inner
-                            .answer_written(reply, ino, offset, result, thread)
+                            .answer_written(reply, (ino, offset), result, cached, thread)
                             .await;
                     });
                 }
@@ -72,7 +86,7 @@ impl Adapter {
                 reply::send(reply, result.map(Written));
             } else {
                 inner
-                    .answer_written(reply, ino, offset, result, thread)
+                    .answer_written(reply, (ino, offset), result, cached, thread)
                     .await;
             }
         });
@@ -95,7 +109,8 @@ impl Adapter {
             open.file.fallocate(offset, length, mode).await?;
             if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
                 let end = offset.saturating_add(length);
-                inner.shared.wrote(ino, end, thread).await;
+                let cached = CachedWrite::Kept;
+                inner.shared.wrote(ino, end, cached, thread).await;
             }
             Ok(())
         });

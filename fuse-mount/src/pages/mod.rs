@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use self::in_flight::{CachedWrite, Waiter};
+use self::in_flight::{Effect, InFlight};
+
+mod in_flight;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +42,9 @@ pub const QUIET_MAX: Duration = Duration::from_millis(50);
 
 /// Refusals that are remembered. A read that was refused and forgotten is refused again.
 const REFUSALS_MAX: usize = 64;
+
+/// Writes past pages that are remembered.
+const APPENDS_MAX: usize = 64;
 
 /// Answers in flight to different threads that are told apart.
 const IN_FLIGHT_ANSWERS_MAX: usize = 64;
@@ -57,6 +64,8 @@ struct State {
     size_bytes: u64,
     /// How often it was answered with a larger size.
     growths: u64,
+    /// Those by what was written past pages, the last ones: which they are, and from where on pages are dropped.
+    appends: VecDeque<(u64, u64)>,
     /// Where zeros begin at the earliest that the kernel made.
     zeros_from: u64,
     /// The same, of pages that it may have read since it was asked to drop all.
@@ -96,72 +105,6 @@ struct Refusal {
     end_min: u64,
 }
 
-/// The thread that waits for an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiter {
-    /// Its number; 0: it is not known.
-    thread: u32,
-    /// It holds the kernel's lock of the inode until the answer has had its effect.
-    locks_inode: bool,
-}
-
-impl Waiter {
-    /// One that holds the lock of the inode.
-    pub fn locking(thread: u32) -> Self {
-        Self {
-            thread,
-            locks_inode: true,
-        }
-    }
-
-    /// One that does not.
-    pub fn not_locking(thread: u32) -> Self {
-        Self {
-            thread,
-            locks_inode: false,
-        }
-    }
-}
-
-/// An answer that has its effect when the thread runs that waits for it.
-#[derive(Debug)]
-struct InFlight {
-    waiter: Waiter,
-    since: Instant,
-    /// The most that the kernel believes until then.
-    before_bytes: u64,
-    effect: Effect,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
-    /// The kernel takes this for the size.
-    Size(u64),
-    /// It is disturbed, and takes this for the least that the size is.
-    Write(u64),
-    /// It takes this for the size, unless it is disturbed.
-    ShortRead(u64),
-}
-
-impl Effect {
-    /// Whether a read that ends at `end` must not be answered while this is in flight.
-    fn undoes(self, end: u64) -> bool {
-        match self {
-            Self::Size(size_bytes) => size_bytes > end,
-            // Each disturbs the other.
-            Self::ShortRead(_) | Self::Write(_) => true,
-        }
-    }
-
-    fn size_bytes(self) -> u64 {
-        match self {
-            Self::Size(size_bytes) | Self::ShortRead(size_bytes) | Self::Write(size_bytes) => {
-                size_bytes
-            }
-        }
-    }
-}
-
 /// A read of pages.
 #[derive(Clone, Debug)]
 pub struct PageRead {
@@ -193,6 +136,7 @@ impl Pages {
             state: Mutex::new(State {
                 size_bytes,
                 growths: 0,
+                appends: VecDeque::new(),
                 zeros_from: u64::MAX,
                 zeros_since_drop: u64::MAX,
                 drop: Drop::Done,
@@ -209,7 +153,7 @@ impl Pages {
 
     /// The largest size that the kernel can be given without pages being dropped first.
     pub fn growth_max(&self) -> u64 {
-        self.state.lock().zeros_from
+        self.state.lock().zeros_from()
     }
 
     /// A read of pages arrived, on behalf of a thread.
@@ -246,6 +190,7 @@ impl Pages {
         state.drop = Drop::Running;
         state.drop_began_at = Some(now);
         state.zeros_since_drop = u64::MAX;
+        state.dropping();
         state.disturbances += 1;
         true
     }
@@ -274,14 +219,14 @@ impl Pages {
         let is_held = state.is_held(now);
         // It would be larger again later, with zeros from here on.
         let is_undone = state.largest_in_flight() > size_bytes;
-        state.drop == Drop::Done && size_bytes <= state.zeros_from && !is_held && !is_undone
+        state.drop == Drop::Done && size_bytes <= state.zeros_from() && !is_held && !is_undone
     }
 
     /// Whether the kernel may get this size when pages have been dropped, which they are not about to be.
     #[must_use]
     pub fn needs_drop(&self, size_bytes: u64) -> bool {
         let state = self.state.lock();
-        state.drop == Drop::Done && size_bytes > state.zeros_from
+        state.drop == Drop::Done && size_bytes > state.zeros_from()
     }
 
     /// The kernel is answered with attributes with this size. It ignores them if it was notified since
@@ -309,14 +254,35 @@ impl Pages {
         state.zeros_from = size_bytes;
     }
 
-    /// A thread is answered that it wrote up to `end`, unless the file must not be disturbed now.
+    /// A thread is answered that it wrote up to `end`, unless the file must not be disturbed now, or pages
+    /// have to be dropped first ([`Pages::needs_drop`]).
     #[must_use]
-    pub fn write(&self, end: u64, thread: u32, now: Instant) -> bool {
+    pub fn write(&self, end: u64, cached: CachedWrite, thread: u32, now: Instant) -> bool {
         let mut state = self.state.lock();
         if state.short_read_is_in_flight(now) {
             return false;
         }
-        state.send(Waiter::locking(thread), Effect::Write(end), now);
+        let waiter = Waiter::locking(thread);
+        state.arrived(waiter);
+        let (zeros_from, dropped_from) = match cached {
+            CachedWrite::Kept => (u64::MAX, u64::MAX),
+            CachedWrite::Dropped { from } if from > state.zeros_from() => return false,
+            CachedWrite::Dropped { from } => (state.zeros_from(), from),
+        };
+        let effect = Effect::Write {
+            end,
+            zeros_from,
+            dropped_from,
+        };
+        state.send(waiter, effect, now);
+        if dropped_from < u64::MAX && end > state.size_bytes {
+            state.growths += 1;
+            if state.appends.len() == APPENDS_MAX {
+                state.appends.pop_front();
+            }
+            let growth = (state.growths, dropped_from);
+            state.appends.push_back(growth);
+        }
         state.size_bytes = state.size_bytes.max(end);
         state.zeros_from = state.zeros_from.max(end);
         true
@@ -356,10 +322,13 @@ impl Pages {
         let mut state = self.state.lock();
         state.expire(now);
         // What was written since it arrived has a hole before it.
-        let grew = state.growths != read.growths;
+        let grew = state.grew_since(read.growths, end);
         if end >= state.believed_bytes() || (!grew && end >= read.believed_bytes) {
             state.make_zeros(end);
             return ShortRead::Answer;
+        }
+        if state.is_waited_for(&read.range) {
+            return ShortRead::Refuse;
         }
         let is_disturbed = state.notices > 0 || state.fencing > 0;
         if is_disturbed || state.is_undone(end) {
@@ -412,6 +381,8 @@ impl State {
             self.size_bytes = size_bytes;
             self.growths += 1;
         }
+        // It may be so before what was written is dropped.
+        self.appends.clear();
         self.make_zeros(size_bytes);
     }
 
@@ -435,6 +406,39 @@ impl State {
         self.zeros_since_drop = self.zeros_since_drop.min(from);
     }
 
+    /// Where zeros begin at the earliest, those included that a write drops.
+    fn zeros_from(&self) -> u64 {
+        let in_flight = self.in_flight.iter();
+        in_flight.fold(self.zeros_from, |from, answer| {
+            from.min(answer.effect.zeros_from())
+        })
+    }
+
+    /// Whether a write has no effect before pages of the range are unlocked, which it drops.
+    fn is_waited_for(&self, range: &Range<u64>) -> bool {
+        let mut in_flight = self.in_flight.iter();
+        in_flight.any(|answer| answer.effect.dropped_from() < range.end)
+    }
+
+    /// What writes in flight leave of zeros is dropped before them.
+    fn dropping(&mut self) {
+        for answer in &mut self.in_flight {
+            if let Effect::Write { zeros_from, .. } = &mut answer.effect {
+                *zeros_from = u64::MAX;
+            }
+        }
+    }
+
+    /// Whether the kernel was answered with a larger size after so many times, but for writes by which it drops the
+    /// page in which the file ended at `end`.
+    fn grew_since(&self, growths: u64, end: u64) -> bool {
+        let appends = self.appends.iter().rev();
+        let harmless = appends
+            .take_while(|(growth, _)| *growth > growths)
+            .filter(|(_, dropped_from)| *dropped_from <= end);
+        harmless.count() as u64 != self.growths - growths
+    }
+
     fn believed_bytes(&self) -> u64 {
         let in_flight = self.in_flight.iter().map(|answer| answer.before_bytes);
         in_flight.fold(self.size_bytes, u64::max)
@@ -448,14 +452,18 @@ impl State {
         }
     }
 
+    /// A thread has all its earlier answers, and if it has the lock of the inode, so has the one before it.
+    fn arrived(&mut self, waiter: Waiter) {
+        self.arrived_at(waiter.thread);
+        if waiter.locks_inode {
+            self.in_flight.retain(|answer| !answer.waiter.locks_inode);
+        }
+    }
+
     /// A thread gets an answer.
     fn send(&mut self, waiter: Waiter, effect: Effect, now: Instant) {
         self.disturbances += 1;
-        self.arrived_at(waiter.thread);
-        if waiter.locks_inode {
-            // It got the lock from the one before.
-            self.in_flight.retain(|answer| !answer.waiter.locks_inode);
-        }
+        self.arrived(waiter);
         let answer = InFlight {
             waiter,
             since: now,
@@ -466,10 +474,15 @@ impl State {
             self.in_flight.push(answer);
         } else {
             // The worst of them, for as long as the last.
-            let largest = self.largest_in_flight().max(effect.size_bytes());
+            let all = self.in_flight.iter().map(|answer| answer.effect);
+            let worst = all.fold(effect, |a, b| Effect::Write {
+                end: a.size_bytes().max(b.size_bytes()),
+                zeros_from: a.zeros_from().min(b.zeros_from()),
+                dropped_from: a.dropped_from().min(b.dropped_from()),
+            });
             self.in_flight[0] = InFlight {
                 waiter: Waiter::not_locking(NO_THREAD),
-                effect: Effect::Write(largest),
+                effect: worst,
                 ..answer
             };
         }
@@ -477,8 +490,9 @@ impl State {
 
     /// Answers are not in flight for ever.
     fn expire(&mut self, now: Instant) {
-        self.in_flight
-            .retain(|answer| now.saturating_duration_since(answer.since) < IN_FLIGHT_MAX);
+        self.in_flight.retain(|answer| {
+            now.saturating_duration_since(answer.since) < answer.effect.in_flight_max()
+        });
     }
 
     fn refuse(&mut self, read: &PageRead, now: Instant) {

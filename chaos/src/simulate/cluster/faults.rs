@@ -141,6 +141,7 @@ pub struct Faults {
     under_way: Vec<UnderWay>,
     weak: Part,
     power_losses: u64,
+    namenode_losses: u64,
 }
 
 impl Faults {
@@ -153,8 +154,14 @@ impl Faults {
             under_way: Vec::new(),
             weak: Part::Datanode(rng.random_range(0..datanodes)),
             power_losses: 0,
+            namenode_losses: 0,
             rng,
         }
+    }
+
+    /// How often the namenode ended so far, with what it had not made durable.
+    pub fn namenode_losses(&self) -> u64 {
+        self.namenode_losses
     }
 
     /// How often power was lost so far.
@@ -200,6 +207,7 @@ impl Faults {
                 continue;
             }
             world.host(part).crash();
+            self.namenode_losses += u64::from(part == Part::Namenode);
             self.add(FaultKind::Crash, part, began, RESTART_PAUSE);
         }
     }
@@ -230,6 +238,7 @@ impl Faults {
             &part.to_string(),
             format_args!("{} for {lasts:?}", kind.name()),
         );
+        self.namenode_losses += u64::from(kind.is_down() && part == Part::Namenode);
         let usual = Link::default();
         let sound = Trouble::default();
         match kind {
@@ -299,6 +308,7 @@ impl Faults {
         let now = world.now();
         journal.note("all", format_args!("power is lost"));
         self.power_losses += 1;
+        self.namenode_losses += 1;
         for part in world.parts() {
             let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
             world.lose_power(part)?;

@@ -156,12 +156,16 @@ impl Simulation {
         self.journal.advance(self.world.now());
         self.world.run_for(TICK);
         let power_losses = self.faults.power_losses();
+        let namenode_losses = self.faults.namenode_losses();
         let restarted = self.faults.go_on(&mut self.world, &self.journal)?;
         if self.faults.power_losses() != power_losses {
             for client in &self.clients {
                 client.memory.borrow_mut().power_was_lost();
             }
             self.mounts.power_was_lost();
+        }
+        if self.faults.namenode_losses() != namenode_losses {
+            self.mounts.namenode_was_lost();
         }
         self.restarted(&restarted)
     }

@@ -44,6 +44,11 @@ enum Kind {
     Write {
         end: u64,
     },
+    /// From where the kernel took the end to be; past its pages, which it drops before and after.
+    Append {
+        from: u64,
+        end: u64,
+    },
     /// `open` with `O_TRUNC`.
     Truncate,
 }
@@ -243,6 +248,14 @@ impl Model {
                         self.wait_for(index, Kind::Write { end });
                     }
                 }
+                9 if thread > 1 && !self.inode_locked => {
+                    let from = self.size;
+                    let end = from + self.rng.random_range(1..PAGE_BYTES);
+                    if end <= PAGES_MAX * PAGE_BYTES && self.drop_range(from, end) {
+                        self.inode_locked = true;
+                        self.wait_for(index, Kind::Append { from, end });
+                    }
+                }
                 9 if thread == 1 && self.rng.random_range(0..4) == 0 => {
                     self.wait_for(index, Kind::Truncate)
                 }
@@ -267,6 +280,17 @@ impl Model {
                 page.zeros_from = page.zeros_from.max(Some(end));
             }
         }
+    }
+
+    /// `invalidate_inode_pages2_range`, unless it would wait for a page that is locked.
+    fn drop_range(&mut self, from: u64, end: u64) -> bool {
+        let pages = from / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+        let mut dropped = self.cached.range(pages.clone());
+        let may = dropped.all(|(_, page)| !page.locked);
+        if may {
+            self.cached.retain(|number, _| !pages.contains(number));
+        }
+        may
     }
 
     /// `filemap_get_pages`.
@@ -372,6 +396,7 @@ impl Model {
                 match kind {
                     Kind::Read { .. } => {}
                     Kind::Write { end } => self.true_size = self.true_size.max(end),
+                    Kind::Append { from, end } => self.true_size += end - from,
                     Kind::Truncate => self.true_size = 0,
                     Kind::GetAttr | Kind::Chmod => {}
                 }
@@ -405,10 +430,23 @@ impl Model {
                     }
                     return false;
                 }
-                Kind::Write { end } if self.pages.write(end, thread, self.now) => {
+                Kind::Write { end } => {
+                    if !self.pages.write(end, CachedWrite::Kept, thread, self.now) {
+                        return false;
+                    }
                     Stage::Decided(Some(end))
                 }
-                Kind::Write { .. } => return false,
+                Kind::Append { from, end } => {
+                    let from = from / PAGE_BYTES * PAGE_BYTES;
+                    let cached = CachedWrite::Dropped { from };
+                    if !self.pages.write(end, cached, thread, self.now) {
+                        if self.pages.needs_drop(from) {
+                            self.want_drop();
+                        }
+                        return false;
+                    }
+                    Stage::Decided(Some(end))
+                }
                 Kind::Truncate => {
                     self.pages.resize(0, waiter, self.now);
                     Stage::Decided(Some(0))
@@ -425,6 +463,12 @@ impl Model {
             }
             Stage::Decided(answer) => Stage::Answered(answer),
             Stage::Answered(answer) => {
+                if let Kind::Append { from, end } = kind
+                    && !self.drop_range(from, end)
+                {
+                    self.hurry_reads(from, end);
+                    return false;
+                }
                 self.finish(index, answer);
                 return true;
             }
@@ -438,6 +482,16 @@ impl Model {
         };
         request.stage = next;
         false
+    }
+
+    /// A thread waits for pages that are read: those reads reach the mount in time.
+    fn hurry_reads(&mut self, from: u64, end: u64) {
+        for request in &mut self.requests {
+            let range = &request.read.range;
+            if matches!(request.kind, Kind::Read { .. }) && range.start < end && range.end > from {
+                request.until.get_or_insert(self.now);
+            }
+        }
     }
 
     /// The kernel takes an answer.
@@ -488,6 +542,11 @@ impl Model {
                     page.locked = false;
                 }
             }
+            (Kind::Append { end, .. }, _) => {
+                self.inode_locked = false;
+                self.bump();
+                self.size = self.size.max(end);
+            }
             (Kind::Truncate, _) => {
                 self.bump();
                 self.set_size(0);
@@ -522,7 +581,17 @@ impl Model {
         {
             self.drop_in_time(due);
             self.now = self.now.max(due);
-            self.step(index);
+            let kind = self.requests[index].kind;
+            let is_over = self.step(index);
+            // It waits for another.
+            if let Some(request) = self
+                .requests
+                .get_mut(index)
+                .filter(|it| !is_over && it.kind == kind)
+                && request.until.is_none_or(|until| until <= self.now)
+            {
+                request.until = Some(self.now + MS);
+            }
             self.check();
         }
         self.drop_in_time(to);

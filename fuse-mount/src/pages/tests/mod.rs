@@ -77,7 +77,7 @@ fn what_this_mount_writes_needs_no_drop() {
     let now = Instant::now();
     let pages = Pages::new(0);
     pages.tell(0);
-    assert!(pages.write(4_096, THREAD, now));
+    assert!(pages.write(4_096, CachedWrite::Kept, THREAD, now));
     assert!(pages.may_tell(4_096, now));
     pages.resize(100, OPENER, now);
     assert_eq!(pages.growth_max(), 100);
@@ -92,7 +92,7 @@ fn what_this_mount_writes_needs_no_drop() {
 fn an_answer_is_not_in_flight_for_ever() {
     let now = Instant::now();
     let pages = Pages::new(10);
-    assert!(pages.write(5, NO_THREAD, now));
+    assert!(pages.write(5, CachedWrite::Kept, NO_THREAD, now));
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 4, now), ShortRead::Wait);
     let later = now + IN_FLIGHT_MAX;
@@ -120,7 +120,7 @@ fn the_end_is_no_early_end() {
     let pages = Pages::new(10);
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 10, now), ShortRead::Answer);
-    assert!(pages.write(20, THREAD, now));
+    assert!(pages.write(20, CachedWrite::Kept, THREAD, now));
     assert_eq!(
         pages.short_read(&read, 10, now),
         ShortRead::Answer,
@@ -149,7 +149,7 @@ fn an_early_end_is_answered_only_when_it_is_asked_again() {
     assert_eq!(pages.short_read(&again, 4, now + MS), ShortRead::Answer);
     assert_eq!(pages.growth_max(), 4);
     assert!(!pages.begin_notice(now + MS), "the answer is in flight");
-    assert!(!pages.write(2, OTHER, now + MS));
+    assert!(!pages.write(2, CachedWrite::Kept, OTHER, now + MS));
     pages.heard_from(THREAD);
     assert!(pages.begin_notice(now + MS));
 }
@@ -161,7 +161,7 @@ fn a_disturbance_after_the_refusal_needs_another_one() {
     refuse(&pages, 0..16, 4, now);
     pages.tell(3);
     refuse(&pages, 0..16, 4, now);
-    assert!(pages.write(2, OTHER, now));
+    assert!(pages.write(2, CachedWrite::Kept, OTHER, now));
     pages.heard_from(OTHER);
     refuse(&pages, 0..16, 4, now);
     pages.force_notice();

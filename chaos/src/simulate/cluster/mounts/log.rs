@@ -34,6 +34,9 @@ pub(super) struct Log {
     appending: BTreeMap<u8, Range<u64>>,
     /// Records whose write has no known outcome: they may be there later than others.
     doubtful: BTreeSet<(u8, u64)>,
+    /// Records that were not synced when the namenode ended: mounts append them again, behind what others have appended
+    /// meanwhile, and a reader that has seen them sees them twice.
+    moved: BTreeSet<(u8, u64)>,
     /// Some machine lost its power.
     is_power_lost: bool,
 }
@@ -45,6 +48,18 @@ impl Log {
         let appended = self.appending.remove(&number).into_iter().flatten();
         self.doubtful
             .extend(appended.map(|record| (number, record)));
+    }
+
+    /// The namenode ended, with what it had not made durable.
+    pub(super) fn namenode_was_lost(&mut self) {
+        for (&number, records) in &self.written {
+            self.moved
+                .extend(records.iter().map(|count| (number, *count)));
+        }
+        for (&number, records) in &self.appending {
+            self.moved
+                .extend(records.clone().map(|count| (number, count)));
+        }
     }
 
     /// A machine lost its power, with what was not synced there.
@@ -93,12 +108,12 @@ impl Reader {
                 let text = bytes.escape_ascii();
                 return Some(format!("the log has {text} at {at}, which is no record"));
             };
-            if !self.seen.insert((number, count)) {
+            if !self.seen.insert((number, count)) && !log.moved.contains(&(number, count)) {
                 return Some(format!(
                     "the log has record {count} of mount {number} twice"
                 ));
             }
-            if log.doubtful.contains(&(number, count)) {
+            if log.doubtful.contains(&(number, count)) || log.moved.contains(&(number, count)) {
                 continue;
             }
             let last = self.last.insert(number, count);

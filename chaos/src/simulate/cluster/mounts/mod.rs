@@ -166,6 +166,11 @@ impl Mounts {
         self.start(number, world)
     }
 
+    /// The namenode ended, with what it had not made durable.
+    pub fn namenode_was_lost(&self) {
+        self.board.borrow_mut().log.namenode_was_lost();
+    }
+
     /// A machine lost its power, with what was not synced there.
     pub fn power_was_lost(&self) {
         for (number, mount) in (0..).zip(&self.mounts) {

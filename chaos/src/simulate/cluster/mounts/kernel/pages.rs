@@ -173,6 +173,7 @@ impl Kernel {
             ino,
             offset: number * PAGE_BYTES,
             flags: WriteFlags::FUSE_WRITE_CACHE,
+            direct: false,
         };
         let handle = handle.unwrap_or(FileHandle(0));
         let written = self
@@ -481,6 +482,7 @@ impl Thread {
             ino: fd.ino,
             offset,
             flags: WriteFlags::empty(),
+            direct: false,
         };
         let (header, handle) = (self.header(), fd.handle);
         let Written(bytes) = self
