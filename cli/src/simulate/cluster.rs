@@ -1,12 +1,14 @@
 //! `harvestfs simulate cluster`.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use harvestfs_chaos::simulate::cluster::{FaultKind, Options, Report, run as simulate};
+use harvestfs_chaos::simulate::cluster::{FaultKind, Options, Report, run as simulate, shrink};
 
 use super::{bad_argument, choose, interrupts, write_file};
 
@@ -41,7 +43,14 @@ pub struct ClusterArgs {
     /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
     faults: String,
-    /// Write what happened, the last simulation's, to this file.
+    /// Leave out these faults, by their numbers in the trace, separated by commas.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
+    without: Vec<u32>,
+    /// Simulations at the same time; the default is one for each processor.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Write what happened to this file: in the simulation of `--seed`, or in one that broke a promise, which is made smaller
+    /// first.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Where the files of the simulated machines are while it runs. The default is memory, where there is
@@ -73,24 +82,34 @@ impl ClusterArgs {
             clients: self.clients,
             mounts: self.mounts,
             faults,
+            without: self.without.iter().copied().collect(),
             directory,
         })
     }
 
-    /// The command that runs a seed again.
-    fn again(&self, seed: u64) -> String {
-        let Self {
-            minutes,
+    /// The command that runs a simulation again.
+    fn again(&self, options: &Options) -> String {
+        let Options {
+            seed,
+            length,
             datanodes,
             clients,
             mounts,
-            faults,
+            without,
             ..
-        } = self;
-        format!(
-            "harvestfs simulate cluster --seed {seed} --minutes {minutes} --datanodes {datanodes} \
-             --clients {clients} --mounts {mounts} --faults {faults} --trace seed-{seed}.txt"
-        )
+        } = options;
+        let faults = &self.faults;
+        let minutes = length.as_secs_f64() / 60.0;
+        let mut command = format!(
+            "harvestfs simulate cluster --seed {seed} --minutes {minutes} --datanodes {datanodes} --clients {clients} \
+             --mounts {mounts} --faults {faults}"
+        );
+        if !without.is_empty() {
+            let numbers: Vec<String> = without.iter().map(u32::to_string).collect();
+            let _ = write!(command, " --without {}", numbers.join(","));
+        }
+        let _ = write!(command, " --trace seed-{seed}.txt");
+        command
     }
 }
 
@@ -98,35 +117,70 @@ impl ClusterArgs {
 pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let interrupted = interrupts()?;
-    let seeds = match args.seed {
-        Some(seed) => seed..=seed,
-        None => 1..=args.seeds,
+    let (first, last) = match args.seed {
+        Some(seed) => (seed, seed),
+        None => (1, args.seeds),
     };
-    let mut failed = Vec::new();
-    for seed in seeds {
-        if interrupted.load(Ordering::Relaxed) {
-            bail!("interrupted before seed {seed}");
-        }
-        let began = Instant::now();
-        // First: a part that panics ends the process.
-        eprintln!("seed {seed}: to run it again: {}", args.again(seed));
-        let options = Options {
-            seed,
-            ..options.clone()
+    let jobs = match args.jobs {
+        Some(jobs) => usize::from(jobs),
+        None => std::thread::available_parallelism()?.get(),
+    };
+    let next = AtomicU64::new(first);
+    let failed = Mutex::new(Vec::new());
+    // A part that panics ends its simulation, and is reported like a promise that was broken.
+    std::thread::scope(|scope| {
+        let work = || -> anyhow::Result<()> {
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed > last || interrupted.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                let options = Options {
+                    seed,
+                    ..options.clone()
+                };
+                if !keeps_promises(args, &options)? {
+                    failed.lock().expect("no thread panics").push(seed);
+                }
+            }
         };
-        let report = simulate(&options).with_context(|| format!("seed {seed} cannot run"))?;
-        print(seed, &report, began.elapsed());
-        if let Some(file) = &args.trace {
-            write_file(file, &report.trace.join("\n"))?;
-        }
-        if !report.failures.is_empty() {
-            failed.push(seed);
-        }
-    }
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let results = workers.into_iter().map(|worker| match worker.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a simulation panicked; its seed is above"),
+        });
+        results.collect::<anyhow::Result<()>>()
+    })?;
+    let mut failed = failed.into_inner()?;
+    failed.sort_unstable();
     if !failed.is_empty() {
         bail!("promises were broken with the seeds {failed:?}");
     }
+    if interrupted.load(Ordering::Relaxed) {
+        bail!("interrupted before all seeds were simulated");
+    }
     Ok(())
+}
+
+fn keeps_promises(args: &ClusterArgs, options: &Options) -> anyhow::Result<bool> {
+    let seed = options.seed;
+    let began = Instant::now();
+    // First: a part that panics ends the simulation.
+    eprintln!("seed {seed}: to run it again: {}", args.again(options));
+    let simulated = simulate(options).with_context(|| format!("seed {seed} cannot run"));
+    let mut report = simulated?;
+    print(seed, &report, began.elapsed());
+    let kept = report.failures.is_empty();
+    if !kept {
+        let (smaller, its_report) = shrink(options, &report)?;
+        println!("  a smaller one: {}", args.again(&smaller));
+        print(seed, &its_report, began.elapsed());
+        report = its_report;
+    }
+    if let Some(file) = args.trace.as_ref().filter(|_| !kept || args.seed.is_some()) {
+        write_file(file, &report.trace.join("\n"))?;
+    }
+    Ok(kept)
 }
 
 fn print(seed: u64, report: &Report, wall: Duration) {

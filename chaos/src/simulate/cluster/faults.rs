@@ -1,16 +1,17 @@
 //! What happens to machines and to the network between them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use rand::RngExt;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
 
-use super::Link;
 use super::disk::Trouble;
 use super::journal::Journal;
 use super::world::{Part, World};
+use super::{Link, Options};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,6 +137,10 @@ struct UnderWay {
 /// Begins faults by chance, and ends them.
 pub struct Faults {
     kinds: Vec<FaultKind>,
+    /// Numbers of those that are left out.
+    without: BTreeSet<u32>,
+    /// Of the last one.
+    count: u32,
     rng: SmallRng,
     next: Duration,
     under_way: Vec<UnderWay>,
@@ -146,17 +151,24 @@ pub struct Faults {
 
 impl Faults {
     /// The first one begins soon after `start`.
-    pub fn new(kinds: Vec<FaultKind>, mut rng: SmallRng, start: Duration, datanodes: u8) -> Self {
+    pub fn new(options: &Options, mut rng: SmallRng, start: Duration) -> Self {
         let next = start + Duration::from_millis(rng.random_range(BETWEEN_MS));
         Self {
-            kinds,
+            kinds: options.faults.clone(),
+            without: options.without.clone(),
+            count: 0,
             next,
             under_way: Vec::new(),
-            weak: Part::Datanode(rng.random_range(0..datanodes)),
+            weak: Part::Datanode(rng.random_range(0..options.datanodes)),
             power_losses: 0,
             namenode_losses: 0,
             rng,
         }
+    }
+
+    /// Faults that began or were left out so far.
+    pub fn count(&self) -> u32 {
+        self.count
     }
 
     /// How often the namenode ended so far, with what it had not made durable.
@@ -219,24 +231,33 @@ impl Faults {
     }
 
     fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
-        let Some(&kind) = self.kinds.choose(&mut self.rng) else {
+        // Each with chance of its own, so that one can be left out and the others stay as they are.
+        let mut rng = SmallRng::seed_from_u64(self.rng.random());
+        let Some(&kind) = self.kinds.choose(&mut rng) else {
             return Ok(());
         };
         let parts = world.parts();
-        // One fault at a time for each machine, so that each ends what it began.
-        let is_free = |part: &Part| self.under_way.iter().all(|fault| fault.part != *part);
-        let fit = |part: &&Part| is_free(part) && kind.is_for(**part, self.weak);
-        let fit: Vec<Part> = parts.iter().filter(fit).copied().collect();
-        let Some(&part) = fit.choose(&mut self.rng) else {
+        let of_kind = |part: &&Part| kind.is_for(**part, self.weak);
+        let of_kind: Vec<Part> = parts.iter().filter(of_kind).copied().collect();
+        let Some(&part) = of_kind.choose(&mut rng) else {
             return Ok(());
         };
-        let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
+        let lasts = Duration::from_millis(rng.random_range(LASTS_MS));
+        self.count += 1;
+        let number = self.count;
+        if self.without.contains(&number) {
+            return Ok(());
+        }
         if kind == FaultKind::Blackout {
-            return self.black_out(world, journal);
+            return self.black_out(number, world, journal, &mut rng);
+        }
+        // One fault at a time for each machine, so that each ends what it began.
+        if self.under_way.iter().any(|fault| fault.part == part) {
+            return Ok(());
         }
         journal.note(
             &part.to_string(),
-            format_args!("{} for {lasts:?}", kind.name()),
+            format_args!("fault {number}: {} for {lasts:?}", kind.name()),
         );
         self.namenode_losses += u64::from(kind.is_down() && part == Part::Namenode);
         let usual = Link::default();
@@ -254,7 +275,7 @@ impl Faults {
                 ..sound
             }),
             FaultKind::DiskError => world.disk(part).set_trouble(Trouble {
-                errors_percent: self.rng.random_range(1..DISK_ERRORS_PERCENT_MAX),
+                errors_percent: rng.random_range(1..DISK_ERRORS_PERCENT_MAX),
                 ..sound
             }),
             FaultKind::DiskFull => world.disk(part).set_trouble(Trouble {
@@ -262,31 +283,31 @@ impl Faults {
                 ..sound
             }),
             FaultKind::Rot => {
-                let rotten = world.rot(part, &mut self.rng)?;
+                let rotten = world.rot(part, &mut rng)?;
                 journal.note(&part.to_string(), format_args!("rot in {rotten:?}"));
             }
             FaultKind::Partition => {
-                self.change_links(Link { cut: true, ..usual }, part, &parts, world);
+                change_links(Link { cut: true, ..usual }, part, &parts, world, &mut rng);
             }
             FaultKind::Loss => {
-                let loss_percent = self.rng.random_range(1.0..PERCENT_MAX);
+                let loss_percent = rng.random_range(1.0..PERCENT_MAX);
                 let link = Link {
                     loss_percent,
                     ..usual
                 };
-                self.change_links(link, part, &parts, world);
+                change_links(link, part, &parts, world, &mut rng);
             }
             FaultKind::Delay => {
-                let jitter = Duration::from_millis(self.rng.random_range(1..JITTER_MAX_MS));
-                self.change_links(Link { jitter, ..usual }, part, &parts, world);
+                let jitter = Duration::from_millis(rng.random_range(1..JITTER_MAX_MS));
+                change_links(Link { jitter, ..usual }, part, &parts, world, &mut rng);
             }
             FaultKind::Duplicate => {
-                let twice_percent = self.rng.random_range(1.0..PERCENT_MAX);
+                let twice_percent = rng.random_range(1.0..PERCENT_MAX);
                 let link = Link {
                     twice_percent,
                     ..usual
                 };
-                self.change_links(link, part, &parts, world);
+                change_links(link, part, &parts, world, &mut rng);
             }
         }
         self.add(kind, part, world.now(), lasts);
@@ -304,13 +325,19 @@ impl Faults {
 
     /// All machines lose their power, also those that something else happens to, and come back one after
     /// another.
-    fn black_out(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
+    fn black_out(
+        &mut self,
+        number: u32,
+        world: &mut World,
+        journal: &Journal,
+        rng: &mut SmallRng,
+    ) -> io::Result<()> {
         let now = world.now();
-        journal.note("all", format_args!("power is lost"));
+        journal.note("all", format_args!("fault {number}: power is lost"));
         self.power_losses += 1;
         self.namenode_losses += 1;
         for part in world.parts() {
-            let lasts = Duration::from_millis(self.rng.random_range(LASTS_MS));
+            let lasts = Duration::from_millis(rng.random_range(LASTS_MS));
             world.lose_power(part)?;
             let mut faults = self.under_way.iter_mut();
             // Its other fault ends.
@@ -325,24 +352,24 @@ impl Faults {
         }
         Ok(())
     }
+}
 
-    /// From a machine, to it, or both; to and from all others, or some.
-    fn change_links(&mut self, link: Link, part: Part, parts: &[Part], world: &World) {
-        let (from, to) = [(true, true), (true, false), (false, true)]
-            .choose(&mut self.rng)
-            .copied()
-            .unwrap_or((true, true));
-        let some_only = self.rng.random_range(0..2) == 0;
-        for &other in parts {
-            if some_only && self.rng.random_range(0..2) == 0 {
-                continue;
-            }
-            if from {
-                world.set_link(part, other, link);
-            }
-            if to {
-                world.set_link(other, part, link);
-            }
+/// From a machine, to it, or both; to and from all others, or some.
+fn change_links(link: Link, part: Part, parts: &[Part], world: &World, rng: &mut SmallRng) {
+    let (from, to) = [(true, true), (true, false), (false, true)]
+        .choose(rng)
+        .copied()
+        .unwrap_or((true, true));
+    let some_only = rng.random_range(0..2) == 0;
+    for &other in parts {
+        if some_only && rng.random_range(0..2) == 0 {
+            continue;
+        }
+        if from {
+            world.set_link(part, other, link);
+        }
+        if to {
+            world.set_link(other, part, link);
         }
     }
 }

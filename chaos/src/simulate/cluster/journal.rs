@@ -14,6 +14,7 @@ struct Inner {
     now: Cell<Duration>,
     lines: RefCell<Vec<String>>,
     failures: RefCell<Vec<String>>,
+    failed_at: Cell<Option<Duration>>,
     operations: Cell<u64>,
     errors: Cell<u64>,
 }
@@ -50,6 +51,8 @@ impl Journal {
     /// A promise was broken.
     pub fn failure(&self, what: String) {
         self.note("FAILURE", format_args!("{what}"));
+        let first = self.0.failed_at.get().unwrap_or(self.0.now.get());
+        self.0.failed_at.set(Some(first));
         let mut failures = self.0.failures.borrow_mut();
         if failures.len() < FAILURES_MAX {
             failures.push(what);
@@ -69,6 +72,11 @@ impl Journal {
     /// Promises that were broken so far.
     pub fn failures(&self) -> Vec<String> {
         self.0.failures.borrow().clone()
+    }
+
+    /// When the first promise was found broken.
+    pub fn failed_at(&self) -> Option<Duration> {
+        self.0.failed_at.get()
     }
 
     /// All lines so far, which are removed.

@@ -7,12 +7,14 @@ mod journal;
 mod machine;
 mod mounts;
 mod network;
+mod shrink;
 #[cfg(test)]
 mod tests;
 mod workload;
 mod world;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -27,8 +29,9 @@ use self::machine::Host;
 use self::mounts::Mounts;
 pub use self::mounts::history;
 use self::network::{Link, Network};
+pub use self::shrink::shrink;
 use self::workload::{Board, Memory, Worker, check_all};
-use self::world::{Part, REPLICATION, TICK, World};
+use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
 use crate::random;
 
@@ -57,6 +60,8 @@ pub struct Options {
     pub mounts: u8,
     /// Kinds of faults; none: nothing fails.
     pub faults: Vec<FaultKind>,
+    /// Faults that are left out, by their numbers.
+    pub without: BTreeSet<u32>,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.
     pub directory: PathBuf,
 }
@@ -74,6 +79,10 @@ pub struct Report {
     pub datagrams: u64,
     /// A sum over who sent how much to whom and when.
     pub digest: u64,
+    /// Faults that began or were left out.
+    pub faults: u32,
+    /// When the first promise was found broken.
+    pub failed_at: Option<Duration>,
     /// Virtual time.
     pub took: Duration,
     /// What happened, in lines.
@@ -93,7 +102,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
     let rng = random::stream(options.seed, "faults");
     let (journal, stop) = (Journal::default(), Rc::default());
     let mut simulation = Simulation {
-        faults: Faults::new(options.faults.clone(), rng, START, options.datanodes),
+        faults: Faults::new(options, rng, START),
         world,
         mounts: Mounts::new(options.seed, options.mounts, &journal, &stop),
         journal,
@@ -154,7 +163,7 @@ impl Simulation {
 
     fn tick(&mut self) -> io::Result<()> {
         self.journal.advance(self.world.now());
-        self.world.run_for(TICK);
+        self.world.run_for(self.world.tick());
         let power_losses = self.faults.power_losses();
         let namenode_losses = self.faults.namenode_losses();
         let restarted = self.faults.go_on(&mut self.world, &self.journal)?;
@@ -261,6 +270,7 @@ impl Simulation {
                 tokio::time::sleep(LOOK).await;
             }
         });
+        self.world.set_tick(HEALING_TICK);
         let seen = Rc::clone(&health);
         let is_whole = self.wait_for(move |_| seen.borrow().as_ref().is_some_and(is_whole))?;
         let report = health.take();
@@ -272,6 +282,7 @@ impl Simulation {
             self.journal
                 .failure(format!("not whole within {HEAL_MAX:?}: {report:?}"));
         }
+        self.world.set_tick(TICK);
         self.check()
     }
 
@@ -312,6 +323,8 @@ impl Simulation {
             errors: self.journal.errors(),
             datagrams,
             digest,
+            faults: self.faults.count(),
+            failed_at: self.journal.failed_at(),
             took: self.world.now(),
             trace: self.journal.take_lines(),
         }

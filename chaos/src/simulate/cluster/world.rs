@@ -28,6 +28,8 @@ use super::{Host, Link, Network};
 /// How long each machine goes on before the next one does: the clock of no machine is ahead of another by more,
 /// unless a fault says so.
 pub const TICK: Duration = Duration::from_millis(1);
+/// The same while nothing is done but waiting until the cluster is whole again.
+pub const HEALING_TICK: Duration = Duration::from_millis(10);
 const LATENCY: Duration = Duration::from_micros(200);
 const NAMENODE_PORT: u16 = 9_310;
 const DATANODE_PORT: u16 = 9_311;
@@ -91,6 +93,7 @@ pub struct World {
     /// Servers that have ended by themselves, and why.
     ended: Rc<RefCell<Vec<(Part, String)>>>,
     now: Duration,
+    tick: Duration,
 }
 
 impl World {
@@ -120,6 +123,7 @@ impl World {
             disks,
             ended: Rc::default(),
             now: Duration::ZERO,
+            tick: TICK,
         };
         let rules = PlacementRules {
             replication: datanodes.min(REPLICATION),
@@ -330,11 +334,22 @@ impl World {
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now += TICK;
+            let tick = self.tick.min(end - self.now);
+            self.now += tick;
             self.network.advance(self.now);
             for (_, host) in &mut self.hosts {
-                host.run_for(TICK);
+                host.run_for(tick);
             }
         }
+    }
+
+    /// How long each machine goes on before the next one does, from now on.
+    pub fn set_tick(&mut self, tick: Duration) {
+        self.tick = tick;
+    }
+
+    /// See [`World::set_tick`].
+    pub fn tick(&self) -> Duration {
+        self.tick
     }
 }
