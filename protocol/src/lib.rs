@@ -30,6 +30,7 @@ pub mod node;
 pub mod outlook;
 pub mod panics;
 pub mod placement;
+pub mod planted;
 pub mod replica_layout;
 pub mod request_id;
 pub mod rpc;

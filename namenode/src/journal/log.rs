@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use harvestfs_protocol::machine;
+use harvestfs_protocol::planted::{self, Bug};
 use parking_lot::Mutex;
 
 use super::disk::{Disk, RealDisk};
@@ -115,8 +116,10 @@ impl Journal {
                 .map_err(|e| JournalError::io("remove", name, e))?;
         }
         // Names that a killed process renamed but did not sync are relied upon from here on.
-        disk.sync_dir()
-            .map_err(|e| JournalError::io("sync", &disk.location(), e))?;
+        if !planted::is(Bug::SkipsJournalDirectorySync) {
+            disk.sync_dir()
+                .map_err(|e| JournalError::io("sync", &disk.location(), e))?;
+        }
 
         if files.segments.is_empty() && files.snapshots.is_empty() {
             return Self::create(disk, options);
@@ -251,8 +254,12 @@ impl Journal {
         if self.synced_lsn == self.last_lsn() {
             return Ok(());
         }
-        let synced = self.segment.sync();
-        self.remember_failure(synced)?;
+        if !planted::is(Bug::SkipsJournalSync) {
+            let synced = self.segment.sync();
+            if !planted::is(Bug::IgnoresFailedJournalSync) {
+                self.remember_failure(synced)?;
+            }
+        }
         self.synced_lsn = self.last_lsn();
         Ok(())
     }

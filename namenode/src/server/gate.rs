@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::planted::{self, Bug};
 use rustc_hash::FxHashMap;
 
 use super::leases::WaitId;
@@ -50,6 +51,8 @@ impl<T> Gate<T> {
         record: Option<Lsn>,
         waits_for_others: bool,
     ) -> Option<T> {
+        let record = record.filter(|_| !planted::is(Bug::AnswersBeforeDurable));
+        let waits_for_others = waits_for_others && !planted::is(Bug::DoesNotWaitForInvalidation);
         if record.is_none() && !waits_for_others {
             return Some(item);
         }

@@ -117,6 +117,11 @@ impl FaultKind {
 /// Shortest and longest time between the beginnings of two faults, and that a fault lasts, in milliseconds.
 const BETWEEN_MS: std::ops::Range<u64> = 500..6_000;
 const LASTS_MS: std::ops::Range<u64> = 100..12_000;
+/// Of so many faults, one lasts longer, until leases are over.
+const LONG: u32 = 8;
+const LASTS_LONG_MS: std::ops::Range<u64> = 12_000..45_000;
+/// So many kinds of faults are in every second simulation, others are not: what needs several of one kind is found so.
+const FEW_KINDS: usize = 3;
 /// Of a hundred datagrams, how many are lost or come twice at most.
 const PERCENT_MAX: f64 = 30.0;
 const JITTER_MAX_MS: u64 = 200;
@@ -152,9 +157,13 @@ pub struct Faults {
 impl Faults {
     /// The first one begins soon after `start`.
     pub fn new(options: &Options, mut rng: SmallRng, start: Duration) -> Self {
+        let mut kinds = options.faults.clone();
+        if rng.random() {
+            kinds = kinds.sample(&mut rng, FEW_KINDS).copied().collect();
+        }
         let next = start + Duration::from_millis(rng.random_range(BETWEEN_MS));
         Self {
-            kinds: options.faults.clone(),
+            kinds,
             without: options.without.clone(),
             count: 0,
             next,
@@ -176,7 +185,7 @@ impl Faults {
         self.namenode_losses
     }
 
-    /// How often power was lost so far.
+    /// How often power was lost so far, but for the namenode alone.
     pub fn power_losses(&self) -> u64 {
         self.power_losses
     }
@@ -242,7 +251,11 @@ impl Faults {
         let Some(&part) = of_kind.choose(&mut rng) else {
             return Ok(());
         };
-        let lasts = Duration::from_millis(rng.random_range(LASTS_MS));
+        let range = match rng.random_range(0..LONG) {
+            0 => LASTS_LONG_MS,
+            _ => LASTS_MS,
+        };
+        let lasts = Duration::from_millis(rng.random_range(range));
         self.count += 1;
         let number = self.count;
         if self.without.contains(&number) {
@@ -266,7 +279,8 @@ impl Faults {
             FaultKind::Crash => world.host(part).crash(),
             FaultKind::PowerLoss | FaultKind::Blackout => {
                 world.lose_power(part)?;
-                self.power_losses += 1;
+                // What the namenode loses alone, clients tell it again.
+                self.power_losses += u64::from(part != Part::Namenode);
             }
             FaultKind::Reimage => world.reimage(part)?,
             FaultKind::Hang | FaultKind::Suspend => world.host(part).stop(),

@@ -28,6 +28,11 @@ impl Journal {
         self.0.now.set(now);
     }
 
+    /// How long the simulation has run.
+    pub fn now(&self) -> Duration {
+        self.0.now.get()
+    }
+
     /// One more line.
     pub fn note(&self, part: &str, what: fmt::Arguments<'_>) {
         let at_s = self.0.now.get().as_secs_f64();

@@ -16,6 +16,7 @@ use harvestfs_protocol::meta::{
     Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
 };
 use harvestfs_protocol::name::Name;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::RpcError;
@@ -327,7 +328,7 @@ impl Session {
             }
         };
         match number {
-            Some(number) if early => {
+            Some(number) if early && !planted::is(Bug::ForgetsUnconfirmed) => {
                 let kept = self.unconfirmed.lock().add((number, request.clone()));
                 if kept >= UNCONFIRMED_MAX {
                     self.start_confirming();

@@ -2,6 +2,7 @@
 
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::token::BlockToken;
 use smallvec::SmallVec;
 
@@ -66,6 +67,11 @@ impl Cluster {
     /// Nodes whose sealed replica may be relied on when another one is removed.
     pub(super) fn confirmed(&self, slot: Slot) -> SmallVec<[NodeIx; 8]> {
         let block = self.table.known(slot);
+        if planted::is(Bug::ReliesOnUnconfirmedReplicas) {
+            let replicas = block.replicas.iter();
+            let storages = replicas.map(|replica| self.table.home(replica.storage));
+            return storages.map(|storage| storage.node).collect();
+        }
         let is_doubted = |node: NodeIx| {
             let doubts = &self.nodes[node as usize].doubts;
             doubts.is_doubted(self.now_ms, block.id)

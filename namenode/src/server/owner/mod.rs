@@ -31,6 +31,7 @@ use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
 use harvestfs_protocol::limits::DELEGATIONS_PER_SESSION_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::NoticeSender;
 use rand::rngs::StdRng;
@@ -513,7 +514,9 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         for change in blocks {
             match change {
-                BlockChange::Freed { .. } | BlockChange::Sealed { .. } => {
+                BlockChange::Freed { .. } | BlockChange::Sealed { .. }
+                    if !planted::is(Bug::RemovesBeforeDurable) =>
+                {
                     self.destructive.push_back((lsn, change.clone()));
                 }
                 _ => self.cluster.apply_change(now_ms, change),

@@ -9,6 +9,7 @@ use harvestfs_protocol::meta::mutation::{
 use harvestfs_protocol::meta::{
     Cached, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
 };
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules, Timestamp};
 
@@ -220,7 +221,9 @@ impl Owner {
             answered_below: call.answered_below,
             credentials,
             now: Timestamp::now(),
-            held_elsewhere: target.is_some_and(|ino| self.sessions.may_be_held(ino)),
+            held_elsewhere: target.is_some_and(|ino| {
+                self.sessions.may_be_held(ino) && !planted::is(Bug::FreesHeldFiles)
+            }),
             op: call.mutation,
         };
         let (applied, lsn) = self.execute(&command, awaited)?;

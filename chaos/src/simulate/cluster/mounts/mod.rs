@@ -227,8 +227,13 @@ impl Program {
 
     /// Does `step` again and again until it is enough, with pauses.
     async fn repeat(&self, step: impl AsyncFn() -> Result<(), Errno>) {
+        self.repeat_with(PAUSE, step).await;
+    }
+
+    /// As [`Program::repeat`], with this pause on average.
+    async fn repeat_with(&self, pause: Duration, step: impl AsyncFn() -> Result<(), Errno>) {
         while !self.stop.get() {
-            let pause = PAUSE.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
+            let pause = pause.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
             tokio::time::sleep(pause).await;
             self.journal.operation();
             let lives = match self.random(0..KILLED) {

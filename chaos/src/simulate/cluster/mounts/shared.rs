@@ -1,6 +1,7 @@
 //! Files that several mounts use: replaced as a whole by renaming, changed in place, and created exclusively.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -12,8 +13,10 @@ use super::log::Log;
 pub(super) const DIRECTORY: &str = "/of-mounts";
 /// Files of each mount.
 const FILES: usize = 2;
-/// Most words of a version.
-const WORDS_MAX: usize = 6_000;
+/// The size of a file says which version it has: so many words more are of the same one.
+const WORDS: usize = 1_000;
+/// How often more.
+const TIMES_MAX: usize = 6;
 
 /// Versions of a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,9 +54,14 @@ impl Board {
     }
 }
 
+/// Mean time between two operations.
+const PAUSE: Duration = Duration::from_millis(15);
+
+/// A session that is silent for less goes on.
+const SESSION: Duration = Duration::from_secs(50);
+
 fn is_acceptable(error: Errno) -> bool {
-    // Replaced between the looks at the name and at the file; made shorter while it is read
-    // (`docs/SEMANTICS.md`, exception 1).
+    // Replaced between the looks at the name and at the file.
     matches!(error, Errno::STALE | Errno::INTR)
 }
 
@@ -61,10 +69,11 @@ impl Program {
     /// Works on what all mounts use.
     pub(super) async fn work_with_others(&self) {
         self.make_directory(DIRECTORY).await;
-        self.repeat(async || match self.random(0..10) {
-            0..3 => self.doubted(self.replace().await),
-            3..5 => self.doubted(self.change_in_place().await),
-            5 => self.create_exclusively().await,
+        // Many looks for each change, soon after each other: what is cached too long is seen so.
+        self.repeat_with(PAUSE, async || match self.random(0..20) {
+            0..2 => self.doubted(self.replace().await),
+            2..4 => self.doubted(self.change_in_place().await),
+            4 => self.create_exclusively().await,
             _ => self.read_published().await,
         })
         .await;
@@ -99,7 +108,7 @@ impl Program {
     }
 
     async fn write_version(&self, path: &str, version: u64, mode: OFlags) -> Result<(), Errno> {
-        let words = 1 + self.random(0..WORDS_MAX);
+        let words = 1 + version as usize % WORDS + WORDS * self.random(0..TIMES_MAX);
         let content = version.to_le_bytes().repeat(words);
         let fd = self.thread.open(path, mode).await?;
         let written = self.thread.write(&fd, 0, &content).await;
@@ -152,8 +161,11 @@ impl Program {
             };
             (name.clone(), *published)
         };
-        self.note(format_args!("read {name}"));
         let path = format!("{DIRECTORY}/{name}");
+        if self.random(0..2) == 0 {
+            return self.stat_published(&name, &path, before).await;
+        }
+        self.note(format_args!("read {name}"));
         let fd = match self.thread.open(&path, OFlags::RDONLY).await {
             Err(Errno::NOENT) if before.at_least == 0 => return Ok(()),
             Err(Errno::NOENT) => {
@@ -163,14 +175,51 @@ impl Program {
             Err(error) if is_acceptable(error) => return Ok(()),
             opened => opened?,
         };
+        let opened_at = self.journal.now();
         let read = self.read_all(&fd).await;
         self.thread.close(fd).await?;
         let read = match read {
-            Err(error) if is_acceptable(error) => return Ok(()),
+            // Made shorter while it is read (`docs/SEMANTICS.md`, exception 1).
+            Err(Errno::INTR) => return Ok(()),
+            // A session ends that is silent for too long, and with it goes what has no name.
+            Err(Errno::STALE) if self.journal.now() > opened_at + SESSION => return Ok(()),
+            Err(Errno::STALE) => {
+                self.failure(&format!("{name} is open, and gone"));
+                return Ok(());
+            }
             read => read?,
         };
         let at_most = self.board.borrow().published[&name].at_most;
         self.judge(&name, before.at_least..=at_most, &read);
+        Ok(())
+    }
+
+    /// Looks at the size only, which needs nothing but what is cached.
+    async fn stat_published(&self, name: &str, path: &str, before: Published) -> Result<(), Errno> {
+        self.note(format_args!("stat {name}"));
+        let size = match self.thread.stat(path).await {
+            Err(Errno::NOENT) if before.at_least == 0 => return Ok(()),
+            Err(Errno::NOENT) => {
+                self.failure(&format!("{name} is not there"));
+                return Ok(());
+            }
+            Err(error) if is_acceptable(error) => return Ok(()),
+            stat => stat?.size,
+        };
+        let at_most = self.board.borrow().published[name].at_most;
+        // What is changed in place has any size while a change is under way.
+        if before.at_least < at_most && name.starts_with("changed") {
+            return Ok(());
+        }
+        let is_of = |version: u64| {
+            size % 8 == 0 && size > 0 && (size / 8 - 1) % WORDS as u64 == version % WORDS as u64
+        };
+        if !(before.at_least..=at_most).any(is_of) {
+            let at_least = before.at_least;
+            self.failure(&format!(
+                "{name} has {size} bytes, where there were versions {at_least} to {at_most}"
+            ));
+        }
         Ok(())
     }
 

@@ -100,9 +100,9 @@ impl Worker {
             Some(Known::Content { .. }) if dice < 48 => self.rename(&name).await,
             Some(Known::Content { .. }) if dice < 55 => self.unlink(&name).await,
             Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
-            _ if dice < 70 => self.list().await,
-            _ if dice < 80 => self.publish().await,
-            _ if dice < 90 => self.read_shared().await,
+            _ if dice < 65 => self.list().await,
+            _ if dice < 70 => self.publish().await,
+            _ if dice < 92 => self.read_shared().await,
             _ => self.write(&name).await,
         };
         let Err(error) = result else {

@@ -13,7 +13,11 @@ use crate::simulate::cluster::journal::Journal;
 
 pub const SHARED_DIRECTORY: &str = "shared";
 /// Files of each client.
-const SHARED: usize = 3;
+const SHARED: usize = 2;
+/// The size of a file says which version it has: so many words more are of the same one.
+const WORDS: u64 = 1_000;
+/// How often more.
+const TIMES_MAX: usize = 8;
 
 /// Versions of a file in the shared directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,10 +46,8 @@ impl Worker {
             published.at_most
         };
         self.begin(&[], format_args!("publish {name}, version {version}"));
-        let words = 1 + self.random(0..8_000);
-        let content: Vec<u8> = std::iter::repeat_n(version.to_le_bytes(), words)
-            .flatten()
-            .collect();
+        let words = 1 + version % WORDS + WORDS * self.random(0..TIMES_MAX) as u64;
+        let content = version.to_le_bytes().repeat(words as usize);
         let draft = format!("{path}.new");
         let me = Credentials::root();
         self.client
@@ -65,8 +67,35 @@ impl Worker {
             return Ok(());
         }
         let name = &names[self.random(0..names.len())];
+        if self.random(0..2) == 0 {
+            self.begin(&[], format_args!("look at shared {name}"));
+            return self.look_at_shared(name).await;
+        }
         self.begin(&[], format_args!("read shared {name}"));
         check(&self.client, &self.board, name, &self.journal).await
+    }
+}
+
+impl Worker {
+    /// Looks at the size of one only, which needs nothing but what is cached.
+    async fn look_at_shared(&self, name: &str) -> Result<(), ClientError> {
+        let at_least = self.board.borrow().shared[name].at_least;
+        let path = format!("/{SHARED_DIRECTORY}/{name}");
+        let me = Credentials::root();
+        let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
+        let size_bytes = match self.client.lookup(&me, parent.ino, &file).await {
+            Err(ClientError::Fs(FsError::NotFound)) if at_least == 0 => return Ok(()),
+            attr => attr?.size_bytes,
+        };
+        let at_most = self.board.borrow().shared[name].at_most;
+        let words = size_bytes / 8;
+        let mut versions = at_least..=at_most;
+        if words == 0 || !versions.any(|it| (words - 1) % WORDS == it % WORDS) {
+            self.journal.failure(format!(
+                "{path} has {size_bytes} bytes, where there were versions {at_least} to {at_most}"
+            ));
+        }
+        Ok(())
     }
 }
 

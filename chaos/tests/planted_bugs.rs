@@ -1,0 +1,101 @@
+//! The simulator finds bugs: each that can be planted, within a bounded number of seeds.
+//!
+//! To run it: `cargo test -p harvestfs-chaos --features planted-bugs --test planted_bugs -- --nocapture`. With
+//! `HARVESTFS_TESTS_BUGS=SkipsJournalSync,KeepsOldPages` only these are planted.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use harvestfs_chaos::simulate::cluster::{FaultKind, Options, run};
+use harvestfs_protocol::planted::{Bug, plant};
+
+/// Within so many seeds each bug is found.
+const SEEDS: u64 = 2_000;
+/// How long clients work and faults begin, in virtual time.
+const LENGTH: Duration = Duration::from_secs(12);
+const ONLY: &str = "HARVESTFS_TESTS_BUGS";
+const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
+
+/// The first seed with which a promise is broken, and which; a part that panics breaks one.
+fn found(bug: Bug, seeds: u64, directory: &Path) -> Option<(u64, String)> {
+    plant(Some(bug));
+    let found = (1..=seeds).find_map(|seed| {
+        let options = Options {
+            seed,
+            length: LENGTH,
+            datanodes: 6,
+            clients: 3,
+            mounts: 2,
+            faults: FaultKind::ALL.to_vec(),
+            without: BTreeSet::new(),
+            directory: directory.to_owned(),
+        };
+        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(&options)));
+        let what = match ran {
+            Ok(report) => report
+                .expect("its files are written")
+                .failures
+                .into_iter()
+                .next(),
+            Err(panic) => Some(match panic.downcast::<String>() {
+                Ok(message) => *message,
+                Err(_) => "it panicked".to_owned(),
+            }),
+        };
+        what.map(|what| (seed, what))
+    });
+    plant(None);
+    found
+}
+
+#[test]
+fn each_planted_bug_is_found() {
+    let only = std::env::var(ONLY).ok();
+    let is_wanted = |bug: &Bug| {
+        let name = format!("{bug:?}");
+        only.as_ref()
+            .is_none_or(|only| only.split(',').any(|it| it == name))
+    };
+    let bugs: VecDeque<Bug> = Bug::ALL.into_iter().filter(is_wanted).collect();
+    assert!(!bugs.is_empty(), "{ONLY} names no bug: {only:?}");
+    let in_memory = Path::new("/dev/shm");
+    let temporary = std::env::temp_dir();
+    let directory = if in_memory.is_dir() {
+        in_memory
+    } else {
+        &temporary
+    };
+    let seeds = std::env::var(SEEDS_MAX).map_or(SEEDS, |text| text.parse().expect(SEEDS_MAX));
+    let bugs = Mutex::new(bugs);
+    let missed = Mutex::new(Vec::new());
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let Some(bug) = bugs.lock().unwrap().pop_front() else {
+                        return;
+                    };
+                    let began = Instant::now();
+                    let found = found(bug, seeds, directory);
+                    let took_s = began.elapsed().as_secs_f64();
+                    match found {
+                        Some((seed, what)) => {
+                            let what: String = what.chars().take(120).collect();
+                            println!("{bug:?}: seed {seed}, {took_s:.1} s: {what}");
+                        }
+                        None => {
+                            println!("{bug:?}: not found with {seeds} seeds, {took_s:.1} s");
+                            missed.lock().unwrap().push(bug);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

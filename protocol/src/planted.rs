@@ -1,0 +1,104 @@
+//! Bugs that are planted to see whether the simulator finds them.
+//!
+//! Only with the feature `planted-bugs`, which nothing but a test has; without it, [`is`] is never true, and costs nothing. Bugs
+//! are planted for one thread, which is what a simulation runs on.
+
+/// A bug, in the words of what the part that has it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The namenode answers before the record is durable.
+    AnswersBeforeDurable,
+    /// The namenode does not notify other sessions of a change.
+    SendsNoInvalidation,
+    /// The namenode does not wait until other sessions have acknowledged a notice.
+    DoesNotWaitForInvalidation,
+    /// The namenode has replicas removed before the record is durable that frees their block.
+    RemovesBeforeDurable,
+    /// The namenode takes what it has written to the journal for durable.
+    SkipsJournalSync,
+    /// The namenode does not sync the directory of the journal.
+    SkipsJournalDirectorySync,
+    /// The namenode goes on after a sync of the journal failed.
+    IgnoresFailedJournalSync,
+    /// The namenode removes files without a name that another session has open.
+    FreesHeldFiles,
+    /// The namenode relies on replicas that are doubted, or that no report has confirmed, when it removes others.
+    ReliesOnUnconfirmedReplicas,
+    /// The client uses an answer before it obeys the notice that came before it.
+    ObeysNoticesLate,
+    /// The client caches what an answer says about something that a notice named meanwhile.
+    CachesOvertakenAnswers,
+    /// The client believes its cache when its lease has run out.
+    BelievesExpiredLease,
+    /// The client counts its lease from when an answer came.
+    ExtendsLeaseByAnswer,
+    /// The client does not repeat what a namenode that ended had not made durable.
+    ForgetsUnconfirmed,
+    /// The client's `fsync` asks neither the datanodes' disks nor the journal.
+    SyncsInMemory,
+    /// The mount tells a larger size while an append leaves zeros in pages.
+    TellsSizeOverZeros,
+    /// The mount answers each read that ends early.
+    AnswersShortReads,
+    /// The mount does not have the kernel drop pages.
+    KeepsOldPages,
+    /// The datanode acknowledges what it has not synced.
+    SkipsReplicaSync,
+    /// The datanode does not sync the directory into which a sealed replica was moved.
+    SkipsSealedDirectorySync,
+    /// Checksums of replicas are not compared.
+    IgnoresChecksums,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 21] = [
+        Self::AnswersBeforeDurable,
+        Self::SendsNoInvalidation,
+        Self::DoesNotWaitForInvalidation,
+        Self::RemovesBeforeDurable,
+        Self::SkipsJournalSync,
+        Self::SkipsJournalDirectorySync,
+        Self::IgnoresFailedJournalSync,
+        Self::FreesHeldFiles,
+        Self::ReliesOnUnconfirmedReplicas,
+        Self::ObeysNoticesLate,
+        Self::CachesOvertakenAnswers,
+        Self::BelievesExpiredLease,
+        Self::ExtendsLeaseByAnswer,
+        Self::ForgetsUnconfirmed,
+        Self::SyncsInMemory,
+        Self::TellsSizeOverZeros,
+        Self::AnswersShortReads,
+        Self::KeepsOldPages,
+        Self::SkipsReplicaSync,
+        Self::SkipsSealedDirectorySync,
+        Self::IgnoresChecksums,
+    ];
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// This thread has the bug from now on, or none.
+#[cfg(feature = "planted-bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// Whether this thread has the bug.
+#[cfg(feature = "planted-bugs")]
+#[must_use]
+pub fn is(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// Whether this thread has the bug: no.
+#[cfg(not(feature = "planted-bugs"))]
+#[must_use]
+#[inline]
+pub const fn is(_: Bug) -> bool {
+    false
+}
