@@ -1,0 +1,15 @@
+//! Spare CPU cycles: which servers a job's tasks go to, and what owners get back when they need it.
+//!
+//! The algorithms of "History-Based Harvesting of Spare Cycles and Storage in Large-Scale Datacenters"
+//! (Zhang et al., OSDI'16, sections 4.1 and 5.3). All of them are pure: no I/O, no clock, and chance
+//! comes from a generator that the caller gives.
+//!
+//! - [`dag`]: the stages of a job, and how much of it can run at the same time;
+//! - [`job`]: short, medium and long jobs, and the thresholds between them;
+//! - [`select`]: Algorithm 1, which utilisation classes a job is sent to.
+
+#![forbid(unsafe_code)]
+
+pub mod dag;
+pub mod job;
+pub mod select;
