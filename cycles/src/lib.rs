@@ -6,10 +6,12 @@
 //!
 //! - [`dag`]: the stages of a job, and how much of it can run at the same time;
 //! - [`job`]: short, medium and long jobs, and the thresholds between them;
+//! - [`reserve`]: what owners keep, and which containers go when they need it;
 //! - [`select`]: Algorithm 1, which utilisation classes a job is sent to.
 
 #![forbid(unsafe_code)]
 
 pub mod dag;
 pub mod job;
+pub mod reserve;
 pub mod select;
