@@ -7,7 +7,8 @@
 //! - [`dag`]: the stages of a job, and how much of it can run at the same time;
 //! - [`job`]: short, medium and long jobs, and the thresholds between them;
 //! - [`reserve`]: what owners keep, and which containers go when they need it;
-//! - [`select`]: Algorithm 1, which utilisation classes a job is sent to.
+//! - [`select`]: Algorithm 1, which utilisation classes a job is sent to;
+//! - [`simulate`]: a month of jobs in a datacentre.
 
 #![forbid(unsafe_code)]
 
@@ -15,3 +16,4 @@ pub mod dag;
 pub mod job;
 pub mod reserve;
 pub mod select;
+pub mod simulate;
