@@ -7,6 +7,7 @@
 //! - [`dag`]: the stages of a job, and how much of it can run at the same time;
 //! - [`job`]: short, medium and long jobs, and the thresholds between them;
 //! - [`reserve`]: what owners keep, and which containers go when they need it;
+//! - [`safety`]: what is lost together, and admission of jobs that are to survive it;
 //! - [`select`]: Algorithm 1, which utilisation classes a job is sent to;
 //! - [`simulate`]: a month of jobs in a datacentre.
 
@@ -15,5 +16,6 @@
 pub mod dag;
 pub mod job;
 pub mod reserve;
+pub mod safety;
 pub mod select;
 pub mod simulate;

@@ -1,0 +1,25 @@
+//! `harvestfs cycles`: what the spare cycles of a cluster are good for.
+
+mod admit;
+
+use clap::{Args, Subcommand};
+
+/// Arguments of `harvestfs cycles`.
+#[derive(Debug, Args)]
+pub struct CyclesArgs {
+    #[command(subcommand)]
+    command: CyclesCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum CyclesCommand {
+    /// Which jobs fit with the backups that they need to survive failures.
+    Admit(admit::AdmitArgs),
+}
+
+/// Runs `harvestfs cycles`.
+pub fn run(args: &CyclesArgs) -> anyhow::Result<()> {
+    match &args.command {
+        CyclesCommand::Admit(args) => admit::run(args),
+    }
+}
