@@ -9,7 +9,8 @@
 //! - [`reserve`]: what owners keep, and which containers go when they need it;
 //! - [`safety`]: what is lost together, and admission of jobs that are to survive it;
 //! - [`select`]: Algorithm 1, which utilisation classes a job is sent to;
-//! - [`simulate`]: a month of jobs in a datacentre.
+//! - [`simulate`]: a month of jobs in a datacentre;
+//! - [`sizing`]: how many volunteers a job should use beside dedicated nodes.
 
 #![forbid(unsafe_code)]
 
@@ -19,3 +20,4 @@ pub mod reserve;
 pub mod safety;
 pub mod select;
 pub mod simulate;
+pub mod sizing;

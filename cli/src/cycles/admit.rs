@@ -25,7 +25,7 @@ const TASKS_MAX: u32 = 100_000;
   [failures]                # while the domain around it does not fail
   server = 0.01
   rack = 0.001
-  environment = 0.0001
+  environment = 1e-7
 
   [[racks]]
   count = 20                # racks that are alike

@@ -16,7 +16,7 @@ pub const QUERIES: usize = 52;
 /// Mean time between two jobs.
 pub const ARRIVAL_MEAN_S: f64 = 300.0;
 /// Decides the queries.
-const SEED: u64 = 0x5450_4344_53;
+const SEED: u64 = 0x0054_5043_4453;
 /// Median length of a query on a cluster of its own: between the thresholds, so that there are jobs of all types.
 const LENGTH_MEDIAN_S: f64 = 270.0;
 /// Standard deviation of the logarithm of lengths.
