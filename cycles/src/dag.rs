@@ -97,14 +97,8 @@ impl Dag {
 
     /// How many stages there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn stages(&self) -> usize {
         self.inputs.len()
-    }
-
-    /// A job has a stage.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// The stages whose output a stage reads, in order.

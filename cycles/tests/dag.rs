@@ -33,7 +33,7 @@ fn the_largest_wave_is_what_a_job_needs() {
     assert_eq!(dag.max_concurrent_cores().get(), 469);
     assert_eq!(dag.waves(), [vec![1, 2, 3], vec![0], vec![4], vec![5]]);
     assert_eq!(
-        (dag.inputs(4), dag.outputs(3), dag.len()),
+        (dag.inputs(4), dag.outputs(3), dag.stages()),
         (&[0, 3][..], &[4][..], 6)
     );
 }

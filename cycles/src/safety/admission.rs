@@ -80,12 +80,12 @@ pub enum Denied {
         /// Memory of each, in MiB.
         memory_mib: u64,
     },
-    /// They fit, but not with as many backups as would make them safe.
+    /// They fit, but no number of backups makes them safe, or not so many fit.
     #[error(
         "with all backups that fit ({backups}), more tasks than that are lost with probability {probability:.1e}"
     )]
     NotSafe {
-        /// Backups that fit.
+        /// As many as fit, at most as many as there are tasks.
         backups: usize,
         /// How probable it is that more are lost.
         probability: f64,

@@ -1,7 +1,7 @@
 //! How many volunteers a job should use: servers that give what their owners leave, beside dedicated ones that hold the
 //! data ("Harvesting residual resources in interactive clouds", RHIC, sections IV and V).
 //!
-//! [`Controller`] decides once a minute, from what is measured; [`simulate`] runs a job with it, or with a fixed number.
+//! [`Controller`] decides once a minute, from what is measured; [`simulate()`] runs a job with it, or with a fixed number.
 //! Productivity is in cores.
 
 mod controller;
