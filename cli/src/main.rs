@@ -10,6 +10,7 @@ mod chaos;
 mod checkpoint;
 mod cluster;
 mod config;
+mod cycles;
 mod daemon;
 mod fs;
 mod http;
@@ -82,6 +83,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Suspend jobs, keep them as files, resume them on any node.
     Checkpoint(checkpoint::CheckpointArgs),
+    /// What the spare cycles of a cluster are good for.
+    Cycles(cycles::CyclesArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -104,6 +107,7 @@ impl Command {
             | Self::Fs(_)
             | Self::Admin(_)
             | Self::Simulate(_)
+            | Self::Cycles(_)
             | Self::Completions { .. } => false,
         }
     }
@@ -144,6 +148,7 @@ fn run(cli: Cli) -> ExitCode {
         Command::Simulate(args) => simulate::run(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
+        Command::Cycles(args) => cycles::run(&args),
         Command::Completions { shell } => {
             // It panics when it cannot write.
             let mut script = Vec::new();

@@ -4,6 +4,7 @@ mod availability;
 mod characterise;
 mod cluster;
 mod durability;
+mod scheduling;
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -38,6 +39,8 @@ enum SimulateCommand {
     Availability(availability::AvailabilityArgs),
     /// What the datacentres are like: patterns of load, reimages (figures 1 to 6).
     Characterise(characterise::CharacteriseArgs),
+    /// How long jobs take on what owners leave, and what is killed (figures 11, 13 and 14).
+    Scheduling(scheduling::SchedulingArgs),
     /// Whether a whole cluster keeps its promises under faults: namenode, datanodes and clients in virtual time.
     Cluster(cluster::ClusterArgs),
 }
@@ -48,6 +51,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         SimulateCommand::Durability(args) => durability::run(args),
         SimulateCommand::Availability(args) => availability::run(args),
         SimulateCommand::Characterise(args) => characterise::run(args),
+        SimulateCommand::Scheduling(args) => scheduling::run(args),
         SimulateCommand::Cluster(args) => cluster::run(args),
     }
 }

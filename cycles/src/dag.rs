@@ -1,0 +1,164 @@
+//! The stages of a job: a directed graph without cycles.
+
+use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
+
+/// A stage as it is described: tasks that do the same work on different data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// Its name, unique in the job.
+    pub name: String,
+    /// Tasks, each in a container of its own.
+    pub tasks: NonZeroU32,
+    /// Cores of each container.
+    pub cores_per_task: NonZeroU32,
+    /// Names of the stages whose output it reads: it begins when all of them have ended.
+    pub inputs: Vec<String>,
+}
+
+/// Why stages make no job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DagError {
+    /// There are none.
+    #[error("the job has no stage")]
+    NoStage,
+    /// Two have one name.
+    #[error("the job has two stages `{0}`")]
+    Duplicate(String),
+    /// An input is not there.
+    #[error("stage `{stage}` reads the output of `{input}`, which is no stage of the job")]
+    UnknownStage {
+        /// The stage that names it.
+        stage: String,
+        /// The name.
+        input: String,
+    },
+    /// Stages wait for each other.
+    #[error("stages wait for each other: {}", .0.join(" <- "))]
+    Cycle(Vec<String>),
+}
+
+/// A job's stages, known to be without cycles. Stages have the numbers of their places in what was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dag {
+    inputs: Vec<Vec<usize>>,
+    outputs: Vec<Vec<usize>>,
+    waves: Vec<Vec<usize>>,
+    max_concurrent_cores: NonZeroU64,
+}
+
+impl Dag {
+    /// Checks the stages.
+    ///
+    /// # Errors
+    /// When there is none, a name occurs twice, an input is unknown, or stages wait for each other.
+    pub fn new(stages: &[Stage]) -> Result<Self, DagError> {
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        for (number, stage) in stages.iter().enumerate() {
+            if numbers.insert(&stage.name, number).is_some() {
+                return Err(DagError::Duplicate(stage.name.clone()));
+            }
+        }
+        let mut inputs: Vec<Vec<usize>> = Vec::with_capacity(stages.len());
+        let mut outputs: Vec<Vec<usize>> = vec![Vec::new(); stages.len()];
+        for (number, stage) in stages.iter().enumerate() {
+            let mut of_stage = Vec::with_capacity(stage.inputs.len());
+            for input in &stage.inputs {
+                let unknown = || DagError::UnknownStage {
+                    stage: stage.name.clone(),
+                    input: input.clone(),
+                };
+                of_stage.push(*numbers.get(input.as_str()).ok_or_else(unknown)?);
+            }
+            of_stage.sort_unstable();
+            of_stage.dedup();
+            for &input in &of_stage {
+                outputs[input].push(number);
+            }
+            inputs.push(of_stage);
+        }
+        let waves = waves(&inputs, &outputs).map_err(|cycle| {
+            let names = cycle.into_iter().map(|stage| stages[stage].name.clone());
+            DagError::Cycle(names.collect())
+        })?;
+        let cores = |stage: &usize| {
+            let stage = &stages[*stage];
+            u64::from(stage.tasks.get()) * u64::from(stage.cores_per_task.get())
+        };
+        let of_wave = |wave: &Vec<usize>| wave.iter().map(cores).sum::<u64>();
+        let most = waves.iter().map(of_wave).max().and_then(NonZeroU64::new);
+        Ok(Self {
+            inputs,
+            outputs,
+            waves,
+            max_concurrent_cores: most.ok_or(DagError::NoStage)?,
+        })
+    }
+
+    /// How many stages there are.
+    #[must_use]
+    pub fn stages(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The stages whose output a stage reads, in order.
+    #[must_use]
+    pub fn inputs(&self, stage: usize) -> &[usize] {
+        &self.inputs[stage]
+    }
+
+    /// The stages that read a stage's output, in order.
+    #[must_use]
+    pub fn outputs(&self, stage: usize) -> &[usize] {
+        &self.outputs[stage]
+    }
+
+    /// The waves of a breadth-first walk: those without inputs, then those whose inputs came before, and so on.
+    #[must_use]
+    pub fn waves(&self) -> &[Vec<usize>] {
+        &self.waves
+    }
+
+    /// `J.req` of Algorithm 1: the cores of the largest wave, an estimate of what the job uses at most at the same
+    /// time.
+    #[must_use]
+    pub fn max_concurrent_cores(&self) -> NonZeroU64 {
+        self.max_concurrent_cores
+    }
+}
+
+/// Stages in waves; the stages of a cycle if there is one.
+fn waves(inputs: &[Vec<usize>], outputs: &[Vec<usize>]) -> Result<Vec<Vec<usize>>, Vec<usize>> {
+    let mut missing: Vec<usize> = inputs.iter().map(Vec::len).collect();
+    let mut waves = Vec::new();
+    let mut seen = 0;
+    let is_first = |stage: &usize| inputs[*stage].is_empty();
+    let mut wave: Vec<usize> = (0..inputs.len()).filter(is_first).collect();
+    while !wave.is_empty() {
+        seen += wave.len();
+        let mut next = Vec::new();
+        for &output in wave.iter().flat_map(|&stage| &outputs[stage]) {
+            missing[output] -= 1;
+            if missing[output] == 0 {
+                next.push(output);
+            }
+        }
+        next.sort_unstable();
+        waves.push(std::mem::replace(&mut wave, next));
+    }
+    if seen == inputs.len() {
+        return Ok(waves);
+    }
+    // Each stage that is left waits for one that is left: going from one to the next ends in a cycle.
+    let mut path: Vec<usize> = Vec::new();
+    let mut at = (0..inputs.len()).find(|&stage| missing[stage] > 0);
+    while let Some(stage) = at {
+        if let Some(first) = path.iter().position(|&it| it == stage) {
+            return Err(path.split_off(first));
+        }
+        path.push(stage);
+        let mut left = inputs[stage].iter().copied();
+        at = left.find(|&input| missing[input] > 0);
+    }
+    unreachable!("stages {path:?} wait for none, but were in no wave: inputs {inputs:?}")
+}

@@ -1,0 +1,201 @@
+//! Short, medium and long jobs.
+
+use harvestfs_telemetry::profile::Pattern;
+
+/// How long a job takes, roughly (OSDI'16, section 4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum JobType {
+    /// It needs no more than what is free now.
+    Short,
+    /// It sees an owner's usual load.
+    Medium,
+    /// It sees an owner's peak.
+    Long,
+}
+
+impl JobType {
+    /// All, the shortest first.
+    pub const ALL: [Self; 3] = [Self::Short, Self::Medium, Self::Long];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::Medium => "medium",
+            Self::Long => "long",
+        }
+    }
+
+    /// The patterns of classes that suit it, the best first.
+    #[must_use]
+    pub fn preferred(self) -> [Pattern; 3] {
+        use Pattern::{Constant, Periodic, Unpredictable};
+        match self {
+            Self::Short => [Unpredictable, Periodic, Constant],
+            Self::Medium => [Periodic, Constant, Unpredictable],
+            Self::Long => [Constant, Periodic, Unpredictable],
+        }
+    }
+}
+
+/// The lengths between which jobs are medium.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Thresholds {
+    short_below_s: f64,
+    long_above_s: f64,
+}
+
+/// Thresholds that make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "jobs shorter than {short_below_s} s are short and longer than {long_above_s} s are long: not two lengths above \
+     0, the smaller one first"
+)]
+pub struct BadThresholds {
+    short_below_s: f64,
+    long_above_s: f64,
+}
+
+/// A job that ran.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PastRun {
+    /// Seconds from its submission to its end.
+    pub length_s: f64,
+    /// Its work, in core-seconds.
+    pub work_core_s: f64,
+}
+
+/// What the classes of each pattern can compute, in any unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Capacities {
+    /// Of unpredictable classes, which short jobs prefer.
+    pub unpredictable: f64,
+    /// Of periodic classes, which medium jobs prefer.
+    pub periodic: f64,
+    /// Of constant classes, which long jobs prefer.
+    pub constant: f64,
+}
+
+/// Why a history has no thresholds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HistoryError {
+    /// No job has run.
+    #[error("no job has run yet")]
+    NoRuns,
+    /// A length or work is not a number above 0.
+    #[error("run {0} of the history has a length or work that is not above 0")]
+    BadRun(usize),
+    /// No class has capacity, or a capacity is negative.
+    #[error("capacities must be at least 0, and one of them above 0")]
+    NoCapacity,
+}
+
+impl Thresholds {
+    /// Those of the paper's testbed.
+    pub const PAPER: Self = Self {
+        short_below_s: 173.0,
+        long_above_s: 433.0,
+    };
+
+    /// Jobs shorter than the first length are short, longer than the second are long.
+    ///
+    /// # Errors
+    /// Unless both are above 0 and finite, the first at most the second.
+    pub fn new(short_below_s: f64, long_above_s: f64) -> Result<Self, BadThresholds> {
+        let in_order = 0.0 < short_below_s && short_below_s <= long_above_s;
+        if in_order && long_above_s.is_finite() {
+            Ok(Self {
+                short_below_s,
+                long_above_s,
+            })
+        } else {
+            Err(BadThresholds {
+                short_below_s,
+                long_above_s,
+            })
+        }
+    }
+
+    /// Such that the work of short, medium and long jobs is to each other as the capacities of the classes that they
+    /// prefer, as nearly as whole jobs allow.
+    ///
+    /// # Errors
+    /// When there is no run or no capacity, or one is not a number in its range.
+    pub fn from_history(runs: &[PastRun], capacities: Capacities) -> Result<Self, HistoryError> {
+        let Capacities {
+            unpredictable,
+            periodic,
+            constant,
+        } = capacities;
+        let capacity = unpredictable + periodic + constant;
+        let none_negative = [unpredictable, periodic, constant]
+            .iter()
+            .all(|it| *it >= 0.0);
+        if !(none_negative && capacity > 0.0 && capacity.is_finite()) {
+            return Err(HistoryError::NoCapacity);
+        }
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let bad = |run: &PastRun| !(positive(run.length_s) && positive(run.work_core_s));
+        if let Some(run) = runs.iter().position(bad) {
+            return Err(HistoryError::BadRun(run));
+        }
+        let mut sorted = runs.to_vec();
+        sorted.sort_by(|a, b| a.length_s.total_cmp(&b.length_s));
+        let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
+            return Err(HistoryError::NoRuns);
+        };
+        // Where lengths can be divided, and the work of the jobs before.
+        let mut cuts = vec![(first.length_s / 2.0, 0.0)];
+        let mut work = 0.0;
+        for pair in sorted.windows(2) {
+            work += pair[0].work_core_s;
+            if pair[0].length_s < pair[1].length_s {
+                cuts.push((f64::midpoint(pair[0].length_s, pair[1].length_s), work));
+            }
+        }
+        work += last.work_core_s;
+        cuts.push((last.length_s * 2.0, work));
+        let nearest = |share: f64| {
+            let distance = |cut: &(f64, f64)| (cut.1 - share * work).abs();
+            let nearest = cuts
+                .iter()
+                .min_by(|a, b| distance(a).total_cmp(&distance(b)));
+            nearest.map_or(first.length_s, |cut| cut.0)
+        };
+        Ok(Self {
+            short_below_s: nearest(unpredictable / capacity),
+            long_above_s: nearest((unpredictable + periodic) / capacity),
+        })
+    }
+
+    /// These times a factor above 0: those of jobs that all take so many times as long.
+    ///
+    /// # Errors
+    /// When a length leaves its range.
+    pub fn times(self, factor: f64) -> Result<Self, BadThresholds> {
+        Self::new(self.short_below_s * factor, self.long_above_s * factor)
+    }
+
+    /// The length in seconds below which jobs are short.
+    #[must_use]
+    pub fn short_below_s(self) -> f64 {
+        self.short_below_s
+    }
+
+    /// The length in seconds above which jobs are long.
+    #[must_use]
+    pub fn long_above_s(self) -> f64 {
+        self.long_above_s
+    }
+
+    /// The type of a job by the length of its last run; one that has not run before is medium.
+    #[must_use]
+    pub fn job_type(self, last_run_s: Option<f64>) -> JobType {
+        match last_run_s {
+            Some(length_s) if length_s < self.short_below_s => JobType::Short,
+            Some(length_s) if length_s > self.long_above_s => JobType::Long,
+            _ => JobType::Medium,
+        }
+    }
+}

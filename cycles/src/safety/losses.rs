@@ -1,0 +1,138 @@
+//! The distribution of losses in a tree of failure domains.
+
+/// A probability.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct Probability(f64);
+
+impl Probability {
+    /// What never happens.
+    pub const NEVER: Self = Self(0.0);
+
+    /// None unless it is from 0 to 1.
+    #[must_use]
+    pub fn new(probability: f64) -> Option<Self> {
+        (0.0..=1.0)
+            .contains(&probability)
+            .then_some(Self(probability))
+    }
+
+    /// As a number from 0 to 1.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+/// A failure domain: an environment, a rack, a server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Domain {
+    /// How probable it is that it fails while the domain around it does not.
+    pub fails: Probability,
+    /// What is lost with it, beside what is lost with its parts: tasks or replicas on a server.
+    pub losses: u32,
+    /// The domains in it. They fail independently of each other.
+    pub parts: Vec<Domain>,
+}
+
+/// How probable each number of losses is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Losses {
+    probabilities: Vec<f64>,
+}
+
+impl Losses {
+    /// None for certain.
+    fn none() -> Self {
+        Self {
+            probabilities: vec![1.0],
+        }
+    }
+
+    /// Of a domain and everything in it: exact, but for rounding.
+    #[must_use]
+    pub fn of(domain: &Domain) -> Self {
+        let mut losses = Self::of_parts(&domain.parts);
+        let all = losses.most() + domain.losses as usize;
+        losses.probabilities.resize(all + 1, 0.0);
+        let stays = 1.0 - domain.fails.get();
+        for probability in &mut losses.probabilities {
+            *probability *= stays;
+        }
+        losses.probabilities[all] += domain.fails.get();
+        losses
+    }
+
+    fn of_parts(parts: &[Domain]) -> Self {
+        let mut sum = Self::none();
+        let mut rest = parts;
+        while let Some(first) = rest.first() {
+            let alike = rest.iter().take_while(|it| *it == first).count();
+            let one = Self::of(first);
+            // Whole groups of servers are alike: their sum is binomial.
+            let many = if first.parts.is_empty() {
+                binomial(alike, first.losses as usize, first.fails.get())
+            } else {
+                (1..alike).fold(one.clone(), |sum, _| sum.plus(&one))
+            };
+            sum = sum.plus(&many);
+            rest = &rest[alike..];
+        }
+        sum
+    }
+
+    /// The distribution of the sum of both, which are independent: their convolution.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let (long, short) = if self.most() >= other.most() {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        let mut sum = vec![0.0; long.most() + short.most() + 1];
+        for (more, of_short) in short.probabilities.iter().enumerate() {
+            if *of_short > 0.0 {
+                let target = &mut sum[more..=more + long.most()];
+                for (target, of_long) in target.iter_mut().zip(&long.probabilities) {
+                    *target += of_short * of_long;
+                }
+            }
+        }
+        Self { probabilities: sum }
+    }
+
+    /// The most that can be lost.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.probabilities.len() - 1
+    }
+
+    /// How probable it is that exactly so many are lost.
+    #[must_use]
+    pub fn exactly(&self, count: usize) -> f64 {
+        self.probabilities.get(count).copied().unwrap_or(0.0)
+    }
+
+    /// How probable it is that more than so many are lost.
+    #[must_use]
+    pub fn more_than(&self, count: usize) -> f64 {
+        let tail = self.probabilities.iter().skip(count + 1);
+        // From the smallest: 1 less the rest would not tell small ones apart.
+        tail.rev().sum()
+    }
+}
+
+/// Of so many alike, each of which is lost with a probability and then counts so many.
+fn binomial(count: usize, each: usize, fails: f64) -> Losses {
+    let mut probabilities = vec![0.0; count * each + 1];
+    if fails >= 1.0 {
+        probabilities[count * each] = 1.0;
+        return Losses { probabilities };
+    }
+    let odds = fails / (1.0 - fails);
+    let mut term = (1.0 - fails).powi(i32::try_from(count).unwrap_or(i32::MAX));
+    for lost in 0..=count {
+        probabilities[lost * each] += term;
+        term *= odds * (count - lost) as f64 / (lost + 1) as f64;
+    }
+    Losses { probabilities }
+}

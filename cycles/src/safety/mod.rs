@@ -1,0 +1,10 @@
+//! How many servers, or tasks on them, are lost together, and how many backups that takes ("Web-scale Job Scheduling",
+//! Cirne and Frachtenberg, JSSPP'12, section 4).
+
+mod admission;
+mod losses;
+
+pub use admission::{
+    Admitted, Cluster, Denied, FailureRates, Packing, RackSpec, SetupError, TaskGroup,
+};
+pub use losses::{Domain, Losses, Probability};

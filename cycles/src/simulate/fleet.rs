@@ -1,0 +1,311 @@
+//! The servers of a datacentre, the load of their owners, and its classes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use harvestfs_telemetry::classes::classes;
+use harvestfs_telemetry::profile::Pattern;
+use harvestfs_telemetry::spectrum::Spectra;
+
+use crate::select::ClassHistory;
+
+/// Cores of a server (the paper's testbed: 12).
+pub const CORES: u32 = 12;
+
+/// The load of a tenant's average server, sample by sample, each a share of all cores from 0 to 1.
+#[derive(Clone, Debug)]
+pub struct TenantLoad {
+    /// What history knows: the month before.
+    pub before: Vec<f32>,
+    /// What happens: the simulated month.
+    pub now: Vec<f32>,
+}
+
+/// A datacentre.
+#[derive(Clone, Debug)]
+pub struct Datacentre {
+    /// Its name.
+    pub name: String,
+    /// Seconds that a sample covers, at least 1.
+    pub slot_s: u32,
+    /// Its tenants; their series have one length, at least 1.
+    pub tenants: Vec<TenantLoad>,
+    /// The tenant of each server: a place in `tenants`.
+    pub owners: Vec<u32>,
+}
+
+/// How load is scaled to another mean (OSDI'16, section 6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaling {
+    /// Every sample times a factor, at most 100 %.
+    Linear,
+    /// Every sample to a power: an n-th root, for n that need not be whole.
+    Root,
+}
+
+impl Scaling {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Linear, Self::Root];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::Root => "root",
+        }
+    }
+
+    fn scaled(self, sample: f32, strength: f64) -> f64 {
+        match self {
+            Self::Linear => (f64::from(sample) * strength).min(1.0),
+            Self::Root => f64::from(sample).powf(1.0 / strength),
+        }
+    }
+
+    /// The factor, or the n of the root, with which the mean over all servers is the target, as nearly as it can be.
+    fn strength(self, loads: &[(&[f32], u32)], target: f64) -> f64 {
+        // Counting how often each level occurs makes trying a strength cheap.
+        const LEVELS: usize = 4_096;
+        let mut counts = vec![0.0; LEVELS + 1];
+        for (samples, servers) in loads {
+            for &sample in *samples {
+                let level = (f64::from(sample) * LEVELS as f64).round() as usize;
+                counts[level.min(LEVELS)] += f64::from(*servers);
+            }
+        }
+        let all: f64 = counts.iter().sum();
+        let mean = |strength: f64| -> f64 {
+            let levels = counts.iter().enumerate();
+            let scaled = levels
+                .map(|(level, count)| count * self.scaled(level as f32 / LEVELS as f32, strength));
+            scaled.sum::<f64>() / all.max(1.0)
+        };
+        // The mean grows with the strength.
+        let (mut low, mut high) = (1e-3, 1e6);
+        for _ in 0..60 {
+            let middle: f64 = f64::sqrt(low * high);
+            if mean(middle) < target {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        high
+    }
+}
+
+/// A scaling of another name was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown scaling `{0}`; accepted: linear, root")]
+pub struct UnknownScaling(String);
+
+impl FromStr for Scaling {
+    type Err = UnknownScaling;
+
+    fn from_str(name: &str) -> Result<Self, UnknownScaling> {
+        let known = Self::ALL.into_iter().find(|it| it.name() == name);
+        known.ok_or_else(|| UnknownScaling(name.to_owned()))
+    }
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a datacentre cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FleetError {
+    /// There is no server.
+    #[error("the datacentre has no servers")]
+    NoServer,
+    /// A server's tenant is not there.
+    #[error("server {server} belongs to tenant {tenant}, of {tenants} tenants")]
+    UnknownTenant {
+        /// The server.
+        server: usize,
+        /// The tenant.
+        tenant: u32,
+        /// How many there are.
+        tenants: usize,
+    },
+    /// Series are empty, or differ in length.
+    #[error("tenant {0} has no load, or not as many samples as the others")]
+    BadSeries(usize),
+}
+
+/// A datacentre whose load was scaled, with the classes that history puts its tenants into.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    pub(super) name: String,
+    pub(super) scaling: Scaling,
+    pub(super) target: f64,
+    pub(super) slot_ms: u64,
+    /// CPU use of each tenant, by slot.
+    pub(super) loads: Vec<Vec<f32>>,
+    /// The tenant of each server; servers are in order of their class.
+    pub(super) owners: Vec<u32>,
+    /// The class of each server.
+    pub(super) class_of: Vec<u32>,
+    pub(super) classes: Vec<ClassHistory>,
+    /// Mean CPU use of owners over all servers and slots, 0 to 1.
+    pub(super) utilisation: f64,
+}
+
+impl Fleet {
+    /// Scales the load such that its mean over all servers is `target` (0 to 1), and finds the classes.
+    ///
+    /// # Errors
+    /// When the datacentre makes no sense.
+    pub fn new(datacentre: &Datacentre, scaling: Scaling, target: f64) -> Result<Self, FleetError> {
+        let tenants = &datacentre.tenants;
+        if datacentre.owners.is_empty() {
+            return Err(FleetError::NoServer);
+        }
+        let mut servers = vec![0_u32; tenants.len()];
+        for (server, &tenant) in datacentre.owners.iter().enumerate() {
+            let of_tenant = servers.get_mut(tenant as usize);
+            *of_tenant.ok_or(FleetError::UnknownTenant {
+                server,
+                tenant,
+                tenants: tenants.len(),
+            })? += 1;
+        }
+        let slots = tenants.first().map_or(0, |tenant| tenant.now.len());
+        let bad = |it: &TenantLoad| it.now.len() != slots || slots == 0;
+        if let Some(tenant) = tenants.iter().position(bad) {
+            return Err(FleetError::BadSeries(tenant));
+        }
+        let weighted: Vec<(&[f32], u32)> = tenants
+            .iter()
+            .zip(&servers)
+            .map(|(tenant, &servers)| (&tenant.now[..], servers))
+            .collect();
+        let strength = scaling.strength(&weighted, target);
+        let scale = |samples: &[f32]| -> Vec<f32> {
+            let scaled = samples
+                .iter()
+                .map(|&it| scaling.scaled(it, strength) as f32);
+            scaled.collect()
+        };
+        let mut spectra = Spectra::default();
+        let shapes: Vec<_> = tenants
+            .iter()
+            .zip(&servers)
+            .map(|(tenant, &servers)| {
+                let known = if servers > 0 {
+                    scale(&tenant.before)
+                } else {
+                    Vec::new()
+                };
+                spectra.shape(datacentre.slot_s, known.into_iter().map(Some))
+            })
+            .collect();
+        let found = classes(&shapes);
+        let mut histories: Vec<ClassHistory> = found
+            .iter()
+            .map(|class| ClassHistory {
+                pattern: class.pattern,
+                average_cpu_share: class.average_cpu_share.clamp(0.0, 1.0),
+                peak_cpu_share: class.peak_cpu_share.clamp(0.0, 1.0),
+            })
+            .collect();
+        // Tenants of which too little is known are a class of their own: any load can be expected.
+        let mut class_of_tenant = vec![histories.len() as u32; tenants.len()];
+        for (number, class) in found.iter().enumerate() {
+            for &member in &class.members {
+                class_of_tenant[member] = number as u32;
+            }
+        }
+        histories.push(ClassHistory {
+            pattern: Pattern::Unpredictable,
+            average_cpu_share: 1.0,
+            peak_cpu_share: 1.0,
+        });
+        let mut owners = datacentre.owners.clone();
+        owners.sort_by_key(|&tenant| (class_of_tenant[tenant as usize], tenant));
+        let class_of = owners.iter().map(|&it| class_of_tenant[it as usize]);
+        let loads: Vec<Vec<f32>> = tenants.iter().map(|tenant| scale(&tenant.now)).collect();
+        let mean = |samples: &Vec<f32>| {
+            samples.iter().map(|&it| f64::from(it)).sum::<f64>() / slots as f64
+        };
+        let of_servers = loads
+            .iter()
+            .zip(&servers)
+            .map(|(load, &it)| mean(load) * f64::from(it));
+        Ok(Self {
+            name: datacentre.name.clone(),
+            scaling,
+            target,
+            slot_ms: u64::from(datacentre.slot_s.max(1)) * 1_000,
+            utilisation: of_servers.sum::<f64>() / owners.len() as f64,
+            class_of: class_of.collect(),
+            owners,
+            loads,
+            classes: histories,
+        })
+    }
+
+    /// How many servers there are.
+    #[must_use]
+    pub fn servers(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// How many slots there are.
+    pub(super) fn slots(&self) -> usize {
+        self.loads.first().map_or(1, Vec::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_scalings_reach_the_mean_asked_for() {
+        let load = |samples: &[f32]| TenantLoad {
+            before: samples.to_vec(),
+            now: samples.to_vec(),
+        };
+        let datacentre = Datacentre {
+            name: "dc".into(),
+            slot_s: 300,
+            tenants: vec![load(&[0.1, 0.3, 0.5]), load(&[0.05, 0.06, 0.05])],
+            owners: [[0].repeat(10), [1].repeat(30)].concat(),
+        };
+        for scaling in Scaling::ALL {
+            for target in [0.1, 0.2, 0.5, 0.8] {
+                let fleet = Fleet::new(&datacentre, scaling, target).unwrap();
+                let reached = fleet.utilisation;
+                assert!(
+                    (reached - target).abs() < 0.01,
+                    "{scaling} {target} {reached}"
+                );
+            }
+        }
+        let error =
+            |datacentre: Datacentre| Fleet::new(&datacentre, Scaling::Root, 0.5).unwrap_err();
+        let empty = Datacentre {
+            owners: Vec::new(),
+            ..datacentre.clone()
+        };
+        assert_eq!(error(empty), FleetError::NoServer);
+        let unknown = Datacentre {
+            owners: vec![0, 2],
+            ..datacentre.clone()
+        };
+        assert!(matches!(
+            error(unknown),
+            FleetError::UnknownTenant { server: 1, .. }
+        ));
+        let short = vec![load(&[0.1]), load(&[])];
+        let short = Datacentre {
+            tenants: short,
+            ..datacentre
+        };
+        assert_eq!(error(short), FleetError::BadSeries(1));
+    }
+}
