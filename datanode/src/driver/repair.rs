@@ -11,8 +11,8 @@ use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{FrameReceiver, TransportError};
 use harvestfs_protocol::types::NodeInfo;
 
-use crate::budget::Budget;
-use crate::node::Node;
+use crate::driver::budget::Budget;
+use crate::driver::node::Node;
 use crate::store::{BlockWriter, Origin, StoreError, WritePacket};
 
 /// How long a source may take for its next packet.

@@ -32,9 +32,9 @@ use tokio::time::MissedTickBehavior;
 
 pub use self::commands::Commands;
 pub use self::removals::Removals;
-use crate::node::Node;
-use crate::obedience::Refusal;
-use crate::service::Alive;
+use crate::driver::node::Node;
+use crate::driver::obedience::Refusal;
+use crate::driver::service::Alive;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);

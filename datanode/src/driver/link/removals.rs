@@ -13,8 +13,8 @@ use std::time::Duration;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 
-use crate::budget::Budget;
-use crate::node::Node;
+use crate::driver::budget::Budget;
+use crate::driver::node::Node;
 use crate::store::StoreError;
 
 /// Between two looks whether space became short.

@@ -18,7 +18,7 @@ use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
 use tokio::sync::mpsc;
 
 use self::progress::{Failure, Progress};
-use crate::node::{Node, Registration};
+use crate::driver::node::{Node, Registration};
 use crate::store::{BlockWriter, Origin, WritePacket};
 
 /// Packets on their way through this datanode, together at most this many bytes: enough to keep

@@ -17,10 +17,10 @@ use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::watch;
 use parking_lot::RwLock;
 
-use crate::busy::BusySignal;
-use crate::metrics::{Metrics, Sample};
-use crate::obedience::Obedience;
-use crate::short_circuit::ShortCircuit;
+use crate::driver::busy::BusySignal;
+use crate::driver::metrics::{Metrics, Sample};
+use crate::driver::obedience::Obedience;
+use crate::driver::short_circuit::ShortCircuit;
 use crate::store::BlockStore;
 
 /// When to ask again a datanode that has just started.

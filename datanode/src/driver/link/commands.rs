@@ -11,10 +11,10 @@ use harvestfs_protocol::node::NodeCommand;
 use tokio::sync::{Mutex, mpsc};
 
 use super::removals::{Doomed, Removals};
-use crate::node::Node;
-use crate::repair::{Repair, Repairer};
-use crate::scrubber::Scrubber;
-use crate::service::Alive;
+use crate::driver::node::Node;
+use crate::driver::repair::{Repair, Repairer};
+use crate::driver::scrubber::Scrubber;
+use crate::driver::service::Alive;
 
 /// What several heartbeats bring.
 const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;

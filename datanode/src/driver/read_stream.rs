@@ -11,7 +11,7 @@ use harvestfs_protocol::transport::{FrameSender, TransportError};
 use harvestfs_telemetry::metrics::WholeCounter;
 use tokio::task::JoinHandle;
 
-use crate::node::Node;
+use crate::driver::node::Node;
 use crate::store::{BlockStore, ChunkRange, Piece, StoreError};
 
 /// What one packet carries at most. Small enough that disk and network work at the same time also

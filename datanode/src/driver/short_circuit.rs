@@ -17,7 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::node::Node;
+use crate::driver::node::Node;
 use crate::store::{Lent, OpenFile};
 
 /// Most readers at a time; bounds the files that they can be lent.

@@ -12,15 +12,15 @@ use harvestfs_protocol::transport::{ConnectionCounts, ConnectionPool, Endpoint, 
 use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
-use crate::busy::BusySignal;
-use crate::namenode_link::{Commands, NamenodeLink, Removals};
-use crate::node::Node;
+use crate::driver::busy::BusySignal;
+use crate::driver::link::{Commands, NamenodeLink, Removals};
+use crate::driver::node::Node;
+use crate::driver::repair::Repairer;
+use crate::driver::scrubber::Scrubber;
+use crate::driver::service::{self, Alive};
+use crate::driver::{short_circuit, shrinker};
 use crate::options::{DatanodeOptions, StartError};
-use crate::repair::Repairer;
-use crate::scrubber::Scrubber;
-use crate::service::{self, Alive};
 use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
-use crate::{short_circuit, shrinker};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);

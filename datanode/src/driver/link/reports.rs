@@ -10,7 +10,7 @@ use harvestfs_protocol::node::{
 use tokio::sync::mpsc;
 
 use super::{Client, LinkError, call};
-use crate::node::Node;
+use crate::driver::node::Node;
 use crate::store::{BlockStore, Pending};
 
 /// How long changes are gathered for one report.

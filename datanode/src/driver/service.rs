@@ -21,8 +21,8 @@ use harvestfs_telemetry::metrics::WholeCounter;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::node::{Node, StreamCount};
-use crate::{read_stream, write_stream};
+use crate::driver::node::{Node, StreamCount};
+use crate::driver::{read_stream, write_stream};
 
 /// Most connections at a time; bounds the memory that peers can claim.
 const CONNECTIONS_MAX: usize = 4096;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::Node;
+use crate::driver::node::Node;
 
 /// How often volumes are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);

@@ -9,8 +9,8 @@ use harvestfs_protocol::limits::CHUNK_BYTES;
 use harvestfs_protocol::machine;
 use tokio::time::Instant;
 
-use crate::budget::Budget;
-use crate::node::Node;
+use crate::driver::budget::Budget;
+use crate::driver::node::Node;
 use crate::store::{ChunkRange, StoreError};
 
 /// What is read at a time.
