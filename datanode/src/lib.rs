@@ -26,6 +26,7 @@
 //! ```
 
 mod driver;
+mod engine;
 mod options;
 mod store;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which namenode is obeyed: none that knows less than one that was obeyed before.
+//! Keeps it on the disks which namenode is obeyed.
 
 use std::time::Duration;
 
@@ -6,56 +6,27 @@ use harvestfs_protocol::timeline::{Authority, Position};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
+use crate::engine;
+use crate::engine::link::obedience::{Judgement, Refusal};
 use crate::store::{BlockStore, StoreError};
 
 /// How much later than in memory it may be on the disk how far a namenode was; a new epoch, and what
 /// comes before a deletion, are written at once.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why a namenode is not obeyed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// It says itself that it has no authority.
-    #[error("the namenode is in recovery: it lacks what this datanode, or another one, obeyed")]
-    Recovering,
-    /// It is of an epoch before, or beside, the one obeyed.
-    #[error(
-        "the namenode is at {}, but this datanode obeyed {obeyed} of another one, which started \
-         later: two namenodes run, or an old copy was put back",
-        authority.position
-    )]
-    Older {
-        /// What was obeyed.
-        obeyed: Position,
-        /// What the namenode says.
-        authority: Authority,
-    },
-}
-
 /// What was obeyed, in memory and on the disks.
 pub struct Obedience {
-    state: Mutex<State>,
+    state: Mutex<engine::link::obedience::Obedience>,
     /// Held while it is written.
     writing: AsyncMutex<()>,
     begun: Notify,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct State {
-    obeyed: Option<Position>,
-    written: Option<Position>,
-    recovering: bool,
 }
 
 impl Obedience {
     /// With what the disks say.
     pub fn new(obeyed: Option<Position>) -> Self {
         Self {
-            state: Mutex::new(State {
-                obeyed,
-                written: obeyed,
-                recovering: false,
-            }),
+            state: Mutex::new(engine::link::obedience::Obedience::new(obeyed)),
             writing: AsyncMutex::new(()),
             begun: Notify::new(),
         }
@@ -63,7 +34,12 @@ impl Obedience {
 
     /// How far the namenode was that was obeyed.
     pub fn obeyed(&self) -> Option<Position> {
-        self.state.lock().obeyed
+        self.state.lock().obeyed()
+    }
+
+    /// How far the namenode was that was obeyed, as the disks say.
+    pub fn written(&self) -> Option<Position> {
+        self.state.lock().written()
     }
 
     /// Whether a namenode that says so is to be obeyed; takes note of it.
@@ -72,25 +48,21 @@ impl Obedience {
     /// Why not.
     pub fn obey(&self, authority: &Authority) -> Result<(), Refusal> {
         let mut state = self.state.lock();
-        let was_recovering = std::mem::replace(&mut state.recovering, authority.recovering);
-        let obeyed = match judge(state.obeyed, authority) {
-            Ok(obeyed) => obeyed,
-            Err(refusal) => {
-                if authority.recovering && !was_recovering {
-                    let obeyed = state.obeyed.map(|it| it.to_string());
-                    tracing::warn!(position = %authority.position, obeyed, "{refusal}; it is not obeyed");
-                }
-                return Err(refusal);
-            }
-        };
-        let begins = state.obeyed.map(|it| it.epoch) != Some(obeyed.epoch);
-        state.obeyed = Some(obeyed);
+        let Judgement { result, is_news } = state.judge(authority);
+        let obeyed = state.obeyed();
         drop(state);
-        if begins {
-            tracing::info!(epoch = %obeyed.epoch, "an epoch of the namenode is obeyed");
-            self.begun.notify_one();
+        match result {
+            Ok(obeyed) if is_news => {
+                tracing::info!(epoch = %obeyed.epoch, "an epoch of the namenode is obeyed");
+                self.begun.notify_one();
+            }
+            Err(refusal) if is_news => {
+                let obeyed = obeyed.map(|it| it.to_string());
+                tracing::warn!(position = %authority.position, obeyed, "{refusal}; it is not obeyed");
+            }
+            Ok(_) | Err(_) => {}
         }
-        Ok(())
+        result.map(drop)
     }
 
     /// Has it on the disks what was obeyed until now.
@@ -99,14 +71,10 @@ impl Obedience {
     /// What the last disk says, when no disk has it.
     pub async fn write(&self, store: &BlockStore) -> Result<(), StoreError> {
         let _alone = self.writing.lock().await;
-        let State {
-            obeyed, written, ..
-        } = *self.state.lock();
-        if let Some(position) = obeyed
-            && obeyed != written
-        {
+        let to_write = self.state.lock().to_write();
+        if let Some(position) = to_write {
             store.write_obeyed(position).await?;
-            self.state.lock().written = obeyed;
+            self.state.lock().wrote(position);
         }
         Ok(())
     }
@@ -121,73 +89,5 @@ impl Obedience {
                 tokio::time::sleep(WRITE_INTERVAL).await;
             }
         }
-    }
-}
-
-/// What is obeyed after this.
-fn judge(obeyed: Option<Position>, authority: &Authority) -> Result<Position, Refusal> {
-    if authority.recovering {
-        return Err(Refusal::Recovering);
-    }
-    let position = authority.position;
-    match obeyed {
-        Some(obeyed) if obeyed.epoch == position.epoch => Ok(Position {
-            record: obeyed.record.max(position.record),
-            ..obeyed
-        }),
-        Some(obeyed) if obeyed.epoch.number >= position.epoch.number => Err(Refusal::Older {
-            obeyed,
-            authority: *authority,
-        }),
-        Some(_) | None => Ok(position),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use harvestfs_protocol::timeline::Epoch;
-
-    use super::*;
-
-    fn at(number: u32, id: u64, record: u64) -> Authority {
-        Authority {
-            position: Position {
-                epoch: Epoch { number, id },
-                record,
-            },
-            recovering: false,
-        }
-    }
-
-    #[test]
-    fn none_is_obeyed_that_is_older_or_beside() {
-        let obedience = Obedience::new(None);
-        for (authority, is_obeyed) in [
-            (at(5, 1, 10), true),
-            (at(5, 1, 20), true),
-            // Replies may overtake each other.
-            (at(5, 1, 15), true),
-            (at(5, 2, 99), false),
-            (at(4, 1, 99), false),
-            (at(6, 2, 3), true),
-            (at(5, 1, 30), false),
-        ] {
-            let recovering = Authority {
-                recovering: true,
-                ..authority
-            };
-            assert_eq!(obedience.obey(&recovering), Err(Refusal::Recovering));
-            let before = obedience.obeyed();
-            let obeyed = obedience.obey(&authority);
-            assert_eq!(obeyed.is_ok(), is_obeyed, "{authority:?}");
-            if !is_obeyed {
-                assert_eq!(obedience.obeyed(), before);
-            }
-        }
-        let end = at(6, 2, 3).position;
-        assert_eq!(obedience.obeyed(), Some(end));
-        let again = Obedience::new(Some(at(5, 1, 20).position));
-        again.obey(&at(5, 1, 15)).unwrap();
-        assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
     }
 }

@@ -6,6 +6,7 @@ mod buffer;
 mod caches;
 mod changes;
 mod checked_text;
+mod clock;
 pub mod disk;
 mod error;
 mod health;
@@ -29,6 +30,7 @@ pub use block_store::BlockStore;
 pub use block_writer::{BlockWriter, WritePacket};
 pub use buffer::BufferPool;
 pub use changes::Pending;
+pub use clock::now;
 #[cfg(test)]
 pub use disk::DiskFile;
 pub use disk::{Disk, RealDisk};

@@ -33,8 +33,8 @@ use tokio::time::MissedTickBehavior;
 pub use self::commands::Commands;
 pub use self::removals::Removals;
 use crate::driver::node::Node;
-use crate::driver::obedience::Refusal;
 use crate::driver::service::Alive;
+use crate::engine::link::obedience::Refusal;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -231,13 +231,15 @@ impl NamenodeLink {
         Ok(())
     }
 
-    /// Whether a namenode is obeyed. One in recovery is not, but it may know what is here, so that
-    /// its clients can read.
+    /// Whether a namenode is obeyed.
+    ///
+    /// # Errors
+    /// It is not to be spoken to either.
     fn may_speak(&self, authority: &Authority) -> Result<bool, LinkError> {
         match self.node.obedience.obey(authority) {
             Ok(()) => Ok(true),
-            Err(Refusal::Recovering) => Ok(false),
-            Err(refusal) => Err(LinkError::Disobeyed(refusal)),
+            Err(refusal) if refusal.ends_connection() => Err(LinkError::Disobeyed(refusal)),
+            Err(_) => Ok(false),
         }
     }
 }

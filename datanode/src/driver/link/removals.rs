@@ -1,21 +1,16 @@
-//! Deletions that the namenode commands, no faster than the owner bears.
-//!
-//! A file system that tells its disk at each commit what became free (ext4 with `discard`) makes every
-//! sync wait behind that, the owner's too (docs/PERFORMANCE.md has figures). So a datanode says with
-//! each heartbeat how much it can delete, and spreads that over the time to the next one. What it has no
-//! command for yet is still there for the namenode, which may need it. Where space is short, nothing
-//! waits.
+//! Carries out the deletions that the namenode commands.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::ids::BlockId;
-use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
+use parking_lot::Mutex;
 
-use crate::driver::budget::Budget;
+use crate::driver::budget::sleep_until;
 use crate::driver::node::Node;
-use crate::store::StoreError;
+use crate::engine;
+use crate::engine::removal::{Order, Step, Steps};
+use crate::store::{StoreError, now};
 
 /// Between two looks whether space became short.
 const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
@@ -23,62 +18,45 @@ const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 /// Deletes replicas within a budget.
 pub struct Removals {
     node: Arc<Node>,
-    budget: Budget,
-    /// What is to be deleted and is still there, in bytes.
-    left_bytes: AtomicU64,
-    /// Commands given before a registration hold no longer; this is its number.
-    registration: AtomicU64,
+    state: Mutex<engine::removal::Removals>,
 }
 
 /// Replicas that are to be deleted.
 pub struct Doomed {
     blocks: Vec<BlockId>,
-    registration: u64,
     left: Left,
 }
 
-/// Bytes that count as left until this is dropped.
+/// What counts as left until this is dropped.
 struct Left {
     removals: Arc<Removals>,
-    bytes: u64,
-}
-
-impl Left {
-    fn less(&mut self, bytes: u64) {
-        // A replica is a little larger than the data in it.
-        let bytes = bytes.min(self.bytes);
-        let before = self.removals.left_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        assert!(
-            before >= self.bytes,
-            "{} bytes are left to delete among {before} in all",
-            self.bytes
-        );
-        self.bytes -= bytes;
-    }
+    /// None only when this is dropped.
+    order: Option<Order>,
 }
 
 impl Drop for Left {
     fn drop(&mut self) {
-        self.less(self.bytes);
+        if let Some(order) = self.order.take() {
+            self.removals.state.lock().end(order);
+        }
     }
 }
+
+const HAS_ORDER: &str = "what is left to delete has its order until it is dropped";
 
 impl Removals {
     /// With a budget of so many bytes in a second; 0 means no limit.
     pub fn new(node: Arc<Node>, bytes_per_second: u64) -> Arc<Self> {
         Arc::new(Self {
             node,
-            budget: Budget::new(bytes_per_second),
-            left_bytes: AtomicU64::new(0),
-            registration: AtomicU64::new(0),
+            state: Mutex::new(engine::removal::Removals::new(bytes_per_second)),
         })
     }
 
     /// Bytes of replicas that may be commanded to be deleted now.
     pub fn removable_bytes(&self) -> u64 {
-        let payable_bytes = self.budget.left_within(HEARTBEAT_INTERVAL);
-        let wanted_bytes = payable_bytes.max(self.pressure_bytes());
-        wanted_bytes.saturating_sub(self.left_bytes.load(Ordering::Relaxed))
+        let pressure_bytes = self.pressure_bytes();
+        self.state.lock().removable_bytes(pressure_bytes, now())
     }
 
     /// Bytes that should be deleted beyond the rate.
@@ -102,20 +80,20 @@ impl Removals {
     /// What was commanded and not begun is not done: the namenode may want it otherwise when this
     /// datanode has registered again.
     pub fn forget_commands(&self) {
-        self.registration.fetch_add(1, Ordering::Relaxed);
+        self.state.lock().registering();
     }
 
     /// Notes what is to be deleted.
     pub fn announce(self: &Arc<Self>, blocks: Vec<BlockId>) -> Doomed {
         let reports = blocks.iter().map(|&block| self.node.store.report(block));
         let bytes = reports.flatten().map(|(_, it)| it.length_bytes).sum();
-        self.left_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let obeyed = self.node.obedience.obeyed();
+        let order = self.state.lock().ordered(bytes, obeyed);
         Doomed {
             blocks,
-            registration: self.registration.load(Ordering::Relaxed),
             left: Left {
                 removals: self.clone(),
-                bytes,
+                order: Some(order),
             },
         }
     }
@@ -127,39 +105,39 @@ impl Removals {
             tracing::warn!(%error, "nothing is deleted: the namenode that was obeyed cannot be written down");
             return;
         }
-        let mut left = doomed.left;
-        for block in doomed.blocks {
-            if self.registration.load(Ordering::Relaxed) != doomed.registration {
+        let Doomed { blocks, mut left } = doomed;
+        let order = left.order.as_mut().expect(HAS_ORDER);
+        for block in blocks {
+            let written = self.node.obedience.written();
+            if let Err(reason) = self.state.lock().may_delete(order, written) {
+                tracing::debug!(%reason, "the rest of a command to delete is not done");
                 break;
             }
-            if let Err(error) = self.delete_one(block, &mut left).await {
+            if let Err(error) = self.delete_one(block, order).await {
                 tracing::warn!(%block, %error, "cannot delete a replica");
             }
         }
     }
 
-    async fn delete_one(&self, block: BlockId, left: &mut Left) -> Result<(), StoreError> {
+    async fn delete_one(&self, block: BlockId, order: &mut Order) -> Result<(), StoreError> {
         let Some(mut removal) = self.node.store.start_removal(block).await? else {
             return Ok(());
         };
-        while !self.is_pressed() {
+        let mut steps = Steps::default();
+        while steps.next(self.is_pressed()) == Step::Cut {
             let (rest, cut) = removal.cut().await?;
             removal = rest;
-            match cut {
-                Ok(0) => break,
-                Ok(bytes) => {
-                    left.less(bytes);
-                    self.pay(bytes).await;
-                }
-                Err(error) => {
-                    tracing::debug!(%block, %error, "the rest is deleted in one piece");
-                    break;
-                }
+            let bytes = cut.unwrap_or_else(|error| {
+                tracing::debug!(%block, %error, "the rest is deleted in one piece");
+                0
+            });
+            steps.cut(bytes);
+            if bytes > 0 {
+                self.pay(order, bytes).await;
             }
         }
         let bytes = removal.finish().await?;
-        left.less(bytes);
-        self.pay(bytes).await;
+        self.pay(order, bytes).await;
         Ok(())
     }
 
@@ -174,12 +152,14 @@ impl Removals {
     }
 
     /// Waits until the rate allows what was deleted, or space is short.
-    async fn pay(&self, bytes: u64) {
+    async fn pay(&self, order: &mut Order, bytes: u64) {
+        let now = now();
+        let is_pressed = self.is_pressed();
+        let paid_at = self.state.lock().deleted(order, bytes, is_pressed, now);
         tokio::select! {
-            // First: what is deleted while space is short is not paid for.
             biased;
             () = self.pressed() => {}
-            () = self.budget.spend(bytes) => {}
+            () = sleep_until(paid_at, now) => {}
         }
     }
 }

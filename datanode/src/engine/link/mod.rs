@@ -1,0 +1,3 @@
+//! What passes between the datanode and its namenode.
+
+pub mod obedience;
