@@ -22,6 +22,9 @@ mod volumes;
 #[path = "../../cli/src/config/mod.rs"]
 mod config;
 #[allow(dead_code)]
+#[path = "../../datanode/src/engine/mod.rs"]
+mod engine;
+#[allow(dead_code)]
 #[path = "../../cli/src/http.rs"]
 mod http;
 #[allow(dead_code, unused_imports)]

@@ -28,13 +28,16 @@ use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportErro
 use harvestfs_protocol::unix_now_ms;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
 
 pub use self::commands::Commands;
 pub use self::removals::Removals;
+use crate::driver::budget::sleep_until;
 use crate::driver::node::Node;
 use crate::driver::service::Alive;
+use crate::engine::link::attempts::Attempts;
+use crate::engine::link::heartbeats::Heartbeats;
 use crate::engine::link::obedience::Refusal;
+use crate::store::now;
 
 /// How long connecting to a namenode may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -42,9 +45,6 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
 /// How long the namenode has to take note that this datanode stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(1);
-/// Pauses between attempts to reach a namenode.
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Volumes that a full report was asked for and that wait for their turn.
 const REPORTS_QUEUED_MAX: usize = 64;
 
@@ -101,11 +101,12 @@ impl NamenodeLink {
         let note = |client: Option<&Client>| {
             *registered.lock() = client.cloned();
         };
-        let mut backoff = BACKOFF_MIN;
-        for addr in self.addrs.iter().cycle() {
-            match self.connect(*addr).await {
+        let mut attempts = Attempts::default();
+        loop {
+            let addr = attempts.next(&self.addrs);
+            match self.connect(addr).await {
                 Ok(client) => {
-                    backoff = BACKOFF_MIN;
+                    attempts.registered();
                     note(Some(&client));
                     let error = self.serve(&client).await;
                     note(None);
@@ -113,10 +114,7 @@ impl NamenodeLink {
                 }
                 Err(error) => tracing::warn!(%addr, %error, "cannot register with the namenode"),
             }
-            // Spread, so that a restarted namenode is not met by all datanodes at once.
-            let spread = 0.5 + machine::random::<f64>();
-            tokio::time::sleep(backoff.mul_f64(spread)).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            tokio::time::sleep(attempts.pause(machine::random())).await;
         }
     }
 
@@ -170,22 +168,23 @@ impl NamenodeLink {
         client: &Client,
         ask_for_report: &mpsc::Sender<StorageId>,
     ) -> LinkError {
-        let mut clock = tokio::time::interval(HEARTBEAT_INTERVAL);
-        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let busy = &self.node.busy;
         let mut changes = busy.changes();
-        let mut said_pressure_bytes = 0;
+        let mut heartbeats = Heartbeats::new(now());
         loop {
-            tokio::select! {
+            let is_due = tokio::select! {
                 biased;
-                _ = clock.tick() => {}
+                () = sleep_until(heartbeats.look_at(), now()) => {
+                    heartbeats.look(now(), self.removals.pressure_bytes())
+                }
                 // The sooner it is known, the fewer clients come in vain. The gate's settling time
                 // bounds how often.
-                Ok(()) = changes.changed() => clock.reset(),
-                // Writers may be refused until the namenode has more deleted than the rate allows.
-                () = self.removals.pressure_grows(said_pressure_bytes) => clock.reset(),
+                Ok(()) = changes.changed() => true,
+            };
+            if !is_due {
+                continue;
             }
-            said_pressure_bytes = self.removals.pressure_bytes();
+            heartbeats.sent(now(), self.removals.pressure_bytes());
             let request = NodeRequest::Heartbeat(Heartbeat {
                 volumes: self.node.store.status(),
                 busy: busy.denial().is_some(),
@@ -196,7 +195,9 @@ impl NamenodeLink {
                 denials: self.node.metrics.denials(),
                 removable_bytes: self.removals.removable_bytes(),
             });
-            match call(client, request, HEARTBEAT_INTERVAL).await {
+            let answer = call(client, request, HEARTBEAT_INTERVAL).await;
+            heartbeats.answered(now());
+            match answer {
                 Ok(NodeReply::Heartbeat(reply)) => {
                     if let Err(error) = self.obey(reply, ask_for_report) {
                         return error;

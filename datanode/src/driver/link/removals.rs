@@ -1,7 +1,6 @@
 //! Carries out the deletions that the namenode commands.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use harvestfs_protocol::ids::BlockId;
 use parking_lot::Mutex;
@@ -9,11 +8,9 @@ use parking_lot::Mutex;
 use crate::driver::budget::sleep_until;
 use crate::driver::node::Node;
 use crate::engine;
+use crate::engine::link::heartbeats::PRESSURE_INTERVAL;
 use crate::engine::removal::{Order, Step, Steps};
 use crate::store::{StoreError, now};
-
-/// Between two looks whether space became short.
-const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Deletes replicas within a budget.
 pub struct Removals {
@@ -62,19 +59,6 @@ impl Removals {
     /// Bytes that should be deleted beyond the rate.
     pub fn pressure_bytes(&self) -> u64 {
         self.node.store.pressure_bytes()
-    }
-
-    /// Waits until more should be deleted than `known_bytes`, or than the least since.
-    pub async fn pressure_grows(&self, mut known_bytes: u64) {
-        loop {
-            // First: a caller that sends a heartbeat at each answer sends at most one in this time.
-            tokio::time::sleep(PRESSURE_INTERVAL).await;
-            let bytes = self.pressure_bytes();
-            if bytes > known_bytes {
-                return;
-            }
-            known_bytes = bytes;
-        }
     }
 
     /// What was commanded and not begun is not done: the namenode may want it otherwise when this

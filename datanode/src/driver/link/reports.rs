@@ -1,20 +1,18 @@
-//! Telling the namenode what is here: everything after a registration, then what changes.
+//! Telling the namenode what is here.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use harvestfs_protocol::ids::StorageId;
-use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
-use harvestfs_protocol::node::{
-    BlockReport, IncrementalReport, NodeReply, NodeRequest, ReplicaChange, ReplicaReport,
-};
+use harvestfs_protocol::node::{IncrementalReport, NodeReply, NodeRequest, ReplicaChange};
 use tokio::sync::mpsc;
 
 use super::{Client, LinkError, call};
 use crate::driver::node::Node;
-use crate::store::{BlockStore, Pending};
+use crate::engine::link::changes::Change;
+use crate::engine::link::reports::{GATHERING_TIME, Reports, Step, parts};
+use crate::store::BlockStore;
 
-/// How long changes are gathered for one report.
-const GATHERING_TIME: Duration = Duration::from_millis(50);
 /// How long a report may take. The namenode answers once it has taken it in.
 const REPORT_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -31,37 +29,35 @@ async fn send_all(
     node: &Node,
     client: &Client,
     asked: &mut mpsc::Receiver<StorageId>,
-) -> Result<std::convert::Infallible, LinkError> {
+) -> Result<Infallible, LinkError> {
     let store = &node.store;
-    send_everything(store, client).await?;
-    node.set_known();
+    let mut reports = Reports::default();
     loop {
-        tokio::select! {
-            biased;
-            storage = asked.recv() => match storage {
-                Some(storage) => send_full_report(store, client, storage).await?,
-                // Heartbeats are over, and with them this connection.
-                None => std::future::pending().await,
-            },
-            () = store.changes().wait() => {
-                tokio::time::sleep(GATHERING_TIME).await;
-                send_changes(store, client).await?;
+        let step = reports.next(&mut store.changes().lock(), || asked.try_recv().ok());
+        match step {
+            Step::ListVolumes => reports.volumes(store.healthy_storages()),
+            Step::ReportVolume(storage) => send_full_report(store, client, storage).await?,
+            Step::ListCorrupt => {
+                for (storage, block) in store.corrupt_replicas() {
+                    store.changes().push(storage, ReplicaChange::Corrupt(block));
+                }
+                node.set_known();
+            }
+            Step::Gather => tokio::time::sleep(GATHERING_TIME).await,
+            Step::ReportChanges(changes) => send_changes(store, client, changes).await?,
+            Step::Wait => {
+                tokio::select! {
+                    biased;
+                    storage = asked.recv() => match storage {
+                        Some(storage) => reports.asked(storage),
+                        // Heartbeats are over, and with them this connection.
+                        None => std::future::pending().await,
+                    },
+                    () = store.changes().wait() => {}
+                }
             }
         }
     }
-}
-
-async fn send_everything(store: &BlockStore, client: &Client) -> Result<(), LinkError> {
-    // Changes until now are part of the full reports. Those from now on are sent after them, so
-    // that a full report never takes back a change that was reported after it.
-    store.changes().clear();
-    for storage in store.healthy_storages() {
-        send_full_report(store, client, storage).await?;
-    }
-    for (storage, block) in store.corrupt_replicas() {
-        store.changes().push(storage, ReplicaChange::Corrupt(block));
-    }
-    Ok(())
 }
 
 async fn send_full_report(
@@ -70,28 +66,17 @@ async fn send_full_report(
     storage: StorageId,
 ) -> Result<(), LinkError> {
     let replicas = store.replicas_of(storage);
-    let parts: Vec<&[ReplicaReport]> = if replicas.is_empty() {
-        vec![&[]]
-    } else {
-        replicas.chunks(REPLICAS_PER_REPORT_MAX).collect()
-    };
-    for (part, replicas) in parts.iter().enumerate() {
-        let report = BlockReport {
-            storage,
-            part: part as u32,
-            last: part + 1 == parts.len(),
-            replicas: replicas.to_vec(),
-        };
+    for report in parts(storage, &replicas) {
         accepted(call(client, NodeRequest::BlockReport(report), REPORT_DEADLINE).await?)?;
     }
     Ok(())
 }
 
-async fn send_changes(store: &BlockStore, client: &Client) -> Result<(), LinkError> {
-    let changes = match store.changes().take() {
-        Pending::Changes(changes) => changes,
-        Pending::Everything => return send_everything(store, client).await,
-    };
+async fn send_changes(
+    store: &BlockStore,
+    client: &Client,
+    changes: Vec<Change>,
+) -> Result<(), LinkError> {
     let report = IncrementalReport {
         changes: changes.clone(),
     };
@@ -99,8 +84,7 @@ async fn send_changes(store: &BlockStore, client: &Client) -> Result<(), LinkErr
     match call(client, request, REPORT_DEADLINE).await {
         Ok(reply) => accepted(reply),
         Err(error) => {
-            // Reported again, unless the next registration makes them superfluous.
-            store.changes().put_back(changes);
+            store.changes().lock().put_back(changes);
             Err(error)
         }
     }
