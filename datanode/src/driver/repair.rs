@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, round_up_to_chunk};
+use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest};
 use harvestfs_protocol::ids::{BlockId, StorageId};
-use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
 use harvestfs_protocol::node::ReplicaChange;
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{FrameReceiver, TransportError};
@@ -13,6 +12,7 @@ use harvestfs_protocol::types::NodeInfo;
 
 use crate::driver::budget::Budget;
 use crate::driver::node::Node;
+use crate::engine::repair::{After, Fetch, Step, Trouble};
 use crate::store::{BlockWriter, Origin, StoreError, WritePacket};
 
 /// How long a source may take for its next packet.
@@ -105,76 +105,77 @@ impl Repairer {
         store.delete_abandoned_repair(repair.block).await?;
         let create = || store.create(repair.block, None, Origin::Repair, repair.length_bytes);
         let mut writer = create().await?;
-        let mut offset = 0;
-        for source in &repair.sources {
-            let result = self
-                .fetch_from(source, repair, &mut writer, &mut offset)
-                .await;
-            match result {
-                Ok(()) => {
+        let mut fetch = Fetch::new(repair.length_bytes, repair.sources.len());
+        loop {
+            let (source, opening) = match fetch.next() {
+                Step::Ask {
+                    source,
+                    offset,
+                    length_bytes,
+                } => (
+                    &repair.sources[source],
+                    Opening::from(DataRequest::Read(ReadRequest {
+                        block: repair.block,
+                        token: repair.token,
+                        block_offset: offset,
+                        length_bytes,
+                    })),
+                ),
+                Step::Seal => {
                     let sealed = writer.seal(repair.length_bytes).await;
                     if sealed.is_err() {
                         discard(writer).await;
                     }
                     return sealed;
                 }
-                Err(SourceError::BusyHere) => {
+                Step::GiveUp => {
                     discard(writer).await;
-                    return Err(StoreError::Busy);
+                    return Err(StoreError::NoSource);
                 }
-                Err(SourceError::Here(error)) if !matches!(error, StoreError::Corrupt { .. }) => {
-                    discard(writer).await;
-                    return Err(error);
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        block = %repair.block, source = %source.name, %error,
-                        "cannot fetch a replica from this source"
-                    );
-                    if matches!(error, SourceError::Here(_)) {
-                        // Its data was damaged on the way; what came before it was verified, but
-                        // this writer takes no more.
-                        discard(writer).await;
-                        writer = create().await?;
-                        offset = 0;
-                    }
-                }
+            };
+            let fetching = self.fetch_from(source, &opening, &mut writer, &mut fetch);
+            let Err(error) = fetching.await else {
+                continue;
+            };
+            let after = fetch.failed(error.trouble());
+            if after == After::Fail {
+                discard(writer).await;
+                return Err(match error {
+                    SourceError::Here(error) => error,
+                    _ => StoreError::Busy,
+                });
+            }
+            tracing::warn!(
+                block = %repair.block, source = %source.name, %error,
+                "cannot fetch a replica from this source"
+            );
+            if after == After::BeginAnew {
+                discard(writer).await;
+                writer = create().await?;
             }
         }
-        discard(writer).await;
-        Err(StoreError::NoSource)
     }
 
-    /// Fetches from one source, from `offset` on, and moves `offset` along.
+    /// Fetches from one source what it is asked for.
     async fn fetch_from(
         &self,
         source: &NodeInfo,
-        repair: &Repair,
+        opening: &Opening,
         writer: &mut BlockWriter,
-        offset: &mut u64,
+        fetch: &mut Fetch,
     ) -> Result<(), SourceError> {
-        if *offset >= repair.length_bytes {
-            return Ok(());
-        }
         let opened = self.node.open_stream(source).await;
         let (mut sender, mut receiver) = opened.map_err(SourceError::Unreachable)?;
-        let request = Opening::from(DataRequest::Read(ReadRequest {
-            block: repair.block,
-            token: repair.token,
-            block_offset: *offset,
-            length_bytes: repair.length_bytes - *offset,
-        }));
-        sender.send(&request).await?;
-        let end = round_up_to_chunk(repair.length_bytes);
-        while *offset < end {
-            let packet = self.next_packet(&mut receiver, *offset, end).await?;
+        sender.send(opening).await?;
+        while !fetch.is_complete() {
+            let packet = self.next_packet(&mut receiver, fetch).await?;
             let data_bytes = packet.data.len() as u64;
             self.budget.spend(data_bytes).await;
             if self.node.busy.denial().is_some() {
                 return Err(SourceError::BusyHere);
             }
             writer.write(vec![packet], false).await?;
-            *offset += data_bytes;
+            fetch.wrote(data_bytes);
             self.node.metrics.written_by_repair.inc_by(data_bytes);
         }
         Ok(())
@@ -183,29 +184,17 @@ impl Repairer {
     async fn next_packet(
         &self,
         receiver: &mut FrameReceiver,
-        offset: u64,
-        end: u64,
+        fetch: &Fetch,
     ) -> Result<WritePacket, SourceError> {
+        let block_offset = fetch.offset();
         let (packet, data_len) = match receiver.recv::<ReadPacket>(PACKET_DEADLINE).await? {
             Some((ReadPacket::Failed(error), _)) => return Err(SourceError::Refused(error)),
             Some((packet, data_len)) => (packet, data_len),
-            None => return Err(SourceError::Incomplete(offset)),
+            None => return Err(SourceError::Incomplete(block_offset)),
         };
-        let ReadPacket::Data {
-            block_offset,
-            checksums,
-        } = packet
-        else {
+        let Some(checksums) = fetch.accept(packet, data_len) else {
             return Err(SourceError::UnexpectedPacket);
         };
-        let fits = block_offset == offset
-            && data_len > 0
-            && data_len <= PACKET_BYTES_MAX
-            && data_len.is_multiple_of(CHUNK_BYTES)
-            && data_len as u64 <= end - offset;
-        if !fits {
-            return Err(SourceError::UnexpectedPacket);
-        }
         let mut buffer = self.node.store.buffers().take(data_len, true).await;
         receiver
             .read_data_into(&mut buffer, PACKET_DEADLINE)
@@ -216,6 +205,21 @@ impl Repairer {
             checksums,
             sync: false,
         })
+    }
+}
+
+impl SourceError {
+    fn trouble(&self) -> Trouble {
+        match self {
+            Self::Unreachable(_)
+            | Self::Transport(_)
+            | Self::Refused(_)
+            | Self::Incomplete(_)
+            | Self::UnexpectedPacket => Trouble::Source,
+            Self::Here(StoreError::Corrupt { .. }) => Trouble::Damaged,
+            Self::Here(_) => Trouble::Here,
+            Self::BusyHere => Trouble::BusyHere,
+        }
     }
 }
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::CHUNK_BYTES;
 use harvestfs_protocol::machine;
-use tokio::time::Instant;
 
 use crate::driver::budget::Budget;
 use crate::driver::node::Node;
-use crate::store::{ChunkRange, StoreError};
+use crate::engine::scrub::Rounds;
+use crate::store::{ChunkRange, StoreError, now};
 
 /// What is read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -38,33 +38,21 @@ impl Scrubber {
             return;
         };
         let rounds = async {
-            // A datanode that is often restarted gets everywhere all the same.
-            let mut start = BlockId(machine::random());
+            let mut rounds = Rounds::new(interval, machine::random());
             loop {
-                let next_round = Instant::now() + interval;
+                rounds.begin(now());
                 for storage in self.node.store.healthy_storages() {
-                    self.verify_volume(storage, start, budget).await;
+                    for block in rounds.order(self.node.store.sealed_of(storage)) {
+                        self.verify(block, budget).await;
+                    }
                 }
-                start = BlockId(0);
-                tokio::time::sleep_until(next_round).await;
+                tokio::time::sleep_until(rounds.end(now()).into()).await;
             }
         };
         tokio::select! {
             biased;
             () = self.node.stopping() => {}
             () = rounds => {}
-        }
-    }
-
-    /// Verifies all sealed replicas of a volume, beginning with one at random.
-    async fn verify_volume(&self, storage: StorageId, start: BlockId, budget: &Budget) {
-        let mut blocks = self.node.store.sealed_of(storage);
-        // Ids are counted up from the start of the cluster, so a random id is turned into a place.
-        if let Some(places) = std::num::NonZeroU64::new(blocks.len() as u64) {
-            blocks.rotate_left((start.0 % places) as usize);
-        }
-        for block in blocks {
-            self.verify(block, budget).await;
         }
     }
 

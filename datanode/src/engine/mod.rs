@@ -4,3 +4,5 @@
 pub mod budget;
 pub mod link;
 pub mod removal;
+pub mod repair;
+pub mod scrub;

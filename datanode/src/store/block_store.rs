@@ -212,13 +212,11 @@ impl BlockStore {
             .collect()
     }
 
-    /// The sealed replicas of a volume, in order.
+    /// The sealed replicas of a volume, in no order.
     pub fn sealed_of(&self, storage: StorageId) -> Vec<BlockId> {
         let reports = self.replicas_of(storage);
         let sealed = reports.into_iter().filter(|report| report.sealed);
-        let mut blocks: Vec<BlockId> = sealed.map(|report| report.block).collect();
-        blocks.sort_unstable();
-        blocks
+        sealed.map(|report| report.block).collect()
     }
 
     /// What is known about a replica, for a report.
