@@ -1,19 +1,10 @@
-//! Getting below a quota that was lowered.
-//!
-//! Until the deadline the namenode chooses what goes: it knows how many copies are elsewhere, and has
-//! time to make more. What is still too much then goes in this order, until the rest fits:
-//!
-//! 1. corrupt replicas, which are of no use to anybody;
-//! 2. sealed replicas, the largest first, so that as few blocks as possible lose a replica.
-//!
-//! Replicas that are being written stay; they may not grow, are sealed soon, and are chosen then.
+//! Gives up replicas on volumes that should be below a lowered quota by now.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::driver::node::Node;
+use crate::store::now;
 
 /// How often volumes are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -34,7 +25,7 @@ pub async fn run(node: Arc<Node>) {
 }
 
 async fn shrink(node: &Node) {
-    for (storage, excess_bytes) in node.store.overdue(Instant::now()) {
+    for (storage, excess_bytes) in node.store.overdue(now()) {
         let victims = node.store.victims(storage, excess_bytes);
         if !victims.is_empty() {
             let replicas = victims.len();

@@ -7,13 +7,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
-use tokio::time::Instant;
 
 use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
@@ -22,9 +21,10 @@ use super::error::StoreError;
 use super::inventory::{Inventory, State, ToSeal};
 use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
-use super::quota::Charge;
 use super::replica::ReplicaWriter;
-use super::volume::{Found, SHRINK_DEADLINE, Volume, VolumeOptions};
+use super::volume::{Found, Volume, VolumeOptions};
+use crate::engine::quota::Charge;
+use crate::engine::quota::shrinking::SHRINK_DEADLINE;
 
 /// All replicas of a datanode. Cheap to clone.
 #[derive(Clone)]

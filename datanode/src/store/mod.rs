@@ -17,7 +17,6 @@ mod lending;
 mod obeyed_file;
 mod open_replica;
 mod pulse;
-mod quota;
 mod quota_file;
 mod reading;
 mod removal;

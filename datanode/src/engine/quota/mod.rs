@@ -1,5 +1,8 @@
 //! What the owner lets us use of a disk. Reserved before it is used, never after.
 
+pub mod shrinking;
+pub mod volumes;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
