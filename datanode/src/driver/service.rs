@@ -17,12 +17,12 @@ use harvestfs_protocol::transport::{
     CloseCode, Connection, ConnectionCounts, Endpoint, FrameReceiver, FrameSender, Incoming,
     TransportError,
 };
-use harvestfs_telemetry::metrics::WholeCounter;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::driver::node::{Node, StreamCount};
 use crate::driver::{read_stream, write_stream};
+use crate::engine::busy::admission::{Admission, Server, admit};
 
 /// Most connections at a time; bounds the memory that peers can claim.
 const CONNECTIONS_MAX: usize = 4096;
@@ -31,8 +31,6 @@ const CONNECTIONS_MAX: usize = 4096;
 const STREAMS_MAX: usize = 4096;
 /// A stream's first message follows its opening at once.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-/// When to try again if there are too many streams.
-const TOO_MANY_STREAMS_RETRY_MS: u32 = 200;
 
 /// How many streams each peer has.
 #[derive(Default)]
@@ -146,10 +144,16 @@ async fn serve_connection(
                 let Some(counted) = streams.of_peers.begin(connection.peer()) else {
                     tracing::warn!(peer = %connection.peer(), "a peer has too many streams");
                     // Here, so that nothing else of this connection is looked at meanwhile.
-                    let denial = Some(DataError::TooManyStreams {
-                        max: STREAMS_PER_PEER_MAX,
-                    });
-                    serve_stream(node.clone(), peer, &streams.left, denial, sender, receiver).await;
+                    let exceeded = Some(STREAMS_PER_PEER_MAX);
+                    serve_stream(
+                        node.clone(),
+                        peer,
+                        &streams.left,
+                        exceeded,
+                        sender,
+                        receiver,
+                    )
+                    .await;
                     continue;
                 };
                 let (node, left, alive) = (node.clone(), streams.left.clone(), alive.upgrade());
@@ -179,12 +183,12 @@ fn log_end(connection: &Connection, error: &TransportError) {
     }
 }
 
-/// With a `denial`, every request is denied.
+/// `exceeded` is how many streams the peer may have, if that is exceeded.
 async fn serve_stream(
     node: Arc<Node>,
     peer: Role,
     streams: &Semaphore,
-    denial: Option<DataError>,
+    exceeded: Option<u32>,
     sender: FrameSender,
     mut receiver: FrameReceiver,
 ) {
@@ -200,7 +204,15 @@ async fn serve_stream(
             return;
         }
     };
-    let work = serve_request(node, peer, streams, denial, opening.body, sender, receiver);
+    let work = serve_request(
+        node,
+        peer,
+        streams,
+        exceeded,
+        opening.body,
+        sender,
+        receiver,
+    );
     opening.request.scope(work).await;
 }
 
@@ -208,32 +220,35 @@ async fn serve_request(
     node: Arc<Node>,
     peer: Role,
     streams: &Semaphore,
-    denial: Option<DataError>,
+    exceeded: Option<u32>,
     request: DataRequest,
     sender: FrameSender,
     receiver: FrameReceiver,
 ) {
     log_request(peer, &request);
-    if peer == Role::Admin && !matches!(request, DataRequest::Read(_)) {
-        tracing::warn!("an operator may only read");
-        return;
-    }
-    let denial = match request {
-        _ if denial.is_some() => denial,
-        _ if node.is_stopping() => Some(DataError::Stopping),
-        DataRequest::Read(_) => note(node.busy.denial(), &node.metrics.denied_reads),
-        DataRequest::Write(_) => note(node.busy.denial(), &node.metrics.denied_writes),
-        // What was written is made safe also while the server is busy: it is little work, and the
-        // writer cannot go on elsewhere before.
-        // What is lent is denied where it is lent.
-        DataRequest::Seal(_) | DataRequest::ShortCircuit { .. } => None,
-    };
     let permit = streams.try_acquire();
-    let denial = denial.or_else(|| {
-        permit.is_err().then_some(DataError::Busy {
-            retry_after_ms: TOO_MANY_STREAMS_RETRY_MS,
-        })
-    });
+    let server = Server {
+        streams_of_peer_exceed: exceeded,
+        is_stopping: node.is_stopping(),
+        busy: node.busy.denial(),
+        has_room: permit.is_ok(),
+    };
+    let denial = match admit(peer, &request, server) {
+        Admission::Serve => None,
+        Admission::Busy(denial) => {
+            match request {
+                DataRequest::Read(_) => node.metrics.denied_reads.inc(),
+                DataRequest::Write(_) => node.metrics.denied_writes.inc(),
+                DataRequest::Seal(_) | DataRequest::ShortCircuit { .. } => {}
+            }
+            Some(denial)
+        }
+        Admission::Deny(denial) => Some(denial),
+        Admission::Ignore => {
+            tracing::warn!("an operator may only read");
+            return;
+        }
+    };
     let _count = StreamCount::new(node.clone());
     let sent = match (request, denial) {
         (DataRequest::Write(request), denial) => {
@@ -279,14 +294,6 @@ fn log_request(peer: Role, request: &DataRequest) {
             tracing::debug!(%peer, "a question for the socket on this host");
         }
     }
-}
-
-/// Counts a denial, if it is one.
-fn note(denial: Option<DataError>, denials: &WholeCounter) -> Option<DataError> {
-    if denial.is_some() {
-        denials.inc();
-    }
-    denial
 }
 
 /// Sends the only message of a stream.

@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harvestfs_protocol::data::{
-    DataRequest, Opening, Packet, WriteAck, WriteRequest, round_up_to_chunk,
-};
+use harvestfs_protocol::data::{DataRequest, Opening, Packet, WriteAck, WriteRequest};
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, NodeId};
-use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX, REPLICATION_MAX};
+use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::token::Right;
 use harvestfs_protocol::transport::{FrameReceiver, FrameSender, TransportError};
 use tokio::sync::mpsc;
 
-use self::progress::{Failure, Progress};
+use self::progress::Progress;
 use crate::driver::node::{Node, Registration};
+use crate::engine::write::packet::Packets;
+use crate::engine::write::progress::{Failure, Step};
 use crate::store::{BlockWriter, Origin, WritePacket};
 
 /// Packets on their way through this datanode, together at most this many bytes: enough to keep
@@ -236,7 +236,7 @@ impl Pipeline {
         disk_queue: mpsc::Sender<DiskWork>,
         forward_queue: Option<mpsc::Sender<Forward>>,
     ) {
-        let mut next_offset = 0;
+        let mut packets = Packets::default();
         loop {
             self.progress
                 .wait_for_room(WINDOW_BYTES, WINDOW_PACKETS)
@@ -249,7 +249,7 @@ impl Pipeline {
                     return self.progress.fail_silently();
                 }
             };
-            if let Err(error) = check_packet(&packet, data_len, &mut next_offset) {
+            if let Err(error) = packets.accept(&packet, data_len) {
                 return self.fail(error);
             }
             let taken = self.take_data(&mut receiver, data_len).await;
@@ -400,17 +400,17 @@ impl Pipeline {
         loop {
             let step = self.progress.next_step(acknowledged).await;
             match step {
-                progress::Step::Acknowledge(packets) => {
+                Step::Acknowledge(packets) => {
                     sender.send(&WriteAck::Acked { packets }).await?;
                     acknowledged = packets;
                     self.progress.acknowledged(packets);
                 }
-                progress::Step::Complete => return sender.finish(),
-                progress::Step::Fail(Failure { node, error }) => {
+                Step::Complete => return sender.finish(),
+                Step::Fail(Failure { node, error }) => {
                     sender.send(&WriteAck::Failed { node, error }).await?;
                     return sender.finish();
                 }
-                progress::Step::GiveUp => return Ok(()),
+                Step::GiveUp => return Ok(()),
             }
         }
     }
@@ -467,35 +467,5 @@ fn disk_work(packet: Packet, data: Bytes) -> DiskWork {
         }),
         Packet::Sync => DiskWork::Sync,
         Packet::Seal { length_bytes } => DiskWork::Seal { length_bytes },
-    }
-}
-
-/// Checks a packet's shape, before memory is taken for its data, and its place in the block.
-fn check_packet(packet: &Packet, data_len: usize, next_offset: &mut u64) -> Result<(), DataError> {
-    let protocol = |reason: &str| Err(DataError::Protocol(reason.to_owned()));
-    match packet {
-        Packet::Data {
-            block_offset,
-            checksums,
-            ..
-        } => {
-            if data_len == 0 || data_len > PACKET_BYTES_MAX {
-                return protocol("a packet carries 1 byte to 1 MiB of data");
-            }
-            if checksums.len() != data_len.div_ceil(CHUNK_BYTES) {
-                return protocol("a packet needs one checksum for each chunk");
-            }
-            if *block_offset != *next_offset {
-                return Err(DataError::OutOfOrder(format!(
-                    "data for offset {block_offset} where {next_offset} is the end"
-                )));
-            }
-            *next_offset = round_up_to_chunk(block_offset + data_len as u64);
-            Ok(())
-        }
-        Packet::Sync | Packet::Seal { .. } if data_len > 0 => {
-            protocol("this packet carries no data")
-        }
-        Packet::Sync | Packet::Seal { .. } => Ok(()),
     }
 }
