@@ -87,12 +87,6 @@ pub(super) enum ToDelete {
     Now(Removal),
 }
 
-/// What is to be taken over to seal it.
-pub(super) enum ToSeal {
-    Done,
-    Open(Arc<Volume>, Arc<OpenReplica>),
-}
-
 fn add_found(
     replicas: &mut FxHashMap<BlockId, Entry>,
     volume: usize,
@@ -328,19 +322,6 @@ impl Inventory {
         } else {
             Err(StoreError::NoSuchReplica)
         }
-    }
-
-    pub(super) fn find_to_seal(&self, block: BlockId, chunks: u32) -> Result<ToSeal, StoreError> {
-        let readable = self.readable(block)?;
-        if readable.chunks < chunks && readable.open.is_none() {
-            return Err(StoreError::ShortReplica {
-                have_bytes: layout::chunk_bytes(readable.chunks),
-            });
-        }
-        Ok(match readable.open {
-            None => ToSeal::Done,
-            Some(replica) => ToSeal::Open(readable.volume, replica),
-        })
     }
 
     /// Seals a replica that only the caller has. Blocks on the disk.

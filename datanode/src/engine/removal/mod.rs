@@ -1,4 +1,4 @@
-//! Deletions that the namenode commands: which still hold, and no faster than the owner bears.
+//! What destroys data. Deletions that the namenode commands: which still hold, and no faster than the owner bears.
 //!
 //! A file system that tells its disk at each commit what became free (ext4 with `discard`) makes every
 //! sync wait behind that, the owner's too (docs/PERFORMANCE.md has figures). So a datanode says with
@@ -6,6 +6,7 @@
 //! command for yet is still there for the namenode, which may need it. Where space is short, nothing
 //! waits.
 
+pub mod sealing;
 mod steps;
 #[cfg(test)]
 mod tests;
