@@ -1,5 +1,6 @@
 //! HarvestFS datanode: keeps replicas of blocks on spare disks of servers with another owner.
 //!
+//! - `engine`: what is decided; pure;
 //! - `store`: volumes, replica files, checksums; knows no network;
 //! - `driver`: tasks, sockets and timers, which carry out what is decided: block streams of clients and other
 //!   datanodes (`service`, `write_stream`, `read_stream`), the link to the namenode (`link`), background

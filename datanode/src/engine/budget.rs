@@ -57,12 +57,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     #[test]
     fn what_is_left_is_less_by_what_is_not_paid_yet() {
         let two_seconds = Duration::from_secs(2);
         let mut budget = Budget::new(1000);
-        let start = Instant::now() + BURST;
+        let start = some_time() + BURST;
         assert_eq!(budget.left_within(two_seconds, start), 2000);
         // A tenth of a second is free after a pause.
         let paid_at = budget.spend(1600, start);
@@ -86,7 +87,7 @@ mod tests {
             let cost = |bytes: u64| Duration::from_secs_f64(bytes as f64 / RATE as f64);
             let rounding = Duration::from_micros(1);
             let mut budget = Budget::new(RATE);
-            let start = Instant::now() + BURST;
+            let start = some_time() + BURST;
             let mut now = start;
             let mut granted = Vec::new();
             for (pause_ms, bytes) in steps {

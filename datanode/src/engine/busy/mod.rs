@@ -55,6 +55,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     #[test]
     fn the_owner_counts_before_the_disks() {
@@ -77,7 +78,7 @@ mod tests {
             looks in prop::collection::vec((any::<bool>(), 0u64..1_000), 1..100),
         ) {
             let mut counted = Looks::default();
-            let mut now = Instant::now();
+            let mut now = some_time();
             let (mut sum, mut expected) = (Duration::ZERO, Duration::ZERO);
             let mut before = false;
             for (is_denied, pause_ms) in looks {

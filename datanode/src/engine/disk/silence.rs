@@ -65,12 +65,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     #[test]
     fn only_a_disk_that_owes_an_answer_is_silent() {
         let seconds = Duration::from_secs;
         let mut pulse = Pulse::default();
-        let now = Instant::now() + seconds(100);
+        let now = some_time() + seconds(100);
         assert_eq!(pulse.silence(now), Duration::ZERO);
         pulse.begun(now);
         pulse.begun(now);
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_job_that_is_withdrawn_is_no_answer() {
-        let now = Instant::now();
+        let now = some_time();
         let mut pulse = Pulse::default();
         pulse.begun(now);
         pulse.begun(now);
@@ -105,7 +106,7 @@ mod tests {
             steps in prop::collection::vec((0u8..3, 0u64..4_000), 1..100),
         ) {
             let mut pulse = Pulse::default();
-            let mut now = Instant::now();
+            let mut now = some_time();
             // When each of the jobs began to wait; of those, the disk owes the answer to some job.
             let mut jobs: Vec<Instant> = Vec::new();
             let mut first_wait = now;

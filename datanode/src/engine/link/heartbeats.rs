@@ -64,6 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     proptest! {
         /// In virtual time, with changes of the owner's use and of what should be deleted: heartbeats are
@@ -77,7 +78,7 @@ mod tests {
                 1..200,
             ),
         ) {
-            let start = Instant::now();
+            let start = some_time();
             let mut now = start;
             let mut heartbeats = Heartbeats::new(now);
             let mut last = None::<Instant>;
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn one_that_is_not_answered_is_followed_by_the_next_at_once() {
-        let start = Instant::now();
+        let start = some_time();
         let mut heartbeats = Heartbeats::new(start);
         assert!(heartbeats.look(start, 0));
         heartbeats.sent(start, 0);

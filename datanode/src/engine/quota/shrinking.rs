@@ -117,6 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     proptest! {
         /// Enough goes, and without the last of it not enough would; no sealed replica goes while a corrupt
@@ -156,7 +157,7 @@ mod tests {
             time_s in 0u64..100_000,
             restarts_s in prop::collection::vec(1u64..50_000, 0..10),
         ) {
-            let (mut now, mut unix_ms) = (Instant::now(), 1_700_000_000_000);
+            let (mut now, mut unix_ms) = (some_time(), 1_700_000_000_000);
             let set = SetQuota::new(1_000, 500, Duration::from_secs(time_s), unix_ms);
             let mut left_s = time_s;
             for after_s in restarts_s {
@@ -179,7 +180,7 @@ mod tests {
     fn times_without_end_are_cut() {
         let set = SetQuota::new(1, 1, Duration::MAX, 5);
         assert_eq!(set.deadline_unix_ms, u64::MAX);
-        let now = Instant::now();
+        let now = some_time();
         let shrinking = Shrinking::within(1, Duration::MAX, now);
         assert_eq!(shrinking.left_ms(1, now), Some(milliseconds(DEADLINE_MAX)));
     }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::link::obedience::Obedience;
+use crate::testing::some_time;
 
 const RATE: u64 = 1_000_000;
 
@@ -122,7 +123,7 @@ proptest! {
         for (order, ..) in orders {
             removals.end(order);
         }
-        prop_assert_eq!(removals.removable_bytes(u64::MAX, Instant::now()), u64::MAX);
+        prop_assert_eq!(removals.removable_bytes(u64::MAX, some_time()), u64::MAX);
     }
 
     /// What is left is what was ordered, less what was deleted or ended, whatever replicas turn out to
@@ -133,7 +134,7 @@ proptest! {
     ) {
         let mut removals = Removals::new(0);
         let mut model: Vec<(Order, u64)> = Vec::new();
-        let now = Instant::now();
+        let now = some_time();
         for (what, bytes, index) in steps {
             match what {
                 0 | 1 => model.push((removals.ordered(bytes, None), bytes)),
@@ -165,7 +166,7 @@ fn later(one: Option<Position>, other: Position) -> Position {
 fn deleted_in(time: Duration, pressure_bytes: u64) -> u64 {
     const REPLICA_BYTES: u64 = 50_000;
     let mut removals = Removals::new(RATE);
-    let start = Instant::now();
+    let start = some_time();
     let (mut now, mut heartbeat) = (start, start);
     let mut orders = std::collections::VecDeque::new();
     let mut deleted_bytes = 0;

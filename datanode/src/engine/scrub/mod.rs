@@ -54,6 +54,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::some_time;
 
     proptest! {
         /// Each round has every replica once, and rounds are not closer than they should be.
@@ -67,7 +68,7 @@ mod tests {
         ) {
             let interval = Duration::from_secs(100);
             let mut scrub = Rounds::new(interval, chance);
-            let mut now = Instant::now();
+            let mut now = some_time();
             for (blocks, took_s) in rounds {
                 let began = now;
                 scrub.begin(now);
@@ -105,7 +106,7 @@ mod tests {
         let mut rounds = Rounds::new(Duration::ZERO, 4);
         let blocks: Vec<BlockId> = (0..3).map(BlockId).collect();
         assert_eq!(rounds.order(blocks.clone())[0], BlockId(1));
-        rounds.end(Instant::now());
+        rounds.end(some_time());
         assert_eq!(rounds.order(blocks.clone()), blocks);
     }
 }
