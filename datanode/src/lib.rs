@@ -1,10 +1,10 @@
 //! HarvestFS datanode: keeps replicas of blocks on spare disks of servers with another owner.
 //!
-//! - `store`: volumes, quotas, replica files, checksums; knows no network;
-//! - `service`, `write_stream`, `read_stream`: block streams of clients and other datanodes;
-//! - `namenode_link`: registration, heartbeats, reports, commands; `obedience`: whose;
-//! - `repair`, `scrubber`: background work, each within a budget;
-//! - `busy`: whether all of it is to stop, because the owner needs the server.
+//! - `engine`: what is decided; pure;
+//! - `store`: volumes, replica files, checksums; knows no network;
+//! - `driver`: tasks, sockets and timers, which carry out what is decided: block streams of clients and other
+//!   datanodes (`service`, `write_stream`, `read_stream`), the link to the namenode (`link`), background
+//!   work within budgets (`repair`, `scrubber`).
 //!
 //! ```no_run
 //! use harvestfs_datanode::{Datanode, DatanodeOptions, StorageClass, VolumeOptions};
@@ -26,30 +26,18 @@
 //! # }
 //! ```
 
-mod budget;
-mod busy;
-mod datanode;
-mod metrics;
-mod namenode_link;
-mod node;
-mod obedience;
+mod driver;
+mod engine;
 mod options;
-mod read_stream;
-mod repair;
-mod scrubber;
-mod service;
-mod short_circuit;
-mod shrinker;
 mod store;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod write_stream;
 
 pub use harvestfs_protocol::types::StorageClass;
 
-pub use datanode::Datanode;
+pub use driver::Datanode;
 pub use options::{DatanodeOptions, PrimaryOptions, PrimarySource, StartError};
 pub use store::disk;
 pub use store::{VolumeError, VolumeOptions};

@@ -21,6 +21,9 @@ mod volumes;
 #[allow(dead_code, unused_imports)]
 #[path = "../../cli/src/config/mod.rs"]
 mod config;
+#[allow(dead_code, unused_imports)]
+#[path = "../../datanode/src/engine/mod.rs"]
+mod engine;
 #[allow(dead_code)]
 #[path = "../../cli/src/http.rs"]
 mod http;

@@ -7,24 +7,25 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
-use tokio::time::Instant;
 
 use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
 use super::changes::Changes;
 use super::error::StoreError;
-use super::inventory::{Inventory, State, ToSeal};
+use super::inventory::{Inventory, State};
 use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
-use super::quota::Charge;
 use super::replica::ReplicaWriter;
-use super::volume::{Found, SHRINK_DEADLINE, Volume, VolumeOptions};
+use super::volume::{Found, Volume, VolumeOptions};
+use crate::engine::quota::Charge;
+use crate::engine::quota::shrinking::SHRINK_DEADLINE;
+use crate::engine::removal::sealing::{self, Look, Sealing};
 
 /// All replicas of a datanode. Cheap to clone.
 #[derive(Clone)]
@@ -212,13 +213,11 @@ impl BlockStore {
             .collect()
     }
 
-    /// The sealed replicas of a volume, in order.
+    /// The sealed replicas of a volume, in no order.
     pub fn sealed_of(&self, storage: StorageId) -> Vec<BlockId> {
         let reports = self.replicas_of(storage);
         let sealed = reports.into_iter().filter(|report| report.sealed);
-        let mut blocks: Vec<BlockId> = sealed.map(|report| report.block).collect();
-        blocks.sort_unstable();
-        blocks
+        sealed.map(|report| report.block).collect()
     }
 
     /// What is known about a replica, for a report.
@@ -328,15 +327,15 @@ impl BlockStore {
             let have_bytes = layout::chunk_bytes(self.inventory.readable(block)?.chunks);
             return Err(StoreError::ShortReplica { have_bytes });
         };
-        let (volume, replica) = match self.inventory.find_to_seal(block, chunks)? {
-            ToSeal::Done => return Ok(()),
-            ToSeal::Open(volume, replica) => (volume, replica),
+        let sealing = Sealing::at(chunks);
+        let readable = self.inventory.readable(block)?;
+        let look = sealing.look(readable.chunks, readable.open.is_none())?;
+        let (Look::TakeOver, Some(replica)) = (look, readable.open) else {
+            return Ok(());
         };
+        let volume = readable.volume;
         let taken = replica.take_over().await?;
-        if replica.chunks() < chunks {
-            let have_bytes = layout::chunk_bytes(replica.chunks());
-            return Err(StoreError::ShortReplica { have_bytes });
-        }
+        let next = sealing.taken(replica.chunks(), replica.is_unproven())?;
         let inventory = self.inventory.clone();
         let sealed_on = volume.clone();
         volume
@@ -349,7 +348,7 @@ impl BlockStore {
                     replica.put_back(charge);
                     error
                 })?;
-                if replica.is_unproven() {
+                if next == sealing::Taken::Prove {
                     let id = (block, sealed_on.storage());
                     if let Err(error) = prove(&mut writer, id, &replica, chunks) {
                         replica.put_back(writer.close());
@@ -373,11 +372,11 @@ impl BlockStore {
         let mut length_bytes = length_bytes;
         loop {
             match self.seal(block, length_bytes).await {
-                // Each time it is less.
-                Err(StoreError::ShortReplica { have_bytes })
-                    if (1..length_bytes).contains(&have_bytes) =>
-                {
-                    length_bytes = have_bytes;
+                Err(StoreError::ShortReplica { have_bytes }) => {
+                    match sealing::shorter(length_bytes, have_bytes) {
+                        Some(shorter_bytes) => length_bytes = shorter_bytes,
+                        None => return Err(StoreError::ShortReplica { have_bytes }),
+                    }
                 }
                 sealed => return sealed,
             }
@@ -409,12 +408,11 @@ fn prove(
     chunks: u32,
 ) -> Result<(), StoreError> {
     let written = writer.write_again(id, chunks)?;
-    if written < chunks {
+    let proven = Sealing::at(chunks).proven(written);
+    if proven.is_err() {
         replica.cut(written);
-        let have_bytes = layout::chunk_bytes(written);
-        return Err(StoreError::ShortReplica { have_bytes });
     }
-    Ok(())
+    Ok(proven?)
 }
 
 fn open_path(volume: &Volume, block: BlockId, origin: Origin) -> PathBuf {

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::ClusterId;
 
+use super::layout;
+use crate::engine::removal::sealing::Short;
+
 /// When to ask again for what a silent disk has.
 const BUSY_RETRY_MS: u32 = 2_000;
 
@@ -166,6 +169,14 @@ impl StoreError {
     /// Whether a file could not be created because its directory is not there.
     pub(crate) fn is_missing_dir(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl From<Short> for StoreError {
+    fn from(short: Short) -> Self {
+        Self::ShortReplica {
+            have_bytes: layout::chunk_bytes(short.have_chunks),
+        }
     }
 }
 

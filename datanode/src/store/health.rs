@@ -2,46 +2,33 @@
 
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-/// A disk with this many errors within [`ERROR_WINDOW`] is given up. One bad sector gives one or
-/// two, as the replica that has it is no longer used.
-const ERRORS_MAX: u32 = 5;
-const ERROR_WINDOW: Duration = Duration::from_secs(600);
+use super::clock::now;
+use crate::engine;
 
 /// What is known about a disk. Once bad, it stays bad until the datanode is restarted.
 #[derive(Debug, Default)]
-pub struct Health {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    failure: Option<String>,
-    errors: u32,
-    window_start: Option<Instant>,
-}
+pub struct Health(Mutex<engine::disk::health::Health>);
 
 impl Health {
     /// Whether the volume can be used.
     pub fn is_good(&self) -> bool {
-        self.state.lock().failure.is_none()
+        self.0.lock().failure().is_none()
     }
 
     /// Why the volume cannot be used, if so.
     pub fn failure(&self) -> Option<String> {
-        self.state.lock().failure.clone()
+        self.0.lock().failure().map(str::to_owned)
     }
 
     /// Gives the volume up.
     pub fn fail(&self, reason: &str, volume: &Path) {
-        let mut state = self.state.lock();
-        if state.failure.is_none() {
+        let is_first = self.0.lock().fail(reason);
+        if is_first {
             tracing::error!(volume = %volume.display(), reason, "the volume is down");
-            state.failure = Some(reason.to_owned());
         }
     }
 
@@ -54,25 +41,14 @@ impl Health {
             }
             Some(Errno::IO) => {
                 tracing::warn!(volume = %volume.display(), %error, "the disk reports an error");
-                if self.too_many(Instant::now()) {
+                let is_last = self.0.lock().has_error(now());
+                if is_last {
                     self.fail("the disk reports too many errors", volume);
                 }
             }
             // Not about the disk: too many open files, a file that is gone, no room.
             _ => {}
         }
-    }
-
-    fn too_many(&self, now: Instant) -> bool {
-        let mut state = self.state.lock();
-        match state.window_start {
-            Some(start) if now.duration_since(start) < ERROR_WINDOW => state.errors += 1,
-            _ => {
-                state.window_start = Some(now);
-                state.errors = 1;
-            }
-        }
-        state.errors >= ERRORS_MAX
     }
 }
 
@@ -82,27 +58,6 @@ mod tests {
 
     fn error(errno: Errno) -> io::Error {
         io::Error::from_raw_os_error(errno.raw_os_error())
-    }
-
-    #[test]
-    fn single_errors_are_forgiven_and_repeated_ones_are_not() {
-        let health = Health::default();
-        for _ in 1..ERRORS_MAX {
-            health.note_error(&error(Errno::IO), Path::new("v"));
-            assert!(health.is_good());
-        }
-        health.note_error(&error(Errno::IO), Path::new("v"));
-        assert!(!health.is_good());
-    }
-
-    #[test]
-    fn errors_long_ago_do_not_count() {
-        let health = Health::default();
-        let start = Instant::now();
-        for _ in 1..ERRORS_MAX {
-            assert!(!health.too_many(start));
-        }
-        assert!(!health.too_many(start + ERROR_WINDOW));
     }
 
     #[test]

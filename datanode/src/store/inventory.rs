@@ -17,10 +17,10 @@ use super::changes::Changes;
 use super::error::StoreError;
 use super::layout;
 use super::open_replica::{OpenReplica, Origin, Taken};
-use super::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 use super::removal::Removal;
 use super::replica::ReplicaWriter;
 use super::volume::{Found, FoundState, Volume};
+use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES, shrinking, volumes};
 
 /// Volumes, replicas, and what is cached of them.
 pub(super) struct Inventory {
@@ -85,12 +85,6 @@ pub(super) enum ToDelete {
     /// It is to be taken over.
     Open(Arc<Volume>, Arc<OpenReplica>),
     Now(Removal),
-}
-
-/// What is to be taken over to seal it.
-pub(super) enum ToSeal {
-    Done,
-    Open(Arc<Volume>, Arc<OpenReplica>),
 }
 
 fn add_found(
@@ -199,22 +193,22 @@ impl Inventory {
         origin: Origin,
         refused: &[usize],
     ) -> Result<(usize, Charge), StoreError> {
-        let mut candidates: Vec<(bool, u64, u64, usize)> = Vec::new();
+        let mut candidates = Vec::new();
         for (index, volume) in self.volumes.iter().enumerate() {
             if volume.check_usable().is_ok() && !refused.contains(&index) {
-                let is_other_class = class.is_some_and(|class| class != volume.class());
-                let writers = u64::from(volume.writers.load(Ordering::Relaxed));
-                let room = volume.quota.available_bytes() / (1 + writers);
-                // They share what the namenode allows the server to receive.
-                let repairs = match origin {
-                    Origin::Repair => volume.repairs.load(Ordering::Relaxed),
-                    Origin::Pipeline => 0,
-                };
-                candidates.push((is_other_class, repairs, u64::MAX - room, index));
+                candidates.push(volumes::Candidate {
+                    volume: index,
+                    is_other_class: class.is_some_and(|class| class != volume.class()),
+                    available_bytes: volume.quota.available_bytes(),
+                    writers: volume.writers.load(Ordering::Relaxed),
+                    repairs: match origin {
+                        Origin::Repair => volume.repairs.load(Ordering::Relaxed),
+                        Origin::Pipeline => 0,
+                    },
+                });
             }
         }
-        candidates.sort_unstable();
-        let reserved = candidates.into_iter().find_map(|(_, _, _, index)| {
+        let reserved = volumes::order(candidates).find_map(|index| {
             let volume = &self.volumes[index];
             let charge = volume.quota.reserve(REPLICA_OVERHEAD_BYTES)?;
             let repairs = u64::from(origin == Origin::Repair);
@@ -229,29 +223,27 @@ impl Inventory {
         })
     }
 
-    /// Replicas of a volume that together take at least so much, in the order in which they are given
-    /// up: corrupt ones, then sealed ones by their size.
+    /// Replicas of a volume that are given up because it is so much above its quota.
     pub(super) fn victims(&self, volume: usize, excess_bytes: u64) -> Vec<BlockId> {
-        let mut candidates: Vec<(bool, u64, BlockId)> = {
+        let candidates = {
             let replicas = self.lock();
             let of_volume = replicas.iter().filter(|(_, entry)| entry.volume == volume);
             of_volume
-                .filter_map(|(&block, entry)| match &entry.state {
-                    State::Corrupt(charge) => Some((false, u64::MAX - charge.bytes(), block)),
-                    State::Sealed { charge, .. } => Some((true, u64::MAX - charge.bytes(), block)),
-                    State::Open(_) | State::Condemned | State::Deleting => None,
+                .filter_map(|(&block, entry)| {
+                    let (is_corrupt, charge) = match &entry.state {
+                        State::Corrupt(charge) => (true, charge),
+                        State::Sealed { charge, .. } => (false, charge),
+                        State::Open(_) | State::Condemned | State::Deleting => return None,
+                    };
+                    Some(shrinking::Candidate {
+                        block,
+                        is_corrupt,
+                        bytes: charge.bytes(),
+                    })
                 })
                 .collect()
         };
-        candidates.sort_unstable();
-        let mut left = excess_bytes;
-        let enough = candidates.into_iter().take_while(|(_, inverse, _)| {
-            let is_needed = left > 0;
-            // The last one may be larger than what is left to be found.
-            left = left.saturating_sub(u64::MAX - inverse);
-            is_needed
-        });
-        enough.map(|(_, _, block)| block).collect()
+        shrinking::victims(candidates, excess_bytes)
     }
 
     /// Puts what is known about a replica on the list of changes.
@@ -330,19 +322,6 @@ impl Inventory {
         } else {
             Err(StoreError::NoSuchReplica)
         }
-    }
-
-    pub(super) fn find_to_seal(&self, block: BlockId, chunks: u32) -> Result<ToSeal, StoreError> {
-        let readable = self.readable(block)?;
-        if readable.chunks < chunks && readable.open.is_none() {
-            return Err(StoreError::ShortReplica {
-                have_bytes: layout::chunk_bytes(readable.chunks),
-            });
-        }
-        Ok(match readable.open {
-            None => ToSeal::Done,
-            Some(replica) => ToSeal::Open(readable.volume, replica),
-        })
     }
 
     /// Seals a replica that only the caller has. Blocks on the disk.

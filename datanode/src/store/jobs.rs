@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use super::error::StoreError;
-use super::pulse::SILENT_AFTER;
 use super::volume::Volume;
 use super::workers::JobLost;
 
@@ -29,7 +27,7 @@ impl Default for InTurn {
 impl Volume {
     /// Whether its disk owes an answer for so long that it is to be left alone.
     pub fn is_silent(&self) -> bool {
-        self.pulse.silence(Instant::now()) >= SILENT_AFTER
+        self.pulse.is_silent()
     }
 
     /// That it can be used now.

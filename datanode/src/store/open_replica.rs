@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::error::StoreError;
-use super::quota::Charge;
 use super::replica::{OpenFile, ReplicaWriter};
 use super::volume::{Volume, WriterCount};
+use crate::engine::quota::Charge;
 
 /// A replica is taken over once its writer has let go, which it is given this long for. A writer lets go
 /// as soon as its disk has answered.

@@ -12,63 +12,51 @@ use std::fs;
 use std::path::Path;
 
 use super::checked_text;
+use crate::engine::quota::shrinking::SetQuota;
 
 const QUOTA_FILE: &str = "QUOTA";
 const MAGIC: &str = "harvestfs-quota 1";
 /// More than any such file has.
 const FILE_BYTES_MAX: u64 = 1024;
 
-/// What the file says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QuotaFile {
-    /// What the configuration said, in bytes.
-    pub configured_bytes: u64,
-    /// What holds instead, in bytes.
-    pub quota_bytes: u64,
-    /// When it must hold.
-    pub deadline_unix_ms: u64,
+/// Reads the file of a volume; `None` when there is none that can be trusted: the configuration
+/// holds then.
+pub fn read(dir: &Path) -> Option<SetQuota> {
+    let path = dir.join(QUOTA_FILE);
+    if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
+        return None;
+    }
+    let found = parse(&fs::read_to_string(&path).ok()?);
+    if found.is_none() {
+        tracing::warn!(file = %path.display(), "this quota is damaged; the configured one holds");
+    }
+    found
 }
 
-impl QuotaFile {
-    /// Reads the file of a volume; `None` when there is none that can be trusted: the configuration
-    /// holds then.
-    pub fn read(dir: &Path) -> Option<Self> {
-        let path = dir.join(QUOTA_FILE);
-        if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
-            return None;
-        }
-        let found = Self::parse(&fs::read_to_string(&path).ok()?);
-        if found.is_none() {
-            tracing::warn!(file = %path.display(), "this quota is damaged; the configured one holds");
-        }
-        found
-    }
+/// Writes it durably.
+pub fn write(quota: &SetQuota, dir: &Path) -> std::io::Result<()> {
+    checked_text::replace(&dir.join(QUOTA_FILE), &body(quota))
+}
 
-    /// Writes it durably.
-    pub fn write(&self, dir: &Path) -> std::io::Result<()> {
-        checked_text::replace(&dir.join(QUOTA_FILE), &self.body())
-    }
+fn body(quota: &SetQuota) -> String {
+    format!(
+        "{MAGIC}\nconfigured {}\nquota {}\ndeadline {}\n",
+        quota.configured_bytes, quota.quota_bytes, quota.deadline_unix_ms
+    )
+}
 
-    fn body(&self) -> String {
-        format!(
-            "{MAGIC}\nconfigured {}\nquota {}\ndeadline {}\n",
-            self.configured_bytes, self.quota_bytes, self.deadline_unix_ms
-        )
+fn parse(text: &str) -> Option<SetQuota> {
+    let body = checked_text::body(text).ok()?;
+    let mut lines = body.lines();
+    if lines.next()? != MAGIC {
+        return None;
     }
-
-    fn parse(text: &str) -> Option<Self> {
-        let body = checked_text::body(text).ok()?;
-        let mut lines = body.lines();
-        if lines.next()? != MAGIC {
-            return None;
-        }
-        let mut number = |name: &str| lines.next()?.strip_prefix(name)?.trim().parse().ok();
-        Some(Self {
-            configured_bytes: number("configured ")?,
-            quota_bytes: number("quota ")?,
-            deadline_unix_ms: number("deadline ")?,
-        })
-    }
+    let mut number = |name: &str| lines.next()?.strip_prefix(name)?.trim().parse().ok();
+    Some(SetQuota {
+        configured_bytes: number("configured ")?,
+        quota_bytes: number("quota ")?,
+        deadline_unix_ms: number("deadline ")?,
+    })
 }
 
 #[cfg(test)]
@@ -78,20 +66,20 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_damage_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(QuotaFile::read(dir.path()), None);
-        let file = QuotaFile {
+        assert_eq!(read(dir.path()), None);
+        let quota = SetQuota {
             configured_bytes: 1 << 40,
             quota_bytes: 5,
             deadline_unix_ms: 7,
         };
-        file.write(dir.path()).unwrap();
-        assert_eq!(QuotaFile::read(dir.path()), Some(file));
-        let good = checked_text::with_checksum(&file.body()).into_bytes();
+        write(&quota, dir.path()).unwrap();
+        assert_eq!(read(dir.path()), Some(quota));
+        let good = checked_text::with_checksum(&body(&quota)).into_bytes();
         for index in 0..good.len() {
             let mut bad = good.clone();
             bad[index] ^= 0x01;
             fs::write(dir.path().join(QUOTA_FILE), &bad).unwrap();
-            assert_eq!(QuotaFile::read(dir.path()), None, "byte {index}");
+            assert_eq!(read(dir.path()), None, "byte {index}");
         }
     }
 }

@@ -10,8 +10,8 @@ use super::block_store::BlockStore;
 use super::error::StoreError;
 use super::inventory::{Entry, Inventory, State, ToDelete};
 use super::open_replica::Taken;
-use super::quota::Charge;
 use super::volume::Volume;
+use crate::engine::quota::Charge;
 
 /// What is cut off at a time: so little that an owner's sync does not wait long for it.
 const PIECE_BYTES: u64 = 32 << 20;

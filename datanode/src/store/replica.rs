@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::disk::{Disk, DiskFile};
 use super::error::StoreError;
 use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
-use super::quota::{Charge, REPLICA_OVERHEAD_BYTES};
+use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 
 /// Files grow by at least this and at most that much at a time.
 const ALLOCATION_STEP_BYTES_MIN: u64 = 1 << 20;

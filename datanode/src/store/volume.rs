@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::timeline::Position;
@@ -23,32 +23,26 @@ use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, machine, unix_now_ms};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
-use tokio::time::Instant;
 
+use super::clock::now;
 use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::jobs::{BROKEN_OFF, InTurn};
 use super::pulse::Pulse;
-use super::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
-use super::quota_file::QuotaFile;
 use super::replica::trusted_chunks;
 use super::version_file::VersionFile;
 use super::workers::Workers;
-use super::{layout, obeyed_file};
+use super::{layout, obeyed_file, quota_file};
+use crate::engine::disk::silence::GIVE_UP_AFTER;
+use crate::engine::quota::shrinking::{SetQuota, Shrinking};
+use crate::engine::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 
 /// Directories of sealed replicas: with a million replicas, each still has entries that a file
 /// system finds fast.
 const SEALED_DIRS: u64 = 64;
 /// The mode of the directories of replicas.
 const PRIVATE: u32 = 0o700;
-
-/// A disk that is silent for this long is given up, and its volume with it: everything on it counts
-/// as lost then. Owners keep disks busy for minutes; hung drivers do not come back.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(15 * 60);
-
-/// How long a quota that the configuration lowers has to hold.
-pub const SHRINK_DEADLINE: Duration = Duration::from_secs(3600);
 
 const LOCK_FILE: &str = "LOCK";
 const OPEN_DIR: &str = "open";
@@ -89,13 +83,6 @@ pub struct Volume {
     version: Mutex<VersionFile>,
     /// Holds the lock.
     _lock: File,
-}
-
-/// How the quota came about, and when it must hold.
-#[derive(Clone, Copy, Debug)]
-struct Shrinking {
-    configured_bytes: u64,
-    deadline: Instant,
 }
 
 /// A replica that was found at start.
@@ -165,23 +152,17 @@ impl Volume {
             move || health.fail(BROKEN_OFF, &path)
         };
         let workers = Workers::start("disk", threads, on_panic).map_err(VolumeError::io(path))?;
-        let changed =
-            QuotaFile::read(path).filter(|changed| changed.configured_bytes == options.quota_bytes);
-        let quota_bytes = changed.map_or(options.quota_bytes, |changed| changed.quota_bytes);
-        let left = changed.map_or(SHRINK_DEADLINE, |changed| {
-            // By a clock that is past the deadline, or before 1970.
-            let now_unix_ms = unix_now_ms().unwrap_or(0);
-            Duration::from_millis(changed.deadline_unix_ms.saturating_sub(now_unix_ms))
-        });
+        // A clock before 1970 makes the deadline late.
+        let now_unix_ms = unix_now_ms().unwrap_or(0);
+        let set = quota_file::read(path);
+        let (quota_bytes, shrinking) =
+            Shrinking::at_start(options.quota_bytes, set, now(), now_unix_ms);
         let volume = Arc::new(Self {
             path: path.clone(),
             storage: version.storage,
             class: options.class,
             quota: Quota::new(quota_bytes),
-            shrinking: Mutex::new(Shrinking {
-                configured_bytes: options.quota_bytes,
-                deadline: later(left),
-            }),
+            shrinking: Mutex::new(shrinking),
             health,
             writers: AtomicU32::new(0),
             repairs: AtomicU64::new(0),
@@ -249,7 +230,7 @@ impl Volume {
 
     /// What a heartbeat says about it. Touches no disk.
     pub fn status(&self) -> VolumeStatus {
-        if self.pulse.silence(Instant::now()) >= GIVE_UP_AFTER {
+        if self.pulse.is_over() {
             let minutes = GIVE_UP_AFTER.as_secs() / 60;
             let reason = format!("the disk did not answer for {minutes} minutes");
             self.health.fail(&reason, &self.path);
@@ -260,7 +241,7 @@ impl Volume {
             quota_bytes: self.quota.limit_bytes(),
             used_bytes: self.quota.used_bytes(),
             healthy: self.health.is_good(),
-            shrinks_in_ms: self.time_to_shrink(Instant::now()),
+            shrinks_in_ms: self.time_to_shrink(now()),
         }
     }
 
@@ -277,24 +258,16 @@ impl Volume {
         configured_bytes: Option<u64>,
     ) -> Result<(), StoreError> {
         let configured_bytes = configured_bytes.unwrap_or(self.configured_quota_bytes());
-        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let file = QuotaFile {
-            configured_bytes,
-            quota_bytes,
-            // A clock before 1970, or a time without end, moves only the deadline after a restart.
-            deadline_unix_ms: unix_now_ms().unwrap_or(0).saturating_add(time_ms),
-        };
+        // A clock before 1970 moves only the deadline after a restart.
+        let now_unix_ms = unix_now_ms().unwrap_or(0);
+        let set = SetQuota::new(configured_bytes, quota_bytes, time, now_unix_ms);
         let path = self.path.clone();
         let write = move || {
-            file.write(&path)
-                .map_err(StoreError::disk("writing the quota of", &path))
+            quota_file::write(&set, &path).map_err(StoreError::disk("writing the quota of", &path))
         };
         // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
         let written = self.run_in_turn(write).await;
-        *self.shrinking.lock() = Shrinking {
-            configured_bytes,
-            deadline: later(time),
-        };
+        *self.shrinking.lock() = Shrinking::within(configured_bytes, time, now());
         self.quota.set_limit(quota_bytes);
         tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
         written
@@ -302,18 +275,13 @@ impl Volume {
 
     /// What the configuration lets us use, in bytes, also while another quota holds.
     pub fn configured_quota_bytes(&self) -> u64 {
-        self.shrinking.lock().configured_bytes
+        self.shrinking.lock().configured_bytes()
     }
 
     /// While more is used than the quota allows: milliseconds until that must change.
     pub fn time_to_shrink(&self, now: Instant) -> Option<u64> {
-        let left = self
-            .shrinking
-            .lock()
-            .deadline
-            .saturating_duration_since(now);
-        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        (self.quota.excess_bytes() > 0).then_some(left_ms)
+        let excess_bytes = self.quota.excess_bytes();
+        self.shrinking.lock().left_ms(excess_bytes, now)
     }
 
     /// How far the namenode was that was obeyed, as the volume says. Blocks on the disk.
@@ -431,11 +399,6 @@ impl Drop for WriterCount {
     fn drop(&mut self) {
         self.0.writers.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// So much later, or in a year at the latest.
-fn later(time: Duration) -> Instant {
-    Instant::now() + time.min(Duration::from_secs(366 * 24 * 3600))
 }
 
 fn sealed_dir(block: u64) -> String {

@@ -20,6 +20,7 @@ use rand::{Rng, SeedableRng};
 use super::buffer::Buffer;
 use super::volume::Volume;
 use super::*;
+use crate::engine::link::changes::Pending;
 
 pub const BLOCK_BYTES: u64 = 16 << 20;
 
@@ -98,7 +99,7 @@ pub async fn read(
 
 /// All changes so far.
 pub fn changes(store: &BlockStore) -> Vec<harvestfs_protocol::node::ReplicaChange> {
-    match store.changes().take() {
+    match store.changes().lock().take() {
         Pending::Changes(changes) => changes.into_iter().map(|(_, change)| change).collect(),
         Pending::Everything => panic!("not that many changes"),
     }

@@ -138,7 +138,7 @@ async fn a_lowered_quota_holds_for_new_data_at_once_and_for_the_rest_in_time() {
         create(&store, 100).await.err().unwrap(),
         StoreError::NoSpace
     ));
-    let now = tokio::time::Instant::now();
+    let now = now();
     assert_eq!(store.overdue(now), []);
     // The namenode has one deleted, the rest is chosen here: the largest first.
     store.delete(BlockId(1)).await.unwrap();

@@ -1,0 +1,279 @@
+//! Starting and stopping.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
+use harvestfs_protocol::machine;
+use harvestfs_protocol::node::ServerDescription;
+use harvestfs_protocol::transport::{ConnectionCounts, ConnectionPool, Endpoint, TransportOptions};
+use harvestfs_telemetry::primary::{Monitor, Sampler};
+use tokio::sync::mpsc;
+
+use crate::driver::busy::BusySignal;
+use crate::driver::link::{Commands, NamenodeLink, Removals};
+use crate::driver::node::Node;
+use crate::driver::repair::Repairer;
+use crate::driver::scrubber::Scrubber;
+use crate::driver::service::{self, Alive};
+use crate::driver::{short_circuit, shrinker};
+use crate::options::{DatanodeOptions, StartError};
+use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
+
+/// How long connecting to another datanode may take.
+const DIAL_DEADLINE: Duration = Duration::from_secs(5);
+/// Most connections to other datanodes that are kept.
+const CONNECTIONS_KEPT_MAX: usize = 256;
+/// How long peers may take to confirm that the connection is closed.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A running datanode. Dropping it ends it at once; [`Datanode::shutdown`] gently.
+pub struct Datanode {
+    node: Arc<Node>,
+    endpoint: Endpoint,
+    local_addr: SocketAddr,
+    shutdown_grace: Duration,
+    alive: Option<Alive>,
+    /// Ends once all tasks that hold `alive` have ended.
+    all_ended: mpsc::Receiver<()>,
+    volume_errors: Vec<VolumeError>,
+}
+
+impl Datanode {
+    /// Opens the volumes, starts to listen, and keeps itself registered with the namenode from then
+    /// on. Until it is registered, it answers all requests with `Busy` for want of keys.
+    ///
+    /// # Errors
+    /// [`StartError`]. A volume that cannot be used is an error only if there is no other.
+    pub async fn start(options: DatanodeOptions) -> Result<Self, StartError> {
+        let sampler = options.primary.source.sampler()?;
+        Self::start_on(options, Arc::new(RealDisk), sampler).await
+    }
+
+    /// As [`Datanode::start`], with volumes on `disk`, and an owner as `sampler` sees it: none, no owner.
+    ///
+    /// # Errors
+    /// As [`Datanode::start`].
+    pub async fn start_on(
+        options: DatanodeOptions,
+        disk: Arc<dyn Disk>,
+        sampler: Option<Box<dyn Sampler>>,
+    ) -> Result<Self, StartError> {
+        check(&options)?;
+        let primary = &options.primary;
+        let monitor = sampler
+            .map(|sampler| Monitor::start(sampler, primary.gate, primary.interval))
+            .transpose()
+            .map_err(StartError::PrimaryThread)?;
+        let namenode = Peer::new(Role::Namenode, options.namenode_name.clone())
+            .map_err(StartError::NamenodeName)?;
+        let (store, volume_errors) = open_volumes(&options, disk).await?;
+        let transport = TransportOptions::default();
+        let endpoint = Endpoint::bind(options.listen, &options.identity, transport)?;
+        let local_addr = endpoint.local_addr()?;
+        let connections =
+            ConnectionPool::new(endpoint.clone(), DIAL_DEADLINE, CONNECTIONS_KEPT_MAX);
+        let (short_circuit, listener) = options
+            .short_circuit_socket
+            .as_deref()
+            .and_then(short_circuit::open)
+            .unzip();
+        let node = Node::new(store, connections, BusySignal::new(monitor), short_circuit);
+        if let Some(listener) = listener {
+            tokio::spawn(short_circuit::serve(listener, node.clone()));
+        }
+        tokio::spawn(watch_busy(node.clone()));
+        tokio::spawn(write_obeyed(node.clone()));
+
+        let (alive, all_ended) = mpsc::channel(1);
+        tokio::spawn(service::serve(
+            endpoint.clone(),
+            ConnectionCounts::new(options.connections_per_address_max),
+            node.clone(),
+            alive.downgrade(),
+        ));
+        let repairer = Repairer::new(
+            node.clone(),
+            options.repairs_max,
+            options.repair_bytes_per_second,
+        );
+        let scrubber = Scrubber::new(node.clone(), options.scrub_bytes_per_second);
+        let removals = Removals::new(node.clone(), options.removal_bytes_per_second);
+        let link = NamenodeLink {
+            node: node.clone(),
+            endpoint: endpoint.clone(),
+            namenode,
+            addrs: options.namenodes,
+            server: ServerDescription {
+                name: options.identity.peer().name.clone(),
+                rack: options.rack,
+                environment: options.environment,
+                machine_function: options.machine_function,
+                data_addr: options.advertise.unwrap_or(local_addr),
+            },
+            commands: Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive),
+            removals,
+            alive: alive.clone(),
+        };
+        tokio::spawn(link.run());
+        tokio::spawn(shrinker::run(node.clone()));
+        tokio::spawn(scrubber.run(options.scrub_interval));
+        Ok(Self {
+            node,
+            endpoint,
+            local_addr,
+            shutdown_grace: options.shutdown_grace,
+            alive: Some(alive),
+            all_ended,
+            volume_errors,
+        })
+    }
+
+    /// Where the data service listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Completes once the namenode has accepted this datanode and the first report of its replicas.
+    pub async fn registered(&self) {
+        self.node.known().await;
+    }
+
+    /// The metrics in the text format of Prometheus, as of each call; without waiting.
+    pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
+        let node = self.node.clone();
+        move || node.metrics_text()
+    }
+
+    /// The volumes that cannot be used, and why.
+    #[must_use]
+    pub fn volume_errors(&self) -> &[VolumeError] {
+        &self.volume_errors
+    }
+
+    /// Takes over the quotas of volumes that are in use where they differ from what the configuration
+    /// said before: for new data at once, for what is there within an hour. Volumes are known
+    /// by their paths; everything else needs a restart.
+    pub async fn reconfigure(&self, volumes: &[VolumeOptions]) {
+        self.node.store.configure_quotas(volumes).await;
+    }
+
+    /// Stops: ends block streams (`Stopping`), waits for what is under way on the disks, puts open
+    /// replicas on stable storage, and takes leave of all peers. Bounded by the configured grace.
+    pub async fn shutdown(mut self) {
+        self.node.stop();
+        self.alive = None;
+        let end = async {
+            while self.all_ended.recv().await.is_some() {}
+            self.node.store.sync_open_replicas().await;
+            if let Err(error) = self.node.obedience.write(&self.node.store).await {
+                tracing::warn!(%error, "the namenode that was obeyed is not written down");
+            }
+        };
+        if tokio::time::timeout(self.shutdown_grace, end)
+            .await
+            .is_err()
+        {
+            tracing::warn!("not everything ended within the grace; stopping all the same");
+        }
+        self.endpoint.close("the datanode is stopping");
+        if self.endpoint.wait_idle(CLOSE_DEADLINE).await.is_err() {
+            tracing::debug!("not all peers confirmed that the connection is closed");
+        }
+    }
+}
+
+impl Drop for Datanode {
+    fn drop(&mut self) {
+        self.node.stop();
+        self.endpoint.close("the datanode is gone");
+    }
+}
+
+fn check(options: &DatanodeOptions) -> Result<(), StartError> {
+    if options.volumes.len() > VOLUMES_PER_NODE_MAX {
+        return Err(StartError::TooManyVolumes(options.volumes.len()));
+    }
+    if options.namenodes.is_empty() {
+        return Err(StartError::NoNamenode);
+    }
+    for (what, value) in [
+        ("rack", &options.rack),
+        ("environment", &options.environment),
+        ("machine function", &options.machine_function),
+    ] {
+        if value.len() > LABEL_BYTES_MAX {
+            return Err(StartError::LabelTooLong {
+                what,
+                value: value.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the node's knowledge of its primary fresh until it stops.
+async fn watch_busy(node: Arc<Node>) {
+    tokio::select! {
+        biased;
+        () = node.stopping() => {}
+        () = node.busy.keep_looking(&node.store, &node.metrics.busy_seconds) => {}
+    }
+}
+
+/// Keeps what the disks say of the namenode that is obeyed fresh until it stops.
+async fn write_obeyed(node: Arc<Node>) {
+    tokio::select! {
+        biased;
+        () = node.stopping() => {}
+        () = node.obedience.keep_written(&node.store) => {}
+    }
+}
+
+/// Does what waits for disks, elsewhere.
+fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    if machine::is_simulated() {
+        return tokio::spawn(async { work() });
+    }
+    tokio::task::spawn_blocking(work)
+}
+
+/// Opens all volumes at the same time, because each may have to verify open replicas.
+async fn open_volumes(
+    options: &DatanodeOptions,
+    disk: Arc<dyn Disk>,
+) -> Result<(BlockStore, Vec<VolumeError>), StartError> {
+    let server = options.identity.peer().name.clone();
+    let openings: Vec<_> = options
+        .volumes
+        .iter()
+        .cloned()
+        .map(|volume| {
+            let (server, disk, threads) = (server.clone(), disk.clone(), options.disk_threads);
+            blocking(move || Volume::open(&volume, &server, disk, threads))
+        })
+        .collect();
+    let mut volumes = Vec::new();
+    let mut errors = Vec::new();
+    for opening in openings {
+        match opening.await {
+            Ok(Ok(volume)) => volumes.push(volume),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "a volume cannot be used");
+                errors.push(error);
+            }
+            Err(_) => return Err(StartError::OpeningFailed),
+        }
+    }
+    if volumes.is_empty() {
+        return Err(StartError::NoVolume(errors));
+    }
+    let buffers = BufferPool::new(options.buffer_bytes);
+    let store = BlockStore::new(volumes, buffers, options.table_cache_bytes);
+    Ok((store, errors))
+}

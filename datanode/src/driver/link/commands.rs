@@ -1,0 +1,181 @@
+//! What the namenode has this datanode do. Each kind of work has a bounded queue and workers of its
+//! own; what finds its queue full is dropped, because the namenode repeats what was not done.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
+use harvestfs_protocol::node::NodeCommand;
+use tokio::sync::{Mutex, mpsc};
+
+use super::removals::{Doomed, Removals};
+use crate::driver::node::Node;
+use crate::driver::repair::{Repair, Repairer};
+use crate::driver::scrubber::Scrubber;
+use crate::driver::service::Alive;
+
+/// What several heartbeats bring.
+const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;
+/// Deletions under way at a time: enough for the disk, and reads still get their turn.
+const DELETIONS_AT_ONCE: usize = 2;
+/// Replicas sealed at a time. One may have to wait for its writer to let go.
+const SEALS_AT_ONCE: usize = 4;
+
+/// Replicas to verify. More are dropped: the scrubber comes to each of them by itself.
+const VERIFICATIONS_QUEUED_MAX: usize = 64;
+
+/// Queues of work.
+#[derive(Clone)]
+pub struct Commands {
+    repairs: mpsc::Sender<Repair>,
+    removals: Arc<Removals>,
+    deletions: mpsc::Sender<Doomed>,
+    seals: mpsc::Sender<(BlockId, u64)>,
+    quotas: mpsc::Sender<(StorageId, u64, Duration)>,
+    verifications: mpsc::Sender<(StorageId, BlockId)>,
+}
+
+impl Commands {
+    /// Starts the workers. They end when the datanode stops.
+    pub fn start(
+        node: &Arc<Node>,
+        repairer: Arc<Repairer>,
+        removals: Arc<Removals>,
+        scrubber: Arc<Scrubber>,
+        alive: &Alive,
+    ) -> Self {
+        let (repairs, queue) = mpsc::channel(QUEUED_MAX);
+        let repairs_max = repairer.repairs_max();
+        work_off(queue, repairs_max, node, alive, move |repair| {
+            let repairer = repairer.clone();
+            async move { repairer.repair(repair).await }
+        });
+        let (deletions, queue) = mpsc::channel(QUEUED_MAX);
+        let deleting = removals.clone();
+        work_off(queue, DELETIONS_AT_ONCE, node, alive, move |doomed| {
+            let deleting = deleting.clone();
+            async move { deleting.delete(doomed).await }
+        });
+        let (seals, queue) = mpsc::channel(QUEUED_MAX);
+        let sealing = node.clone();
+        work_off(
+            queue,
+            SEALS_AT_ONCE,
+            node,
+            alive,
+            move |(block, length_bytes)| seal(sealing.clone(), block, length_bytes),
+        );
+        let (quotas, queue) = mpsc::channel(QUEUED_MAX);
+        let changing = node.clone();
+        work_off(queue, 1, node, alive, move |(storage, bytes, time)| {
+            set_quota(changing.clone(), storage, bytes, time)
+        });
+        // One after the other: the budget is the scrubber's.
+        let (verifications, queue) = mpsc::channel(VERIFICATIONS_QUEUED_MAX);
+        work_off(queue, 1, node, alive, move |(storage, block)| {
+            let scrubber = scrubber.clone();
+            async move { scrubber.verify_doubted(storage, block).await }
+        });
+        Self {
+            repairs,
+            removals,
+            deletions,
+            seals,
+            quotas,
+            verifications,
+        }
+    }
+
+    /// Takes a command; never waits.
+    pub fn obey(&self, command: NodeCommand, ask_for_report: &mpsc::Sender<StorageId>) {
+        let queued = match command {
+            NodeCommand::Replicate {
+                block,
+                length_bytes,
+                sources,
+                token,
+            } => {
+                let repair = Repair {
+                    block,
+                    length_bytes,
+                    sources,
+                    token,
+                };
+                self.repairs.try_send(repair).is_ok()
+            }
+            NodeCommand::Delete { blocks } => {
+                let doomed = self.removals.announce(blocks);
+                self.deletions.try_send(doomed).is_ok()
+            }
+            NodeCommand::Seal {
+                block,
+                length_bytes,
+            } => self.seals.try_send((block, length_bytes)).is_ok(),
+            NodeCommand::SetQuota {
+                storage,
+                quota_bytes,
+                deadline_ms,
+            } => {
+                let time = Duration::from_millis(deadline_ms);
+                self.quotas.try_send((storage, quota_bytes, time)).is_ok()
+            }
+            NodeCommand::ReportBlocks { storage } => ask_for_report.try_send(storage).is_ok(),
+            NodeCommand::Verify { storage, block } => {
+                self.verifications.try_send((storage, block)).is_ok()
+            }
+        };
+        if !queued {
+            tracing::warn!("too many commands wait; one is dropped until it is repeated");
+        }
+    }
+}
+
+/// Starts workers that take from a queue, one item after the other each.
+fn work_off<T, F>(
+    queue: mpsc::Receiver<T>,
+    workers: usize,
+    node: &Arc<Node>,
+    alive: &Alive,
+    work: impl Fn(T) -> F + Clone + Send + Sync + 'static,
+) where
+    T: Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let queue = Arc::new(Mutex::new(queue));
+    for _ in 0..workers.max(1) {
+        let (queue, node, work, alive) = (queue.clone(), node.clone(), work.clone(), alive.clone());
+        tokio::spawn(async move {
+            let work_on = async {
+                loop {
+                    let item = queue.lock().await.recv().await;
+                    match item {
+                        Some(item) => work(item).await,
+                        None => break,
+                    }
+                }
+            };
+            tokio::select! {
+                biased;
+                () = node.stopping() => {}
+                () = work_on => {}
+            }
+            drop(alive);
+        });
+    }
+}
+
+async fn set_quota(node: Arc<Node>, storage: StorageId, bytes: u64, time: Duration) {
+    if let Err(error) = node.store.set_quota(storage, bytes, time).await {
+        tracing::warn!(%storage, %error, "the quota is not written down");
+    }
+}
+
+async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
+    if let Err(error) = node.store.seal_what_is_there(block, length_bytes).await {
+        tracing::warn!(%block, %error, "cannot seal a replica");
+    }
+    // In any case the namenode learns what is here, in case it believed something else.
+    node.store.report_again(block);
+}

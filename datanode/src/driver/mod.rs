@@ -1,0 +1,19 @@
+//! Carries out what the engine decides: tasks, sockets, timers, and the jobs on disks that they ask the
+//! store for.
+
+mod budget;
+mod busy;
+mod datanode;
+mod link;
+mod metrics;
+mod node;
+mod obedience;
+mod read_stream;
+mod repair;
+mod scrubber;
+mod service;
+mod short_circuit;
+mod shrinker;
+mod write_stream;
+
+pub use self::datanode::Datanode;

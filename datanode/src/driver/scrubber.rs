@@ -1,0 +1,101 @@
+//! Reads every sealed replica again and again, slowly, so that damage is found while there are
+//! other replicas to repair it from; and those that clients doubt, out of turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, StorageId};
+use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::machine;
+
+use crate::driver::budget::Budget;
+use crate::driver::node::Node;
+use crate::engine::scrub::Rounds;
+use crate::store::{ChunkRange, StoreError, now};
+
+/// What is read at a time.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// Verifies replicas. All that it reads is paid from one budget.
+pub struct Scrubber {
+    node: Arc<Node>,
+    /// None if it is turned off.
+    budget: Option<Budget>,
+}
+
+impl Scrubber {
+    /// One that reads at most so many bytes in a second; with 0 it reads nothing.
+    pub fn new(node: Arc<Node>, bytes_per_second: u64) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            budget: (bytes_per_second > 0).then(|| Budget::new(bytes_per_second)),
+        })
+    }
+
+    /// Verifies all replicas, round after round, until the datanode stops.
+    pub async fn run(self: Arc<Self>, interval: Duration) {
+        let Some(budget) = &self.budget else {
+            return;
+        };
+        let rounds = async {
+            let mut rounds = Rounds::new(interval, machine::random());
+            loop {
+                rounds.begin(now());
+                for storage in self.node.store.healthy_storages() {
+                    for block in rounds.order(self.node.store.sealed_of(storage)) {
+                        self.verify(block, budget).await;
+                    }
+                }
+                tokio::time::sleep_until(rounds.end(now()).into()).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.node.stopping() => {}
+            () = rounds => {}
+        }
+    }
+
+    /// Says what is here of a replica that a client could not use, and verifies it if it is sealed.
+    pub async fn verify_doubted(&self, storage: StorageId, block: BlockId) {
+        self.node.store.answer(storage, block);
+        let report = self.node.store.report(block);
+        if let Some(budget) = &self.budget
+            && report.is_some_and(|(_, report)| report.sealed)
+        {
+            self.verify(block, budget).await;
+        }
+    }
+
+    async fn verify(&self, block: BlockId, budget: &Budget) {
+        match self.read(block, budget).await {
+            Ok(()) | Err(StoreError::NoSuchReplica) => {}
+            // Reported by the store itself.
+            Err(error) => {
+                self.node.metrics.scrub.count_failure();
+                tracing::warn!(%block, %error, "the scrubber found a bad replica");
+            }
+        }
+    }
+
+    async fn read(&self, block: BlockId, budget: &Budget) -> Result<(), StoreError> {
+        let node = &self.node;
+        let Some((_, report)) = node.store.report(block) else {
+            return Ok(());
+        };
+        let Some(mut range) = ChunkRange::covering(0, report.length_bytes) else {
+            return Ok(());
+        };
+        node.store.forget_checksums(block);
+        while let Some(chunks) = range.take_piece(PIECE_BYTES) {
+            budget.spend((chunks.len() * CHUNK_BYTES) as u64).await;
+            node.busy.free().await;
+            let _timer = node.metrics.scrub.timer();
+            let piece = node.store.read(block, chunks, true).await?;
+            node.metrics
+                .read_by_scrubber
+                .inc_by(piece.data.len() as u64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether the server is to be left to its owner.
+
+pub mod admission;
+
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_telemetry::gate::{Load, Verdict};
+
+/// When to ask again a datanode whose disks do not answer.
+const SILENT_RETRY: Duration = Duration::from_secs(2);
+
+/// Adds up how long the server is left alone.
+#[derive(Debug, Default)]
+pub struct Looks {
+    last: Option<Instant>,
+    was_denied: bool,
+}
+
+impl Looks {
+    /// A look, by which the server is denied or not. Returns for how long it was since the one before.
+    pub fn look(&mut self, is_denied: bool, now: Instant) -> Duration {
+        let last = self.last.replace(now);
+        let was_denied = std::mem::replace(&mut self.was_denied, is_denied);
+        match last {
+            Some(last) if was_denied => now.saturating_duration_since(last),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// How long a peer should wait that is denied; `None` if none is. `verdict` is that on the owner, if it is watched;
+/// `is_silent` says that the owner keeps all disks so busy that they do not answer at all.
+pub fn denied(verdict: Option<Verdict>, is_silent: bool) -> Option<Duration> {
+    match verdict {
+        Some(Verdict::Busy { retry_after, .. }) => Some(retry_after),
+        Some(Verdict::Free) | None => is_silent.then_some(SILENT_RETRY),
+    }
+}
+
+/// What heartbeats say of the owner's use; nothing if it is not known.
+pub fn primary(load: &Load) -> Option<PrimaryLoad> {
+    // Shares are from 0 to 1.
+    let permille = |share: f64| (share * 1000.0).round() as u16;
+    Some(PrimaryLoad {
+        cpu_permille: permille(load.cpu_share?),
+        memory_permille: load.memory_share.map(permille),
+        stalled_permille: load.stalled_share.map(permille),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_telemetry::gate::Reason;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::some_time;
+
+    #[test]
+    fn the_owner_counts_before_the_disks() {
+        let retry_after = Duration::from_secs(7);
+        let busy = Verdict::Busy {
+            reason: Reason::Silence,
+            retry_after,
+        };
+        assert_eq!(denied(None, false), None);
+        assert_eq!(denied(Some(Verdict::Free), false), None);
+        assert_eq!(denied(Some(Verdict::Free), true), Some(SILENT_RETRY));
+        assert_eq!(denied(Some(busy), true), Some(retry_after));
+        assert_eq!(denied(Some(busy), false), Some(retry_after));
+    }
+
+    proptest! {
+        /// The time is that from each look that denies to the next, and no more.
+        #[test]
+        fn the_time_it_is_left_alone_is_counted(
+            looks in prop::collection::vec((any::<bool>(), 0u64..1_000), 1..100),
+        ) {
+            let mut counted = Looks::default();
+            let mut now = some_time();
+            let (mut sum, mut expected) = (Duration::ZERO, Duration::ZERO);
+            let mut before = false;
+            for (is_denied, pause_ms) in looks {
+                let pause = Duration::from_millis(pause_ms);
+                now += pause;
+                if before {
+                    expected += pause;
+                }
+                sum += counted.look(is_denied, now);
+                before = is_denied;
+            }
+            prop_assert_eq!(sum, expected);
+        }
+    }
+}

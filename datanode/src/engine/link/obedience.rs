@@ -1,0 +1,192 @@
+//! Which namenode is obeyed: none that knows less than one that was obeyed before.
+
+use harvestfs_protocol::timeline::{Authority, Position};
+
+/// Why a namenode is not obeyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It says itself that it has no authority.
+    #[error("the namenode is in recovery: it lacks what this datanode, or another one, obeyed")]
+    Recovering,
+    /// It is of an epoch before, or beside, the one obeyed.
+    #[error(
+        "the namenode is at {}, but this datanode obeyed {obeyed} of another one, which started \
+         later: two namenodes run, or an old copy was put back",
+        authority.position
+    )]
+    Older {
+        /// What was obeyed.
+        obeyed: Position,
+        /// What the namenode says.
+        authority: Authority,
+    },
+}
+
+impl Refusal {
+    /// Whether nothing more is said to such a namenode. One in recovery may know what is here, so that its
+    /// clients can read.
+    pub fn ends_connection(&self) -> bool {
+        match self {
+            Self::Recovering => false,
+            Self::Older { .. } => true,
+        }
+    }
+}
+
+/// What was obeyed, in memory and on the disks.
+#[derive(Debug)]
+pub struct Obedience {
+    obeyed: Option<Position>,
+    written: Option<Position>,
+    recovering: bool,
+}
+
+/// What follows from what a namenode says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// How far the namenode is that is obeyed, or why it is not.
+    pub result: Result<Position, Refusal>,
+    /// An epoch begins to be obeyed, or the namenode to be in recovery.
+    pub is_news: bool,
+}
+
+impl Obedience {
+    /// With what the disks say.
+    pub fn new(obeyed: Option<Position>) -> Self {
+        Self {
+            obeyed,
+            written: obeyed,
+            recovering: false,
+        }
+    }
+
+    /// How far the namenode was that was obeyed.
+    pub fn obeyed(&self) -> Option<Position> {
+        self.obeyed
+    }
+
+    /// How far the namenode was that was obeyed, as the disks say.
+    pub fn written(&self) -> Option<Position> {
+        self.written
+    }
+
+    /// Judges a namenode that says so of itself.
+    pub fn judge(&mut self, authority: &Authority) -> Judgement {
+        let was_recovering = std::mem::replace(&mut self.recovering, authority.recovering);
+        let result = self.after(authority);
+        let is_news = match result {
+            Ok(obeyed) => self.obeyed.map(|it| it.epoch) != Some(obeyed.epoch),
+            Err(_) => authority.recovering && !was_recovering,
+        };
+        if let Ok(obeyed) = result {
+            self.obeyed = Some(obeyed);
+        }
+        Judgement { result, is_news }
+    }
+
+    /// What is obeyed after this.
+    fn after(&self, authority: &Authority) -> Result<Position, Refusal> {
+        if authority.recovering {
+            return Err(Refusal::Recovering);
+        }
+        let position = authority.position;
+        match self.obeyed {
+            Some(obeyed) if obeyed.epoch == position.epoch => Ok(Position {
+                record: obeyed.record.max(position.record),
+                ..obeyed
+            }),
+            Some(obeyed) if obeyed.epoch.number >= position.epoch.number => Err(Refusal::Older {
+                obeyed,
+                authority: *authority,
+            }),
+            Some(_) | None => Ok(position),
+        }
+    }
+
+    /// What has to be written down, if the disks do not have it.
+    pub fn to_write(&self) -> Option<Position> {
+        self.obeyed.filter(|_| self.obeyed != self.written)
+    }
+
+    /// A disk has this now.
+    pub fn wrote(&mut self, position: Position) {
+        self.written = Some(position);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::timeline::Epoch;
+
+    use super::*;
+
+    fn at(number: u32, id: u64, record: u64) -> Authority {
+        Authority {
+            position: Position {
+                epoch: Epoch { number, id },
+                record,
+            },
+            recovering: false,
+        }
+    }
+
+    #[test]
+    fn none_is_obeyed_that_is_older_or_beside() {
+        let mut obedience = Obedience::new(None);
+        for (authority, is_obeyed) in [
+            (at(5, 1, 10), true),
+            (at(5, 1, 20), true),
+            // Replies may overtake each other.
+            (at(5, 1, 15), true),
+            (at(5, 2, 99), false),
+            (at(4, 1, 99), false),
+            (at(6, 2, 3), true),
+            (at(5, 1, 30), false),
+        ] {
+            let recovering = Authority {
+                recovering: true,
+                ..authority
+            };
+            let judgement = obedience.judge(&recovering);
+            assert_eq!(judgement.result, Err(Refusal::Recovering));
+            let before = obedience.obeyed();
+            let judgement = obedience.judge(&authority);
+            assert_eq!(judgement.result.is_ok(), is_obeyed, "{authority:?}");
+            if !is_obeyed {
+                assert_eq!(obedience.obeyed(), before);
+            }
+        }
+        let end = at(6, 2, 3).position;
+        assert_eq!(obedience.obeyed(), Some(end));
+        let mut again = Obedience::new(Some(at(5, 1, 20).position));
+        assert!(again.judge(&at(5, 1, 15)).result.is_ok());
+        assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
+        assert_eq!(again.to_write(), None);
+    }
+
+    #[test]
+    fn a_new_epoch_and_the_beginning_of_a_recovery_are_news() {
+        let mut obedience = Obedience::new(None);
+        let recovering = Authority {
+            recovering: true,
+            ..at(5, 1, 1)
+        };
+        let news = [
+            (at(5, 1, 1), true),
+            (at(5, 1, 2), false),
+            (recovering, true),
+            (recovering, false),
+            (at(5, 1, 3), false),
+            (recovering, true),
+            (at(6, 1, 1), true),
+            (at(5, 1, 4), false),
+        ];
+        for (authority, is_news) in news {
+            assert_eq!(
+                obedience.judge(&authority).is_news,
+                is_news,
+                "{authority:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What the namenode is told of the replicas that are here: everything after a registration, then what
+//! changes, and full reports of volumes that it asks for.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::StorageId;
+use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
+use harvestfs_protocol::node::{BlockReport, ReplicaReport};
+
+use super::changes::{Change, Changes, Pending};
+
+/// How long changes are gathered for one report.
+pub const GATHERING_TIME: Duration = Duration::from_millis(50);
+
+/// The reports on one registered connection. Any of them that fails ends the connection.
+#[derive(Debug, Default)]
+pub struct Reports {
+    next: Next,
+    asked: Option<StorageId>,
+    is_gathered: bool,
+}
+
+#[derive(Debug, Default)]
+enum Next {
+    #[default]
+    Everything,
+    Volumes(VecDeque<StorageId>),
+    Changes,
+}
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The volumes that can be used are to be [listed](Reports::volumes).
+    ListVolumes,
+    /// What is on a volume is to be listed, and reported in full.
+    ReportVolume(StorageId),
+    /// All that is here was reported. Replicas that wait to be deleted, and are in no full report, are to
+    /// be put on the list of changes.
+    ListCorrupt,
+    /// Changes are to be gathered for [`GATHERING_TIME`].
+    Gather,
+    /// These are to be reported, or [put back](Changes::put_back) if that fails: they are reported again,
+    /// unless the next registration makes them superfluous.
+    ReportChanges(Vec<Change>),
+    /// There is nothing until there are changes, or a volume is asked for.
+    Wait,
+}
+
+impl Reports {
+    /// These are the volumes that can be used.
+    pub fn volumes(&mut self, storages: Vec<StorageId>) {
+        self.next = Next::Volumes(storages.into());
+    }
+
+    /// The namenode asks for a volume, when there is nothing else to do.
+    pub fn asked(&mut self, storage: StorageId) {
+        self.asked = Some(storage);
+    }
+
+    /// What is next after all before it was done. `asked` is called when it is time for a volume that the
+    /// namenode asked for.
+    pub fn next(
+        &mut self,
+        changes: &mut Changes,
+        asked: impl FnOnce() -> Option<StorageId>,
+    ) -> Step {
+        match &mut self.next {
+            Next::Everything => return Self::everything(changes),
+            Next::Volumes(storages) => {
+                if let Some(storage) = storages.pop_front() {
+                    return Step::ReportVolume(storage);
+                }
+                self.next = Next::Changes;
+                return Step::ListCorrupt;
+            }
+            Next::Changes => {}
+        }
+        if let Some(storage) = self.asked.take().or_else(asked) {
+            return Step::ReportVolume(storage);
+        }
+        if changes.is_empty() {
+            self.is_gathered = false;
+            return Step::Wait;
+        }
+        if !std::mem::replace(&mut self.is_gathered, true) {
+            return Step::Gather;
+        }
+        self.is_gathered = false;
+        match changes.take() {
+            Pending::Changes(changes) => Step::ReportChanges(changes),
+            Pending::Everything => Self::everything(changes),
+        }
+    }
+
+    fn everything(changes: &mut Changes) -> Step {
+        // Changes until now are part of the full reports. Those from now on are sent after them, so
+        // that a full report never takes back a change that was reported after it.
+        changes.clear();
+        Step::ListVolumes
+    }
+}
+
+/// The full report of a volume, in parts.
+pub fn parts(
+    storage: StorageId,
+    replicas: &[ReplicaReport],
+) -> impl Iterator<Item = BlockReport> + '_ {
+    parts_of(storage, replicas, REPLICAS_PER_REPORT_MAX)
+}
+
+fn parts_of(
+    storage: StorageId,
+    replicas: &[ReplicaReport],
+    part_max: usize,
+) -> impl Iterator<Item = BlockReport> + '_ {
+    let parts = replicas.len().div_ceil(part_max).max(1);
+    (0..parts).map(move |part| BlockReport {
+        storage,
+        part: part as u32,
+        last: part + 1 == parts,
+        replicas: replicas
+            .iter()
+            .skip(part * part_max)
+            .take(part_max)
+            .copied()
+            .collect(),
+    })
+}

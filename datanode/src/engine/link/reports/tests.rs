@@ -1,0 +1,310 @@
+use std::collections::BTreeMap;
+
+use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::node::ReplicaChange;
+use proptest::prelude::*;
+
+use super::*;
+
+const STORAGES: [StorageId; 2] = [StorageId(1), StorageId(2)];
+const BLOCKS: u64 = 8;
+const PART_MAX: usize = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replica {
+    /// Grows with each change.
+    Readable(ReplicaReport),
+    Corrupt,
+}
+
+/// The volumes of a datanode.
+struct Volumes {
+    replicas: BTreeMap<(StorageId, BlockId), Replica>,
+    changes: Changes,
+}
+
+impl Volumes {
+    fn new() -> Self {
+        Self {
+            replicas: BTreeMap::new(),
+            changes: Changes::with_limits(4 * PART_MAX, PART_MAX),
+        }
+    }
+
+    /// As the store does it: the change and the entry in one step.
+    fn change(&mut self, storage: StorageId, block: BlockId, what: u8) {
+        let known = self.replicas.get(&(storage, block)).copied();
+        let change = match (known, what % 4) {
+            (None | Some(Replica::Readable(_)), 0..=1) => {
+                let length_bytes = match known {
+                    Some(Replica::Readable(report)) => report.length_bytes + 4096,
+                    _ => 0,
+                };
+                let report = ReplicaReport {
+                    block,
+                    length_bytes,
+                    sealed: what > 128,
+                };
+                let readable = Replica::Readable(report);
+                self.replicas.insert((storage, block), readable);
+                ReplicaChange::Have(report)
+            }
+            (Some(Replica::Readable(_)), 2) => {
+                self.replicas.insert((storage, block), Replica::Corrupt);
+                ReplicaChange::Corrupt(block)
+            }
+            (Some(_), _) => {
+                self.replicas.remove(&(storage, block));
+                ReplicaChange::Deleted(block)
+            }
+            (None, _) => return,
+        };
+        self.changes.push(storage, change);
+    }
+
+    fn listed(&self, storage: StorageId) -> Vec<ReplicaReport> {
+        let of_volume = self.replicas.iter().filter(|((at, _), _)| *at == storage);
+        of_volume
+            .filter_map(|(_, replica)| match replica {
+                Replica::Readable(report) => Some(*report),
+                Replica::Corrupt => None,
+            })
+            .collect()
+    }
+
+    fn corrupt(&self) -> Vec<(StorageId, BlockId)> {
+        let corrupt = self
+            .replicas
+            .iter()
+            .filter(|(_, it)| **it == Replica::Corrupt);
+        corrupt.map(|(at, _)| *at).collect()
+    }
+}
+
+/// What the namenode takes to be there.
+#[derive(Default)]
+struct Namenode {
+    replicas: BTreeMap<(StorageId, BlockId), Replica>,
+    /// Parts of a full report.
+    parts: Vec<ReplicaReport>,
+}
+
+impl Namenode {
+    fn take_part(&mut self, report: BlockReport) {
+        if report.part == 0 {
+            self.parts.clear();
+        }
+        assert!(report.replicas.len() <= PART_MAX);
+        self.parts.extend(report.replicas);
+        if report.last {
+            // As the namenode does it: what is corrupt is in no full report.
+            self.replicas
+                .retain(|(at, _), it| *at != report.storage || *it == Replica::Corrupt);
+            for replica in self.parts.drain(..) {
+                let readable = Replica::Readable(replica);
+                self.replicas
+                    .insert((report.storage, replica.block), readable);
+            }
+        }
+    }
+
+    fn take_changes(&mut self, changes: &[Change]) {
+        assert!(changes.len() <= PART_MAX);
+        for &(storage, change) in changes {
+            match change {
+                ReplicaChange::Have(report) => {
+                    let readable = Replica::Readable(report);
+                    self.replicas.insert((storage, report.block), readable);
+                }
+                ReplicaChange::Deleted(block) => {
+                    self.replicas.remove(&(storage, block));
+                }
+                ReplicaChange::Corrupt(block) => {
+                    self.replicas.insert((storage, block), Replica::Corrupt);
+                }
+                ReplicaChange::RepairFailed(_) => {}
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    Lost,
+    /// The namenode has it, and the datanode does not know.
+    AnswerLost,
+}
+
+struct World {
+    volumes: Volumes,
+    namenode: Namenode,
+    reports: Reports,
+    asked: VecDeque<StorageId>,
+    /// Parts that are still to be sent of a full report.
+    unsent: VecDeque<BlockReport>,
+    is_known: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            volumes: Volumes::new(),
+            namenode: Namenode::default(),
+            reports: Reports::default(),
+            asked: VecDeque::new(),
+            unsent: VecDeque::new(),
+            is_known: false,
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.reports = Reports::default();
+        self.asked.clear();
+        self.unsent.clear();
+        self.is_known = false;
+        // A namenode that was restarted knows nothing; one that was not, what it was told.
+        self.namenode.parts.clear();
+    }
+
+    /// A corrupt replica that is gone is not always known to be gone: full reports say nothing of those.
+    fn check_known(&self) -> Result<(), TestCaseError> {
+        let here = &self.volumes.replicas;
+        let mut known = self.namenode.replicas.clone();
+        known.retain(|at, replica| here.contains_key(at) || *replica != Replica::Corrupt);
+        prop_assert_eq!(&known, here);
+        Ok(())
+    }
+
+    /// One step of what sends reports; false when it waits.
+    fn step(&mut self, fate: Fate) -> bool {
+        if let Some(part) = self.unsent.pop_front() {
+            if fate != Fate::Lost {
+                self.namenode.take_part(part);
+            }
+            if fate != Fate::Answered {
+                self.reconnect();
+            }
+            return true;
+        }
+        let (asked, changes) = (&mut self.asked, &mut self.volumes.changes);
+        match self.reports.next(changes, || asked.pop_front()) {
+            Step::ListVolumes => self.reports.volumes(STORAGES.to_vec()),
+            Step::ReportVolume(storage) => {
+                let replicas = self.volumes.listed(storage);
+                self.unsent = parts_of(storage, &replicas, PART_MAX).collect();
+            }
+            Step::ListCorrupt => {
+                for (storage, block) in self.volumes.corrupt() {
+                    let change = ReplicaChange::Corrupt(block);
+                    self.volumes.changes.push(storage, change);
+                }
+                self.is_known = true;
+            }
+            Step::Gather => {}
+            Step::ReportChanges(changes) => {
+                if fate != Fate::Lost {
+                    self.namenode.take_changes(&changes);
+                }
+                if fate != Fate::Answered {
+                    self.volumes.changes.put_back(changes);
+                    self.reconnect();
+                }
+            }
+            Step::Wait => return false,
+        }
+        true
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Change(usize, u64, u8),
+    Asked(usize),
+    Step(Fate),
+    NamenodeRestarts,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (0..STORAGES.len(), 0..BLOCKS, any::<u8>())
+            .prop_map(|(storage, block, what)| Event::Change(storage, block, what)),
+        1 => (0..STORAGES.len()).prop_map(Event::Asked),
+        12 => Just(Event::Step(Fate::Answered)),
+        1 => Just(Event::Step(Fate::Lost)),
+        1 => Just(Event::Step(Fate::AnswerLost)),
+        1 => Just(Event::NamenodeRestarts),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Whatever changes while reports are under way, and whichever of them or their answers are lost: when
+    /// there is nothing more to report, the namenode knows what is here, and takes nothing for readable that is
+    /// not.
+    #[test]
+    fn the_namenode_learns_what_is_here(events in prop::collection::vec(event(), 1..150)) {
+        let mut world = World::new();
+        for event in events {
+            match event {
+                Event::Change(storage, block, what) => {
+                    // A block has one replica on a datanode.
+                    let storage = STORAGES[(storage + block as usize) % STORAGES.len()];
+                    world.volumes.change(storage, BlockId(block), what);
+                }
+                Event::Asked(storage) => world.asked.push_back(STORAGES[storage]),
+                Event::Step(fate) => {
+                    if !world.step(fate) {
+                        world.check_known()?;
+                    }
+                }
+                Event::NamenodeRestarts => {
+                    world.namenode = Namenode::default();
+                    world.reconnect();
+                }
+            }
+        }
+        let mut steps = 0;
+        while world.step(Fate::Answered) {
+            steps += 1;
+            prop_assert!(steps < 500, "reports do not come to an end");
+        }
+        prop_assert!(world.is_known);
+        world.check_known()?;
+    }
+}
+
+#[test]
+fn everything_comes_first_and_what_is_asked_for_before_changes() {
+    let mut changes = Changes::default();
+    let mut reports = Reports::default();
+    let deleted = (STORAGES[0], ReplicaChange::Deleted(BlockId(1)));
+    changes.push(deleted.0, deleted.1);
+    assert_eq!(reports.next(&mut changes, || None), Step::ListVolumes);
+    reports.volumes(vec![STORAGES[0]]);
+    assert_eq!(
+        reports.next(&mut changes, || panic!("it is not its turn")),
+        Step::ReportVolume(STORAGES[0])
+    );
+    changes.push(deleted.0, deleted.1);
+    assert_eq!(reports.next(&mut changes, || None), Step::ListCorrupt);
+    assert_eq!(
+        reports.next(&mut changes, || Some(STORAGES[1])),
+        Step::ReportVolume(STORAGES[1])
+    );
+    assert_eq!(reports.next(&mut changes, || None), Step::Gather);
+    // What was there before the full report is part of it.
+    assert_eq!(
+        reports.next(&mut changes, || None),
+        Step::ReportChanges(vec![deleted])
+    );
+    assert_eq!(reports.next(&mut changes, || None), Step::Wait);
+}
+
+#[test]
+fn a_volume_without_replicas_is_reported_too() {
+    let parts: Vec<BlockReport> = parts(STORAGES[0], &[]).collect();
+    assert_eq!(parts.len(), 1);
+    assert!(parts[0].last && parts[0].replicas.is_empty());
+}

@@ -1,0 +1,218 @@
+//! What the owner lets us use of a disk. Reserved before it is used, never after.
+
+pub mod shrinking;
+pub mod volumes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Used for a volume as such: its directories, version file and lock.
+pub const VOLUME_OVERHEAD_BYTES: u64 = 512 * 1024;
+
+/// Used for each replica beside its file's pages: its inode, its entry in a directory, and a page
+/// of extents if the file is fragmented.
+pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
+
+/// A file system may claim any size for a file. All that is charged stays below this, so that no sum
+/// with it overflows.
+const CHARGED_BYTES_MAX: u64 = u64::MAX / 2;
+
+/// A limit and what is used of it, in bytes.
+#[derive(Debug)]
+pub struct Quota {
+    limit_bytes: AtomicU64,
+    /// What charges hold.
+    charged_bytes: AtomicU64,
+}
+
+impl Quota {
+    /// Nothing but the volume's overhead is used yet.
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes: AtomicU64::new(limit_bytes),
+            charged_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// The limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit. What is reserved or used above a lower one stays until it is released.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What is used above the limit.
+    pub fn excess_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.limit_bytes())
+    }
+
+    /// What is reserved or used. More than the limit only if the limit was lowered below what is
+    /// there.
+    pub fn used_bytes(&self) -> u64 {
+        let overhead_bytes = Self::overhead_bytes(self.limit_bytes());
+        self.charged_bytes.load(Ordering::Relaxed) + overhead_bytes
+    }
+
+    /// The volume as such cannot be given up: with a lower limit than that, it counts as nothing but
+    /// the limit, and the quota is kept when all replicas are gone.
+    fn overhead_bytes(limit_bytes: u64) -> u64 {
+        VOLUME_OVERHEAD_BYTES.min(limit_bytes)
+    }
+
+    /// What may still be reserved.
+    pub fn available_bytes(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.used_bytes())
+    }
+
+    /// What would have to go until more than a tenth of the limit is left, in bytes; no more than what
+    /// there is.
+    pub fn pressure_bytes(&self) -> u64 {
+        let limit_bytes = self.limit_bytes();
+        let wanted_bytes = (self.used_bytes() + limit_bytes / 10).saturating_sub(limit_bytes);
+        wanted_bytes.min(self.charged_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Reserves bytes; `None` if that would exceed the limit.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Charge> {
+        let mut charge = Charge {
+            quota: self.clone(),
+            bytes: 0,
+        };
+        charge.grow(bytes).then_some(charge)
+    }
+
+    /// Counts what is on the disk already, also above the limit.
+    pub fn count_existing(self: &Arc<Self>, bytes: u64) -> Charge {
+        let add = |charged_bytes| Some(CHARGED_BYTES_MAX.min(bytes.saturating_add(charged_bytes)));
+        let charged = &self.charged_bytes;
+        let before = match charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(before) | Err(before) => before,
+        };
+        Charge {
+            quota: self.clone(),
+            bytes: bytes.min(CHARGED_BYTES_MAX - before),
+        }
+    }
+}
+
+/// Bytes reserved of a quota; released when dropped.
+#[derive(Debug)]
+pub struct Charge {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Reserves more; false, and nothing changes, if that would exceed the limit.
+    #[must_use]
+    pub fn grow(&mut self, bytes: u64) -> bool {
+        let limit_bytes = self.quota.limit_bytes();
+        let room_bytes = limit_bytes - Quota::overhead_bytes(limit_bytes);
+        let room_bytes = room_bytes.min(CHARGED_BYTES_MAX);
+        let charged = &self.quota.charged_bytes;
+        let grown = charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged_bytes| {
+            let sum_bytes = charged_bytes.checked_add(bytes);
+            sum_bytes.filter(|&sum_bytes| sum_bytes <= room_bytes)
+        });
+        if grown.is_ok() {
+            self.bytes += bytes;
+        }
+        grown.is_ok()
+    }
+
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Releases what is above `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let excess_bytes = self.bytes.saturating_sub(bytes);
+        let charged = &self.quota.charged_bytes;
+        let before = charged.fetch_sub(excess_bytes, Ordering::Relaxed);
+        assert!(
+            before >= self.bytes,
+            "a charge of {} bytes among {before} bytes in all",
+            self.bytes
+        );
+        self.bytes -= excess_bytes;
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_more_than_the_limit() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        let mut first = quota.reserve(60).unwrap();
+        assert!(quota.reserve(41).is_none());
+        assert!(!first.grow(41));
+        assert!(first.grow(40));
+        assert_eq!(quota.available_bytes(), 0);
+        first.shrink_to(10);
+        assert_eq!(quota.available_bytes(), 90);
+        drop(first);
+        assert_eq!(quota.used_bytes(), VOLUME_OVERHEAD_BYTES);
+    }
+
+    #[test]
+    fn a_quota_of_zero_admits_nothing() {
+        let quota = Quota::new(0);
+        assert!(quota.reserve(1).is_none());
+        assert_eq!(quota.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_lowered_limit_admits_nothing_until_enough_is_gone() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 10);
+        let existing = quota.count_existing(50);
+        assert_eq!(quota.available_bytes(), 0);
+        assert!(quota.reserve(1).is_none());
+        drop(existing);
+        assert!(quota.reserve(10).is_some());
+    }
+
+    #[test]
+    fn files_of_any_claimed_size_are_counted_and_released() {
+        let quota = Quota::new(1 << 30);
+        let claims = [u64::MAX, 5, u64::MAX - 1].map(|bytes| quota.count_existing(bytes));
+        assert!(quota.excess_bytes() > 1 << 62 && quota.pressure_bytes() > 1 << 62);
+        assert!(quota.reserve(1).is_none());
+        drop(claims);
+        assert_eq!(quota.used_bytes(), VOLUME_OVERHEAD_BYTES);
+    }
+
+    /// Wrong accounting never heals: more and more would be refused, or taken.
+    #[test]
+    #[should_panic(expected = "a charge of 60 bytes among 40 bytes in all")]
+    fn a_charge_that_is_not_counted_stops_at_once() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        // Not dropped when this stops: that would stop again.
+        let mut charge = std::mem::ManuallyDrop::new(quota.reserve(60).unwrap());
+        quota.charged_bytes.store(40, Ordering::Relaxed);
+        charge.shrink_to(0);
+    }
+
+    #[test]
+    fn a_limit_lowered_to_nothing_is_kept_once_all_replicas_are_gone() {
+        let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
+        let existing = quota.reserve(60).unwrap();
+        quota.set_limit(0);
+        assert_eq!(quota.excess_bytes(), 60);
+        drop(existing);
+        assert_eq!((quota.excess_bytes(), quota.used_bytes()), (0, 0));
+        quota.set_limit(VOLUME_OVERHEAD_BYTES + 100);
+        assert_eq!(quota.available_bytes(), 100);
+    }
+}

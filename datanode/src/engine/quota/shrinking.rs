@@ -1,0 +1,187 @@
+//! Getting below a quota that was lowered.
+//!
+//! Until the deadline the namenode chooses what goes: it knows how many copies are elsewhere, and has
+//! time to make more. What is still too much then goes in this order, until the rest fits:
+//!
+//! 1. corrupt replicas, which are of no use to anybody;
+//! 2. sealed replicas, the largest first, so that as few blocks as possible lose a replica.
+//!
+//! Replicas that are being written stay; they may not grow, are sealed soon, and are chosen then.
+
+use std::time::{Duration, Instant};
+
+use harvestfs_protocol::ids::BlockId;
+
+/// How long a quota that the configuration lowers has to hold.
+pub const SHRINK_DEADLINE: Duration = Duration::from_secs(3600);
+/// No deadline is later, whatever is asked for.
+const DEADLINE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A quota that was set while the datanode ran, as it is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetQuota {
+    /// What the configuration said, in bytes.
+    pub configured_bytes: u64,
+    /// What holds instead, in bytes.
+    pub quota_bytes: u64,
+    /// When it must hold.
+    pub deadline_unix_ms: u64,
+}
+
+impl SetQuota {
+    /// One that is set at `now_unix_ms`, and must hold within `time`.
+    pub fn new(configured_bytes: u64, quota_bytes: u64, time: Duration, now_unix_ms: u64) -> Self {
+        Self {
+            configured_bytes,
+            quota_bytes,
+            // A time without end moves only the deadline after a restart.
+            deadline_unix_ms: now_unix_ms.saturating_add(milliseconds(time)),
+        }
+    }
+}
+
+/// How the quota of a volume came about, and when it must hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Shrinking {
+    configured_bytes: u64,
+    deadline: Instant,
+}
+
+impl Shrinking {
+    /// At the start, with what is remembered. Returns the quota too, in bytes. A quota that was set holds until
+    /// the configuration says something else than it did then.
+    pub fn at_start(
+        configured_bytes: u64,
+        set: Option<SetQuota>,
+        now: Instant,
+        now_unix_ms: u64,
+    ) -> (u64, Self) {
+        let set = set.filter(|set| set.configured_bytes == configured_bytes);
+        let quota_bytes = set.map_or(configured_bytes, |set| set.quota_bytes);
+        let time = set.map_or(SHRINK_DEADLINE, |set| {
+            Duration::from_millis(set.deadline_unix_ms.saturating_sub(now_unix_ms))
+        });
+        (quota_bytes, Self::within(configured_bytes, time, now))
+    }
+
+    /// A quota that is set `now`, and must hold within `time`.
+    pub fn within(configured_bytes: u64, time: Duration, now: Instant) -> Self {
+        Self {
+            configured_bytes,
+            deadline: now + time.min(DEADLINE_MAX),
+        }
+    }
+
+    /// What the configuration lets us use, in bytes, also while another quota holds.
+    pub fn configured_bytes(&self) -> u64 {
+        self.configured_bytes
+    }
+
+    /// While so much more is used than the quota allows: milliseconds until that must change.
+    pub fn left_ms(&self, excess_bytes: u64, now: Instant) -> Option<u64> {
+        let left = self.deadline.saturating_duration_since(now);
+        (excess_bytes > 0).then_some(milliseconds(left))
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A replica that may be given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its block.
+    pub block: BlockId,
+    /// It is of no use.
+    pub is_corrupt: bool,
+    /// What it takes.
+    pub bytes: u64,
+}
+
+/// Replicas that together take at least so much, in the order in which they are given up.
+pub fn victims(mut candidates: Vec<Candidate>, excess_bytes: u64) -> Vec<BlockId> {
+    candidates.sort_unstable_by_key(|it| (!it.is_corrupt, u64::MAX - it.bytes, it.block));
+    let mut left_bytes = excess_bytes;
+    let enough = candidates.into_iter().take_while(|it| {
+        let is_needed = left_bytes > 0;
+        // The last one may be larger than what is left to be found.
+        left_bytes = left_bytes.saturating_sub(it.bytes);
+        is_needed
+    });
+    enough.map(|it| it.block).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::some_time;
+
+    proptest! {
+        /// Enough goes, and without the last of it not enough would; no sealed replica goes while a corrupt
+        /// one stays, or a larger one.
+        #[test]
+        fn as_little_goes_as_must(
+            replicas in prop::collection::vec((any::<bool>(), 1u64..50), 0..20),
+            excess_bytes in 0u64..500,
+        ) {
+            let candidates: Vec<Candidate> = (0..)
+                .map(BlockId)
+                .zip(replicas)
+                .map(|(block, (is_corrupt, bytes))| Candidate { block, is_corrupt, bytes })
+                .collect();
+            let given_up = victims(candidates.clone(), excess_bytes);
+            let found = |block: &BlockId| candidates[block.0 as usize];
+            let sum_of = |blocks: &[BlockId]| blocks.iter().map(|it| found(it).bytes).sum::<u64>();
+            match given_up.split_last() {
+                Some((_, before)) => prop_assert!(sum_of(before) < excess_bytes),
+                None => prop_assert!(excess_bytes == 0 || candidates.is_empty()),
+            }
+            prop_assert!(sum_of(&given_up) >= excess_bytes || given_up.len() == candidates.len());
+            for stays in candidates.iter().filter(|it| !given_up.contains(&it.block)) {
+                for goes in given_up.iter().map(found) {
+                    prop_assert!(
+                        goes.is_corrupt && !stays.is_corrupt
+                            || goes.is_corrupt == stays.is_corrupt && goes.bytes >= stays.bytes
+                    );
+                }
+            }
+        }
+
+        /// A deadline stays where it is when the datanode is restarted, and a configuration that was changed since
+        /// counts more than what was set.
+        #[test]
+        fn a_deadline_survives_restarts(
+            time_s in 0u64..100_000,
+            restarts_s in prop::collection::vec(1u64..50_000, 0..10),
+        ) {
+            let (mut now, mut unix_ms) = (some_time(), 1_700_000_000_000);
+            let set = SetQuota::new(1_000, 500, Duration::from_secs(time_s), unix_ms);
+            let mut left_s = time_s;
+            for after_s in restarts_s {
+                now += Duration::from_secs(after_s);
+                unix_ms += after_s * 1_000;
+                left_s = left_s.saturating_sub(after_s);
+                let (quota_bytes, shrinking) = Shrinking::at_start(1_000, Some(set), now, unix_ms);
+                prop_assert_eq!(quota_bytes, 500);
+                prop_assert_eq!(shrinking.left_ms(1, now), Some(left_s * 1_000));
+                prop_assert_eq!(shrinking.left_ms(0, now), None);
+            }
+            let (quota_bytes, shrinking) = Shrinking::at_start(700, Some(set), now, unix_ms);
+            prop_assert_eq!((quota_bytes, shrinking.configured_bytes()), (700, 700));
+            let hour_ms = milliseconds(SHRINK_DEADLINE);
+            prop_assert_eq!(shrinking.left_ms(1, now), Some(hour_ms));
+        }
+    }
+
+    #[test]
+    fn times_without_end_are_cut() {
+        let set = SetQuota::new(1, 1, Duration::MAX, 5);
+        assert_eq!(set.deadline_unix_ms, u64::MAX);
+        let now = some_time();
+        let shrinking = Shrinking::within(1, Duration::MAX, now);
+        assert_eq!(shrinking.left_ms(1, now), Some(milliseconds(DEADLINE_MAX)));
+    }
+}
