@@ -22,6 +22,8 @@ pub enum Bug {
     IgnoresFailedJournalSync,
     /// The namenode removes files without a name that another session has open.
     FreesHeldFiles,
+    /// The namenode keeps what a file had beyond the length to which it was cut.
+    KeepsWhatIsCut,
     /// The namenode relies on replicas that are doubted, or that no report has confirmed, when it removes others.
     ReliesOnUnconfirmedReplicas,
     /// The client uses an answer before it obeys the notice that came before it.
@@ -52,7 +54,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -61,6 +63,7 @@ impl Bug {
         Self::SkipsJournalDirectorySync,
         Self::IgnoresFailedJournalSync,
         Self::FreesHeldFiles,
+        Self::KeepsWhatIsCut,
         Self::ReliesOnUnconfirmedReplicas,
         Self::ObeysNoticesLate,
         Self::CachesOvertakenAnswers,

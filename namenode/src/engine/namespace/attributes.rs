@@ -4,6 +4,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::FILE_BYTES_MAX;
 use harvestfs_protocol::meta::{AttrChanges, MetaReply, SetTime};
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::types::FileKind;
 
 use super::command::Effects;
@@ -119,7 +120,9 @@ impl Namespace {
     fn truncate(&mut self, call: &Call, ino: InodeId, size_bytes: u64) {
         let mut resized = false;
         let inode = self.edit(ino, |file, changes| {
-            file.extents.clear(size_bytes, u64::MAX, changes);
+            if !planted::is(Bug::KeepsWhatIsCut) {
+                file.extents.clear(size_bytes, u64::MAX, changes);
+            }
             resized = file.size_bytes != size_bytes;
             file.size_bytes = size_bytes;
         });
