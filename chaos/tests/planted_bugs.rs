@@ -29,36 +29,44 @@ const LENGTH: Duration = Duration::from_secs(12);
 const ONLY: &str = "HARVESTFS_TESTS_BUGS";
 const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
 
-/// The first seed with which a promise is broken, and which; a part that panics breaks one.
-fn found(bug: Bug, seeds: u64, directory: &Path) -> Option<(u64, String)> {
-    plant(Some(bug));
-    let found = (1..=seeds).find_map(|seed| {
-        let options = Options {
-            seed,
-            length: LENGTH,
-            datanodes: 6,
-            clients: 3,
-            mounts: 2,
-            faults: FaultKind::ALL.to_vec(),
-            without: BTreeSet::new(),
-            directory: directory.to_owned(),
-        };
-        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(&options)));
-        let what = match ran {
-            Ok(report) => report
-                .expect("its files are written")
-                .failures
-                .into_iter()
-                .next(),
-            Err(panic) => Some(match panic.downcast::<String>() {
-                Ok(message) => *message,
-                Err(_) => "it panicked".to_owned(),
-            }),
-        };
-        what.map(|what| (seed, what))
-    });
+/// What breaks a promise with a bug planted, or none; a part that panics breaks one.
+fn broken(bug: Option<Bug>, seed: u64, directory: &Path) -> Option<String> {
+    let options = Options {
+        seed,
+        length: LENGTH,
+        datanodes: 6,
+        clients: 3,
+        mounts: 2,
+        faults: FaultKind::ALL.to_vec(),
+        without: BTreeSet::new(),
+        directory: directory.to_owned(),
+    };
+    plant(bug);
+    let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(&options)));
     plant(None);
-    found
+    match ran {
+        Ok(report) => {
+            let report = report.expect("its files are written");
+            report.failures.into_iter().next()
+        }
+        Err(panic) => Some(match panic.downcast::<String>() {
+            Ok(message) => *message,
+            Err(_) => "it panicked".to_owned(),
+        }),
+    }
+}
+
+/// The first seed with which a bug breaks a promise, and which.
+fn found(bug: Bug, seeds: u64, directory: &Path) -> Option<(u64, String)> {
+    let find = |seed| Some((seed, broken(Some(bug), seed, directory)?));
+    let (seed, what) = (1..=seeds).find_map(find)?;
+    // It is this bug that was found.
+    assert_eq!(
+        broken(None, seed, directory),
+        None,
+        "seed {seed} without {bug:?}"
+    );
+    Some((seed, what))
 }
 
 #[test]

@@ -42,9 +42,9 @@ pub trait Kernel: Send + Sync + 'static {
     /// The kernel knows no epochs.
     fn declare_entries_old(&self) -> io::Result<()>;
 
-    /// The kernel is to drop the pages of a file as soon as `begin` says so, which is asked every
+    /// The kernel is to drop the pages of a file from where `begin` says on, as soon as it says so, which is asked every
     /// [`QUIET_LOOK`] and has its effect at once. Waits for those that are being read or written back.
-    fn drop_pages(&self, ino: InodeId, begin: Box<dyn FnMut() -> bool + Send>) -> Notified;
+    fn drop_pages(&self, ino: InodeId, begin: Box<dyn FnMut() -> Option<u64> + Send>) -> Notified;
 
     /// The kernel is to look up an entry again, and to keep what is mounted there. Waits for requests in
     /// the directory.
@@ -83,13 +83,22 @@ impl Kernel for FuseKernel {
         notify(&self.device, NOTIFY_INC_EPOCH, &[])
     }
 
-    fn drop_pages(&self, ino: InodeId, mut begin: Box<dyn FnMut() -> bool + Send>) -> Notified {
+    fn drop_pages(
+        &self,
+        ino: InodeId,
+        mut begin: Box<dyn FnMut() -> Option<u64> + Send>,
+    ) -> Notified {
         let notifier = self.notifier.clone();
         in_thread("fuse-drop", move || {
-            while !begin() {
-                std::thread::sleep(QUIET_LOOK);
-            }
-            notifier.inval_inode(INodeNo(ino.0), 0, 0)
+            let from = loop {
+                match begin() {
+                    Some(from) => break from,
+                    None => std::thread::sleep(QUIET_LOOK),
+                }
+            };
+            // No file is longer; a negative offset would mean the attributes only.
+            let from = i64::try_from(from).unwrap_or(i64::MAX);
+            notifier.inval_inode(INodeNo(ino.0), from, 0)
         })
     }
 

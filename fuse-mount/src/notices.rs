@@ -59,9 +59,9 @@ impl Notices {
                 let begun = Arc::new(AtomicBool::new(false));
                 let (dropping, begins) = (pages.clone(), begun.clone());
                 let begin = Box::new(move || {
-                    let may = dropping.begin_drop(now());
-                    begins.fetch_or(may, Ordering::Relaxed);
-                    may
+                    let from = dropping.begin_drop(now());
+                    begins.fetch_or(from.is_some(), Ordering::Relaxed);
+                    from
                 });
                 let dropped = notices.kernel.drop_pages(ino, begin).await;
                 if begun.load(Ordering::Relaxed) {

@@ -10,14 +10,14 @@ use harvestfs_protocol::ids::InodeId;
 use crate::inner::{Inner, OpenFile};
 use crate::metrics::Operation;
 use crate::now;
-use crate::pages::{IN_FLIGHT_MAX, PageRead, Pages, ShortRead};
+use crate::pages::{DROPPING_MAX, IN_FLIGHT_MAX, PageRead, Pages, ShortRead};
 use crate::reply::Reply;
 use crate::serve::{Adapter, Header};
 
 /// How often is looked whether anything is still in flight to the kernel.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// Looks, before the read is refused anyway: what was in flight when it came is not any more.
-const LOOKS_MAX: u32 = 2 * IN_FLIGHT_MAX.as_millis() as u32;
+const LOOKS_MAX: u32 = (DROPPING_MAX.as_millis() + IN_FLIGHT_MAX.as_millis()) as u32;
 
 /// What the kernel asks for.
 pub struct Read {

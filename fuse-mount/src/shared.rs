@@ -159,14 +159,15 @@ impl Shared {
         let began = now();
         // Ends when what is in flight is not any more, and pages have been dropped.
         while !self.try_wrote(ino, end, cached, thread) {
-            if let CachedWrite::Dropped { from } = &mut cached
+            if let CachedWrite::Dropped { from } = cached
                 && let Some(pages) = self.nodes.pages(ino)
             {
-                if pages.needs_drop(*from) {
-                    self.drop_pages(ino, &pages);
+                if pages.needs_drop(from) {
+                    self.drop_zeros(ino, &pages);
                 }
                 if now().duration_since(began) > SETTLE_MAX {
-                    *from = 0;
+                    // They wait for a read that waits for a datanode.
+                    cached = CachedWrite::Kept;
                 }
             }
             tokio::time::sleep(HELD_LOOK).await;
@@ -196,6 +197,14 @@ impl Shared {
         }
     }
 
+    fn drop_zeros(&self, ino: InodeId, pages: &Arc<Pages>) {
+        if let Some(notices) = self.notices.get()
+            && pages.want_zeros_dropped()
+        {
+            notices.drop_pages(ino, pages.clone());
+        }
+    }
+
     /// Waits until the kernel may get a file's attributes; see [`Pages`]. False: it takes too long, and
     /// the size was replaced by one that the kernel may get meanwhile.
     pub async fn settle(&self, attr: &mut Attr) -> bool {
@@ -216,7 +225,7 @@ impl Shared {
                 return true;
             }
             if pages.needs_drop(attr.size_bytes) {
-                self.drop_pages(attr.ino, &pages);
+                self.drop_zeros(attr.ino, &pages);
             }
             if now.duration_since(began) > SETTLE_MAX {
                 attr.size_bytes = attr.size_bytes.min(pages.growth_max());

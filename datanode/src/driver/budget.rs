@@ -7,20 +7,24 @@ use parking_lot::Mutex;
 use crate::engine;
 use crate::store::now;
 
-/// Lets work proceed at a steady rate.
+/// Lets work proceed at a steady rate; none: without limit.
 #[derive(Debug)]
-pub struct Budget(Mutex<engine::budget::Budget>);
+pub struct Budget(Option<Mutex<engine::budget::Budget>>);
 
 impl Budget {
     /// A budget of so many bytes in a second; 0 means no limit.
     pub fn new(bytes_per_second: u64) -> Self {
-        Self(Mutex::new(engine::budget::Budget::new(bytes_per_second)))
+        let limited = || Mutex::new(engine::budget::Budget::new(bytes_per_second));
+        Self((bytes_per_second > 0).then(limited))
     }
 
     /// Waits until `bytes` may be spent. Callers are served in the order in which they come.
     pub async fn spend(&self, bytes: u64) {
+        let Some(budget) = &self.0 else {
+            return;
+        };
         let now = now();
-        let paid_at = self.0.lock().spend(bytes, now);
+        let paid_at = budget.lock().spend(bytes, now);
         sleep_until(paid_at, now).await;
     }
 }

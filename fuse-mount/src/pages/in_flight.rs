@@ -2,10 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::IN_FLIGHT_MAX;
+use super::{DROPPING_MAX, IN_FLIGHT_MAX};
 
-/// Bytes of a page of the kernel, at most.
+/// Bytes of a page of the kernel.
+#[cfg(not(test))]
 const PAGE_BYTES: u64 = 4_096;
+/// Bytes of a page of the model.
+#[cfg(test)]
+pub(super) const PAGE_BYTES: u64 = 8;
+
+/// Where the page begins that has this byte.
+pub(super) fn page_start(offset: u64) -> u64 {
+    offset - offset % PAGE_BYTES
+}
 
 /// The thread that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +57,7 @@ impl CachedWrite {
     /// What begins at `offset` is written past the pages.
     pub fn dropped_from(offset: u64) -> Self {
         Self::Dropped {
-            from: offset - offset % PAGE_BYTES,
+            from: page_start(offset),
         }
     }
 }
@@ -88,11 +97,11 @@ impl Effect {
         }
     }
 
-    /// How long it is in flight at most. A write by which pages are dropped waits for those that are being read.
+    /// How long it is in flight at most.
     pub(super) fn in_flight_max(self) -> Duration {
         match self.dropped_from() {
             u64::MAX => IN_FLIGHT_MAX,
-            _ => 4 * IN_FLIGHT_MAX,
+            _ => DROPPING_MAX,
         }
     }
 

@@ -25,7 +25,7 @@ use harvestfs_protocol::planted::{self, Bug};
 use parking_lot::Mutex;
 
 pub use self::in_flight::{CachedWrite, Waiter};
-use self::in_flight::{Effect, InFlight};
+use self::in_flight::{Effect, InFlight, page_start};
 
 mod in_flight;
 #[cfg(test)]
@@ -33,6 +33,9 @@ mod tests;
 
 /// How long an answer is in flight at most: a thread that was woken has run by then.
 pub const IN_FLIGHT_MAX: Duration = Duration::from_millis(250);
+
+/// The same of an answer by which pages are dropped: the thread waits for those that are being read.
+pub const DROPPING_MAX: Duration = Duration::from_secs(1);
 
 /// How long it takes at most from deciding to have pages dropped until the file is disturbed by it: the
 /// thread that decides makes the call next.
@@ -72,6 +75,8 @@ struct State {
     /// The same, of pages that it may have read since it was asked to drop all.
     zeros_since_drop: u64,
     drop: Drop,
+    /// What is wanted is that all pages are dropped, not only those with zeros.
+    drop_all: bool,
     drop_began_at: Option<Instant>,
     /// How often the kernel was sent what may disturb the file.
     disturbances: u64,
@@ -141,6 +146,7 @@ impl Pages {
                 zeros_from: u64::MAX,
                 zeros_since_drop: u64::MAX,
                 drop: Drop::Done,
+                drop_all: false,
                 drop_began_at: None,
                 disturbances: 0,
                 notices: 0,
@@ -172,28 +178,35 @@ impl Pages {
     #[must_use]
     pub fn want_drop(&self) -> bool {
         let mut state = self.state.lock();
-        let before = state.drop;
-        state.drop = match before {
-            Drop::Done | Drop::Wanted => Drop::Wanted,
-            Drop::Running | Drop::RunningAndWanted => Drop::RunningAndWanted,
-        };
-        before == Drop::Done
+        state.drop_all = true;
+        state.want_drop()
     }
 
-    /// The calling thread asks the kernel next to drop pages, unless the file must not be disturbed now.
+    /// As [`Pages::want_drop`], of pages that end with zeros; the others are not old.
     #[must_use]
-    pub fn begin_drop(&self, now: Instant) -> bool {
+    pub fn want_zeros_dropped(&self) -> bool {
+        self.state.lock().want_drop()
+    }
+
+    /// From where on the calling thread asks the kernel next to drop pages; none: the file must not be disturbed
+    /// now.
+    #[must_use]
+    pub fn begin_drop(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
         if state.is_held(now) {
-            return false;
+            return None;
         }
         assert_eq!(state.drop, Drop::Wanted, "{state:?}");
         state.drop = Drop::Running;
         state.drop_began_at = Some(now);
+        let from = match std::mem::take(&mut state.drop_all) {
+            true => 0,
+            false => page_start(state.zeros_from()),
+        };
         state.zeros_since_drop = u64::MAX;
         state.dropping();
         state.disturbances += 1;
-        true
+        Some(from)
     }
 
     /// The kernel has dropped all pages. Whether it has to be asked again.
@@ -411,6 +424,15 @@ impl State {
     fn make_zeros(&mut self, from: u64) {
         self.zeros_from = self.zeros_from.min(from);
         self.zeros_since_drop = self.zeros_since_drop.min(from);
+    }
+
+    fn want_drop(&mut self) -> bool {
+        let before = self.drop;
+        self.drop = match before {
+            Drop::Done | Drop::Wanted => Drop::Wanted,
+            Drop::Running | Drop::RunningAndWanted => Drop::RunningAndWanted,
+        };
+        before == Drop::Done
     }
 
     /// Where zeros begin at the earliest, those included that a write drops.

@@ -9,8 +9,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::pages::in_flight::PAGE_BYTES;
 
-const PAGE_BYTES: u64 = 8;
 const PAGES_MAX: u64 = 5;
 const THREADS: u32 = 3;
 /// What the mount decided it does within this.
@@ -80,7 +80,8 @@ struct Request {
 
 enum Drop {
     Spawned,
-    Begun(Instant),
+    /// Until when the kernel begins at the latest, and from which page on.
+    Begun(Instant, u64),
     /// The pages below are dropped.
     At(u64),
 }
@@ -357,19 +358,24 @@ impl Model {
         }
     }
 
+    fn want_zeros_dropped(&mut self) {
+        if self.pages.want_zeros_dropped() {
+            self.drop = Some(Drop::Spawned);
+        }
+    }
+
     /// One step of `Notices::drop_pages`, and of the kernel's side of it.
     fn drop_pages(&mut self) {
         self.drop = match self.drop.take() {
             None => None,
-            Some(Drop::Spawned) => Some(if self.pages.begin_drop(self.now) {
-                Drop::Begun(self.now + DROP_BEGINS_MAX - MS)
-            } else {
-                Drop::Spawned
+            Some(Drop::Spawned) => Some(match self.pages.begin_drop(self.now) {
+                Some(from) => Drop::Begun(self.now + DROP_BEGINS_MAX - MS, from / PAGE_BYTES),
+                None => Drop::Spawned,
             }),
-            Some(Drop::Begun(_)) => {
+            Some(Drop::Begun(_, from)) => {
                 self.bump();
                 self.note(format_args!("drop"));
-                Some(Drop::At(0))
+                Some(Drop::At(from))
             }
             Some(Drop::At(from)) => match self.cached.range(from..).next() {
                 None if self.pages.end_drop() => Some(Drop::Spawned),
@@ -426,7 +432,7 @@ impl Model {
                 }
                 Kind::GetAttr | Kind::Chmod => {
                     if self.pages.needs_drop(end) {
-                        self.want_drop();
+                        self.want_zeros_dropped();
                     }
                     return false;
                 }
@@ -441,7 +447,7 @@ impl Model {
                     let cached = CachedWrite::Dropped { from };
                     if !self.pages.write(end, cached, thread, self.now) {
                         if self.pages.needs_drop(from) {
-                            self.want_drop();
+                            self.want_zeros_dropped();
                         }
                         return false;
                     }
@@ -599,7 +605,7 @@ impl Model {
     }
 
     fn drop_in_time(&mut self, to: Instant) {
-        if let Some(Drop::Begun(until)) = self.drop
+        if let Some(Drop::Begun(until, _)) = self.drop
             && until <= to
         {
             self.now = self.now.max(until);

@@ -39,11 +39,11 @@ fn a_larger_size_waits_for_pages_to_be_dropped() {
     assert!(pages.want_drop());
     assert!(!pages.want_drop(), "it is wanted already");
     assert!(!pages.needs_drop(11) && !pages.may_tell(10, now));
-    assert!(pages.begin_drop(now));
+    assert!(pages.begin_drop(now).is_some());
     assert!(!pages.want_drop(), "the task that drops them goes on");
     assert!(pages.end_drop(), "some became old meanwhile");
     assert!(!pages.may_tell(10, now));
-    assert!(pages.begin_drop(now));
+    assert!(pages.begin_drop(now).is_some());
     assert!(!pages.end_drop());
     assert!(pages.may_tell(11, now));
 }
@@ -52,7 +52,7 @@ fn a_larger_size_waits_for_pages_to_be_dropped() {
 fn a_page_that_is_read_while_pages_are_dropped_may_end_with_zeros() {
     let now = Instant::now();
     let pages = Pages::new(10);
-    assert!(pages.want_drop() && pages.begin_drop(now));
+    assert!(pages.want_drop() && pages.begin_drop(now).is_some());
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 12, now), ShortRead::Answer);
     assert!(!pages.end_drop());
@@ -64,7 +64,7 @@ fn a_page_that_is_read_while_pages_are_dropped_may_end_with_zeros() {
 fn a_file_that_is_cut_while_pages_are_dropped_ends_with_zeros() {
     let now = Instant::now();
     let pages = Pages::new(10);
-    assert!(pages.want_drop() && pages.begin_drop(now));
+    assert!(pages.want_drop() && pages.begin_drop(now).is_some());
     pages.resize(5, OPENER, now);
     pages.heard_from(THREAD);
     assert!(!pages.end_drop());
@@ -179,7 +179,7 @@ fn pages_are_dropped_before_a_read_of_them_is_remembered_as_refused() {
     assert!(pages.want_drop());
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 4, now), ShortRead::Wait);
-    assert!(pages.begin_drop(now));
+    assert!(pages.begin_drop(now).is_some());
     for _ in 0..2 {
         assert_eq!(
             pages.short_read(&read, 4, now),
@@ -197,6 +197,6 @@ fn the_quiet_ends_by_itself() {
     let pages = Pages::new(10);
     refuse(&pages, 0..16, 4, now);
     assert!(pages.want_drop());
-    assert!(!pages.begin_drop(now));
-    assert!(pages.begin_drop(now + QUIET_MAX));
+    assert!(pages.begin_drop(now).is_none());
+    assert!(pages.begin_drop(now + QUIET_MAX).is_some());
 }

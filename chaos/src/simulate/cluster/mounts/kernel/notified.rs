@@ -10,7 +10,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use rand::RngExt;
 
-use super::Kernel;
+use super::{Kernel, PAGE_BYTES};
 
 /// From the decision to have pages dropped until the kernel is disturbed by it, the mount relies upon less than
 /// 20 ms (adr/0016).
@@ -43,18 +43,23 @@ impl kernel::Kernel for Notified {
     fn drop_pages(
         &self,
         ino: InodeId,
-        mut begin: Box<dyn FnMut() -> bool + Send>,
+        mut begin: Box<dyn FnMut() -> Option<u64> + Send>,
     ) -> kernel::Notified {
         let kernel = self.kernel();
         Box::pin(async move {
             let kernel = kernel?;
-            while !begin() {
-                tokio::time::sleep(QUIET_LOOK).await;
-            }
+            let from = loop {
+                match begin() {
+                    Some(from) => break from,
+                    None => tokio::time::sleep(QUIET_LOOK).await,
+                }
+            };
             let late_ms = kernel.state.lock().rng.random_range(DROP_BEGINS_MS);
             tokio::time::sleep(Duration::from_millis(late_ms)).await;
             kernel.reverse_inval_attr(ino)?;
-            kernel.invalidate_pages(ino).await;
+            kernel
+                .invalidate_range(ino, from / PAGE_BYTES..u64::MAX)
+                .await;
             Ok(())
         })
     }

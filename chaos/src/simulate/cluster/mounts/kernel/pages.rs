@@ -114,7 +114,7 @@ impl Kernel {
 
     /// `invalidate_inode_pages2_range`, by numbers of pages: waits for those that are locked, and writes back
     /// those that are dirty.
-    async fn invalidate_range(self: &Arc<Self>, ino: InodeId, pages: Range<u64>) {
+    pub(super) async fn invalidate_range(self: &Arc<Self>, ino: InodeId, pages: Range<u64>) {
         let mut from = pages.start;
         loop {
             let next = self.when_unlocked(|state| {
