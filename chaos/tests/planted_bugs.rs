@@ -15,7 +15,8 @@ use harvestfs_protocol::planted::{Bug, plant};
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
 const SEEDS: u64 = 200;
 /// What the simulator does not find yet with so many seeds.
-const NOT_FOUND: [Bug; 7] = [
+const NOT_FOUND: [Bug; 8] = [
+    Bug::KeepsWhatIsCut,
     Bug::RemovesBeforeDurable,
     Bug::IgnoresFailedJournalSync,
     Bug::BelievesExpiredLease,
