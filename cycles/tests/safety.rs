@@ -178,6 +178,43 @@ proptest! {
 }
 
 #[test]
+fn none_of_many_being_lost_may_be_too_improbable_for_a_number() {
+    let rack = |servers: usize, fails| Domain {
+        fails: probability(0.001),
+        losses: 0,
+        parts: vec![
+            Domain {
+                fails: probability(fails),
+                losses: 1,
+                parts: Vec::new(),
+            };
+            servers
+        ],
+    };
+    let losses = Losses::of(&rack(100_000, 0.5));
+    let close = |one: f64, other: f64| (one - other).abs() < 1e-9 * other;
+    // By Stirling's formula: 1 in sqrt(pi n / 2) is the share of the middle of n fair coins, but for 1 in 4 n.
+    let middle = 0.999 * (std::f64::consts::PI * 50_000.0).sqrt().recip() * (1.0 - 1.0 / 400_000.0);
+    assert!(close(losses.exactly(50_000), middle), "{losses:?}");
+    assert!(close(
+        losses.more_than(49_999),
+        0.001 + (0.999 + middle) / 2.0
+    ));
+    assert!(losses.more_than(49_000) > 0.999_999);
+    assert!(close(losses.more_than(60_000), 0.001));
+    assert_eq!(losses.exactly(0), 0.0);
+    for fails in [1e-300, 1e-9, 0.02, 0.999, 1.0 - 1e-12] {
+        let losses = Losses::of(&rack(10_000, fails));
+        let counts = 0..=losses.most();
+        let mean: f64 = counts.map(|it| it as f64 * losses.exactly(it)).sum();
+        assert!(
+            close(mean, 10_000.0 * (0.001 + 0.999 * fails)),
+            "{fails}: {mean}"
+        );
+    }
+}
+
+#[test]
 fn spreading_takes_fewer_backups_than_first_fit() {
     let backups = |packing| {
         let mut cluster =

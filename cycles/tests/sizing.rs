@@ -57,12 +57,6 @@ fn what_is_decided_costs_nearly_as_little_as_the_best_size() {
             let best = tried.iter().map(|it| it.cost).fold(f64::INFINITY, f64::min);
             let decided = simulate(&nodes, workload, &rates, Size::Decided(goal));
             errors.push(decided.cost / best - 1.0);
-            assert!(
-                decided.cost < 0.8 * tried[0].cost,
-                "{} {decided:?} {:?}",
-                workload.name,
-                tried[0]
-            );
         }
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
         assert!(mean < aim, "{goal:?} {errors:?}");

@@ -59,6 +59,11 @@ impl Losses {
             *probability *= stays;
         }
         losses.probabilities[all] += domain.fails.get();
+        let sum: f64 = losses.probabilities.iter().sum();
+        assert!(
+            (sum - 1.0).abs() < 1e-6,
+            "probabilities of losses add up to {sum}: what is missing would seem safe"
+        );
         losses
     }
 
@@ -128,11 +133,20 @@ fn binomial(count: usize, each: usize, fails: f64) -> Losses {
         probabilities[count * each] = 1.0;
         return Losses { probabilities };
     }
+    // Relative to the most probable count, and not from none on: that none of many is lost may be less probable than
+    // the smallest number there is, and then everything would be 0.
     let odds = fails / (1.0 - fails);
-    let mut term = (1.0 - fails).powi(i32::try_from(count).unwrap_or(i32::MAX));
-    for lost in 0..=count {
-        probabilities[lost * each] += term;
-        term *= odds * (count - lost) as f64 / (lost + 1) as f64;
+    let likeliest = (((count + 1) as f64 * fails) as usize).min(count);
+    let mut relative = vec![1.0; count + 1];
+    for lost in likeliest..count {
+        relative[lost + 1] = relative[lost] * odds * (count - lost) as f64 / (lost + 1) as f64;
+    }
+    for lost in (0..likeliest).rev() {
+        relative[lost] = relative[lost + 1] * (lost + 1) as f64 / (odds * (count - lost) as f64);
+    }
+    let all: f64 = relative.iter().sum();
+    for (lost, relative) in relative.into_iter().enumerate() {
+        probabilities[lost * each] += relative / all;
     }
     Losses { probabilities }
 }

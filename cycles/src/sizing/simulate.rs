@@ -126,9 +126,11 @@ impl Nodes {
     fn predicted(&self, at_s: f64, workload: &Workload) -> Vec<(usize, f64)> {
         let steps = (HISTORY_S / STEP_S) as u32;
         let mean = |server: usize| {
-            // Before the job began there was a time as well.
-            let past = (1..=steps).map(|step| at_s + LENGTH_MAX_S - f64::from(step) * STEP_S);
+            // Before the job began there was a time as well: the end of the series, which is repeated.
+            let series_s = self.period_s * self.owners[server].len() as f64;
+            let past = (1..=steps).map(|step| at_s - f64::from(step) * STEP_S);
             let sum: f64 = past
+                .map(|past_s| past_s.rem_euclid(series_s))
                 .map(|past_s| self.potential(server, past_s, workload))
                 .sum();
             sum / f64::from(steps)
@@ -221,5 +223,27 @@ pub fn simulate(nodes: &Nodes, workload: &Workload, rates: &Rates, size: Size) -
         length_s: now_s,
         cost,
         volunteers: volunteer_s / now_s.max(STEP_S),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prediction_is_the_mean_of_the_last_minutes() {
+        // Series of many lengths: a week is a multiple of some of them, and not of others.
+        for samples in 1..=13 {
+            let owner = |sample: usize| sample as f32 / 16.0;
+            let series = (0..samples).map(owner).collect();
+            let nodes = Nodes::new(1, 4, HISTORY_S, vec![series]).expect("an owner with samples");
+            for sample in 0..2 * samples {
+                let at_s = sample as f64 * HISTORY_S;
+                let before = (sample + samples - 1) % samples;
+                let expected = 4.0 * (1.0 - f64::from(owner(before)));
+                let predicted = nodes.predicted(at_s, &WORKLOADS[0]);
+                assert_eq!(predicted, [(0, expected)], "{samples} {sample}");
+            }
+        }
     }
 }

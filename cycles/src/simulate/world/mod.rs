@@ -52,8 +52,6 @@ pub(super) struct World<'a> {
     /// The first server of each class, and the end.
     begins: Vec<usize>,
     urns: Vec<Urn>,
-    /// Cores that are free in each class.
-    free: Vec<u64>,
     headrooms: Headrooms,
     containers: Vec<Running>,
     unused: Vec<u32>,
@@ -113,7 +111,6 @@ impl<'a> World<'a> {
             }),
             servers: vec![ServerState::default(); servers.len()],
             urns: sizes.map(Urn::new).collect(),
-            free: vec![0; fleet.classes.len()],
             waiting: vec![BTreeSet::new(); fleet.classes.len() + 1],
             begins,
             headrooms: headrooms.expect("a fleet has classes, and no server of another one"),
@@ -196,11 +193,10 @@ impl<'a> World<'a> {
         state.room.saturating_sub(state.running.len() as u32)
     }
 
-    /// A server's free cores were `before`.
-    fn freed_or_taken(&mut self, server: usize, before: u32) {
+    /// A server's containers or its room have changed: tells those that draw servers.
+    fn free_cores_changed(&mut self, server: usize) {
         let now = self.free_cores(server);
         let class = self.class(server);
-        self.free[class] = self.free[class] + u64::from(now) - u64::from(before);
         let weight = if self.options.policy.chooses_classes() {
             now
         } else {
@@ -232,12 +228,11 @@ impl<'a> World<'a> {
                 CORES
             };
             if room != self.servers[server].room {
-                let before = self.free_cores(server);
                 self.servers[server].room = room;
                 if taken > room {
                     self.evict(server, owner);
                 }
-                self.freed_or_taken(server, before);
+                self.free_cores_changed(server);
             }
             if count {
                 let wanted = owner.rounded().cores + self.servers[server].running.len() as u32;
@@ -248,8 +243,11 @@ impl<'a> World<'a> {
                 self.samples[2] += u64::from(jobs && wanted > CORES);
             }
         }
-        for class in 0..self.free.len() {
-            self.fill(class);
+        // All that wait, in their order of arrival, and not class by class: a job that may use several draws over all of
+        // them, as when it arrives.
+        let waiting: BTreeSet<u32> = self.waiting.iter().flatten().copied().collect();
+        for job in waiting {
+            self.place(job);
         }
     }
 
@@ -372,21 +370,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Gives the free cores of a class to those that wait for them.
-    fn fill(&mut self, class: usize) {
-        while self.free[class] > 0
-            && let Some(job) = self.first_waiting(class)
-        {
-            let server = self.draw_server(class);
-            self.start(job, server);
-        }
-    }
-
-    fn draw_server(&mut self, class: usize) -> usize {
-        let ticket = self.rng.random_range(0..self.urns[class].total());
-        self.begins[class] + self.urns[class].holder(ticket)
-    }
-
     /// Gives a job the free cores that it may use.
     fn place(&mut self, job: u32) {
         while self.jobs.get(job).has_waiting() {
@@ -423,9 +406,8 @@ impl<'a> World<'a> {
 
     /// Starts a job's next task on a server with a free core.
     fn start(&mut self, job: u32, server: usize) {
-        let before = self.free_cores(server);
         self.start_in_free_core(job, server);
-        self.freed_or_taken(server, before);
+        self.free_cores_changed(server);
     }
 
     fn start_in_free_core(&mut self, job: u32, server: usize) {
@@ -468,7 +450,6 @@ impl<'a> World<'a> {
             return;
         }
         let server = it.server as usize;
-        let before = self.free_cores(server);
         self.servers[server].running.retain(|&other| other != place);
         self.gone(place);
         // The core goes to the next that waits for it, without being free in between.
@@ -477,9 +458,7 @@ impl<'a> World<'a> {
             Some(next) if self.free_cores(server) > 0 => self.start_in_free_core(next, server),
             _ => {}
         }
-        if self.free_cores(server) != before {
-            self.freed_or_taken(server, before);
-        }
+        self.free_cores_changed(server);
         let ended = self.jobs.task_ended(it.job, it.task.stage);
         if ended.job {
             let job = self.jobs.get(it.job);
@@ -568,3 +547,6 @@ impl<'a> World<'a> {
         self.record
     }
 }
+
+#[cfg(test)]
+mod tests;
