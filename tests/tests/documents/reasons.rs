@@ -74,6 +74,11 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/SIMULATION.md",
+        "cargo test --workspace --features harvestfs-chaos/planted-bugs",
+        "builds everything anew and takes minutes",
+    ),
+    (
+        "docs/SIMULATION.md",
         "harvestfs simulate",
         "takes minutes in a release build; tests of the crate `chaos` simulate less",
     ),
