@@ -4,12 +4,13 @@ use std::ops::ControlFlow;
 
 use harvestfs_chaos::datacentre::profile::{PROFILES, Profile};
 use harvestfs_chaos::datacentre::{Datacentre, generate};
-use harvestfs_chaos::simulate::availability::{self, Load, Scaling};
+use harvestfs_chaos::simulate::availability::{self, Load};
 use harvestfs_chaos::simulate::durability::{
     self, HISTORY_MONTHS, Options, Record, SimulationError,
 };
 use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::{PolicyKind, PolicyOptions};
+use harvestfs_telemetry::scaling::Scaling;
 
 /// A small datacentre whose disks are wiped often and many at a time, so that a few thousand blocks
 /// show differences.

@@ -10,7 +10,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use harvestfs_cycles::reserve::Kills;
-use harvestfs_cycles::simulate::{Fleet, Options, PolicyKind, Scaling, run};
+use harvestfs_cycles::simulate::{Fleet, Options, PolicyKind, run};
+use harvestfs_telemetry::scaling::Scaling;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();

@@ -5,9 +5,8 @@ mod common;
 use std::ops::ControlFlow;
 
 use harvestfs_cycles::reserve::{Preemption, PreemptionRule, SuspensionCosts, Victim};
-use harvestfs_cycles::simulate::{
-    Fleet, Options, PolicyKind, Record, Scaling, SimulationError, run,
-};
+use harvestfs_cycles::simulate::{Fleet, Options, PolicyKind, Record, SimulationError, run};
+use harvestfs_telemetry::scaling::Scaling;
 
 /// A checkpoint costs five seconds to make, and five to restore.
 struct FiveSeconds;

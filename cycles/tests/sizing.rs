@@ -7,19 +7,6 @@ use harvestfs_cycles::sizing::{
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// The prices of the paper: m2.xlarge on demand, and spot instances.
-const PRICES: Rates = Rates {
-    dedicated_per_h: 1.0,
-    volunteer_per_h: 0.42,
-    core_per_h: 0.0,
-};
-/// Watts: dedicated nodes belong to the job, volunteers are on anyway.
-const POWER: Rates = Rates {
-    dedicated_per_h: 150.0,
-    volunteer_per_h: 12.0,
-    core_per_h: 20.0,
-};
-
 /// 6 dedicated nodes and 36 servers with interactive owners: mostly idle, with bursts of half a minute.
 fn nodes(seed: u64) -> Nodes {
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -49,7 +36,10 @@ fn all(nodes: &Nodes, workload: &Workload, rates: &Rates) -> Vec<Outcome> {
 
 #[test]
 fn what_is_decided_costs_nearly_as_little_as_the_best_size() {
-    for (rates, goal, aim) in [(PRICES, Goal::Cost, 0.05), (POWER, Goal::Energy, 0.03)] {
+    for (rates, goal, aim) in [
+        (Rates::PRICES, Goal::Cost, 0.05),
+        (Rates::POWER, Goal::Energy, 0.03),
+    ] {
         let mut errors = Vec::new();
         for workload in &WORKLOADS {
             let nodes = nodes(1);
@@ -67,7 +57,7 @@ fn what_is_decided_costs_nearly_as_little_as_the_best_size() {
 fn deadlines_are_met_with_few_volunteers() {
     for workload in &WORKLOADS {
         let nodes = nodes(2);
-        let tried = all(&nodes, workload, &PRICES);
+        let tried = all(&nodes, workload, &Rates::PRICES);
         let least_s = tried
             .iter()
             .map(|it| it.length_s)
@@ -75,7 +65,7 @@ fn deadlines_are_met_with_few_volunteers() {
         for share in [0.2, 0.5, 0.8] {
             let deadline_s = least_s + share * (tried[0].length_s - least_s);
             let goal = Goal::Deadline(deadline_s);
-            let decided = simulate(&nodes, workload, &PRICES, Size::Decided(goal));
+            let decided = simulate(&nodes, workload, &Rates::PRICES, Size::Decided(goal));
             let name = workload.name;
             assert!(
                 decided.length_s <= deadline_s,
@@ -93,7 +83,7 @@ fn deadlines_are_met_with_few_volunteers() {
 fn a_fixed_size_is_kept_and_disks_limit_what_more_volunteers_add() {
     let nodes = nodes(3);
     let [grep, pi] = [WORKLOADS[1], WORKLOADS[2]];
-    let outcome = |workload, size| simulate(&nodes, workload, &PRICES, Size::Fixed(size));
+    let outcome = |workload, size| simulate(&nodes, workload, &Rates::PRICES, Size::Fixed(size));
     assert_eq!(outcome(&pi, 7).volunteers.round(), 7.0);
     assert!(outcome(&pi, 36).length_s < 0.4 * outcome(&pi, 6).length_s);
     assert!(outcome(&grep, 36).length_s > 0.9 * outcome(&grep, 18).length_s);
@@ -102,7 +92,7 @@ fn a_fixed_size_is_kept_and_disks_limit_what_more_volunteers_add() {
 
 #[test]
 fn the_curve_is_found_step_by_step() {
-    let mut controller = Controller::new(Goal::Cost, PRICES, 2, 4.0);
+    let mut controller = Controller::new(Goal::Cost, Rates::PRICES, 2, 4.0);
     let volunteers = [4.0; 30];
     assert_eq!(controller.decide(&volunteers), 0);
     // The profile: disks are used to a fifth. One could feed 16 cores more, both 32.

@@ -22,5 +22,6 @@ pub mod metrics;
 pub mod primary;
 pub mod profile;
 pub mod reimages;
+pub mod scaling;
 pub mod spectrum;
 pub mod traces;

@@ -9,18 +9,6 @@ use harvestfs_cycles::sizing::{Goal, Nodes, Outcome, Rates, Size, WORKLOADS, Wor
 use harvestfs_telemetry::traces::SeriesReader;
 use serde::Serialize;
 
-/// Prices of the paper, in dollars: an instance on demand, and one of which the owner may have need.
-const PRICES: Rates = Rates {
-    dedicated_per_h: 1.0,
-    volunteer_per_h: 0.42,
-    core_per_h: 0.0,
-};
-/// Watts of a dedicated node, of a volunteer beyond what it uses anyway, and of a core that works.
-const POWER: Rates = Rates {
-    dedicated_per_h: 150.0,
-    volunteer_per_h: 12.0,
-    core_per_h: 20.0,
-};
 /// Where deadlines lie between the shortest length and that without volunteers.
 const DEADLINE_SHARES: [f64; 3] = [0.2, 0.5, 0.8];
 
@@ -219,10 +207,22 @@ pub fn run(args: &SizeArgs) -> anyhow::Result<()> {
     let mut records = Vec::new();
     for workload in &WORKLOADS {
         if wanted(GoalArg::Cost) {
-            records.push(measure(&nodes, workload, &PRICES, Goal::Cost, "cost"));
+            records.push(measure(
+                &nodes,
+                workload,
+                &Rates::PRICES,
+                Goal::Cost,
+                "cost",
+            ));
         }
         if wanted(GoalArg::Energy) {
-            records.push(measure(&nodes, workload, &POWER, Goal::Energy, "energy"));
+            records.push(measure(
+                &nodes,
+                workload,
+                &Rates::POWER,
+                Goal::Energy,
+                "energy",
+            ));
         }
         if wanted(GoalArg::Deadline) {
             for share in DEADLINE_SHARES {
@@ -230,7 +230,7 @@ pub fn run(args: &SizeArgs) -> anyhow::Result<()> {
                 records.push(measure(
                     &nodes,
                     workload,
-                    &PRICES,
+                    &Rates::PRICES,
                     Goal::Deadline(share),
                     &name,
                 ));
@@ -267,7 +267,7 @@ mod tests {
         );
         let nodes = Nodes::new(6, 4, period_s, owners).unwrap();
         let records = [Goal::Cost, Goal::Deadline(0.5)]
-            .map(|goal| measure(&nodes, &WORKLOADS[2], &PRICES, goal, "cost"));
+            .map(|goal| measure(&nodes, &WORKLOADS[2], &Rates::PRICES, goal, "cost"));
         assert_eq!(records[0].best_volunteers, 2);
         let deadline_s = records[1].deadline_s.unwrap();
         assert!(records[1].length_s <= deadline_s, "{records:?}");

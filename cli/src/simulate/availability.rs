@@ -3,9 +3,10 @@
 use clap::Args;
 use harvestfs_chaos::datacentre::MONTH_S;
 use harvestfs_chaos::report::availability::{plot, statements, table};
-use harvestfs_chaos::simulate::availability::{Load, Options, Scaling, run as run_one};
+use harvestfs_chaos::simulate::availability::{Load, Options, run as run_one};
 use harvestfs_chaos::simulate::durability::{HISTORY_MONTHS, SimulationError};
 use harvestfs_placement::PolicyOptions;
+use harvestfs_telemetry::scaling::Scaling;
 
 use super::{Campaign, DatacentreArgs, OutputArgs, SetupArgs, bad_argument, choose, numbers};
 

@@ -1,10 +1,8 @@
 //! The servers of a datacentre, the load of their owners, and its classes.
 
-use std::fmt;
-use std::str::FromStr;
-
 use harvestfs_telemetry::classes::classes;
 use harvestfs_telemetry::profile::Pattern;
+use harvestfs_telemetry::scaling::Scaling;
 use harvestfs_telemetry::spectrum::Spectra;
 
 use crate::select::ClassHistory;
@@ -32,87 +30,6 @@ pub struct Datacentre {
     pub tenants: Vec<TenantLoad>,
     /// The tenant of each server: a place in `tenants`.
     pub owners: Vec<u32>,
-}
-
-/// How load is scaled to another mean (OSDI'16, section 6.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scaling {
-    /// Every sample times a factor, at most 100 %.
-    Linear,
-    /// Every sample to a power: an n-th root, for n that need not be whole.
-    Root,
-}
-
-impl Scaling {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Linear, Self::Root];
-
-    /// Its name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Linear => "linear",
-            Self::Root => "root",
-        }
-    }
-
-    fn scaled(self, sample: f32, strength: f64) -> f64 {
-        match self {
-            Self::Linear => (f64::from(sample) * strength).min(1.0),
-            Self::Root => f64::from(sample).powf(1.0 / strength),
-        }
-    }
-
-    /// The factor, or the n of the root, with which the mean over all servers is the target, as nearly as it can be.
-    fn strength(self, loads: &[(&[f32], u32)], target: f64) -> f64 {
-        // Counting how often each level occurs makes trying a strength cheap.
-        const LEVELS: usize = 4_096;
-        let mut counts = vec![0.0; LEVELS + 1];
-        for (samples, servers) in loads {
-            for &sample in *samples {
-                let level = (f64::from(sample) * LEVELS as f64).round() as usize;
-                counts[level.min(LEVELS)] += f64::from(*servers);
-            }
-        }
-        let all: f64 = counts.iter().sum();
-        let mean = |strength: f64| -> f64 {
-            let levels = counts.iter().enumerate();
-            let scaled = levels
-                .map(|(level, count)| count * self.scaled(level as f32 / LEVELS as f32, strength));
-            scaled.sum::<f64>() / all.max(1.0)
-        };
-        // The mean grows with the strength.
-        let (mut low, mut high) = (1e-3, 1e6);
-        for _ in 0..60 {
-            let middle: f64 = f64::sqrt(low * high);
-            if mean(middle) < target {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        high
-    }
-}
-
-/// A scaling of another name was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown scaling `{0}`; accepted: linear, root")]
-pub struct UnknownScaling(String);
-
-impl FromStr for Scaling {
-    type Err = UnknownScaling;
-
-    fn from_str(name: &str) -> Result<Self, UnknownScaling> {
-        let known = Self::ALL.into_iter().find(|it| it.name() == name);
-        known.ok_or_else(|| UnknownScaling(name.to_owned()))
-    }
-}
-
-impl fmt::Display for Scaling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// Why a datacentre cannot be simulated.
@@ -178,17 +95,15 @@ impl Fleet {
         if let Some(tenant) = tenants.iter().position(bad) {
             return Err(FleetError::BadSeries(tenant));
         }
-        let weighted: Vec<(&[f32], u32)> = tenants
+        let weighted = tenants
             .iter()
-            .zip(&servers)
-            .map(|(tenant, &servers)| (&tenant.now[..], servers))
-            .collect();
-        let strength = scaling.strength(&weighted, target);
+            .map(|tenant| &tenant.now[..])
+            .zip(servers.iter().copied());
+        let strength = scaling.strength(weighted, target);
         let scale = |samples: &[f32]| -> Vec<f32> {
-            let scaled = samples
-                .iter()
-                .map(|&it| scaling.scaled(it, strength) as f32);
-            scaled.collect()
+            let mut scaled = samples.to_vec();
+            scaling.apply(&mut scaled, strength);
+            scaled
         };
         let mut spectra = Spectra::default();
         let shapes: Vec<_> = tenants

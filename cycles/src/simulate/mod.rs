@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::job::Thresholds;
 use crate::reserve::PreemptionRule;
-pub use fleet::{CORES, Datacentre, Fleet, FleetError, Scaling, TenantLoad, UnknownScaling};
+pub use fleet::{CORES, Datacentre, Fleet, FleetError, TenantLoad};
 pub use queries::{ARRIVAL_MEAN_S, QUERIES};
 use world::World;
 

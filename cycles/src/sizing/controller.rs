@@ -32,6 +32,19 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Prices of the paper, in dollars: an instance on demand, and one of which the owner may have need.
+    pub const PRICES: Self = Self {
+        dedicated_per_h: 1.0,
+        volunteer_per_h: 0.42,
+        core_per_h: 0.0,
+    };
+    /// Watts of a dedicated node, of a volunteer beyond what it uses anyway, and of a core that works.
+    pub const POWER: Self = Self {
+        dedicated_per_h: 150.0,
+        volunteer_per_h: 12.0,
+        core_per_h: 20.0,
+    };
+
     /// What an hour costs with so many nodes and busy cores.
     #[must_use]
     pub fn per_h(&self, dedicated: usize, volunteers: usize, cores: f64) -> f64 {

@@ -72,7 +72,7 @@ struct State {
     appends: VecDeque<(u64, u64)>,
     /// Where zeros begin at the earliest that the kernel made.
     zeros_from: u64,
-    /// The same, of pages that it may have read since it was asked to drop all.
+    /// The same, of pages that it may have read since it was asked to drop them.
     zeros_since_drop: u64,
     drop: Drop,
     /// What is wanted is that all pages are dropped, not only those with zeros.
@@ -209,7 +209,7 @@ impl Pages {
         Some(from)
     }
 
-    /// The kernel has dropped all pages. Whether it has to be asked again.
+    /// The kernel has dropped what it was asked to. Whether it has to be asked again.
     #[must_use]
     pub fn end_drop(&self) -> bool {
         let mut state = self.state.lock();

@@ -13,13 +13,11 @@
 use std::ops::ControlFlow;
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
+use harvestfs_telemetry::scaling::{Scaling, mean};
 use serde::Serialize;
 
 mod busy;
 mod placing;
-mod scaling;
-
-pub use scaling::Scaling;
 
 use super::durability::{HISTORY_MONTHS, SimulationError, check_blocks};
 use super::history::History;
@@ -125,11 +123,11 @@ impl<'a> Load<'a> {
         }
         let mut now = month(HISTORY_MONTHS);
         let mut before = month(HISTORY_MONTHS - 1);
-        let strength = scaling.strength(&now, &servers, target);
+        let strength = scaling.strength(weighted(&now, &servers), target);
         for samples in now.iter_mut().chain(&mut before) {
             scaling.apply(samples, strength);
         }
-        let utilisation = scaling::mean(&now, &servers);
+        let utilisation = mean(weighted(&now, &servers));
         Self {
             history: History::with_loads(datacentre, before),
             busy: Busy::new(&now, &owners, server_spread, seed),
@@ -138,6 +136,14 @@ impl<'a> Load<'a> {
             utilisation,
         }
     }
+}
+
+/// The load of each tenant, and how many servers follow it.
+fn weighted<'a>(
+    loads: &'a [Vec<f32>],
+    servers: &'a [u32],
+) -> impl Iterator<Item = (&'a [f32], u32)> {
+    loads.iter().map(Vec::as_slice).zip(servers.iter().copied())
 }
 
 /// Runs one simulation. `progress` gets the share that is done, 0 to 1, and may end the run.

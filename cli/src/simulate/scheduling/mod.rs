@@ -11,10 +11,11 @@ use harvestfs_checkpoint::adaptive::{self, Bandwidth};
 use harvestfs_checkpoint::simulate::STORAGE;
 use harvestfs_cycles::reserve::{Preemption, PreemptionRule, SuspensionCosts, Victim};
 use harvestfs_cycles::simulate::{
-    Datacentre, Fleet, Options, PolicyKind, Record, Scaling, SimulationError, TESTBED_SERVERS,
-    TenantLoad, run as run_one,
+    Datacentre, Fleet, Options, PolicyKind, Record, SimulationError, TESTBED_SERVERS, TenantLoad,
+    run as run_one,
 };
 use harvestfs_telemetry::profile::Pattern;
+use harvestfs_telemetry::scaling::Scaling;
 
 use super::{Campaign, DatacentreArgs, OutputArgs, bad_argument, choose, numbers, write_file};
 

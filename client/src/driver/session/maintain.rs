@@ -116,13 +116,12 @@ async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
                     // The namenode may have stopped sending us notices meanwhile.
                     session.forget_everything().await;
                 }
-                session
-                    .lease
-                    .renew(if planted::is(Bug::ExtendsLeaseByAnswer) {
-                        since_boot()
-                    } else {
-                        sent
-                    });
+                let from = if planted::is(Bug::ExtendsLeaseByAnswer) {
+                    since_boot()
+                } else {
+                    sent
+                };
+                session.lease.renew(from);
             }
             Ok(Err(FsError::SessionExpired)) => {
                 session.session_expired(link);

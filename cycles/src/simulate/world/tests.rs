@@ -1,6 +1,7 @@
 use harvestfs_telemetry::profile::Pattern;
 
-use super::super::Scaling;
+use harvestfs_telemetry::scaling::Scaling;
+
 use super::*;
 use crate::reserve::PreemptionRule;
 use crate::select::ClassHistory;

@@ -166,14 +166,9 @@ impl Program {
             return self.stat_published(&name, &path, before).await;
         }
         self.note(format_args!("read {name}"));
-        let fd = match self.thread.open(&path, OFlags::RDONLY).await {
-            Err(Errno::NOENT) if before.at_least == 0 => return Ok(()),
-            Err(Errno::NOENT) => {
-                self.failure(&format!("{name} is not there"));
-                return Ok(());
-            }
-            Err(error) if is_acceptable(error) => return Ok(()),
-            opened => opened?,
+        let opened = self.thread.open(&path, OFlags::RDONLY).await;
+        let Some(fd) = self.found(&name, before, opened)? else {
+            return Ok(());
         };
         let opened_at = self.journal.now();
         let read = self.read_all(&fd).await;
@@ -194,17 +189,30 @@ impl Program {
         Ok(())
     }
 
+    /// What was found under a name; none, where nothing need be found.
+    fn found<T>(
+        &self,
+        name: &str,
+        before: Published,
+        found: Result<T, Errno>,
+    ) -> Result<Option<T>, Errno> {
+        match found {
+            Err(Errno::NOENT) if before.at_least == 0 => Ok(None),
+            Err(Errno::NOENT) => {
+                self.failure(&format!("{name} is not there"));
+                Ok(None)
+            }
+            Err(error) if is_acceptable(error) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// Looks at the size only, which needs nothing but what is cached.
     async fn stat_published(&self, name: &str, path: &str, before: Published) -> Result<(), Errno> {
         self.note(format_args!("stat {name}"));
-        let size = match self.thread.stat(path).await {
-            Err(Errno::NOENT) if before.at_least == 0 => return Ok(()),
-            Err(Errno::NOENT) => {
-                self.failure(&format!("{name} is not there"));
-                return Ok(());
-            }
-            Err(error) if is_acceptable(error) => return Ok(()),
-            stat => stat?.size,
+        let stat = self.thread.stat(path).await;
+        let Some(size) = self.found(name, before, stat)?.map(|it| it.size) else {
+            return Ok(());
         };
         let at_most = self.board.borrow().published[name].at_most;
         // What is changed in place has any size while a change is under way.

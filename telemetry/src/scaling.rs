@@ -1,9 +1,9 @@
-//! Scaling the load of a datacentre to another mean.
+//! Scaling the load of a datacentre to another mean (OSDI'16, section 6.1).
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How load is scaled (section 6.1 of the paper).
+/// How load is scaled; samples are shares of all cores, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaling {
     /// Every sample times a factor, at most 100 %.
@@ -32,21 +32,27 @@ impl Scaling {
         }
     }
 
-    pub(super) fn apply(self, samples: &mut [f32], strength: f64) {
+    /// Scales samples by what [`Scaling::strength`] found.
+    pub fn apply(self, samples: &mut [f32], strength: f64) {
         for sample in samples {
             *sample = self.scaled(f64::from(*sample), strength) as f32;
         }
     }
 
-    /// The factor, or the n of the root, with which the mean over all servers is `target`, as
-    /// nearly as it can be.
-    pub(super) fn strength(self, loads: &[Vec<f32>], servers: &[u32], target: f64) -> f64 {
+    /// The factor, or the n of the root, with which the mean over all servers is `target` (0 to 1), as nearly as it
+    /// can be. `loads`: samples, and how many servers follow them.
+    pub fn strength<'a>(
+        self,
+        loads: impl IntoIterator<Item = (&'a [f32], u32)>,
+        target: f64,
+    ) -> f64 {
         // Counting how often each level occurs makes trying a strength cheap.
         const LEVELS: usize = 4_096;
         let mut counts = vec![0.0; LEVELS + 1];
-        for (samples, &servers) in loads.iter().zip(servers) {
+        for (samples, servers) in loads {
             for &sample in samples {
-                counts[(f64::from(sample) * LEVELS as f64).round() as usize] += f64::from(servers);
+                let level = (f64::from(sample) * LEVELS as f64).round() as usize;
+                counts[level.min(LEVELS)] += f64::from(servers);
             }
         }
         let all: f64 = counts.iter().sum();
@@ -71,10 +77,10 @@ impl Scaling {
     }
 }
 
-/// The mean over all servers, each of which follows its tenant.
-pub(super) fn mean(loads: &[Vec<f32>], servers: &[u32]) -> f64 {
+/// The mean over all servers, each of which follows its tenant: samples, and how many servers follow them.
+pub fn mean<'a>(loads: impl IntoIterator<Item = (&'a [f32], u32)>) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
-    for (samples, &servers) in loads.iter().zip(servers) {
+    for (samples, servers) in loads {
         let of_tenant: f64 = samples.iter().map(|&sample| f64::from(sample)).sum();
         sum += of_tenant * f64::from(servers);
         count += samples.len() as f64 * f64::from(servers);
@@ -112,12 +118,13 @@ mod tests {
         let servers = [10, 30];
         for scaling in Scaling::ALL {
             for target in [0.1, 0.2, 0.5, 0.8] {
-                let strength = scaling.strength(&loads, &servers, target);
+                let weighted = || loads.iter().map(Vec::as_slice).zip(servers);
+                let strength = scaling.strength(weighted(), target);
                 let mut scaled = loads.clone();
                 for samples in &mut scaled {
                     scaling.apply(samples, strength);
                 }
-                let reached = mean(&scaled, &servers);
+                let reached = mean(scaled.iter().map(Vec::as_slice).zip(servers));
                 assert!(
                     (reached - target).abs() < 0.01,
                     "{scaling} {target} {reached}"
