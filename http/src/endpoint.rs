@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
@@ -98,8 +99,16 @@ impl Endpoint {
     }
 
     /// Serves a site until the future is dropped; connections end a little later by themselves.
-    pub async fn serve(self, site: impl Site) {
-        let site = Arc::new(site);
+    pub fn serve(self, site: impl Site) -> BoxFuture<'static, ()> {
+        self.serve_site(Arc::new(site))
+    }
+
+    /// Boxed, and for any site: the server of HTTP is compiled here, once.
+    fn serve_site(self, site: Arc<dyn Site>) -> BoxFuture<'static, ()> {
+        Box::pin(self.accept(site))
+    }
+
+    async fn accept(self, site: Arc<dyn Site>) {
         let guard = Arc::new(self.guard);
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -117,7 +126,7 @@ impl Endpoint {
             };
             let (site, guard) = (Arc::clone(&site), Arc::clone(&guard));
             tokio::spawn(async move {
-                let served = serve_connection(stream, &guard, &site);
+                let served = serve_connection(stream, &guard, &*site);
                 let _ = timeout(CONNECTION_DEADLINE, served).await;
                 drop(permit);
             });
@@ -125,7 +134,7 @@ impl Endpoint {
     }
 }
 
-async fn serve_connection<S: Site>(stream: TcpStream, guard: &Arc<Guard>, site: &Arc<S>) {
+async fn serve_connection(stream: TcpStream, guard: &Arc<Guard>, site: &dyn Site) {
     match &**guard {
         Guard::Anyone | Guard::Token { .. } => serve_requests(stream, None, guard, site).await,
         Guard::Proven { tls, .. } => match timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
@@ -146,16 +155,16 @@ async fn serve_connection<S: Site>(stream: TcpStream, guard: &Arc<Guard>, site: 
     }
 }
 
-async fn serve_requests<S: Site>(
+async fn serve_requests(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     certificate: Option<CertificateDer<'static>>,
     guard: &Arc<Guard>,
-    site: &Arc<S>,
+    site: &dyn Site,
 ) {
     let service = service_fn(|request: Request<Incoming>| {
         let get = Get::new(request.uri().path(), request.uri().query().unwrap_or(""));
         let admission = guard.admit(&get, request.headers(), certificate.as_ref());
-        async move { Ok::<_, Infallible>(respond(request.method(), &get, admission, &**site).await) }
+        async move { Ok::<_, Infallible>(respond(request.method(), &get, admission, site).await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -168,11 +177,11 @@ async fn serve_requests<S: Site>(
     }
 }
 
-async fn respond<S: Site>(
+async fn respond(
     method: &Method,
     get: &Get,
     admission: Admission,
-    site: &S,
+    site: &dyn Site,
 ) -> Response<Full<Bytes>> {
     let cookie = match admission {
         Admission::Refused(refusal) => return refusal.into_response(),

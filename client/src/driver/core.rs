@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::cluster::Cluster;
@@ -25,7 +26,13 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) async fn connect(options: ClientOptions) -> Result<Arc<Self>, ClientError> {
+    pub(crate) fn connect(
+        options: ClientOptions,
+    ) -> BoxFuture<'static, Result<Arc<Self>, ClientError>> {
+        Box::pin(Self::connect_here(options))
+    }
+
+    async fn connect_here(options: ClientOptions) -> Result<Arc<Self>, ClientError> {
         let (session, recalled) = Session::connect(options).await?;
         let cluster = Arc::new(Cluster::new(session.clone()));
         let recent = Arc::new(Recent::default());

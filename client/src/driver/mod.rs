@@ -2,6 +2,10 @@
 //! From below: the session with the namenode, the datanodes, writing and reading, and what puts them
 //! together. Each uses only what is below it; what became of written data is told upwards through
 //! [`write::pipeline::Source`], and what the namenode recalls through a channel.
+//!
+//! Functions at the border to `api` return boxed futures. An `async fn` is compiled again in each crate that awaits it, with
+//! everything that it awaits: without the boxes the program would have the driver three times, and take a fifth longer to
+//! build. A box costs an allocation for what waits for the network anyway.
 
 pub(crate) mod clock;
 mod cluster;

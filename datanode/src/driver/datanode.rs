@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
 use harvestfs_protocol::machine;
@@ -56,7 +57,16 @@ impl Datanode {
     ///
     /// # Errors
     /// As [`Datanode::start`].
-    pub async fn start_on(
+    pub fn start_on(
+        options: DatanodeOptions,
+        disk: Arc<dyn Disk>,
+        sampler: Option<Box<dyn Sampler>>,
+    ) -> BoxFuture<'static, Result<Self, StartError>> {
+        // Boxed, as what it starts is: it is compiled here, and not again in each program that has a datanode.
+        Box::pin(Self::start_here(options, disk, sampler))
+    }
+
+    async fn start_here(
         options: DatanodeOptions,
         disk: Arc<dyn Disk>,
         sampler: Option<Box<dyn Sampler>>,
@@ -163,7 +173,11 @@ impl Datanode {
 
     /// Stops: ends block streams (`Stopping`), waits for what is under way on the disks, puts open
     /// replicas on stable storage, and takes leave of all peers. Bounded by the configured grace.
-    pub async fn shutdown(mut self) {
+    pub fn shutdown(self) -> BoxFuture<'static, ()> {
+        Box::pin(self.shut_down())
+    }
+
+    async fn shut_down(mut self) {
         self.node.stop();
         self.alive = None;
         let end = async {

@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 
+use futures::future::BoxFuture;
 use harvestfs_http::{Answer, Get, Site};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::BlockId;
@@ -82,7 +83,13 @@ impl Page {
 }
 
 impl Site for Page {
-    async fn answer(&self, request: &Get) -> Answer {
+    fn answer<'a>(&'a self, request: &'a Get) -> BoxFuture<'a, Answer> {
+        Box::pin(self.answer_to(request))
+    }
+}
+
+impl Page {
+    async fn answer_to(&self, request: &Get) -> Answer {
         match request.path.as_str() {
             "/" => Answer::content("text/html; charset=utf-8", include_str!("page/page.html")),
             "/page.css" => {

@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::{ConnectionCounts, Endpoint};
@@ -100,7 +101,15 @@ impl Namenode {
     ///
     /// # Errors
     /// As [`Namenode::start`].
-    pub async fn start_on(
+    pub fn start_on(
+        options: NamenodeOptions,
+        disk: Option<Arc<dyn Disk>>,
+    ) -> BoxFuture<'static, Result<Self, NamenodeError>> {
+        // Boxed: it and what it starts are compiled here, and not again in each program that has a namenode.
+        Box::pin(Self::start_here(options, disk))
+    }
+
+    async fn start_here(
         options: NamenodeOptions,
         disk: Option<Arc<dyn Disk>>,
     ) -> Result<Self, NamenodeError> {

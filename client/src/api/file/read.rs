@@ -1,6 +1,7 @@
 //! Reading open files.
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::FileBlock;
 use tokio::task::JoinSet;
@@ -38,7 +39,11 @@ impl File {
         Err(ClientError::ChangesTooFast { ino })
     }
 
-    async fn read_once(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
+    fn read_once(&self, offset: u64, len: usize) -> BoxFuture<'_, Result<Vec<Bytes>, ClientError>> {
+        Box::pin(self.read_now(offset, len))
+    }
+
+    async fn read_now(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
         let handle = &*self.inner;
         if !handle.flags.may_read() {
             return Err(ClientError::NotOpenFor("reading"));

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::mutation::{self, Answered, Creates};
@@ -261,7 +262,16 @@ impl Session {
         self.execute(credentials, mutation.into(), beside).await
     }
 
-    async fn execute(
+    fn execute<'a>(
+        self: &'a Arc<Self>,
+        credentials: &'a Credentials,
+        mutation: Mutation,
+        beside: Beside<'a>,
+    ) -> BoxFuture<'a, Result<(Ticket, MetaReply), ClientError>> {
+        Box::pin(self.execute_numbered(credentials, mutation, beside))
+    }
+
+    async fn execute_numbered(
         self: &Arc<Self>,
         credentials: &Credentials,
         mutation: Mutation,
@@ -421,7 +431,19 @@ impl Session {
 
     /// Sends a request until there is an answer or patience is over. A mutation belongs to the
     /// session with a generation and is not sent in another one.
-    async fn ask(&self, request: &Request, generation: Option<u64>) -> Result<Reply, Unanswered> {
+    fn ask<'a>(
+        &'a self,
+        request: &'a Request,
+        generation: Option<u64>,
+    ) -> BoxFuture<'a, Result<Reply, Unanswered>> {
+        Box::pin(self.ask_patiently(request, generation))
+    }
+
+    async fn ask_patiently(
+        &self,
+        request: &Request,
+        generation: Option<u64>,
+    ) -> Result<Reply, Unanswered> {
         let patience = Patience {
             unreachable: self.options.unreachable_timeout,
             busy: self.options.busy_timeout,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
@@ -249,19 +250,21 @@ impl Files {
     ///
     /// # Errors
     /// What kept it from being written. It stays in memory and is tried again.
-    pub(crate) async fn flush(
-        self: &Arc<Self>,
-        file: &Arc<FileState>,
+    pub(crate) fn flush<'a>(
+        self: &'a Arc<Self>,
+        file: &'a Arc<FileState>,
         durable: bool,
-    ) -> Result<(), ClientError> {
-        if file.has_data() {
-            self.find_rules(file).await?;
-            self.flush_memory(file, durable).await?;
-        }
-        if durable {
-            self.make_durable(file).await?;
-        }
-        Ok(())
+    ) -> BoxFuture<'a, Result<(), ClientError>> {
+        Box::pin(async move {
+            if file.has_data() {
+                self.find_rules(file).await?;
+                self.flush_memory(file, durable).await?;
+            }
+            if durable {
+                self.make_durable(file).await?;
+            }
+            Ok(())
+        })
     }
 
     async fn flush_memory(
