@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::classes::Classes;
 use crate::history::{HistoryReply, HistoryRequest};
 use crate::ids::{BlockId, ClusterId, InodeId, NodeId};
 use crate::node::ServerDescription;
@@ -35,6 +36,8 @@ pub enum AdminRequest {
         /// Where the reply before ended; block 0 at first.
         after: BlockId,
     },
+    /// The utilisation classes now. Reply: [`AdminReply::Classes`].
+    Classes,
 }
 
 /// Replies to [`AdminRequest`].
@@ -54,6 +57,8 @@ pub enum AdminReply {
     Placement(PlacementReply),
     /// Quarantined blocks in ascending order; none when there are no more.
     Quarantine(Vec<QuarantinedBlock>),
+    /// The utilisation classes.
+    Classes(Box<Classes>),
 }
 
 /// A block that the namenode does not know and whose replicas it keeps for a while: its number may

@@ -15,6 +15,7 @@
 //! message is a change of [`PROTOCOL_VERSION`].
 
 pub mod admin;
+pub mod classes;
 pub mod codec;
 pub mod data;
 pub mod durable;

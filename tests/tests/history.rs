@@ -100,6 +100,21 @@ fn history_is_imported_kept_and_goes_on() {
     assert_eq!(tenant(&shown, "environment-2")["reimages"], 0);
     assert_eq!(shown["overview"]["problems"], Value::Array(Vec::new()));
 
+    // Schedulers learn which servers are used alike.
+    let classes = cluster.output_of(&["cycles", "classes", "--json"]);
+    let classes: Value = serde_json::from_str(&classes).expect("JSON");
+    let class = &classes["classes"][0];
+    assert_eq!(
+        (&classes["version"], &class["class"]),
+        (&1.into(), &0.into())
+    );
+    assert_eq!(class["pattern"], "periodic", "{classes:#}");
+    assert_eq!(class["tenants"][0]["environment"], "environment-1");
+    assert_eq!(class["servers"][0]["name"], "datanode-1");
+    assert_eq!(classes["without_class"][0]["name"], "datanode-2");
+    let text = cluster.output_of(&["cycles", "classes", "--servers"]);
+    assert!(text.contains("environment-1/function-1"), "{text}");
+
     // Wrong input: file and line, and nothing else is lost.
     let wrong = file(
         &cluster,

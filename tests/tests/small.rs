@@ -107,6 +107,8 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     });
     let told = "a write needs 2 datanodes, and 1 can take it now: 2 are silent";
     assert!(doctor(&cluster).contains(told), "{}", doctor(&cluster));
+    let classes = get("/classes");
+    assert!(classes.contains("\"version\":1"), "{classes}");
     let watched = get("/api/cluster");
     assert!(watched.contains(told), "{watched}");
     let (available, free) = available_and_free(&mount);

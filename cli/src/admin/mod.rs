@@ -3,8 +3,8 @@
 mod balance;
 mod decommission;
 mod doctor;
-mod history;
-mod link;
+pub mod history;
+pub mod link;
 mod maintenance;
 mod placement;
 mod recovery;

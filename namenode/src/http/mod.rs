@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `/` | the page, with `/page.css` and `/page.js` |
 //! | `/metrics` | for Prometheus; see `docs/METRICS.md` |
+//! | `/classes` | the utilisation classes for schedulers, as JSON; see `docs/OPERATIONS.md` |
 //! | `/api/cluster?since=N` | everything about the cluster, and what happened after number N |
 //! | `/api/directory?path=P&after=NAME` | entries of a directory |
 //! | `/api/file?path=P` | a file's blocks and where their replicas are |
@@ -101,6 +102,10 @@ impl Page {
             ),
             "/metrics" => match self.observer.metrics_text().await {
                 Ok(text) => Answer::content(CONTENT_TYPE, text),
+                Err(gone) => Answer::unavailable(&gone.to_string()),
+            },
+            "/classes" => match self.observer.ask(|owner| owner.classes()).await {
+                Ok(classes) => json(&classes),
                 Err(gone) => Answer::unavailable(&gone.to_string()),
             },
             "/api/cluster" => self.cluster(request).await,

@@ -14,6 +14,7 @@
 
 mod activity;
 mod checkpoint;
+mod classes;
 mod clock;
 mod connection;
 mod data_dir;

@@ -228,7 +228,7 @@ async fn show(link: &AdminLink, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn pattern(pattern: TenantPattern) -> &'static str {
+pub fn pattern(pattern: TenantPattern) -> &'static str {
     match pattern {
         TenantPattern::Periodic => "periodic",
         TenantPattern::Constant => "constant",
@@ -236,7 +236,7 @@ fn pattern(pattern: TenantPattern) -> &'static str {
     }
 }
 
-fn percent(permille: u16) -> String {
+pub fn percent(permille: u16) -> String {
     format!("{:.1} %", f64::from(permille) / 10.0)
 }
 

@@ -219,7 +219,7 @@ fn key(name: TenantName) -> TenantKey {
     }
 }
 
-fn pattern(pattern: Pattern) -> TenantPattern {
+pub(in crate::server) fn pattern(pattern: Pattern) -> TenantPattern {
     match pattern {
         Pattern::Periodic => TenantPattern::Periodic,
         Pattern::Constant => TenantPattern::Constant,
@@ -227,7 +227,7 @@ fn pattern(pattern: Pattern) -> TenantPattern {
     }
 }
 
-fn permille(share: f64) -> u16 {
+pub(in crate::server) fn permille(share: f64) -> u16 {
     // 0 to 1000 by the limits.
     (share.clamp(0.0, 1.0) * 1_000.0).round() as u16
 }

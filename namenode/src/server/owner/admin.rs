@@ -122,6 +122,10 @@ impl Owner {
                 let blocks = AdminReply::Quarantine(self.quarantined(after));
                 responder.send(&Ok(Reply::Admin(blocks)));
             }
+            AdminRequest::Classes => {
+                let classes = AdminReply::Classes(Box::new(self.classes()));
+                responder.send(&Ok(Reply::Admin(classes)));
+            }
             AdminRequest::Placement(request) => {
                 let reply = self.placement(request);
                 let record = self.undurable.last();

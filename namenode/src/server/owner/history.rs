@@ -1,6 +1,7 @@
 //! What the owner sends the historian, and what it gets back.
 
 use harvestfs_protocol::admin::AdminReply;
+use harvestfs_protocol::classes::Classes;
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::Timestamp;
@@ -8,6 +9,7 @@ use harvestfs_telemetry::profile::TenantKey;
 
 use super::Owner;
 use crate::engine::namespace::ServerView;
+use crate::server::classes::{LiveServer, classes};
 use crate::server::history::{Finished, KnownServer};
 
 impl Owner {
@@ -26,8 +28,29 @@ impl Owner {
                 let pairs = pairs.map(|(first, second, _)| (first, second));
                 self.cluster.set_together(pairs);
                 self.cluster.update_grid(self.clock.now_ms());
+                self.analysis = Some(analysis);
             }
         }
+    }
+
+    /// The utilisation classes, with the servers that are alive and what their owners use. O(nodes).
+    pub(crate) fn classes(&self) -> Classes {
+        let mut nodes = self.cluster.nodes(self.clock.now_ms());
+        nodes.retain(|node| node.alive);
+        nodes.sort_by(|a, b| a.server.name.cmp(&b.server.name));
+        let servers = nodes.into_iter().map(|node| {
+            let said = self.activity.node(node.node);
+            let primary = said.and_then(|said| said.primary);
+            LiveServer {
+                name: node.server.name,
+                tenant: TenantKey {
+                    environment: node.server.environment,
+                    machine_function: node.server.machine_function,
+                },
+                cpu_permille: primary.map(|primary| primary.cpu_permille),
+            }
+        });
+        classes(self.analysis.as_deref(), servers.collect())
     }
 
     /// A datanode registered: its server may have changed hands or been reimaged.

@@ -34,6 +34,7 @@ use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::NoticeSender;
+use harvestfs_telemetry::analysis::Analysis;
 use rand::rngs::StdRng;
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot};
@@ -114,6 +115,8 @@ pub(crate) struct Owner {
     stopping: bool,
     checkpoints: Checkpoints,
     historian: Historian,
+    /// What the historian found last.
+    analysis: Option<Arc<Analysis>>,
     timeline: Timeline,
     /// The record that began the current epoch: no peer learns of the epoch before it is durable.
     epoch_record: Lsn,
@@ -203,6 +206,7 @@ impl Owner {
             sweep_due: true,
             stopping: false,
             historian,
+            analysis: None,
             timeline: Timeline::new(epoch, restored),
             epoch_record: restored,
             compactor: None,

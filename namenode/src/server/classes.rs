@@ -1,0 +1,223 @@
+//! The utilisation classes with what owners use now: what schedulers ask for.
+
+use std::num::NonZeroU32;
+
+use harvestfs_cycles::job::JobType;
+use harvestfs_cycles::select::{ClassHistory, ClassId, Headrooms, Server};
+use harvestfs_protocol::classes::{
+    CLASSES_VERSION, ClassedServer, Classes, Headroom, UtilisationClass,
+};
+use harvestfs_protocol::history::TenantName;
+use harvestfs_telemetry::analysis::Analysis;
+use harvestfs_telemetry::profile::TenantKey;
+
+use super::history::{pattern, permille};
+
+/// A server that is alive.
+pub(super) struct LiveServer {
+    pub name: String,
+    pub tenant: TenantKey,
+    /// What its owner uses, in thousandths of all cores, if it says so.
+    pub cpu_permille: Option<u16>,
+}
+
+/// The classes of an analysis, with these servers, sorted by name.
+pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> Classes {
+    let found = analysis.map_or(&[][..], |analysis| &analysis.classes);
+    let mut classes: Vec<UtilisationClass> = (0..)
+        .zip(found)
+        .map(|(number, class)| UtilisationClass {
+            class: number,
+            pattern: pattern(class.pattern),
+            average_cpu_permille: permille(class.average_cpu_share),
+            peak_cpu_permille: permille(class.peak_cpu_share),
+            tenants: Vec::new(),
+            servers: Vec::new(),
+            cpu_permille: None,
+            headroom: None,
+        })
+        .collect();
+    let tenants = analysis
+        .into_iter()
+        .flat_map(|analysis| &analysis.tenants)
+        .filter_map(|(key, tenant)| Some((key, tenant.class?)));
+    for (key, class) in tenants {
+        classes[class].tenants.push(TenantName {
+            environment: key.environment.clone(),
+            machine_function: key.machine_function.clone(),
+        });
+    }
+    let mut without_class = Vec::new();
+    for LiveServer {
+        name,
+        tenant,
+        cpu_permille,
+    } in servers
+    {
+        let class = analysis.and_then(|analysis| analysis.tenants.get(&tenant)?.class);
+        let list = match class {
+            Some(class) => &mut classes[class].servers,
+            None => &mut without_class,
+        };
+        list.push(ClassedServer { name, cpu_permille });
+    }
+    let histories = found.iter().map(|class| ClassHistory {
+        pattern: class.pattern,
+        average_cpu_share: class.average_cpu_share.clamp(0.0, 1.0),
+        peak_cpu_share: class.peak_cpu_share.clamp(0.0, 1.0),
+    });
+    add_headroom(&mut classes, &histories.collect::<Vec<_>>());
+    Classes {
+        version: CLASSES_VERSION,
+        analysed_unix_s: analysis.map(|analysis| analysis.at_s.into()),
+        classes,
+        without_class,
+    }
+}
+
+/// Servers count alike, as those of a class mostly are: datanodes do not say how many cores they have.
+fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
+    if classes.is_empty() {
+        return;
+    }
+    let used: Vec<(ClassId, u16)> = classes
+        .iter()
+        .flat_map(|class| {
+            let sampled = class
+                .servers
+                .iter()
+                .filter_map(|server| server.cpu_permille);
+            sampled.map(|permille| (ClassId(class.class), permille))
+        })
+        .collect();
+    let servers = used.iter().map(|&(class, _)| Server {
+        class,
+        cores: NonZeroU32::MIN,
+    });
+    let mut headrooms = match Headrooms::new(histories, &servers.collect::<Vec<_>>(), 0.0) {
+        Ok(headrooms) => headrooms,
+        Err(error) => unreachable!("classes and their servers make a cluster: {error}"),
+    };
+    for (place, &(_, permille)) in used.iter().enumerate() {
+        headrooms.uses(place, permille.into());
+    }
+    for class in classes {
+        let id = ClassId(class.class);
+        let sampled = used.iter().filter(|(class, _)| *class == id);
+        let (count, sum) = sampled.fold((0_u64, 0_u64), |(count, sum), (_, permille)| {
+            (count + 1, sum + u64::from(*permille))
+        });
+        if count == 0 {
+            continue;
+        }
+        let headroom = |job_type| permille(headrooms.headroom(job_type, id));
+        class.cpu_permille = Some(permille(sum as f64 / count as f64 / 1_000.0));
+        class.headroom = Some(Headroom {
+            short_permille: headroom(JobType::Short),
+            medium_permille: headroom(JobType::Medium),
+            long_permille: headroom(JobType::Long),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_telemetry::analysis::TenantAnalysis;
+    use harvestfs_telemetry::classes::Class;
+    use harvestfs_telemetry::hours::WeekHours;
+    use harvestfs_telemetry::profile::{Pattern, TenantProfile};
+
+    use super::*;
+
+    const NOW_S: u32 = 20_500 * 86_400;
+
+    fn key(function: &str) -> TenantKey {
+        TenantKey {
+            environment: "e".to_owned(),
+            machine_function: function.to_owned(),
+        }
+    }
+
+    fn server(name: &str, function: &str, cpu_permille: Option<u16>) -> LiveServer {
+        LiveServer {
+            name: name.to_owned(),
+            tenant: key(function),
+            cpu_permille,
+        }
+    }
+
+    /// Two classes of one tenant each, and a tenant of which nothing is known.
+    fn analysis() -> Analysis {
+        let class = |average, peak, member| Class {
+            pattern: Pattern::Constant,
+            average_cpu_share: average,
+            peak_cpu_share: peak,
+            members: vec![member],
+        };
+        let tenant = |class| TenantAnalysis {
+            profile: TenantProfile {
+                reimages_per_server_month: 0.0,
+                peak_cpu_share: 0.0,
+                average_cpu_share: 0.0,
+                busy_share: 0.0,
+                busy_hours: WeekHours::default(),
+                pattern: Pattern::Constant,
+            },
+            pattern_known: class.is_some(),
+            class,
+            servers: 1,
+            reimages: 0,
+            server_months: 1.0,
+            coverage: 1.0,
+        };
+        let tenants = [("calm", Some(0)), ("lively", Some(1)), ("new", None)];
+        Analysis {
+            at_s: NOW_S,
+            tenants: tenants
+                .map(|(function, class)| (key(function), tenant(class)))
+                .into(),
+            classes: vec![class(0.2, 0.4, 0), class(0.5, 0.8, 1)],
+            pairs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_server_is_in_the_class_of_its_tenant() {
+        let servers = vec![
+            server("s1", "calm", Some(100)),
+            server("s2", "calm", Some(500)),
+            server("s3", "lively", None),
+            server("s4", "new", Some(900)),
+            server("s5", "never heard of", None),
+        ];
+        let found = classes(Some(&analysis()), servers);
+        assert_eq!(found.analysed_unix_s, Some(NOW_S.into()));
+        let without: Vec<_> = found.without_class.iter().map(|it| &it.name[..]).collect();
+        assert_eq!(without, ["s4", "s5"]);
+        let [calm, lively] = &found.classes[..] else {
+            panic!("two classes, not {:?}", found.classes);
+        };
+        assert_eq!(calm.tenants[0].machine_function, "calm");
+        assert_eq!((calm.servers.len(), calm.cpu_permille), (2, Some(300)));
+        // What is used now is more than the average, and less than the peak.
+        let headroom = Headroom {
+            short_permille: 700,
+            medium_permille: 700,
+            long_permille: 600,
+        };
+        assert_eq!(calm.headroom, Some(headroom));
+        assert_eq!((lively.servers.len(), lively.headroom), (1, None));
+    }
+
+    #[test]
+    fn what_no_server_says_is_not_made_up() {
+        let found = classes(Some(&analysis()), vec![server("s1", "calm", None)]);
+        assert_eq!(found.classes.len(), 2);
+        for class in &found.classes {
+            assert_eq!((class.cpu_permille, class.headroom), (None, None));
+        }
+        let nothing = classes(None, vec![server("s1", "calm", Some(1))]);
+        assert_eq!(nothing.analysed_unix_s, None);
+        assert_eq!((nothing.classes.len(), nothing.without_class.len()), (0, 1));
+    }
+}
