@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program, skip};
 
@@ -285,10 +285,25 @@ fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
         cluster.set_primary(number, full, &[]);
     }
 
+    // Three weeks of one of them, so that it is in a class.
+    let samples = vec!["1000"; 21 * 288].join(",");
+    let series = format!("series,values\nenvironment-1/function-1,{samples}\n");
+    fs::write(cluster.path("cpu.csv"), series).expect("a file");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = now.expect("the clock is past 1970").as_secs();
+    let imported = cluster.path("cpu.csv");
+    let (imported, ends) = (imported.to_string_lossy(), (now_s - 600).to_string());
+    cluster.output_of(&["admin", "history", "import", &imported, "--ends", &ends]);
+
     let axe = axe_core();
     let mut browser = Browser::start(&chromium);
     browser.show(&page, 1280, 900, "light");
     let text = |id: &str| format!("document.getElementById('{id}').textContent");
+    // Average and peak are of history; the owner uses 99 % now.
+    browser.wait_for(
+        "[...document.querySelectorAll('#classes tr td')].map((it) => it.textContent).join()
+           === 'constant,1,1,10 %,10 %,99 %,1 %,1 %,1 %'",
+    );
     browser.wait_for(&format!(
         "{}.includes('3 left to their owners')",
         text("tiles")

@@ -4,6 +4,8 @@
 
 const PERIOD_MS = 1000;
 const HAPPENINGS_MAX = 200;
+/** Of so many updates, one asks for what changes slowly and is long in a large cluster. */
+const SLOWLY = 10;
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -312,6 +314,7 @@ const KINDS = {
 };
 let happenings = [];
 let uptime_s = 0;
+let turn = 0;
 
 function live(c) {
   happenings = happenings.concat(c.happenings).slice(-HAPPENINGS_MAX);
@@ -415,6 +418,26 @@ async function places() {
   }
 }
 
+// --- utilisation classes ---
+
+/** There is no table before the first analysis. */
+async function classes() {
+  const all = (await ask("/classes")).classes;
+  const share = (permille) => (permille === null || permille === undefined ? "–" : percent(permille));
+  $("classes-section").hidden = all.length === 0;
+  show($("classes"), ...all.map((it) => el("tr", {},
+    el("th", { scope: "row" }, String(it.class)),
+    el("td", {}, it.pattern),
+    el("td", {}, number(it.tenants.length)),
+    el("td", {}, number(it.servers.length)),
+    el("td", {}, percent(it.average_cpu_permille)),
+    el("td", {}, percent(it.peak_cpu_permille)),
+    el("td", {}, share(it.cpu_permille)),
+    el("td", {}, share(it.headroom?.short_permille)),
+    el("td", {}, share(it.headroom?.medium_permille)),
+    el("td", {}, share(it.headroom?.long_permille)))));
+}
+
 // --- again and again ---
 
 async function update() {
@@ -434,6 +457,7 @@ async function update() {
     nodes(c);
     risk(c);
     live(c);
+    if (turn++ % SLOWLY === 0) await classes();
   } catch (error) {
     $("verdict").className = "verdict bad";
     $("verdict-text").textContent = `The namenode does not answer (${error.message}); trying again`;
