@@ -154,7 +154,7 @@ mod tests {
             peak_cpu_share: peak,
             members: vec![member],
         };
-        let tenant = |class| TenantAnalysis {
+        let tenant = |class: Option<usize>| TenantAnalysis {
             profile: TenantProfile {
                 reimages_per_server_month: 0.0,
                 peak_cpu_share: 0.0,
