@@ -37,7 +37,11 @@ const FILE_BYTES_MAX: usize = 3 << 20;
 /// Most bytes that one write of a part has.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Mean time between two operations of a client.
-const PAUSE: Duration = Duration::from_millis(80);
+const PAUSE: Duration = Duration::from_millis(50);
+/// One of so many operations is after a rest of up to so long: meanwhile the client only looks at what it has cached, and
+/// nothing but keepalives renews its lease.
+const REST: usize = 200;
+const REST_MAX_MS: usize = 20_000;
 
 /// One client.
 pub struct Worker {
@@ -66,12 +70,30 @@ impl Worker {
                 Err(error) => return Err(error),
             }
         }
-        while !until() {
-            let pause = PAUSE.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
-            tokio::time::sleep(pause).await;
-            self.step().await?;
+        tokio::select! {
+            biased;
+            worked = self.take_steps(until) => worked?,
+            never = self.watch_shared() => match never {},
         }
         self.client.close().await
+    }
+
+    async fn take_steps(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
+        while !until() {
+            self.pause(PAUSE).await;
+            if self.random(0..REST) == 0 {
+                let rest_ms = self.random(0..REST_MAX_MS) as u64;
+                tokio::time::sleep(Duration::from_millis(rest_ms)).await;
+            }
+            self.step().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for so long on average.
+    async fn pause(&self, mean: Duration) {
+        let pause = mean.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
+        tokio::time::sleep(pause).await;
     }
 
     fn name(&self) -> String {
@@ -178,18 +200,22 @@ impl Worker {
         let durable = self.random(0..2) == 0;
         let new = self.bytes(WRITE_BYTES_MAX);
         let at = self.random(0..bytes.len() + 1);
-        let size = match self.random(0..4) {
-            0 => Some(self.random(0..bytes.len() + 1)),
-            1 => Some(bytes.len() + self.random(0..WRITE_BYTES_MAX)),
-            _ => None,
+        let shorter = self.random(0..bytes.len() + 1);
+        let longer = bytes.len() + self.random(0..WRITE_BYTES_MAX);
+        // What is cut, and longer again, has zeros there.
+        let sizes = match self.random(0..6) {
+            0 => vec![shorter],
+            1 => vec![longer],
+            2 => vec![shorter, longer],
+            _ => Vec::new(),
         };
         let (length, synced) = (new.len(), if durable { "sync" } else { "close" });
         self.begin(
             &[name],
-            format_args!("change {name}: {length} bytes at {at}, size {size:?}, {synced}"),
+            format_args!("change {name}: {length} bytes at {at}, sizes {sizes:?}, {synced}"),
         );
         let file = self.open(name).await?;
-        if let Some(size) = size {
+        for size in sizes {
             file.truncate(size as u64).await?;
             bytes.resize(size, 0);
         }
