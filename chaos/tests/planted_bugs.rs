@@ -16,14 +16,11 @@ use harvestfs_protocol::planted::{Bug, plant};
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
 const SEEDS: u64 = 200;
 /// What the simulator does not find yet with so many seeds.
-const NOT_FOUND: [Bug; 8] = [
-    Bug::KeepsWhatIsCut,
+const NOT_FOUND: [Bug; 5] = [
     Bug::RemovesBeforeDurable,
     Bug::IgnoresFailedJournalSync,
-    Bug::BelievesExpiredLease,
     Bug::ExtendsLeaseByAnswer,
     Bug::ForgetsUnconfirmed,
-    Bug::KeepsOldPages,
     Bug::SkipsSealedDirectorySync,
 ];
 /// How long clients work and faults begin, in virtual time.
