@@ -1,10 +1,11 @@
 //! What clients do, and whether they are kept what they were promised.
 //!
 //! Each client has a directory of its own, which nobody else changes: there every answer is known beforehand
-//! ([`memory`]). Then there is a directory that all share ([`shared`]).
+//! ([`memory`]). Then there are directories that all share: of files ([`shared`]), and of names ([`names`]).
 
 mod check;
 mod memory;
+mod names;
 mod shared;
 
 use std::cell::RefCell;
@@ -24,6 +25,8 @@ pub use self::check::sizes;
 use self::memory::Known;
 pub use self::memory::Memory;
 pub use self::memory::difference;
+pub use self::names::History;
+use self::names::NAMES_DIRECTORY;
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
 use super::journal::Journal;
@@ -37,10 +40,10 @@ const FILE_BYTES_MAX: usize = 3 << 20;
 /// Most bytes that one write of a part has.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Mean time between two operations of a client.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(20);
 /// One of so many operations is after a rest of up to so long: meanwhile the client only looks at what it has cached, and
 /// nothing but keepalives renews its lease.
-const REST: usize = 200;
+const REST: usize = 2_000;
 const REST_MAX_MS: usize = 20_000;
 
 /// One client.
@@ -50,6 +53,7 @@ pub struct Worker {
     pub rng: Rc<RefCell<SmallRng>>,
     pub memory: Rc<RefCell<Memory>>,
     pub board: Rc<RefCell<Board>>,
+    pub names: Rc<RefCell<History>>,
     pub journal: Journal,
 }
 
@@ -64,8 +68,9 @@ impl Worker {
     /// # Errors
     /// When the session cannot go on: a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
-        for directory in [own_directory(self.number), SHARED_DIRECTORY.to_owned()] {
-            match self.make_directory(&directory).await {
+        let own = own_directory(self.number);
+        for directory in [&own, SHARED_DIRECTORY, NAMES_DIRECTORY] {
+            match self.make_directory(directory).await {
                 Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
                 Err(error) => return Err(error),
             }
@@ -124,6 +129,7 @@ impl Worker {
             Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
             _ if dice < 65 => self.list().await,
             _ if dice < 70 => self.publish().await,
+            _ if dice < 82 => self.use_names().await,
             _ if dice < 92 => self.read_shared().await,
             _ => self.write(&name).await,
         };
