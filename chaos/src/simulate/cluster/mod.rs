@@ -30,7 +30,7 @@ use self::mounts::Mounts;
 pub use self::mounts::history;
 use self::network::{Link, Network};
 pub use self::shrink::shrink;
-use self::workload::{Board, Memory, Worker, check_all};
+use self::workload::{Board, History, Memory, Worker, check_all};
 use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
 use crate::random;
@@ -108,6 +108,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
         journal,
         stop,
         board: Rc::default(),
+        names: Rc::default(),
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
@@ -148,6 +149,7 @@ struct Simulation {
     /// Clients come to an end.
     stop: Rc<Cell<bool>>,
     board: Rc<RefCell<Board>>,
+    names: Rc<RefCell<History>>,
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
 }
@@ -189,6 +191,7 @@ impl Simulation {
         let of_client = &self.clients[usize::from(number)];
         let (rng, memory) = (Rc::clone(&of_client.rng), Rc::clone(&of_client.memory));
         let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
+        let names = Rc::clone(&self.names);
         let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&of_client.is_done));
         let connections = self.world.connections(Part::Client(number))?;
         self.world.host(Part::Client(number)).spawn(async move {
@@ -200,6 +203,7 @@ impl Simulation {
                         rng: Rc::clone(&rng),
                         memory: Rc::clone(&memory),
                         board: Rc::clone(&board),
+                        names: Rc::clone(&names),
                         journal: journal.clone(),
                     };
                     worker.work(|| stop.get()).await
@@ -287,6 +291,7 @@ impl Simulation {
     }
 
     fn check(&mut self) -> io::Result<()> {
+        self.names.borrow().check(&self.journal);
         let connections = self.world.connections(Part::Client(0))?;
         let memories: Vec<_> = self
             .clients

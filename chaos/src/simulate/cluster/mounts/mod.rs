@@ -6,6 +6,7 @@ mod kernel;
 mod log;
 mod private;
 mod shared;
+mod watched;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -57,6 +58,7 @@ struct Mount {
 /// A program on one mount.
 struct Program {
     number: u8,
+    client: Client,
     thread: Thread,
     rng: Rc<RefCell<SmallRng>>,
     files: Rc<RefCell<Files>>,
@@ -120,6 +122,7 @@ impl Mounts {
             let kernel = Kernel::mount(&client, seed);
             let program = |_| Program {
                 number,
+                client: client.clone(),
                 thread: kernel.thread(),
                 rng: Rc::clone(&rng),
                 files: Rc::clone(&files),
@@ -127,13 +130,16 @@ impl Mounts {
                 journal: journal.clone(),
                 stop: Rc::clone(&stop),
             };
-            let [private, shared, log, follower] = [0, 1, 2, 3].map(program);
+            let [private, shared, log, follower, changer, watcher] =
+                [0, 1, 2, 3, 4, 5].map(program);
             let work = async {
                 tokio::join!(
                     private.work_alone(),
                     shared.work_with_others(),
                     log.append(),
                     follower.follow(),
+                    changer.change_watched(),
+                    watcher.watch(),
                 );
             };
             let shrinking = async {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::Program;
 use super::log::Log;
+use super::watched::Watched;
 
 /// Where they are.
 pub(super) const DIRECTORY: &str = "/of-mounts";
@@ -38,6 +39,7 @@ pub struct Board {
     exclusive: u64,
     winners: Vec<u8>,
     pub(super) log: Log,
+    pub(super) watched: Watched,
 }
 
 impl Board {
@@ -49,7 +51,7 @@ impl Board {
 }
 
 impl Board {
-    fn doubt(&mut self, number: u8) {
+    pub(super) fn doubt(&mut self, number: u8) {
         *self.doubts.entry(number).or_default() += 1;
     }
 }
@@ -87,10 +89,15 @@ impl Program {
         changed
     }
 
+    /// How often a change of this mount had no known outcome.
+    pub(super) fn doubts(&self) -> u64 {
+        let doubts = &self.board.borrow().doubts;
+        doubts.get(&self.number).copied().unwrap_or(0)
+    }
+
     fn new_name(&self, kind: &str) -> String {
         let number = self.number;
-        let doubts = self.board.borrow().doubts.get(&number).copied();
-        let (doubts, file) = (doubts.unwrap_or(0), self.random(0..FILES));
+        let (doubts, file) = (self.doubts(), self.random(0..FILES));
         format!("{kind}-{number}-{doubts}-{file}")
     }
 

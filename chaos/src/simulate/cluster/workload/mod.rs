@@ -1,10 +1,11 @@
 //! What clients do, and whether they are kept what they were promised.
 //!
 //! Each client has a directory of its own, which nobody else changes: there every answer is known beforehand
-//! ([`memory`]). Then there is a directory that all share ([`shared`]).
+//! ([`memory`]). Then there are directories that all share: of files ([`shared`]), and of names ([`names`]).
 
 mod check;
 mod memory;
+mod names;
 mod shared;
 
 use std::cell::RefCell;
@@ -24,6 +25,8 @@ pub use self::check::sizes;
 use self::memory::Known;
 pub use self::memory::Memory;
 pub use self::memory::difference;
+pub use self::names::History;
+use self::names::NAMES_DIRECTORY;
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
 use super::journal::Journal;
@@ -37,7 +40,11 @@ const FILE_BYTES_MAX: usize = 3 << 20;
 /// Most bytes that one write of a part has.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Mean time between two operations of a client.
-const PAUSE: Duration = Duration::from_millis(80);
+const PAUSE: Duration = Duration::from_millis(20);
+/// One of so many operations is after a rest of up to so long: meanwhile the client only looks at what it has cached, and
+/// nothing but keepalives renews its lease.
+const REST: usize = 2_000;
+const REST_MAX_MS: usize = 20_000;
 
 /// One client.
 pub struct Worker {
@@ -46,6 +53,7 @@ pub struct Worker {
     pub rng: Rc<RefCell<SmallRng>>,
     pub memory: Rc<RefCell<Memory>>,
     pub board: Rc<RefCell<Board>>,
+    pub names: Rc<RefCell<History>>,
     pub journal: Journal,
 }
 
@@ -60,18 +68,37 @@ impl Worker {
     /// # Errors
     /// When the session cannot go on: a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
-        for directory in [own_directory(self.number), SHARED_DIRECTORY.to_owned()] {
-            match self.make_directory(&directory).await {
+        let own = own_directory(self.number);
+        for directory in [&own, SHARED_DIRECTORY, NAMES_DIRECTORY] {
+            match self.make_directory(directory).await {
                 Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
                 Err(error) => return Err(error),
             }
         }
-        while !until() {
-            let pause = PAUSE.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
-            tokio::time::sleep(pause).await;
-            self.step().await?;
+        tokio::select! {
+            biased;
+            worked = self.take_steps(until) => worked?,
+            never = self.watch_shared() => match never {},
         }
         self.client.close().await
+    }
+
+    async fn take_steps(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
+        while !until() {
+            self.pause(PAUSE).await;
+            if self.random(0..REST) == 0 {
+                let rest_ms = self.random(0..REST_MAX_MS) as u64;
+                tokio::time::sleep(Duration::from_millis(rest_ms)).await;
+            }
+            self.step().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for so long on average.
+    async fn pause(&self, mean: Duration) {
+        let pause = mean.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
+        tokio::time::sleep(pause).await;
     }
 
     fn name(&self) -> String {
@@ -102,6 +129,7 @@ impl Worker {
             Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
             _ if dice < 65 => self.list().await,
             _ if dice < 70 => self.publish().await,
+            _ if dice < 82 => self.use_names().await,
             _ if dice < 92 => self.read_shared().await,
             _ => self.write(&name).await,
         };
@@ -178,18 +206,22 @@ impl Worker {
         let durable = self.random(0..2) == 0;
         let new = self.bytes(WRITE_BYTES_MAX);
         let at = self.random(0..bytes.len() + 1);
-        let size = match self.random(0..4) {
-            0 => Some(self.random(0..bytes.len() + 1)),
-            1 => Some(bytes.len() + self.random(0..WRITE_BYTES_MAX)),
-            _ => None,
+        let shorter = self.random(0..bytes.len() + 1);
+        let longer = bytes.len() + self.random(0..WRITE_BYTES_MAX);
+        // What is cut, and longer again, has zeros there.
+        let sizes = match self.random(0..6) {
+            0 => vec![shorter],
+            1 => vec![longer],
+            2 => vec![shorter, longer],
+            _ => Vec::new(),
         };
         let (length, synced) = (new.len(), if durable { "sync" } else { "close" });
         self.begin(
             &[name],
-            format_args!("change {name}: {length} bytes at {at}, size {size:?}, {synced}"),
+            format_args!("change {name}: {length} bytes at {at}, sizes {sizes:?}, {synced}"),
         );
         let file = self.open(name).await?;
-        if let Some(size) = size {
+        for size in sizes {
             file.truncate(size as u64).await?;
             bytes.resize(size, 0);
         }

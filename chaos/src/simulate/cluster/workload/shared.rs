@@ -3,6 +3,8 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::Duration;
 
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::error::FsError;
@@ -18,6 +20,10 @@ const SHARED: usize = 2;
 const WORDS: u64 = 1_000;
 /// How often more.
 const TIMES_MAX: usize = 8;
+
+/// Mean time between two looks at sizes, and how long a client waits after one that failed.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const ERROR_PAUSE: Duration = Duration::from_millis(300);
 
 /// Versions of a file in the shared directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,21 +68,38 @@ impl Worker {
 
     /// Reads one that some client replaces.
     pub async fn read_shared(&self) -> Result<(), ClientError> {
-        let names: Vec<String> = self.board.borrow().shared.keys().cloned().collect();
-        if names.is_empty() {
+        let Some(name) = self.shared_name() else {
             return Ok(());
-        }
-        let name = &names[self.random(0..names.len())];
-        if self.random(0..2) == 0 {
-            self.begin(&[], format_args!("look at shared {name}"));
-            return self.look_at_shared(name).await;
-        }
+        };
         self.begin(&[], format_args!("read shared {name}"));
-        check(&self.client, &self.board, name, &self.journal).await
+        check(&self.client, &self.board, &name, &self.journal).await
     }
 }
 
 impl Worker {
+    /// Looks at sizes all the time, beside what the client does else: what it has cached for too long is seen so, also
+    /// while it is cut off.
+    pub async fn watch_shared(&self) -> Infallible {
+        loop {
+            self.pause(LOOK_PAUSE).await;
+            let Some(name) = self.shared_name() else {
+                continue;
+            };
+            if let Err(error) = self.look_at_shared(&name).await {
+                self.journal.error(&self.name(), &error);
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
+
+    /// The name of a file that some client replaces.
+    fn shared_name(&self) -> Option<String> {
+        let board = self.board.borrow();
+        let count = board.shared.len();
+        let nth = (count > 0).then(|| self.random(0..count))?;
+        board.shared.keys().nth(nth).cloned()
+    }
+
     /// Looks at the size of one only, which needs nothing but what is cached.
     async fn look_at_shared(&self, name: &str) -> Result<(), ClientError> {
         let at_least = self.board.borrow().shared[name].at_least;
