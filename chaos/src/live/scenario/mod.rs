@@ -242,6 +242,8 @@ pub enum Kind {
     Kill,
     /// SIGSTOP, and SIGCONT after a while.
     Hang,
+    /// The machine sleeps for a while: the same, and what is sent to it meanwhile is lost.
+    Suspend,
     /// The primary needs the server for a while.
     Busy,
     /// No space is left on the disk for a while.
@@ -256,6 +258,8 @@ pub enum Kind {
     Delay,
     /// The disk does one access at a time, and takes its time, for a while.
     SlowDisk,
+    /// A sync of the disk fails, and what it was to store is lost, which shows when the power is lost after a while.
+    FailedSync,
     /// The namenode's directory is put back to a copy taken when it begins.
     Rollback,
     /// A copy of the namenode is started beside it, and a datanode goes astray to it.
@@ -274,10 +278,11 @@ pub(super) struct Amount {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Reimage,
         Self::Kill,
         Self::Hang,
+        Self::Suspend,
         Self::Busy,
         Self::FullDisk,
         Self::BitRot,
@@ -285,6 +290,7 @@ impl Kind {
         Self::Loss,
         Self::Delay,
         Self::SlowDisk,
+        Self::FailedSync,
         Self::Rollback,
         Self::Double,
     ];
@@ -296,6 +302,7 @@ impl Kind {
             Self::Reimage => "reimage",
             Self::Kill => "kill",
             Self::Hang => "hang",
+            Self::Suspend => "suspend",
             Self::Busy => "busy",
             Self::FullDisk => "full-disk",
             Self::BitRot => "bit-rot",
@@ -303,6 +310,7 @@ impl Kind {
             Self::Loss => "loss",
             Self::Delay => "delay",
             Self::SlowDisk => "slow-disk",
+            Self::FailedSync => "failed-sync",
             Self::Rollback => "rollback",
             Self::Double => "double",
         }
@@ -310,12 +318,15 @@ impl Kind {
 
     /// Whether the servers need networks of their own for it.
     pub(crate) fn needs_network(self) -> bool {
-        matches!(self, Self::Partition | Self::Loss | Self::Delay)
+        matches!(
+            self,
+            Self::Suspend | Self::Partition | Self::Loss | Self::Delay
+        )
     }
 
     /// Whether the run needs mounts of its own for it.
     pub(crate) fn needs_mounts(self) -> bool {
-        matches!(self, Self::FullDisk | Self::SlowDisk)
+        matches!(self, Self::FullDisk | Self::SlowDisk | Self::FailedSync)
     }
 
     fn amount(self) -> Option<Amount> {
@@ -344,7 +355,7 @@ impl Kind {
     fn hits_namenode(self) -> bool {
         matches!(
             self,
-            Self::Kill | Self::Hang | Self::Rollback | Self::Double
+            Self::Kill | Self::Hang | Self::FailedSync | Self::Rollback | Self::Double
         )
     }
 
