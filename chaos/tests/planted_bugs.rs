@@ -39,6 +39,7 @@ fn broken(bug: Option<Bug>, seed: u64, directory: &Path) -> Option<String> {
         clients: 3,
         mounts: 2,
         faults: FaultKind::ALL.to_vec(),
+        replay: None,
         without: BTreeSet::new(),
         directory: directory.to_owned(),
     };

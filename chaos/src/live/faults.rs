@@ -56,6 +56,7 @@ impl Scene<'_> {
         {
             self.excuse_double(server);
         }
+        self.watch.record(event);
         let Self { cluster, watch, .. } = self;
         let amount = |begins: bool| if begins { event.amount } else { 0 };
         match (event.kind, event.begins, server) {
@@ -120,6 +121,7 @@ impl Scene<'_> {
         self.cluster.end_double();
         let Self { cluster, watch, .. } = self;
         watch.note("everything is healed");
+        watch.all_end();
         let servers = (0..cluster.conditions.len()).map(Part::Server);
         let mounts = (0..cluster.mounts.len()).map(Part::Mount);
         for part in std::iter::once(Part::Namenode).chain(servers).chain(mounts) {

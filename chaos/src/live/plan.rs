@@ -19,6 +19,17 @@ pub enum Part {
     Mount(usize),
 }
 
+impl Part {
+    /// As simulations call it, which count from 0.
+    pub(crate) fn simulated(self) -> String {
+        match self {
+            Self::Namenode => "namenode".into(),
+            Self::Server(server) => format!("datanode-{server}"),
+            Self::Mount(mount) => format!("mount-{mount}"),
+        }
+    }
+}
+
 /// One thing that begins or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use check::Checker;
 pub use trace::Trace;
 
+use crate::simulate::cluster::replay::Shape;
+
 /// A checked scenario.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -316,6 +318,16 @@ impl Kind {
         }
     }
 
+    /// As simulations call it.
+    pub(crate) fn simulated(self) -> &'static str {
+        match self {
+            Self::Kill => "crash",
+            Self::FullDisk => "disk-full",
+            Self::BitRot => "rot",
+            _ => self.name(),
+        }
+    }
+
     /// Whether the servers need networks of their own for it.
     pub(crate) fn needs_network(self) -> bool {
         matches!(
@@ -419,6 +431,19 @@ impl Scenario {
         }
         let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
         Self::parse(path, &text)
+    }
+
+    /// The cluster that a simulation of it has.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        // All are far fewer, as checked.
+        let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        Shape {
+            datanodes: count(self.cluster.servers.len()),
+            clients: self.clients.count,
+            mounts: count(self.mounts.count),
+            length_ms: self.duration_ms,
+        }
     }
 
     /// Checks the text of a scenario; `path` is for errors.
