@@ -17,7 +17,7 @@ const DISK_BYTES: usize = 64 << 30;
 
 /// Moves a directory of a cluster, whose part does not run, to a disk that can fail. The directory on which that is
 /// mounted is removed after it.
-fn move_to_disk(cluster: &Cluster, directory: &str) -> (FailingDisk, TempDir) {
+fn move_to_disk(cluster: &Cluster, directory: &str) -> (TempDir, FailingDisk) {
     let at = tempfile::tempdir().expect("a directory");
     let path = cluster.path(directory);
     let status = Command::new("cp")
@@ -28,7 +28,7 @@ fn move_to_disk(cluster: &Cluster, directory: &str) -> (FailingDisk, TempDir) {
     fs::remove_dir_all(&path).expect("remove");
     symlink(at.path(), &path).expect("symlink");
     let disk = FailingDisk::over(at.path(), DISK_BYTES).expect("it is mounted");
-    (disk, at)
+    (at, disk)
 }
 
 /// Begins to write a file with a sync. A process of its own: one that has a file open cannot start a part that
@@ -63,13 +63,13 @@ fn what_the_namenode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
         return;
     }
     // It ends after the cluster.
-    let (disk, _at);
+    let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 3,
         ..ClusterOptions::default()
     });
     cluster.stop("namenode");
-    (disk, _at) = move_to_disk(&cluster, "namenode");
+    (_at, disk) = move_to_disk(&cluster, "namenode");
     cluster.start_namenode();
     let mount = cluster.mount("mnt");
     write(&cluster, &mount, 0);
@@ -105,7 +105,7 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
         return;
     }
     // It ends after the cluster.
-    let (disk, _at);
+    let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 1,
         replication: 1,
@@ -113,7 +113,7 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     });
     let datanode = Cluster::datanode(1);
     cluster.stop(&datanode);
-    (disk, _at) = move_to_disk(&cluster, &datanode);
+    (_at, disk) = move_to_disk(&cluster, &datanode);
     cluster.start_datanode(1);
     let mount = cluster.mount("mnt");
     write(&cluster, &mount, 0);
