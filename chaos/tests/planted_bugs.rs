@@ -56,6 +56,7 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
         clients: 3,
         mounts: 2,
         faults,
+        replay: None,
         without: BTreeSet::new(),
         directory: directory.to_owned(),
     };

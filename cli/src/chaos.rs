@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use harvestfs_chaos::live::{
     self, LiveError, Loss, Metrics, Options, Plan, Progress, Scenario, SlowdownOptions,
 };
+use harvestfs_chaos::simulate::cluster::replay::Replay;
 use harvestfs_http::{Access, Endpoint, MetricsSite};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -75,6 +76,9 @@ struct RunArgs {
     /// Write a page with plots to this file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write what was done to the cluster, in the first run, to this file, for `harvestfs simulate cluster --replay`.
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
     /// Tell metrics to Prometheus on this address of this machine while it runs.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -223,6 +227,13 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     }
     if let Some(file) = &args.html {
         write_file(file, &report.to_html())?;
+    }
+    if let (Some(file), Some(run)) = (&args.replay, report.runs.first()) {
+        let replay = Replay {
+            shape: scenario.shape(),
+            faults: run.faults.clone(),
+        };
+        write_file(file, &replay.to_lines()?)?;
     }
     if report.passed() {
         return Ok(());

@@ -1,17 +1,21 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
 use harvestfs_tests::{
-    Prometheus, Target, TargetAccess, can_mount, free_tcp_address, have_program,
+    Prometheus, Target, TargetAccess, can_mount, free_tcp_address, have_program, wait_until,
 };
 use serde_json::{Value, json};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
 const SCENARIOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos/scenarios");
+const DEADLINE: Duration = Duration::from_secs(60);
 const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dashboards/alerts.yml");
 
 fn chaos(arguments: &[&str]) -> Output {
@@ -165,6 +169,45 @@ fn programs_work_as_the_harness_says_and_end_with_it() {
     assert!(child.wait().expect("it ends").success());
     let help = String::from_utf8(chaos(&["--help"]).stdout).expect("text");
     assert!(!help.contains("work-on-mounts"), "{help}");
+}
+
+/// A program that was killed, and one that it had started, do not go on beside the next one.
+#[test]
+fn what_a_killed_program_started_ends_with_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let programs = directory.path().join("programs");
+    std::fs::create_dir(&programs).expect("made");
+    let started = directory.path().join("started");
+    let script = format!(
+        "#!/bin/sh\necho $$ > {0}.new\nmv {0}.new {0}\nexec /bin/sleep 1000\n",
+        started.display()
+    );
+    let sqlite = programs.join("sqlite3");
+    std::fs::write(&sqlite, script).expect("written");
+    std::fs::set_permissions(&sqlite, Permissions::from_mode(0o755)).expect("executable");
+    let task = json!({
+        "kind": "sqlite",
+        "spec": {"count": 1},
+        "seed": 1,
+        "mounts": [directory.path()],
+        "access": {"identity": "/nowhere", "namenode": "127.0.0.1:1", "spec": {}},
+    });
+    let path = std::env::var("PATH").expect("a path");
+    let mut command = Command::new(BINARY);
+    command.args(["chaos", "work-on-mounts"]);
+    command.env("PATH", format!("{}:{path}", programs.display()));
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.spawn().expect("the binary runs");
+    let mut orders = child.stdin.take().expect("its standard input");
+    writeln!(orders, "{task}").expect("it reads");
+    writeln!(orders, "{}", json!({"ready": {"mount": 0}})).expect("it reads");
+    wait_until("a transaction begins", DEADLINE, || started.exists());
+    let pid = std::fs::read_to_string(&started).expect("a number");
+    let process = Path::new("/proc").join(pid.trim());
+    assert!(process.exists());
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    wait_until("the transaction ends", DEADLINE, || !process.exists());
 }
 
 #[test]

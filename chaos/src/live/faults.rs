@@ -52,10 +52,11 @@ impl Scene<'_> {
             Part::Namenode | Part::Mount(_) => None,
         };
         if let Some(server) = server
-            && matches!(event.kind, Kind::Reimage | Kind::BitRot)
+            && matches!(event.kind, Kind::Reimage | Kind::BitRot | Kind::FailedSync)
         {
             self.excuse_double(server);
         }
+        self.watch.record(event);
         let Self { cluster, watch, .. } = self;
         let amount = |begins: bool| if begins { event.amount } else { 0 };
         match (event.kind, event.begins, server) {
@@ -76,6 +77,12 @@ impl Scene<'_> {
                 }
             }
             (Kind::Hang, hung, _) => cluster.set_hung(event.part, hung),
+            (Kind::Suspend, asleep, _) => cluster.set_asleep(event.part, asleep),
+            (Kind::FailedSync, true, _) => cluster.fail_next_sync(event.part),
+            (Kind::FailedSync, false, _) => {
+                cluster.lose_power(event.part);
+                cluster.start(event.part)?;
+            }
             // The datanode sees it in its trace.
             (Kind::Busy, busy, Some(server)) => cluster.conditions[server].busy = busy,
             (Kind::FullDisk, full, Some(server)) => cluster.set_full(server, full)?,
@@ -114,10 +121,11 @@ impl Scene<'_> {
         self.cluster.end_double();
         let Self { cluster, watch, .. } = self;
         watch.note("everything is healed");
+        watch.all_end();
         let servers = (0..cluster.conditions.len()).map(Part::Server);
         let mounts = (0..cluster.mounts.len()).map(Part::Mount);
         for part in std::iter::once(Part::Namenode).chain(servers).chain(mounts) {
-            cluster.set_hung(part, false);
+            cluster.set_asleep(part, false);
             cluster.set_cut(part, false);
             cluster.set_loss(part, 0);
             cluster.set_delay(part, 0);

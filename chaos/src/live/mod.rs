@@ -38,6 +38,7 @@ mod verify;
 mod watch;
 mod workload;
 
+pub use disk::FailingDisk;
 pub use error::LiveError;
 pub use ledger::{Change, Fate};
 pub use metrics::Metrics;

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,6 +67,8 @@ struct Link {
     loss_percent: AtomicU32,
     /// Frames come so late, in each direction.
     delay_ms: AtomicU32,
+    /// Its machine sleeps: no frame comes through.
+    is_down: AtomicBool,
 }
 
 /// A frame that is late: when it is due, where it goes, and its bytes.
@@ -159,6 +161,11 @@ impl Network {
         self.link(server)
             .side
             .store(u32::from(cut), Ordering::Relaxed);
+    }
+
+    /// Takes the link of a server down, or up again.
+    pub fn set_down(&self, server: usize, down: bool) {
+        self.link(server).is_down.store(down, Ordering::Relaxed);
     }
 
     /// Has so many of a hundred frames from and to a server be lost.
@@ -262,6 +269,9 @@ impl Switch {
         let ends = [&self.links[from], &self.links[to]];
         let [side, other] = ends.map(|it| it.side.load(Ordering::Relaxed));
         let lost = ends.into_iter().any(|link| {
+            if link.is_down.load(Ordering::Relaxed) {
+                return true;
+            }
             let percent = link.loss_percent.load(Ordering::Relaxed);
             percent > 0 && self.rng.random_range(0..100) < percent
         });

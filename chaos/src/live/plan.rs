@@ -19,6 +19,17 @@ pub enum Part {
     Mount(usize),
 }
 
+impl Part {
+    /// As simulations call it, which count from 0.
+    pub(crate) fn simulated(self) -> String {
+        match self {
+            Self::Namenode => "namenode".into(),
+            Self::Server(server) => format!("datanode-{server}"),
+            Self::Mount(mount) => format!("mount-{mount}"),
+        }
+    }
+}
+
 /// One thing that begins or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -95,10 +106,9 @@ impl Plan {
         self.events.iter().any(|event| wanted(event.kind))
     }
 
-    /// Whether this happens to a server.
+    /// Whether this happens to a part.
     #[must_use]
-    pub fn hits(&self, server: usize, kind: Kind) -> bool {
-        let part = Part::Server(server);
+    pub fn hits(&self, part: Part, kind: Kind) -> bool {
         let mut events = self.events.iter();
         events.any(|event| event.kind == kind && event.part == part)
     }
@@ -140,6 +150,7 @@ impl Event {
         let what = match (self.kind, self.begins) {
             (kind, true) => kind.name().to_owned(),
             (Kind::Reimage | Kind::Kill, false) => "start".into(),
+            (Kind::FailedSync, false) => "power loss".into(),
             (kind, false) => format!("end of {}", kind.name()),
         };
         match self.part {

@@ -8,6 +8,7 @@ use super::ledger::Change;
 use super::verify::Comparison;
 use super::workload::Accesses;
 use crate::report::{Axis, Lines, Series, Table};
+use crate::simulate::cluster::replay::Given;
 
 /// All runs of a scenario.
 #[derive(Clone, Debug, Serialize)]
@@ -70,6 +71,8 @@ pub struct RunReport {
     pub comparison: Comparison,
     /// What happened when.
     pub events: Vec<String>,
+    /// The faults that began, as `harvestfs simulate cluster --replay` takes them.
+    pub faults: Vec<Given>,
     /// A look at the cluster about every second (of large clusters, every five).
     pub samples: Vec<Sample>,
 }

@@ -583,6 +583,7 @@ impl Run<'_> {
             accesses,
             comparison,
             events: watch.notes,
+            faults: watch.faults,
             samples: watch.samples,
         }
     }

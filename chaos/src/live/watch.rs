@@ -1,15 +1,18 @@
 //! What is seen of a run while it goes on.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::LiveError;
 use super::admin::Admin;
 use super::cluster::{Cluster, Condition};
 use super::ledger::Ledger;
+use super::plan::{Event, Part};
 use super::report::Sample;
 use super::rot::Flipped;
+use super::scenario::Kind;
 use super::workload::Counters;
+use crate::simulate::cluster::replay::Given;
 
 /// What is seen while it runs.
 pub(crate) struct Watch {
@@ -20,6 +23,10 @@ pub(crate) struct Watch {
     pub samples: Vec<Sample>,
     /// What happened.
     pub notes: Vec<String>,
+    /// The faults that have begun, as a simulation takes them.
+    pub faults: Vec<Given>,
+    /// Which of them go on.
+    ongoing: Vec<(Kind, Part, usize)>,
     /// What parts did that they must not do.
     pub broken: Vec<String>,
     /// All bits that were flipped.
@@ -28,6 +35,10 @@ pub(crate) struct Watch {
     rotten: usize,
     repairs: Repairs,
 }
+
+/// What follows a failed sync, as a simulation calls it, and how long the part needs to start.
+const POWER_LOSS: &str = "power-loss";
+const POWER_LOST: Duration = Duration::from_secs(1);
 
 /// Repairs that the namenode counts, across its restarts.
 #[derive(Default)]
@@ -57,6 +68,8 @@ impl Watch {
             ledger: Ledger::default(),
             samples: Vec::new(),
             notes: Vec::new(),
+            faults: Vec::new(),
+            ongoing: Vec::new(),
             broken: Vec::new(),
             flipped: Vec::new(),
             rotten: 0,
@@ -73,6 +86,46 @@ impl Watch {
     pub fn note(&mut self, text: &str) {
         let seconds = self.now_ms() as f64 / 1e3;
         self.notes.push(format!("{seconds:>8.1} s  {text}"));
+    }
+
+    /// Writes down for a simulation what begins or ends now.
+    pub fn record(&mut self, event: &Event) {
+        let Event {
+            kind, part, begins, ..
+        } = *event;
+        if begins {
+            self.ongoing.push((kind, part, self.faults.len()));
+            self.begins(kind.simulated(), part, Duration::ZERO);
+            return;
+        }
+        let is_same = |&(other, of, _): &(Kind, Part, usize)| (other, of) == (kind, part);
+        if let Some(at) = self.ongoing.iter().position(is_same) {
+            let (_, _, number) = self.ongoing.remove(at);
+            let now_ms = self.now_ms();
+            let fault = &mut self.faults[number];
+            fault.for_ms = now_ms - fault.at_ms;
+        }
+        if kind == Kind::FailedSync {
+            self.begins(POWER_LOSS, part, POWER_LOST);
+        }
+    }
+
+    fn begins(&mut self, fault: &str, part: Part, lasts: Duration) {
+        self.faults.push(Given {
+            at_ms: self.now_ms(),
+            part: part.simulated(),
+            fault: fault.to_owned(),
+            for_ms: lasts.as_millis() as u64,
+        });
+    }
+
+    /// All faults end now.
+    pub fn all_end(&mut self) {
+        let now_ms = self.now_ms();
+        for (_, _, number) in self.ongoing.drain(..) {
+            let fault = &mut self.faults[number];
+            fault.for_ms = now_ms - fault.at_ms;
+        }
     }
 
     /// Repairs that the namenode has counted so far.

@@ -1,6 +1,7 @@
 //! `harvestfs simulate cluster`.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,12 +9,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use harvestfs_chaos::simulate::cluster::replay::{Replay, Shape};
 use harvestfs_chaos::simulate::cluster::{FaultKind, Options, Report, run as simulate, shrink};
 
 use super::{bad_argument, choose, interrupts, write_file};
 
 /// Where the files of a simulation are by default, if it is there: they are synced all the time.
 const IN_MEMORY: &str = "/dev/shm";
+/// What is simulated when nothing is said.
+const SHAPE: Shape = Shape {
+    datanodes: 6,
+    clients: 3,
+    mounts: 2,
+    length_ms: 60_000,
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -27,22 +36,26 @@ pub struct ClusterArgs {
     #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
     seed: Option<u64>,
     /// How long clients work and faults begin, in minutes of virtual time; then all faults end, and what was
-    /// promised is compared.
-    #[arg(long, default_value_t = 1.0, value_name = "MINUTES")]
-    minutes: f64,
-    /// Datanodes, 1 to 250.
-    #[arg(long, default_value_t = 6, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
-    datanodes: u8,
-    /// Clients, 1 to 250.
-    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
-    clients: u8,
-    /// Mounts, 0 to 250, each driven by a model of the kernel.
-    #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=250))]
-    mounts: u8,
+    /// promised is compared [default: 1].
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<f64>,
+    /// Datanodes, 1 to 250 [default: 6].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
+    datanodes: Option<u8>,
+    /// Clients, 1 to 250 [default: 3].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
+    clients: Option<u8>,
+    /// Mounts, 0 to 250, each driven by a model of the kernel [default: 2].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=250))]
+    mounts: Option<u8>,
     /// What happens to machines and the network: `all`, `none`, or some of crash, hang, suspend, partition, loss,
     /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
     faults: String,
+    /// Let happen what `harvestfs chaos run --replay FILE` wrote, to a cluster of the same size if nothing else is
+    /// said, instead of faults that the seed decides. The seed still decides what clients do, how strong faults are and when datagrams come.
+    #[arg(long, value_name = "FILE", conflicts_with = "faults")]
+    replay: Option<PathBuf>,
     /// Leave out these faults, by their numbers in the trace, separated by commas.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     without: Vec<u32>,
@@ -67,8 +80,16 @@ impl ClusterArgs {
             "none" => Vec::new(),
             list => choose("faults", list, &all, parse)?,
         };
-        let length = Duration::try_from_secs_f64(self.minutes * 60.0)
-            .map_err(|error| bad_argument(format!("--minutes {}: {error}", self.minutes)))?;
+        let replay = self.replay.as_deref().map(read_replay).transpose()?;
+        let shape = replay.as_ref().map_or(SHAPE, |it| it.shape);
+        let minutes = self.minutes.unwrap_or(shape.length_ms as f64 / 60e3);
+        let length = Duration::try_from_secs_f64(minutes * 60.0)
+            .map_err(|error| bad_argument(format!("--minutes {minutes}: {error}")))?;
+        let count = |given: Option<u8>, of_shape: u16| match given {
+            Some(count) => Ok(count),
+            None => u8::try_from(of_shape)
+                .map_err(|_| bad_argument(format!("{of_shape} parts of a kind are too many"))),
+        };
         let in_memory = Path::new(IN_MEMORY);
         let directory = match &self.directory {
             Some(directory) => directory.clone(),
@@ -78,10 +99,11 @@ impl ClusterArgs {
         Ok(Options {
             seed: 0,
             length,
-            datanodes: self.datanodes,
-            clients: self.clients,
-            mounts: self.mounts,
+            datanodes: count(self.datanodes, shape.datanodes)?,
+            clients: count(self.clients, shape.clients)?,
+            mounts: count(self.mounts, shape.mounts)?,
             faults,
+            replay: replay.map(|it| it.faults),
             without: self.without.iter().copied().collect(),
             directory,
         })
@@ -98,11 +120,14 @@ impl ClusterArgs {
             without,
             ..
         } = options;
-        let faults = &self.faults;
+        let faults = match &self.replay {
+            Some(file) => format!("--replay {}", file.display()),
+            None => format!("--faults {}", self.faults),
+        };
         let minutes = length.as_secs_f64() / 60.0;
         let mut command = format!(
             "harvestfs simulate cluster --seed {seed} --minutes {minutes} --datanodes {datanodes} --clients {clients} \
-             --mounts {mounts} --faults {faults}"
+             --mounts {mounts} {faults}"
         );
         if !without.is_empty() {
             let numbers: Vec<String> = without.iter().map(u32::to_string).collect();
@@ -111,6 +136,12 @@ impl ClusterArgs {
         let _ = write!(command, " --trace seed-{seed}.txt");
         command
     }
+}
+
+fn read_replay(file: &Path) -> anyhow::Result<Replay> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()));
+    let wrong = |error| bad_argument(format!("{}: {error}", file.display()));
+    Replay::parse(&text?).map_err(wrong)
 }
 
 /// Runs `harvestfs simulate cluster`.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::border::{self, Order, Report, Task};
 use crate::live::LiveError;
@@ -180,6 +181,10 @@ impl Drop for Programs {
         if !self.ends_within(END_DEADLINE) {
             // It may have ended by now. What waits for a mount ends when that answers or ends.
             let _ = self.child.kill();
+            // What its programs started in turn is in its group.
+            if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
             self.ends_within(END_DEADLINE);
         }
     }

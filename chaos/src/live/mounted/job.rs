@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use harvestfs_client::Client;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::runtime::Runtime;
 
 use super::state::{Era, Shared};
@@ -121,8 +123,12 @@ pub(crate) fn run(
     }
 }
 
-/// Runs another program, and gives what it printed.
+/// Runs another program, and gives what it printed. It ends with the thread that waits for it, also when this process is
+/// killed: else it could go on where the next program works.
 pub(crate) fn output(command: &mut Command) -> io::Result<String> {
+    let end_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
+    // SAFETY: between fork and exec, the closure makes one system call, allocates nothing and takes no lock.
+    unsafe { command.pre_exec(end_with_parent) };
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

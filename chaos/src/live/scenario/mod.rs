@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use check::Checker;
 pub use trace::Trace;
 
+use crate::simulate::cluster::replay::Shape;
+
 /// A checked scenario.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -242,6 +244,8 @@ pub enum Kind {
     Kill,
     /// SIGSTOP, and SIGCONT after a while.
     Hang,
+    /// The machine sleeps for a while: the same, and what is sent to it meanwhile is lost.
+    Suspend,
     /// The primary needs the server for a while.
     Busy,
     /// No space is left on the disk for a while.
@@ -256,6 +260,8 @@ pub enum Kind {
     Delay,
     /// The disk does one access at a time, and takes its time, for a while.
     SlowDisk,
+    /// A sync of the disk fails, and what it was to store is lost, which shows when the power is lost after a while.
+    FailedSync,
     /// The namenode's directory is put back to a copy taken when it begins.
     Rollback,
     /// A copy of the namenode is started beside it, and a datanode goes astray to it.
@@ -274,10 +280,11 @@ pub(super) struct Amount {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Reimage,
         Self::Kill,
         Self::Hang,
+        Self::Suspend,
         Self::Busy,
         Self::FullDisk,
         Self::BitRot,
@@ -285,6 +292,7 @@ impl Kind {
         Self::Loss,
         Self::Delay,
         Self::SlowDisk,
+        Self::FailedSync,
         Self::Rollback,
         Self::Double,
     ];
@@ -296,6 +304,7 @@ impl Kind {
             Self::Reimage => "reimage",
             Self::Kill => "kill",
             Self::Hang => "hang",
+            Self::Suspend => "suspend",
             Self::Busy => "busy",
             Self::FullDisk => "full-disk",
             Self::BitRot => "bit-rot",
@@ -303,19 +312,33 @@ impl Kind {
             Self::Loss => "loss",
             Self::Delay => "delay",
             Self::SlowDisk => "slow-disk",
+            Self::FailedSync => "failed-sync",
             Self::Rollback => "rollback",
             Self::Double => "double",
         }
     }
 
+    /// As simulations call it.
+    pub(crate) fn simulated(self) -> &'static str {
+        match self {
+            Self::Kill => "crash",
+            Self::FullDisk => "disk-full",
+            Self::BitRot => "rot",
+            _ => self.name(),
+        }
+    }
+
     /// Whether the servers need networks of their own for it.
     pub(crate) fn needs_network(self) -> bool {
-        matches!(self, Self::Partition | Self::Loss | Self::Delay)
+        matches!(
+            self,
+            Self::Suspend | Self::Partition | Self::Loss | Self::Delay
+        )
     }
 
     /// Whether the run needs mounts of its own for it.
     pub(crate) fn needs_mounts(self) -> bool {
-        matches!(self, Self::FullDisk | Self::SlowDisk)
+        matches!(self, Self::FullDisk | Self::SlowDisk | Self::FailedSync)
     }
 
     fn amount(self) -> Option<Amount> {
@@ -344,7 +367,7 @@ impl Kind {
     fn hits_namenode(self) -> bool {
         matches!(
             self,
-            Self::Kill | Self::Hang | Self::Rollback | Self::Double
+            Self::Kill | Self::Hang | Self::FailedSync | Self::Rollback | Self::Double
         )
     }
 
@@ -408,6 +431,19 @@ impl Scenario {
         }
         let text = fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
         Self::parse(path, &text)
+    }
+
+    /// The cluster that a simulation of it has.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        // All are far fewer, as checked.
+        let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        Shape {
+            datanodes: count(self.cluster.servers.len()),
+            clients: self.clients.count,
+            mounts: count(self.mounts.count),
+            length_ms: self.duration_ms,
+        }
     }
 
     /// Checks the text of a scenario; `path` is for errors.

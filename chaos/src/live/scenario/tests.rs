@@ -78,6 +78,14 @@ fn errors_name_file_line_and_what_is_accepted() {
             "s.toml:5: `double` hits the namenode",
         ),
         (
+            "[[fault]]\nkind = \"suspend\"\nat_s = 1\nfor_s = 1\npart = \"namenode\"\n",
+            "s.toml:9: `suspend` hits servers",
+        ),
+        (
+            "[[fault]]\nkind = \"failed-sync\"\nat_s = 1\nfor_s = 1\nmounts = 1\n[mounts]\ncount = 1\n",
+            "s.toml:9: `failed-sync` hits servers, not mounts",
+        ),
+        (
             "[mounts]\ncount = 17\n",
             "s.toml:1: [mounts]: count is 0 to 16",
         ),

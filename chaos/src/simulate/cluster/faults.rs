@@ -10,6 +10,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::disk::Trouble;
 use super::journal::Journal;
+use super::replay::Script;
 use super::world::{Part, World};
 use super::{Link, Options};
 
@@ -142,6 +143,8 @@ struct UnderWay {
 /// Begins faults by chance, and ends them.
 pub struct Faults {
     kinds: Vec<FaultKind>,
+    /// Given instead of drawn.
+    script: Option<Script>,
     /// Numbers of those that are left out.
     without: BTreeSet<u32>,
     /// Of the last one.
@@ -161,14 +164,20 @@ impl Faults {
         if rng.random() {
             kinds = kinds.sample(&mut rng, FEW_KINDS).copied().collect();
         }
+        let script = options.replay.as_deref().map(Script::new);
         let next = start + Duration::from_millis(rng.random_range(BETWEEN_MS));
+        let weak = rng.random_range(0..options.datanodes);
         Self {
             kinds,
+            weak: script
+                .as_ref()
+                .and_then(|it| it.weak(options.datanodes))
+                .unwrap_or(Part::Datanode(weak)),
+            script,
             without: options.without.clone(),
             count: 0,
             next,
             under_way: Vec::new(),
-            weak: Part::Datanode(rng.random_range(0..options.datanodes)),
             power_losses: 0,
             namenode_losses: 0,
             rng,
@@ -202,7 +211,9 @@ impl Faults {
             .partition(|fault| fault.ends <= now);
         self.under_way = under_way;
         let restarted = end(over, world, journal)?;
-        if now >= self.next {
+        if self.script.is_some() {
+            self.begin_given(world, journal)?;
+        } else if now >= self.next {
             self.next = now + Duration::from_millis(self.rng.random_range(BETWEEN_MS));
             self.begin(world, journal)?;
         }
@@ -215,6 +226,7 @@ impl Faults {
     /// When a machine cannot be started.
     pub fn end(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         self.kinds.clear();
+        self.script = None;
         end(std::mem::take(&mut self.under_way), world, journal)
     }
 
@@ -256,6 +268,34 @@ impl Faults {
             _ => LASTS_MS,
         };
         let lasts = Duration::from_millis(rng.random_range(range));
+        self.begin_one((kind, part, lasts), world, journal, rng)
+    }
+
+    /// Begins what is given and due, each with chance of its own, too.
+    fn begin_given(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
+        let parts = world.parts();
+        while let Some(given) = self.script.as_mut().and_then(|it| it.next(world.now())) {
+            let rng = SmallRng::seed_from_u64(self.rng.random());
+            match given.simulated(&parts) {
+                Some(fault) if fault.0.is_for(fault.1, self.weak) => {
+                    self.begin_one(fault, world, journal, rng)?;
+                }
+                _ => {
+                    journal.note(&given.part, format_args!("not simulated: {}", given.fault));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_one(
+        &mut self,
+        (kind, part, lasts): (FaultKind, Part, Duration),
+        world: &mut World,
+        journal: &Journal,
+        mut rng: SmallRng,
+    ) -> io::Result<()> {
+        let parts = world.parts();
         self.count += 1;
         let number = self.count;
         if self.without.contains(&number) {

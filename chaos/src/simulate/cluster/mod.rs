@@ -7,6 +7,7 @@ mod journal;
 mod machine;
 mod mounts;
 mod network;
+pub mod replay;
 mod shrink;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use self::machine::Host;
 use self::mounts::Mounts;
 pub use self::mounts::history;
 use self::network::{Link, Network};
+use self::replay::Given;
 pub use self::shrink::shrink;
 use self::workload::{Board, History, Memory, Worker, check_all};
 use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
@@ -60,6 +62,8 @@ pub struct Options {
     pub mounts: u8,
     /// Kinds of faults; none: nothing fails.
     pub faults: Vec<FaultKind>,
+    /// Faults that are given instead of drawn; `faults` says nothing then.
+    pub replay: Option<Vec<Given>>,
     /// Faults that are left out, by their numbers.
     pub without: BTreeSet<u32>,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.

@@ -131,6 +131,7 @@ fn options(seed: u64, faults: &[FaultKind]) -> Options {
         datanodes: 4,
         clients: 2,
         mounts: 2,
+        replay: None,
         without: BTreeSet::new(),
         faults: faults.to_vec(),
         directory: std::env::temp_dir(),

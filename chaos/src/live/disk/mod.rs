@@ -3,6 +3,8 @@
 //! A slow disk is a mount of the datanode's directory on itself, of which the kernel asks this
 //! process before each access (fanotify). Mounts and questions are gone when this process is.
 
+mod failing;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::LiveError;
+pub use failing::FailingDisk;
 
 /// Moves this thread, and those that are started later, into a mount table of their own: what is
 /// mounted there is gone when the last of its processes ends.

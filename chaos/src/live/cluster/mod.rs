@@ -1,5 +1,7 @@
 //! A cluster of processes in one directory.
 
+mod conditions;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +13,7 @@ use std::time::Duration;
 use harvestfs_protocol::unix_now_ms;
 
 use super::LiveError;
-use super::disk::{self, Mounted, SlowDisk};
+use super::disk::{self, FailingDisk, Mounted, SlowDisk};
 use super::ledger::{self, Contents};
 use super::mounted::{self, Order, Programs};
 use super::network::{self, Home, Network};
@@ -19,21 +21,7 @@ use super::plan::{Part, Plan};
 use super::primary::Loads;
 use super::process::Process;
 use super::scenario::{Kind, Scenario, Variant};
-
-/// What is wrong with a server just now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Condition {
-    /// Its process does not run.
-    pub down: bool,
-    /// Its process is stopped.
-    pub hung: bool,
-    /// Its primary is made busy.
-    pub busy: bool,
-    /// It is cut off.
-    pub cut: bool,
-    /// Its disk is full.
-    pub full: bool,
-}
+pub(crate) use conditions::Condition;
 
 /// The processes and their directory.
 pub(crate) struct Cluster<'a> {
@@ -51,6 +39,8 @@ pub(crate) struct Cluster<'a> {
     slow: BTreeMap<usize, SlowDisk>,
     /// Disks of memory.
     mounted: Vec<Mounted>,
+    /// Disks whose syncs can fail.
+    failing: BTreeMap<Part, FailingDisk>,
     /// Of each server.
     pub conditions: Vec<Condition>,
     /// Whether programs know that each mount may be used.
@@ -61,7 +51,6 @@ pub(crate) struct Cluster<'a> {
     primaries_began: Option<u64>,
 }
 
-const FILLER: &str = "of-the-owner";
 /// For a hundred processes on a machine that does something else, too.
 pub(crate) const START_DEADLINE: Duration = Duration::from_secs(300);
 /// Volumes are small here: each is read in some seconds, again and again.
@@ -94,6 +83,7 @@ impl<'a> Cluster<'a> {
             double: None,
             slow: BTreeMap::new(),
             mounted: Vec::new(),
+            failing: BTreeMap::new(),
             conditions: vec![Condition::default(); scenario.cluster.servers.len()],
             mounts: vec![false; scenario.mounts.count],
             programs: Vec::new(),
@@ -114,6 +104,9 @@ impl<'a> Cluster<'a> {
             &block_size,
         ])?;
         cluster.allow_repairs(spec.repairs_per_hour)?;
+        if plan.hits(Part::Namenode, Kind::FailedSync) {
+            cluster.add_failing_disk(Part::Namenode)?;
+        }
         let has_rot = plan.has(|kind| kind == Kind::BitRot);
         for (number, server) in spec.servers.iter().enumerate() {
             let address = match network {
@@ -147,15 +140,19 @@ impl<'a> Cluster<'a> {
                 cluster.scrub_often(&server.name)?;
             }
             let volume = cluster.volume(number);
-            if plan.hits(number, Kind::FullDisk) || plan.hits(number, Kind::SlowDisk) {
+            let hits = |kind| plan.hits(Part::Server(number), kind);
+            if hits(Kind::FullDisk) || hits(Kind::SlowDisk) || hits(Kind::FailedSync) {
                 fs::create_dir_all(&volume)
                     .map_err(LiveError::io(format!("make {}", volume.display())))?;
             }
-            if plan.hits(number, Kind::FullDisk) {
+            // It can be full, too.
+            if hits(Kind::FailedSync) {
+                cluster.add_failing_disk(Part::Server(number))?;
+            } else if hits(Kind::FullDisk) {
                 let mounted = disk::mount_disk(&volume, spec.quota_mib)?;
                 cluster.mounted.push(mounted);
             }
-            if plan.hits(number, Kind::SlowDisk) {
+            if hits(Kind::SlowDisk) {
                 cluster.slow.insert(number, SlowDisk::new(&volume)?);
             }
         }
@@ -389,22 +386,6 @@ impl<'a> Cluster<'a> {
         self.path(&mounted::name(mount))
     }
 
-    /// Which link of the network is that of a part.
-    fn port(&self, part: Part) -> Option<usize> {
-        match part {
-            Part::Namenode => None,
-            Part::Server(server) => Some(server),
-            Part::Mount(mount) => Some(self.scenario.cluster.servers.len() + mount),
-        }
-    }
-
-    /// Programs on a mount are to know that a fault begins or ends.
-    fn disturb(&mut self, part: Part, begins: bool) {
-        if let Part::Mount(mount) = part {
-            self.order(Order::Disturbed { mount, begins });
-        }
-    }
-
     /// Waits until all that was started is ready.
     pub async fn wait_ready(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         let end = tokio::time::Instant::now() + START_DEADLINE;
@@ -437,6 +418,14 @@ impl<'a> Cluster<'a> {
         let name = self.name(part);
         if let Part::Server(server) = part {
             self.conditions[server].down = true;
+        }
+        if self
+            .failing
+            .get(&part)
+            .is_some_and(FailingDisk::take_failed)
+        {
+            // It is right to end then, and a supervisor starts it again.
+            return self.start(part).err().map(|error| error.to_string());
         }
         let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
         let last = log.lines().next_back().unwrap_or("it logged nothing");
@@ -476,100 +465,10 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// SIGSTOP, or SIGCONT.
-    pub fn set_hung(&mut self, part: Part, hung: bool) {
-        self.disturb(part, hung);
-        if let Some(process) = self.parts.get(&part) {
-            if hung {
-                process.pause();
-            } else {
-                process.resume();
-            }
-            if let Part::Server(server) = part {
-                self.conditions[server].hung = hung;
-            }
-        }
-    }
-
-    /// Cuts a server or mount off, or ends that.
-    pub fn set_cut(&mut self, part: Part, cut: bool) {
-        self.disturb(part, cut);
-        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
-            network.set_cut(port, cut);
-            if let Part::Server(server) = part {
-                self.conditions[server].cut = cut;
-            }
-        }
-    }
-
-    /// Has so many of a hundred frames from and to a server or mount be lost; 0 ends that.
-    pub fn set_loss(&mut self, part: Part, percent: u32) {
-        self.disturb(part, percent > 0);
-        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
-            network.set_loss(port, percent);
-        }
-    }
-
-    /// Has frames from and to a server or mount come so late; 0 ends that.
-    pub fn set_delay(&mut self, part: Part, ms: u32) {
-        self.disturb(part, ms > 0);
-        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
-            network.set_delay(port, ms);
-        }
-    }
-
-    /// How long each access to a server's disk takes; 0 for as fast as it is.
-    pub fn set_slow(&self, server: usize, ms: u32) {
-        if let Some(disk) = self.slow.get(&server) {
-            disk.set_delay(ms);
-        }
-    }
-
     /// What is on a disk.
     pub fn contents(&self, server: usize) -> Result<Contents, LiveError> {
         let volume = self.volume(server);
         ledger::scan(&volume).map_err(LiveError::io(format!("look at {}", volume.display())))
-    }
-
-    /// Empties a disk. The datanode must not run.
-    pub fn wipe(&self, server: usize) -> Result<(), LiveError> {
-        let volume = self.volume(server);
-        let empty = || -> std::io::Result<()> {
-            let entries = match fs::read_dir(&volume) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-                entries => entries?,
-            };
-            for entry in entries {
-                let entry = entry?;
-                // What fills the disk is the owner's.
-                if entry.file_name() == FILLER {
-                    continue;
-                }
-                if entry.file_type()?.is_dir() {
-                    fs::remove_dir_all(entry.path())?;
-                } else {
-                    fs::remove_file(entry.path())?;
-                }
-            }
-            Ok(())
-        };
-        empty().map_err(LiveError::io(format!("empty {}", volume.display())))
-    }
-
-    /// Fills a disk, or frees it again.
-    pub fn set_full(&mut self, server: usize, full: bool) -> Result<(), LiveError> {
-        let path = self.volume(server).join(FILLER);
-        if full {
-            let file = fs::File::create(&path);
-            let mut file = file.map_err(LiveError::io(format!("make {}", path.display())))?;
-            let piece = vec![0; 1 << 16];
-            // Until nothing is left.
-            while std::io::Write::write_all(&mut file, &piece).is_ok() {}
-        } else if path.exists() {
-            fs::remove_file(&path).map_err(LiveError::io(format!("remove {}", path.display())))?;
-        }
-        self.conditions[server].full = full;
-        Ok(())
     }
 }
 
@@ -591,5 +490,6 @@ impl Drop for Cluster<'_> {
         }
         self.slow.clear();
         self.mounted.clear();
+        self.failing.clear();
     }
 }

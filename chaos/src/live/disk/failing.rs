@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,60 +22,53 @@ use fuser::{
 };
 use harvestfs_fuse_mount::kernel_options::{self, Permissions};
 use parking_lot::Mutex;
-use tempfile::TempDir;
 
 const ROOT: u64 = 1;
 /// The kernel remembers nothing.
 const TTL: Duration = Duration::ZERO;
 const UNIT_BYTES: u32 = 4096;
-/// What `statfs` says that there is.
-const SIZE_UNITS: u64 = (64 << 30) / UNIT_BYTES as u64;
-
-/// What a disk does, and is made to do. Unmounted when dropped.
-pub struct Disk {
+/// A disk whose syncs can be made to fail. Unmounted when dropped.
+#[derive(Debug)]
+pub struct FailingDisk {
     state: Arc<Mutex<State>>,
     _session: BackgroundSession,
-    // Removed when nothing is mounted on it any more.
-    directory: TempDir,
 }
 
-impl Disk {
-    /// An empty one, mounted somewhere.
-    pub fn mount() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let node = Node::new(true, ROOT, 0o755);
-        let state = State {
-            nodes: HashMap::from([(ROOT, node)]),
+impl FailingDisk {
+    /// Has room for `size_bytes`, is mounted over a directory, and has stored what is in that.
+    ///
+    /// # Errors
+    /// When the directory cannot be copied, or the disk not be mounted.
+    pub fn over(directory: &Path, size_bytes: usize) -> io::Result<Self> {
+        let mut state = State {
+            nodes: HashMap::from([(ROOT, Node::new(true, ROOT, 0o755))]),
             next: ROOT + 1,
-            fails_in: None,
+            size_bytes,
+            used_bytes: 0,
+            fails: None,
             failed_bytes: 0,
+            has_failed: false,
         };
+        state.take_in(INodeNo(ROOT), directory)?;
         let state = Arc::new(Mutex::new(state));
         let mut config = kernel_options::config("disk", "disk", Permissions::default());
         config.n_threads = Some(1);
-        let session = fuser::spawn_mount(Server(state.clone()), directory.path(), &config);
-        Self {
+        let session = fuser::spawn_mount(Server(state.clone()), directory, &config)?;
+        Ok(Self {
             state,
-            _session: session.expect("it is mounted"),
-            directory,
-        }
+            _session: session,
+        })
     }
 
-    pub fn path(&self) -> &Path {
-        self.directory.path()
+    /// The next sync fails of a file that was written to, and that is below a directory with this name if there is
+    /// one.
+    pub fn fail_next_sync(&self, directory: Option<&'static str>) {
+        self.state.lock().fails = Some(directory);
     }
 
-    /// What was written is stored, as after some time.
-    pub fn store_all(&self) {
-        for node in self.state.lock().nodes.values_mut() {
-            node.stored.clone_from(&node.cached);
-            node.dirty.clear();
-        }
-    }
-
-    /// The next sync fails of a file below a directory with this name, if it was written to.
-    pub fn fail_next_sync(&self, directory: &'static str) {
-        self.state.lock().fails_in = Some(directory);
+    /// Whether a sync has failed since this was asked last.
+    pub fn take_failed(&self) -> bool {
+        std::mem::take(&mut self.state.lock().has_failed)
     }
 
     /// How many bytes syncs did not store that failed.
@@ -89,15 +85,23 @@ impl Disk {
     }
 }
 
+#[derive(Debug)]
 struct State {
     nodes: HashMap<u64, Node>,
     next: u64,
-    fails_in: Option<&'static str>,
+    size_bytes: usize,
+    used_bytes: usize,
+    /// The next sync is to fail, perhaps only below a directory with this name.
+    fails: Option<Option<&'static str>>,
     failed_bytes: usize,
+    has_failed: bool,
 }
 
-/// A directory or a file. None is ever forgotten: a disk lives for a test.
+/// A directory or a file.
+#[derive(Debug)]
 struct Node {
+    /// It has no name any more, and is gone when the kernel forgets it.
+    is_orphan: bool,
     is_directory: bool,
     names: BTreeMap<OsString, u64>,
     parent: u64,
@@ -113,6 +117,7 @@ struct Node {
 impl Node {
     fn new(is_directory: bool, parent: u64, mode: u32) -> Self {
         Self {
+            is_orphan: false,
             is_directory,
             names: BTreeMap::new(),
             parent,
@@ -190,10 +195,63 @@ impl State {
         Ok(attr)
     }
 
+    /// Has stored what is in a directory.
+    fn take_in(&mut self, to: INodeNo, directory: &Path) -> io::Result<()> {
+        let wrong = |_| io::Error::other("there is no such inode");
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            let (name, mode) = (entry.file_name(), metadata.mode());
+            let attr = self.create(to, &name, metadata.is_dir(), mode);
+            let attr = attr.map_err(wrong)?;
+            if metadata.is_dir() {
+                self.take_in(attr.ino, &entry.path())?;
+                continue;
+            }
+            let content = fs::read(entry.path())?;
+            self.used_bytes += content.len();
+            let node = self.node(attr.ino).map_err(wrong)?;
+            node.stored.clone_from(&content);
+            node.cached = content;
+        }
+        Ok(())
+    }
+
+    fn resize(&mut self, ino: INodeNo, to_bytes: usize) -> Result<(), Errno> {
+        let before_bytes = self.node(ino)?.cached.len();
+        let used_bytes = self.used_bytes - before_bytes + to_bytes;
+        if to_bytes > before_bytes && used_bytes > self.size_bytes {
+            return Err(Errno::ENOSPC);
+        }
+        self.used_bytes = used_bytes;
+        self.node(ino)?.resize(to_bytes);
+        Ok(())
+    }
+
+    fn grow(&mut self, ino: INodeNo, to_bytes: usize) -> Result<(), Errno> {
+        let to_bytes = to_bytes.max(self.node(ino)?.cached.len());
+        self.resize(ino, to_bytes)
+    }
+
+    fn orphan(&mut self, ino: Option<u64>) {
+        if let Some(node) = ino.and_then(|ino| self.nodes.get_mut(&ino)) {
+            node.is_orphan = true;
+        }
+    }
+
+    fn forget(&mut self, ino: INodeNo) {
+        if self.nodes.get(&ino.0).is_some_and(|node| node.is_orphan)
+            && let Some(node) = self.nodes.remove(&ino.0)
+        {
+            self.used_bytes -= node.cached.len();
+        }
+    }
+
     fn rename(&mut self, from: (INodeNo, &OsStr), to: (INodeNo, &OsStr)) -> Result<(), Errno> {
         let ino = self.find(from.0, from.1)?;
         self.node(from.0)?.names.remove(from.1);
-        self.node(to.0)?.names.insert(to.1.to_owned(), ino);
+        let replaced = self.node(to.0)?.names.insert(to.1.to_owned(), ino);
+        self.orphan(replaced);
         self.node(INodeNo(ino))?.parent = to.0.0;
         Ok(())
     }
@@ -213,13 +271,13 @@ impl State {
 
     fn sync(&mut self, ino: INodeNo) -> Result<(), Errno> {
         let is_dirty = !self.node(ino)?.dirty.is_empty();
-        let fails = self
-            .fails_in
-            .is_some_and(|it| is_dirty && self.is_in(ino.0, it));
+        let is_there = |directory: &str| self.is_in(ino.0, directory);
+        let fails = is_dirty && self.fails.is_some_and(|it| it.is_none_or(is_there));
         let node = self.node(ino)?;
         let dirty = std::mem::take(&mut node.dirty);
         if fails {
-            self.fails_in = None;
+            self.fails = None;
+            self.has_failed = true;
             self.failed_bytes += dirty.iter().map(Range::len).sum::<usize>();
             return Err(Errno::EIO);
         }
@@ -253,6 +311,10 @@ impl Filesystem for Server {
         answer_entry(reply, found.map(|ino| state.nodes[&ino].attr(ino)));
     }
 
+    fn forget(&self, _: &Request, ino: INodeNo, _lookups: u64) {
+        self.0.lock().forget(ino);
+    }
+
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.0.lock().node(ino) {
             Ok(node) => reply.attr(&TTL, &node.attr(ino.0)),
@@ -278,11 +340,10 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        match self.0.lock().node(ino) {
+        let mut state = self.0.lock();
+        let resized = size.map_or(Ok(()), |size_bytes| state.resize(ino, size_bytes as usize));
+        match resized.and_then(|()| state.node(ino)) {
             Ok(node) => {
-                if let Some(size_bytes) = size {
-                    node.resize(size_bytes as usize);
-                }
                 // 12 bits always fit.
                 node.mode = mode.map_or(node.mode, |mode| (mode & 0o7777) as u16);
                 reply.attr(&TTL, &node.attr(ino.0));
@@ -327,12 +388,9 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self
-            .0
-            .lock()
-            .node(parent)
-            .map(|node| node.names.remove(name));
-        answer_empty(reply, removed.map(drop));
+        let mut state = self.0.lock();
+        let removed = state.node(parent).map(|node| node.names.remove(name));
+        answer_empty(reply, removed.map(|ino| state.orphan(ino)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -394,12 +452,10 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.0.lock().node(ino) {
+        let mut state = self.0.lock();
+        let range = offset as usize..offset as usize + data.len();
+        match state.grow(ino, range.end).and_then(|()| state.node(ino)) {
             Ok(node) => {
-                let range = offset as usize..offset as usize + data.len();
-                if range.end > node.cached.len() {
-                    node.resize(range.end);
-                }
                 node.cached[range.clone()].copy_from_slice(data);
                 node.dirty.push(range);
                 // At most the size of a request, which was negotiated with the kernel.
@@ -433,14 +489,11 @@ impl Filesystem for Server {
         reply: ReplyEmpty,
     ) {
         let end = (offset + length) as usize;
-        match self.0.lock().node(ino) {
-            Ok(node) if mode == 0 => {
-                node.resize(node.cached.len().max(end));
-                reply.ok();
-            }
-            Ok(_) => reply.error(Errno::EOPNOTSUPP),
-            Err(error) => reply.error(error),
-        }
+        let grown = match mode {
+            0 => self.0.lock().grow(ino, end),
+            _ => Err(Errno::EOPNOTSUPP),
+        };
+        answer_empty(reply, grown);
     }
 
     fn readdir(
@@ -468,10 +521,13 @@ impl Filesystem for Server {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let name_bytes_max = 255;
         let (files, free_files) = (0, 0);
+        let state = self.0.lock();
+        let units = |bytes: usize| bytes as u64 / u64::from(UNIT_BYTES);
+        let free_units = units(state.size_bytes.saturating_sub(state.used_bytes));
         reply.statfs(
-            SIZE_UNITS,
-            SIZE_UNITS,
-            SIZE_UNITS,
+            units(state.size_bytes),
+            free_units,
+            free_units,
             files,
             free_files,
             UNIT_BYTES,

@@ -1,34 +1,34 @@
 //! A sync of the disk of the namenode or of a datanode fails, the process is started again, and then the power
 //! fails: what was acknowledged is there.
 
-mod disk;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use harvestfs_chaos::live::FailingDisk;
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
-
-use self::disk::Disk;
+use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const FILE_BYTES: usize = 20_000;
+const DISK_BYTES: usize = 64 << 30;
 
-/// Moves a directory of a cluster, whose part does not run, to a disk that can fail.
-fn move_to_disk(cluster: &Cluster, directory: &str) -> Disk {
-    let disk = Disk::mount();
+/// Moves a directory of a cluster, whose part does not run, to a disk that can fail. The directory on which that is
+/// mounted is removed after it.
+fn move_to_disk(cluster: &Cluster, directory: &str) -> (TempDir, FailingDisk) {
+    let at = tempfile::tempdir().expect("a directory");
     let path = cluster.path(directory);
     let status = Command::new("cp")
         .args(["-r", "--preserve=mode", "-T"])
-        .args([&*path, disk.path()])
+        .args([&*path, at.path()])
         .status();
     assert!(status.expect("cp runs").success());
-    disk.store_all();
     fs::remove_dir_all(&path).expect("remove");
-    symlink(disk.path(), &path).expect("symlink");
-    disk
+    symlink(at.path(), &path).expect("symlink");
+    let disk = FailingDisk::over(at.path(), DISK_BYTES).expect("it is mounted");
+    (at, disk)
 }
 
 /// Begins to write a file with a sync. A process of its own: one that has a file open cannot start a part that
@@ -63,18 +63,18 @@ fn what_the_namenode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
         return;
     }
     // It ends after the cluster.
-    let disk;
+    let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 3,
         ..ClusterOptions::default()
     });
     cluster.stop("namenode");
-    disk = move_to_disk(&cluster, "namenode");
+    (_at, disk) = move_to_disk(&cluster, "namenode");
     cluster.start_namenode();
     let mount = cluster.mount("mnt");
     write(&cluster, &mount, 0);
 
-    disk.fail_next_sync("journal");
+    disk.fail_next_sync(Some("journal"));
     let mut waits = begin(&cluster, &mount, 1);
     wait_until("the namenode has stopped", DEADLINE, || {
         !cluster.running().contains(&"namenode".to_owned())
@@ -105,7 +105,7 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
         return;
     }
     // It ends after the cluster.
-    let disk;
+    let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 1,
         replication: 1,
@@ -113,12 +113,12 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     });
     let datanode = Cluster::datanode(1);
     cluster.stop(&datanode);
-    disk = move_to_disk(&cluster, &datanode);
+    (_at, disk) = move_to_disk(&cluster, &datanode);
     cluster.start_datanode(1);
     let mount = cluster.mount("mnt");
     write(&cluster, &mount, 0);
 
-    disk.fail_next_sync("volume");
+    disk.fail_next_sync(Some("volume"));
     // What could not be stored is written again, elsewhere.
     write(&cluster, &mount, 1);
     assert!(disk.failed_bytes() > 0);

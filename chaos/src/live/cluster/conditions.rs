@@ -1,0 +1,173 @@
+//! What is wrong with parts of a cluster: begun and ended.
+
+use std::fs;
+
+use super::Cluster;
+use crate::live::LiveError;
+use crate::live::disk::FailingDisk;
+use crate::live::mounted::Order;
+use crate::live::plan::Part;
+
+/// What is wrong with a server just now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Its process does not run.
+    pub down: bool,
+    /// Its process is stopped.
+    pub hung: bool,
+    /// Its primary is made busy.
+    pub busy: bool,
+    /// It is cut off.
+    pub cut: bool,
+    /// Its disk is full.
+    pub full: bool,
+}
+
+const FILLER: &str = "of-the-owner";
+/// What of the namenode lies on a disk whose syncs can fail: a copy of its directory can then take its place.
+const NAMENODE_DATA: &str = "namenode/data";
+
+impl Cluster<'_> {
+    /// Which link of the network is that of a part.
+    fn port(&self, part: Part) -> Option<usize> {
+        match part {
+            Part::Namenode => None,
+            Part::Server(server) => Some(server),
+            Part::Mount(mount) => Some(self.scenario.cluster.servers.len() + mount),
+        }
+    }
+
+    /// Programs on a mount are to know that a fault begins or ends.
+    fn disturb(&mut self, part: Part, begins: bool) {
+        if let Part::Mount(mount) = part {
+            self.order(Order::Disturbed { mount, begins });
+        }
+    }
+
+    /// SIGSTOP, or SIGCONT.
+    pub fn set_hung(&mut self, part: Part, hung: bool) {
+        self.disturb(part, hung);
+        if let Some(process) = self.parts.get(&part) {
+            if hung {
+                process.pause();
+            } else {
+                process.resume();
+            }
+            if let Part::Server(server) = part {
+                self.conditions[server].hung = hung;
+            }
+        }
+    }
+
+    /// Stops a server or mount and takes its link down, or ends both: what is sent to it meanwhile never comes.
+    pub fn set_asleep(&mut self, part: Part, asleep: bool) {
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_down(port, asleep);
+        }
+        self.set_hung(part, asleep);
+    }
+
+    /// Cuts a server or mount off, or ends that.
+    pub fn set_cut(&mut self, part: Part, cut: bool) {
+        self.disturb(part, cut);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_cut(port, cut);
+            if let Part::Server(server) = part {
+                self.conditions[server].cut = cut;
+            }
+        }
+    }
+
+    /// Has so many of a hundred frames from and to a server or mount be lost; 0 ends that.
+    pub fn set_loss(&mut self, part: Part, percent: u32) {
+        self.disturb(part, percent > 0);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_loss(port, percent);
+        }
+    }
+
+    /// Has frames from and to a server or mount come so late; 0 ends that.
+    pub fn set_delay(&mut self, part: Part, ms: u32) {
+        self.disturb(part, ms > 0);
+        if let (Some(network), Some(port)) = (self.network, self.port(part)) {
+            network.set_delay(port, ms);
+        }
+    }
+
+    /// How long each access to a server's disk takes; 0 for as fast as it is.
+    pub fn set_slow(&self, server: usize, ms: u32) {
+        if let Some(disk) = self.slow.get(&server) {
+            disk.set_delay(ms);
+        }
+    }
+
+    /// Has a part write to a disk whose syncs can fail. The part must not have run: the disk is empty, or has what is
+    /// there.
+    pub(super) fn add_failing_disk(&mut self, part: Part) -> Result<(), LiveError> {
+        let at = match part {
+            Part::Server(server) => self.volume(server),
+            Part::Namenode | Part::Mount(_) => self.path(NAMENODE_DATA),
+        };
+        let quota_bytes = (self.scenario.cluster.quota_mib as usize) << 20;
+        let disk = FailingDisk::over(&at, quota_bytes)
+            .map_err(LiveError::io(format!("mount a disk at {}", at.display())))?;
+        self.failing.insert(part, disk);
+        Ok(())
+    }
+
+    /// The next sync of a disk fails.
+    pub fn fail_next_sync(&self, part: Part) {
+        if let Some(disk) = self.failing.get(&part) {
+            disk.fail_next_sync(None);
+        }
+    }
+
+    /// A part is killed by a loss of power, with what its disk has not stored.
+    pub fn lose_power(&mut self, part: Part) {
+        self.kill(part);
+        if let Some(disk) = self.failing.get(&part) {
+            disk.lose_power();
+        }
+    }
+
+    /// Empties a disk. The datanode must not run.
+    pub fn wipe(&self, server: usize) -> Result<(), LiveError> {
+        let volume = self.volume(server);
+        let empty = || -> std::io::Result<()> {
+            let entries = match fs::read_dir(&volume) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                entries => entries?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                // What fills the disk is the owner's.
+                if entry.file_name() == FILLER {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(entry.path())?;
+                } else {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+            Ok(())
+        };
+        empty().map_err(LiveError::io(format!("empty {}", volume.display())))
+    }
+
+    /// Fills a disk, or frees it again.
+    pub fn set_full(&mut self, server: usize, full: bool) -> Result<(), LiveError> {
+        let path = self.volume(server).join(FILLER);
+        if full {
+            let file = fs::File::create(&path);
+            let mut file = file.map_err(LiveError::io(format!("make {}", path.display())))?;
+            let piece = vec![0; 1 << 16];
+            // Until nothing is left.
+            while std::io::Write::write_all(&mut file, &piece).is_ok() {}
+        } else if path.exists() {
+            fs::remove_file(&path).map_err(LiveError::io(format!("remove {}", path.display())))?;
+        }
+        self.conditions[server].full = full;
+        Ok(())
+    }
+}
