@@ -22,7 +22,7 @@ fn errors_name_file_line_and_what_is_accepted() {
         ("colour = 1\n", "s.toml:5: unknown field `colour`"),
         (
             "[[fault]]\nkind = \"flood\"\nat_s = 1\nrandom = 1\n",
-            "s.toml:6: unknown fault `flood`; accepted: reimage, kill, hang, busy",
+            "s.toml:6: unknown fault `flood`; accepted: reimage, kill, hang, suspend, busy",
         ),
         (
             "[[fault]]\nkind = \"kill\"\nat_s = 1\nfor_s = 1\nservers = [\n\"datanode-9\"]\n",

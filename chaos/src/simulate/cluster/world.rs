@@ -235,9 +235,15 @@ impl World {
         Ok(Some(replica.clone()))
     }
 
-    /// Servers that have ended by themselves since the last call, and why.
+    /// Servers that have ended by themselves since the last call, and why: without the directory of the simulation, which is
+    /// another one each time.
     pub fn take_ended(&self) -> Vec<(Part, String)> {
-        self.ended.take()
+        let directory = format!("{}/", self.directory.path().display());
+        let mut ended = self.ended.take();
+        for (_, why) in &mut ended {
+            *why = why.replace(&directory, "");
+        }
+        ended
     }
 
     fn identity(&self, role: Role, name: &str) -> io::Result<Identity> {
