@@ -206,6 +206,12 @@ impl Sessions {
         !self.missing.is_empty()
     }
 
+    /// Whether a session was silent for so long.
+    pub(crate) fn is_silent(&self, now_ms: u64, id: SessionId, for_ms: u64) -> bool {
+        let session = self.by_id.get(&id);
+        session.is_some_and(|session| session.last_heard_ms + for_ms <= now_ms)
+    }
+
     /// Sessions that were silent for `timeout_ms`, oldest number first.
     pub(crate) fn timed_out(&self, now_ms: u64, timeout_ms: u64) -> Vec<SessionId> {
         let mut silent: Vec<SessionId> = self
@@ -258,6 +264,20 @@ mod tests {
         assert!(sessions.may_be_held(FILE));
         assert_eq!(sessions.removed(B), vec![FILE]);
         assert!(!sessions.may_be_held(FILE));
+    }
+
+    #[test]
+    fn a_session_is_silent_since_it_was_heard_or_the_namenode_started() {
+        let mut sessions = two();
+        sessions.heard(5, A);
+        sessions.restored(7, SessionId(3), "a".into());
+        let silent = |sessions: &Sessions, now_ms| {
+            [A, B, SessionId(3), SessionId(4)].map(|id| sessions.is_silent(now_ms, id, 10))
+        };
+        assert_eq!(silent(&sessions, 9), [false; 4]);
+        assert_eq!(silent(&sessions, 10), [false, true, false, false]);
+        assert_eq!(silent(&sessions, 15), [true, true, false, false]);
+        assert_eq!(silent(&sessions, 17), [true, true, true, false]);
     }
 
     #[test]

@@ -323,6 +323,15 @@ impl Cluster {
         slots
     }
 
+    /// Blocks that are not sealed and have one replica left, though they are to have several. Only sealed blocks are
+    /// repaired: when the writer of one of these is gone, its session has to end. None while it is not known what is
+    /// left.
+    pub fn exposed(&self) -> impl Iterator<Item = BlockId> {
+        let is_known = !self.safe_mode && !self.is_storm() && !self.recovering;
+        let exposed = self.exposed.iter().copied();
+        exposed.filter(move |_| is_known)
+    }
+
     /// Looks later whether all replicas of a sealed block are sealed.
     pub(super) fn watch_seal(&mut self, slot: Slot) {
         if let Some(block) = self.table.get(slot)

@@ -35,7 +35,7 @@
 //!   reported; but it is read from and copied when nothing better is left.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use harvestfs_placement::{Policy, View};
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
@@ -137,6 +137,8 @@ pub struct Cluster {
     /// Sealed blocks that may have unsealed or unreported replicas: (when to look, block).
     seals: VecDeque<(u64, BlockId)>,
     seals_queued: FxHashSet<Slot>,
+    /// Blocks that are not sealed and have one replica left of several: see [`Cluster::exposed`].
+    exposed: BTreeSet<BlockId>,
 
     queue: RepairQueue,
     in_flight: FxHashMap<Slot, InFlight>,
@@ -196,6 +198,7 @@ impl Cluster {
             writing: FxHashMap::default(),
             seals: VecDeque::new(),
             seals_queued: FxHashSet::default(),
+            exposed: BTreeSet::new(),
             queue: RepairQueue::default(),
             in_flight: FxHashMap::default(),
             deadlines: VecDeque::new(),

@@ -172,6 +172,11 @@ impl Cluster {
                 && ((due..wanted).contains(&good) || diversity.curtailed),
             score_and_one: Health::score_and_one(diversity.score),
         };
+        if relevant && !block.sealed && good == 1 && due > 1 {
+            self.exposed.insert(block.id);
+        } else if !self.exposed.is_empty() {
+            self.exposed.remove(&block.id);
+        }
         let before = std::mem::replace(&mut block.health, health);
         if health != before {
             self.totals.subtract(before);
@@ -227,6 +232,7 @@ impl Cluster {
     /// Forgets what the counters and queues know of a block that is about to be removed.
     pub(super) fn unsettle(&mut self, slot: Slot) {
         let block = self.table.known_mut(slot);
+        self.exposed.remove(&block.id);
         self.totals.subtract(std::mem::take(&mut block.health));
         self.queue.remove(slot);
         self.balance.moving.remove(&slot);

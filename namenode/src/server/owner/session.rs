@@ -1,9 +1,9 @@
 //! Sessions: opening, resuming, ending.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::meta::{OpenSession, SessionOpened};
 use harvestfs_protocol::rpc::Reply;
@@ -18,6 +18,9 @@ use crate::server::sessions::{ConnectionId, OpenTo};
 
 /// When a client may try again that found too many sessions.
 const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
+
+/// Blocks with one replica left whose silent writers are ended in one tick.
+const EXPOSED_PER_TICK_MAX: usize = 1_000;
 
 /// Orphans released with one command.
 const ORPHANS_PER_COMMAND_MAX: usize = 1_024;
@@ -202,6 +205,28 @@ impl Owner {
         let timeout_ms = timeout_ms.unwrap_or(u64::MAX);
         for id in self.sessions.timed_out(now_ms, timeout_ms) {
             tracing::info!(session = %id, "a session was silent for too long and is ended");
+            self.expel(id);
+        }
+        self.end_silent_writers(now_ms);
+    }
+
+    /// A block is repaired once it is sealed, which its writer does, or the end of the writer's session. Where a
+    /// single replica is left of one, a writer that has lost its lease is not waited for any longer: it may be gone, and
+    /// each restart of the namenode begins its time anew.
+    fn end_silent_writers(&mut self, now_ms: u64) {
+        let lease_ms = u64::try_from(self.options.lease.as_millis());
+        let lease_ms = lease_ms.unwrap_or(u64::MAX);
+        let writers = self.cluster.exposed().filter_map(|block| {
+            let writer = self.namespace.block(block)?.writer?;
+            let is_silent = self.sessions.is_silent(now_ms, writer, lease_ms);
+            is_silent.then_some((writer, block))
+        });
+        let writers: BTreeMap<SessionId, BlockId> = writers.take(EXPOSED_PER_TICK_MAX).collect();
+        for (id, block) in writers {
+            tracing::warn!(
+                session = %id, %block,
+                "a session is silent, and one replica is left of a block that it writes: it is ended"
+            );
             self.expel(id);
         }
     }

@@ -450,6 +450,12 @@ fn check_tables(world: &World) {
                 (diversity.score, diversity.misplaced)
             );
         }
+        if all_settled && reported && cluster.pipeline(slot).is_empty() {
+            let present = cluster.tally(slot, block).present();
+            let is_exposed =
+                !block.sealed && block.required_bytes > 0 && present == 1 && cluster.due(block) > 1;
+            assert_eq!(cluster.exposed.contains(&block.id), is_exposed);
+        }
         totals.misplaced += u64::from(block.health.misplaced);
         totals.curtailed += u64::from(block.health.curtailed);
         if let Some(score) = block.health.score() {
@@ -461,6 +467,10 @@ fn check_tables(world: &World) {
         totals.missing[usize::from(block.health.left)] += u64::from(block.health.under_replicated);
     }
     assert_eq!(totals, cluster.totals);
+    for &block in &cluster.exposed {
+        let slot = cluster.table.slot(block);
+        assert!(slot.is_some_and(|slot| !cluster.table.known(slot).sealed));
+    }
     for (index, node) in cluster.nodes.iter().enumerate() {
         let index = index as u32;
         let awaited = cluster

@@ -257,6 +257,71 @@ fn an_open_block_is_repaired_only_once_it_is_sealed() {
     assert_eq!(world.holders(block).len(), 3);
 }
 
+/// As when a mount is killed between the seals of datanodes and its word to the namenode, or while it writes: until its
+/// session ends, nothing is repaired, however long that takes; so it has to be known that one replica is left.
+#[test]
+fn an_open_block_with_one_replica_left_is_exposed_until_its_writer_ends() {
+    for sealed_on_disk in [true, false] {
+        let mut world = World::new(6, 6, options(), 1);
+        let exposed = |world: &World| world.cluster.exposed().collect::<Vec<BlockId>>();
+        let block = world.allocate(rules(3)).expect("room is left");
+        world.append(block, CHUNK);
+        let pipeline = world.blocks[&block].pipeline.clone();
+        if sealed_on_disk {
+            for node in &pipeline[..2] {
+                world.put(node.0 as usize, block, CHUNK, true);
+            }
+        }
+        world.pass(300);
+        // The third one's replica goes before it is sealed; then another one's.
+        lose_node(&mut world, pipeline[2].0 as usize);
+        world.pass(1_000);
+        assert_eq!(exposed(&world), [], "two are left");
+        // That the namenode is started again changes nothing.
+        world.restart_namenode();
+        assert_eq!(exposed(&world), [], "nothing is known yet");
+        for node in 0..world.nodes.len() {
+            world.connect(node);
+            world.drain(node);
+        }
+        world.pass(1_000);
+        assert_eq!(exposed(&world), [], "two are left");
+        lose_node(&mut world, pipeline[1].0 as usize);
+        world.pass(30_000);
+        assert_eq!(world.holders(block).len(), 1, "it is not sealed");
+        assert_eq!(
+            world.cluster.summary(world.now_ms).under_replicated_blocks,
+            0
+        );
+        assert_eq!(exposed(&world), [block]);
+        world.end_writer(block);
+        assert_eq!(exposed(&world), []);
+        world.pass(3_000);
+        assert_eq!(world.holders(block).len(), 3);
+        assert_eq!(
+            world.cluster.summary(world.now_ms).under_replicated_blocks,
+            0
+        );
+    }
+}
+
+#[test]
+fn what_is_to_have_one_replica_and_what_is_freed_is_not_exposed() {
+    let mut world = World::new(4, 4, options(), 1);
+    let single = world.allocate(rules(1)).expect("room is left");
+    world.append(single, CHUNK);
+    let freed = world.allocate(rules(2)).expect("room is left");
+    world.append(freed, CHUNK);
+    world.pass(300);
+    let mut pipeline = world.blocks[&freed].pipeline.clone();
+    pipeline.retain(|node| !world.blocks[&single].pipeline.contains(node));
+    lose_node(&mut world, pipeline[0].0 as usize);
+    world.pass(1_000);
+    assert_eq!(world.cluster.exposed().collect::<Vec<_>>(), [freed]);
+    world.free(freed);
+    assert_eq!(world.cluster.exposed().count(), 0);
+}
+
 #[test]
 fn a_bad_replica_makes_way_when_no_other_server_is_left() {
     let mut world = World::new(3, 3, options(), 1);
