@@ -12,6 +12,7 @@ use super::report::Sample;
 use super::rot::Flipped;
 use super::scenario::Kind;
 use super::workload::Counters;
+use crate::simulate::cluster::FaultKind;
 use crate::simulate::cluster::replay::Given;
 
 /// What is seen while it runs.
@@ -36,8 +37,7 @@ pub(crate) struct Watch {
     repairs: Repairs,
 }
 
-/// What follows a failed sync, as a simulation calls it, and how long the part needs to start.
-const POWER_LOSS: &str = "power-loss";
+/// How long a part needs to start when its power was lost after a failed sync.
 const POWER_LOST: Duration = Duration::from_secs(1);
 
 /// Repairs that the namenode counts, across its restarts.
@@ -101,12 +101,10 @@ impl Watch {
         let is_same = |&(other, of, _): &(Kind, Part, usize)| (other, of) == (kind, part);
         if let Some(at) = self.ongoing.iter().position(is_same) {
             let (_, _, number) = self.ongoing.remove(at);
-            let now_ms = self.now_ms();
-            let fault = &mut self.faults[number];
-            fault.for_ms = now_ms - fault.at_ms;
+            self.ends(number);
         }
         if kind == Kind::FailedSync {
-            self.begins(POWER_LOSS, part, POWER_LOST);
+            self.begins(FaultKind::PowerLoss.name(), part, POWER_LOST);
         }
     }
 
@@ -121,11 +119,15 @@ impl Watch {
 
     /// All faults end now.
     pub fn all_end(&mut self) {
-        let now_ms = self.now_ms();
-        for (_, _, number) in self.ongoing.drain(..) {
-            let fault = &mut self.faults[number];
-            fault.for_ms = now_ms - fault.at_ms;
+        for (_, _, number) in std::mem::take(&mut self.ongoing) {
+            self.ends(number);
         }
+    }
+
+    fn ends(&mut self, number: usize) {
+        let now_ms = self.now_ms();
+        let fault = &mut self.faults[number];
+        fault.for_ms = now_ms - fault.at_ms;
     }
 
     /// Repairs that the namenode has counted so far.

@@ -7,11 +7,12 @@ use anyhow::Context;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, TransportOptions};
 use tokio::sync::mpsc;
 
-use crate::cluster::Access;
+use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
@@ -23,7 +24,33 @@ pub struct AdminLink {
     endpoint: Endpoint,
 }
 
+/// Runs what an operator asks for, with a request id for logs.
+///
+/// # Errors
+/// What it fails with; when there can be no runtime.
+pub fn block_on<T>(asking: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(RequestId::random().scope(asking))
+}
+
 impl AdminLink {
+    /// Connects to the cluster, asks, and takes leave.
+    ///
+    /// # Errors
+    /// When the namenode cannot be reached; what asking fails with.
+    pub async fn with<T>(
+        cluster: &ClusterArgs,
+        ask: impl AsyncFnOnce(&Self) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let link = Self::connect(&cluster.access("admin")?).await?;
+        let result = ask(&link).await;
+        link.close().await;
+        result
+    }
+
     /// Connects to the first namenode that answers.
     pub async fn connect(access: &Access) -> anyhow::Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));

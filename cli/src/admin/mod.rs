@@ -13,11 +13,9 @@ use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus};
 use harvestfs_protocol::outlook::count;
-use harvestfs_protocol::request_id::RequestId;
 
 use self::link::AdminLink;
 use crate::cluster::ClusterArgs;
@@ -108,20 +106,14 @@ enum NamenodeCommand {
 /// # Errors
 /// When the cluster cannot be reached, or `fsck` found something.
 pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(RequestId::random().scope(async {
-        let command = match &args.command {
-            AdminCommand::Doctor { json } => return doctor::run(&args.cluster, *json).await,
-            AdminCommand::OfNamenode(command) => command,
-        };
-        let link = AdminLink::connect(&args.cluster.access("admin")?).await?;
-        let result = execute(&link, command).await;
-        link.close().await;
-        result
-    }))
+    link::block_on(async {
+        match &args.command {
+            AdminCommand::Doctor { json } => doctor::run(&args.cluster, *json).await,
+            AdminCommand::OfNamenode(command) => {
+                AdminLink::with(&args.cluster, async |link| execute(link, command).await).await
+            }
+        }
+    })
 }
 
 async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<()> {

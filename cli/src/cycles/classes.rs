@@ -2,12 +2,10 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Context;
 use clap::Args;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::classes::{Classes, UtilisationClass};
 use harvestfs_protocol::outlook::count;
-use harvestfs_protocol::request_id::RequestId;
 
 use crate::admin::history::{pattern, percent};
 use crate::admin::link::{self, AdminLink};
@@ -37,15 +35,8 @@ pub struct ClassesArgs {
 /// # Errors
 /// When the cluster cannot be reached.
 pub fn run(args: &ClassesArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    let classes = runtime.block_on(RequestId::random().scope(async {
-        let link = AdminLink::connect(&args.cluster.access("admin")?).await?;
-        let reply = link.ask(AdminRequest::Classes, DEADLINE).await;
-        link.close().await;
-        match reply? {
+    let classes = link::block_on(AdminLink::with(&args.cluster, async |link| {
+        match link.ask(AdminRequest::Classes, DEADLINE).await? {
             AdminReply::Classes(classes) => Ok(classes),
             _ => Err(link::unexpected()),
         }

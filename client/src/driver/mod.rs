@@ -4,8 +4,8 @@
 //! [`write::pipeline::Source`], and what the namenode recalls through a channel.
 //!
 //! Functions at the border to `api` return boxed futures. An `async fn` is compiled again in each crate that awaits it, with
-//! everything that it awaits: without the boxes the program would have the driver three times, and take a fifth longer to
-//! build. A box costs an allocation for what waits for the network anyway.
+//! everything that it awaits. (Without boxes here and in the other parts, the program's own crate was half as large again: 1.69
+//! instead of 1.15 million lines of LLVM.) A box costs an allocation for what waits for the network anyway.
 
 pub(crate) mod clock;
 mod cluster;

@@ -7,11 +7,10 @@ use harvestfs_cycles::select::{ClassHistory, ClassId, Headrooms, Server};
 use harvestfs_protocol::classes::{
     CLASSES_VERSION, ClassedServer, Classes, Headroom, UtilisationClass,
 };
-use harvestfs_protocol::history::TenantName;
 use harvestfs_telemetry::analysis::Analysis;
 use harvestfs_telemetry::profile::TenantKey;
 
-use super::history::{pattern, permille};
+use super::history::{pattern, permille, tenant_name};
 
 /// A server that is alive.
 pub(super) struct LiveServer {
@@ -42,10 +41,7 @@ pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> 
         .flat_map(|analysis| &analysis.tenants)
         .filter_map(|(key, tenant)| Some((key, tenant.class?)));
     for (key, class) in tenants {
-        classes[class].tenants.push(TenantName {
-            environment: key.environment.clone(),
-            machine_function: key.machine_function.clone(),
-        });
+        classes[class].tenants.push(tenant_name(key));
     }
     let mut without_class = Vec::new();
     for LiveServer {
@@ -82,13 +78,7 @@ fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     }
     let used: Vec<(ClassId, u16)> = classes
         .iter()
-        .flat_map(|class| {
-            let sampled = class
-                .servers
-                .iter()
-                .filter_map(|server| server.cpu_permille);
-            sampled.map(|permille| (ClassId(class.class), permille))
-        })
+        .flat_map(|class| sampled(class).map(|permille| (ClassId(class.class), permille)))
         .collect();
     let servers = used.iter().map(|&(class, _)| Server {
         class,
@@ -103,10 +93,10 @@ fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     }
     for class in classes {
         let id = ClassId(class.class);
-        let sampled = used.iter().filter(|(class, _)| *class == id);
-        let (count, sum) = sampled.fold((0_u64, 0_u64), |(count, sum), (_, permille)| {
-            (count + 1, sum + u64::from(*permille))
-        });
+        let (count, sum) = (
+            sampled(class).count(),
+            sampled(class).map(u64::from).sum::<u64>(),
+        );
         if count == 0 {
             continue;
         }
@@ -118,6 +108,14 @@ fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
             long_permille: headroom(JobType::Long),
         });
     }
+}
+
+/// What owners use of the servers of a class that say so.
+fn sampled(class: &UtilisationClass) -> impl Iterator<Item = u16> {
+    class
+        .servers
+        .iter()
+        .filter_map(|server| server.cpu_permille)
 }
 
 #[cfg(test)]

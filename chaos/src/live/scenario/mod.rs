@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use check::Checker;
 pub use trace::Trace;
 
+use crate::simulate::cluster::FaultKind;
 use crate::simulate::cluster::replay::Shape;
 
 /// A checked scenario.
@@ -321,9 +322,9 @@ impl Kind {
     /// As simulations call it.
     pub(crate) fn simulated(self) -> &'static str {
         match self {
-            Self::Kill => "crash",
-            Self::FullDisk => "disk-full",
-            Self::BitRot => "rot",
+            Self::Kill => FaultKind::Crash.name(),
+            Self::FullDisk => FaultKind::DiskFull.name(),
+            Self::BitRot => FaultKind::Rot.name(),
             _ => self.name(),
         }
     }

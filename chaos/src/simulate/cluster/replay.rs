@@ -104,8 +104,10 @@ impl Script {
     /// The next one, if it is time for it.
     pub fn next(&mut self, now: Duration) -> Option<Given> {
         let first = self.0.front()?;
-        let is_due = START + Duration::from_millis(first.at_ms) <= now;
-        is_due.then(|| self.0.pop_front()).flatten()
+        if START + Duration::from_millis(first.at_ms) > now {
+            return None;
+        }
+        self.0.pop_front()
     }
 }
 

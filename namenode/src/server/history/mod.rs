@@ -26,7 +26,7 @@ use harvestfs_telemetry::history::{Collector, ServerMean, Slot};
 use harvestfs_telemetry::profile::TenantKey;
 use tokio::sync::mpsc;
 
-pub(super) use self::requests::{pattern, permille};
+pub(super) use self::requests::{pattern, permille, tenant_name};
 use self::worker::Worker;
 use super::metrics::Responder;
 

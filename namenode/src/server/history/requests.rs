@@ -150,10 +150,7 @@ impl Historic {
             let share =
                 |pick: fn(&TenantAnalysis) -> f64| seen.map(|tenant| permille(pick(tenant)));
             TenantHistory {
-                tenant: TenantName {
-                    environment: key.environment.clone(),
-                    machine_function: key.machine_function.clone(),
-                },
+                tenant: tenant_name(key),
                 servers: servers[index],
                 reimages: months[index].reimages.iter().sum(),
                 server_months: months[index].server_months.iter().sum::<f64>().round() as u64,
@@ -216,6 +213,13 @@ fn key(name: TenantName) -> TenantKey {
     TenantKey {
         environment: name.environment,
         machine_function: name.machine_function,
+    }
+}
+
+pub(in crate::server) fn tenant_name(key: &TenantKey) -> TenantName {
+    TenantName {
+        environment: key.environment.clone(),
+        machine_function: key.machine_function.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::classes::Classes;
 use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::node::ServerDescription;
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::Timestamp;
 use harvestfs_telemetry::profile::TenantKey;
@@ -42,11 +43,8 @@ impl Owner {
             let said = self.activity.node(node.node);
             let primary = said.and_then(|said| said.primary);
             LiveServer {
+                tenant: tenant(&node.server),
                 name: node.server.name,
-                tenant: TenantKey {
-                    environment: node.server.environment,
-                    machine_function: node.server.machine_function,
-                },
                 cpu_permille: primary.map(|primary| primary.cpu_permille),
             }
         });
@@ -65,12 +63,16 @@ impl Owner {
 pub(super) fn known(view: &ServerView<'_>) -> KnownServer {
     KnownServer {
         name: view.server.name.clone(),
-        tenant: TenantKey {
-            environment: view.server.environment.clone(),
-            machine_function: view.server.machine_function.clone(),
-        },
+        tenant: tenant(view.server),
         registered_s: seconds(view.registered),
         reimages: view.reimages.iter().copied().map(seconds).collect(),
+    }
+}
+
+fn tenant(server: &ServerDescription) -> TenantKey {
+    TenantKey {
+        environment: server.environment.clone(),
+        machine_function: server.machine_function.clone(),
     }
 }
 

@@ -34,6 +34,15 @@ enum Action {
     Look(usize),
 }
 
+impl Action {
+    /// The name that it is about; of a rename, the one before.
+    fn name(self) -> usize {
+        match self {
+            Self::Create(name) | Self::Unlink(name) | Self::Rename(name) | Self::Look(name) => name,
+        }
+    }
+}
+
 /// What is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
@@ -124,10 +133,7 @@ impl Worker {
     ) -> Result<Option<InodeId>, ClientError> {
         let me = Credentials::root();
         let path = |name: usize| format!("/{NAMES_DIRECTORY}/{pair}-{name}");
-        let (Action::Create(name)
-        | Action::Unlink(name)
-        | Action::Rename(name)
-        | Action::Look(name)) = action;
+        let name = action.name();
         let resolved = self
             .client
             .resolve_parent(&me, path(name).as_bytes())

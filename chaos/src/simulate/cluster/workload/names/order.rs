@@ -139,11 +139,7 @@ impl Search<'_> {
 
     /// Whether there is what a look showed, or what a refused change was refused for.
     fn explains(&self, names: &Names, operation: &Operation) -> bool {
-        let (Action::Create(name)
-        | Action::Unlink(name)
-        | Action::Rename(name)
-        | Action::Look(name)) = operation.action;
-        match (operation.answered, names[name]) {
+        match (operation.answered, names[operation.action.name()]) {
             (Some((_, Answer::Done(Some(seen)))), Some(file)) => match file {
                 File::Known(ino) => ino == seen,
                 File::Of(_) => !self.known.contains(&seen),
