@@ -442,7 +442,8 @@ impl Datanode {
         obeyed: Option<Position>,
     ) -> Result<Self, FsError> {
         let (link, _notices) = cluster.rpc(Role::Datanode, name).await;
-        let volumes = vec![volume(1)];
+        let number = name.strip_prefix("dn-").and_then(|text| text.parse().ok());
+        let volumes = vec![volume(number.expect("a name such as dn-1"))];
         let register = RegisterNode {
             server: server(name),
             volumes: volumes.clone(),
@@ -470,7 +471,11 @@ impl Datanode {
             length_bytes: 0,
             sealed: false,
         };
-        let changes = vec![(self.volumes[0].storage, ReplicaChange::Have(replica))];
+        self.changed(ReplicaChange::Have(replica)).await;
+    }
+
+    pub async fn changed(&self, change: ReplicaChange) {
+        let changes = vec![(self.volumes[0].storage, change)];
         let report = NodeRequest::IncrementalReport(IncrementalReport { changes });
         assert_eq!(self.link.node(report).await, Ok(NodeReply::Accepted));
     }
