@@ -199,6 +199,7 @@ async fn a_relaxed_commit_becomes_durable_by_itself() {
 async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
     let mut cluster = Cluster::with(|options| {
         options.lease = Duration::from_millis(500);
+        options.session_timeout = Duration::from_secs(3_600);
         options.cluster.safe_mode_max_ms = 0;
     })
     .await;
