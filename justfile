@@ -24,7 +24,7 @@ suite name word="":
 
 # Every fuzz target on its seeds.
 fuzz:
-    TMPDIR=/dev/shm cargo test --manifest-path fuzz/Cargo.toml
+    cargo test -p harvestfs-fuzz
 
 # Everything, as before a change is accepted; about 40 minutes.
 all:

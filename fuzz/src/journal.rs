@@ -239,7 +239,10 @@ pub fn journal_snapshot(input: &[u8]) {
         None => {
             assert!(!is_good);
             assert_eq!(recovered.skipped_snapshots.len(), 1);
-            let records: Vec<_> = recovered.records.map(|record| record.unwrap().1).collect();
+            let records = recovered
+                .records
+                .map(|record| record.expect("it is whole").1);
+            let records: Vec<_> = records.collect();
             assert_eq!(records, [b"first"]);
         }
     }
