@@ -84,12 +84,12 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
     (
         "fuzz/README.md",
-        "TMPDIR=/dev/shm cargo test --manifest-path fuzz/Cargo.toml",
+        "cargo test -p harvestfs-fuzz",
         "`.ci/run` does",
     ),
     (
         "fuzz/README.md",
-        "cargo run --manifest-path fuzz/Cargo.toml",
+        "cargo run -p harvestfs-fuzz",
         "as above",
     ),
     ("fuzz/README.md", "cargo +nightly", "needs another compiler"),
