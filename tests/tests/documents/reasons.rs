@@ -87,11 +87,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "cargo test -p harvestfs-fuzz",
         "`.ci/run` does",
     ),
-    (
-        "fuzz/README.md",
-        "cargo run -p harvestfs-fuzz",
-        "as above",
-    ),
+    ("fuzz/README.md", "cargo run -p harvestfs-fuzz", "as above"),
     ("fuzz/README.md", "cargo +nightly", "needs another compiler"),
     (
         "fuzz/README.md",

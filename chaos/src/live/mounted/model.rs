@@ -132,6 +132,22 @@ impl Entry {
         ))
     }
 
+    /// What it holds at its beginning, whichever of its versions became of it.
+    pub fn certain(&self) -> &[u8] {
+        let mut versions = self.versions.iter();
+        let Some(Some(first)) = versions.next() else {
+            return &[];
+        };
+        let len = versions.fold(first.len(), |len, version| {
+            let version = version
+                .as_ref()
+                .map_or(&[][..], |version| version.as_slice());
+            let same = first[..len].iter().zip(version);
+            same.take_while(|(a, b)| a == b).count()
+        });
+        &first[..len]
+    }
+
     /// Whether its last change returned.
     pub fn is_settled(&self) -> bool {
         self.state == State::Settled
@@ -241,6 +257,7 @@ mod tests {
         let create = change(Some(b"aaaa"), false);
         files.begin(&create);
         assert!(may_hold(&files, None) && may_hold(&files, Some(b"")));
+        assert_eq!(files.entries["a"].certain(), b"");
         files.end(&create, Returned::Durable);
         assert!(may_hold(&files, Some(b"aaaa")));
         for wrong in [None, Some(&b"aaab"[..]), Some(b"aaa"), Some(b"\0\0\0\0")] {
@@ -256,6 +273,7 @@ mod tests {
             assert!(!may_hold(&files, wrong), "{wrong:?}");
         }
         assert_eq!(files.usable().count(), 0);
+        assert_eq!(files.entries["a"].certain(), b"a");
     }
 
     #[test]
@@ -269,6 +287,7 @@ mod tests {
         files.end(&cut, Returned::Not);
         assert!(may_hold(&files, Some(b"aaaa")) && may_hold(&files, Some(b"aa")));
         assert!(!may_hold(&files, Some(b"aaa")) && !may_hold(&files, None));
+        assert_eq!(files.entries["a"].certain(), b"aa");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The comparison of what programs on mounts were promised, by a client that has nothing in its caches.
 
-use harvestfs_client::{Client, ClientError};
+use bytes::Bytes;
+use harvestfs_client::{Client, ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
 
@@ -22,8 +23,21 @@ pub(crate) async fn compare(client: &Client, mount: usize, files: &Files, to: &m
                 note(&mut to.lost, format!("{path}: {error}"));
                 continue;
             }
-            Err(_) => {
+            // What was written last and not synced may be gone with all of its servers; never what was synced before it.
+            Err(error) => {
                 to.not_promised += 1;
+                let certain = entry.certain();
+                match begin(client, path.as_bytes(), certain.len()).await {
+                    Ok(found) if found == certain => {}
+                    Ok(_) => note(
+                        &mut to.wrong,
+                        format!("{path}: begins with other bytes; then {error}"),
+                    ),
+                    Err(error) => note(
+                        &mut to.lost,
+                        format!("{path}: cannot be read from the beginning: {error}"),
+                    ),
+                }
                 continue;
             }
         };
@@ -44,4 +58,14 @@ pub(crate) async fn compare(client: &Client, mount: usize, files: &Files, to: &m
     {
         note(&mut to.lost, format!("/{directory}: {error}"));
     }
+}
+
+/// The first bytes of a file.
+async fn begin(client: &Client, path: &[u8], len: usize) -> Result<Bytes, ClientError> {
+    if len == 0 {
+        return Ok(Bytes::new());
+    }
+    let me = Credentials::root();
+    let file = client.open_path(&me, path, OpenFlags::READ, None).await?;
+    file.read(0, len).await
 }
