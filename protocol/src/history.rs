@@ -141,6 +141,21 @@ pub enum TenantPattern {
     Unpredictable,
 }
 
+impl TenantPattern {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Periodic, Self::Constant, Self::Unpredictable];
+
+    /// Its name in metrics and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Periodic => "periodic",
+            Self::Constant => "constant",
+            Self::Unpredictable => "unpredictable",
+        }
+    }
+}
+
 /// A utilisation class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryClass {

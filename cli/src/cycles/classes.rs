@@ -7,7 +7,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::classes::{Classes, UtilisationClass};
 use harvestfs_protocol::outlook::count;
 
-use crate::admin::history::{pattern, percent};
+use crate::admin::history::percent;
 use crate::admin::link::{self, AdminLink};
 use crate::cluster::ClusterArgs;
 
@@ -103,7 +103,7 @@ fn print_class(class: &UtilisationClass, with_servers: bool) {
     println!(
         "{:>5} {:<13} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
         class.class,
-        pattern(class.pattern),
+        class.pattern.name(),
         class.tenants.len(),
         class.servers.len(),
         percent(class.average_cpu_permille),

@@ -7,6 +7,7 @@ use harvestfs_cycles::select::{ClassHistory, ClassId, Headrooms, Server};
 use harvestfs_protocol::classes::{
     CLASSES_VERSION, ClassedServer, Classes, Headroom, UtilisationClass,
 };
+use harvestfs_protocol::history::TenantPattern;
 use harvestfs_telemetry::analysis::Analysis;
 use harvestfs_telemetry::profile::TenantKey;
 
@@ -110,6 +111,45 @@ fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     }
 }
 
+/// The classes of one pattern together.
+pub(super) struct OfPattern {
+    pub classes: usize,
+    pub servers: usize,
+    /// Shares on average over the servers that say what their owners use; NaN when none does.
+    pub cpu: f64,
+    pub headroom_short: f64,
+    pub headroom_medium: f64,
+    pub headroom_long: f64,
+}
+
+/// Sums up the classes of a pattern.
+pub(super) fn of_pattern(classes: &Classes, pattern: TenantPattern) -> OfPattern {
+    let found = || {
+        let classes = classes.classes.iter();
+        classes.filter(move |class| class.pattern == pattern)
+    };
+    let mean = |permille: fn(&UtilisationClass) -> Option<u16>| {
+        let (mut sum, mut count) = (0.0, 0.0);
+        for class in found() {
+            if let Some(permille) = permille(class) {
+                let servers = sampled(class).count() as f64;
+                sum += servers * f64::from(permille) / 1_000.0;
+                count += servers;
+            }
+        }
+        // NaN when nothing is known.
+        sum / count
+    };
+    OfPattern {
+        classes: found().count(),
+        servers: found().map(|class| class.servers.len()).sum(),
+        cpu: mean(|class| class.cpu_permille),
+        headroom_short: mean(|class| Some(class.headroom?.short_permille)),
+        headroom_medium: mean(|class| Some(class.headroom?.medium_permille)),
+        headroom_long: mean(|class| Some(class.headroom?.long_permille)),
+    }
+}
+
 /// What owners use of the servers of a class that say so.
 fn sampled(class: &UtilisationClass) -> impl Iterator<Item = u16> {
     class
@@ -205,6 +245,19 @@ mod tests {
         };
         assert_eq!(calm.headroom, Some(headroom));
         assert_eq!((lively.servers.len(), lively.headroom), (1, None));
+        // The lively class says nothing, so that it counts for nothing.
+        let constant = of_pattern(&found, TenantPattern::Constant);
+        assert_eq!((constant.classes, constant.servers), (2, 3));
+        let shares = [
+            constant.cpu,
+            constant.headroom_short,
+            constant.headroom_medium,
+            constant.headroom_long,
+        ];
+        assert_eq!(shares, [0.3, 0.7, 0.7, 0.6]);
+        let periodic = of_pattern(&found, TenantPattern::Periodic);
+        assert_eq!((periodic.classes, periodic.servers), (0, 0));
+        assert!(periodic.cpu.is_nan() && periodic.headroom_long.is_nan());
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use harvestfs_protocol::classes::Classes;
+use harvestfs_protocol::history::TenantPattern;
 use harvestfs_protocol::meta::{Housekeeping, MetaOp, Mutation, Query};
 use harvestfs_protocol::node::NodeRequest;
 use harvestfs_protocol::placement::BalanceOutcome;
@@ -11,19 +13,21 @@ use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport;
 use harvestfs_telemetry::metrics::{
     Gauge, Histogram, NAMENODE_BALANCE_MOVES_TOTAL, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES,
-    NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS, NAMENODE_CURTAILED_BLOCKS, NAMENODE_DATANODES,
-    NAMENODE_DIVERSITY_BLOCKS, NAMENODE_ENGINE_BYTES, NAMENODE_INODES,
-    NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD, NAMENODE_JOURNAL_SECONDS,
-    NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS, NAMENODE_MISSING_REPLICAS_BLOCKS,
-    NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS, NAMENODE_QUARANTINED_BYTES,
-    NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING, NAMENODE_REFUSALS_TOTAL,
-    NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
-    NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
-    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS,
-    NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, NAMENODE_WRITABLE_BYTES,
+    NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS, NAMENODE_CLASS_CPU_RATIO,
+    NAMENODE_CLASS_HEADROOM_RATIO, NAMENODE_CLASS_SERVERS, NAMENODE_CLASSES,
+    NAMENODE_CURTAILED_BLOCKS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS,
+    NAMENODE_ENGINE_BYTES, NAMENODE_INODES, NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD,
+    NAMENODE_JOURNAL_SECONDS, NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS,
+    NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS,
+    NAMENODE_QUARANTINED_BYTES, NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING,
+    NAMENODE_REFUSALS_TOTAL, NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL,
+    NAMENODE_REPAIR_HELD_SECONDS, NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL,
+    NAMENODE_REPAIRS_UNDER_WAY, NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO,
+    NAMENODE_SESSIONS, NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, NAMENODE_WRITABLE_BYTES,
     NAMENODE_WRITE_REPLICAS, Part, Registry, WholeCounter, raise_to,
 };
 
+use super::classes::of_pattern;
 use super::overview::Overview;
 
 /// The names of requests that are no metadata operations.
@@ -252,7 +256,7 @@ impl Metrics {
     }
 
     /// All of it as text, with what the engine knows now.
-    pub(crate) fn text(&self, now: &Overview) -> String {
+    pub(crate) fn text(&self, now: &Overview, classes: &Classes) -> String {
         let Gauges {
             journal_bytes,
             journal_record,
@@ -373,6 +377,30 @@ impl Metrics {
                 gauge.set(value as f64);
             }
         }
+        self.set_classes(classes);
         self.registry.render()
+    }
+
+    /// By pattern: the numbers of classes change from one analysis to the next.
+    fn set_classes(&self, classes: &Classes) {
+        let set = |metric, labels: &[&str], value: f64| {
+            self.registry.gauge(metric, labels).set(value);
+        };
+        for pattern in TenantPattern::ALL {
+            let name = pattern.name();
+            let of = of_pattern(classes, pattern);
+            set(&NAMENODE_CLASSES, &[name], of.classes as f64);
+            set(&NAMENODE_CLASS_SERVERS, &[name], of.servers as f64);
+            set(&NAMENODE_CLASS_CPU_RATIO, &[name], of.cpu);
+            for (job, headroom) in [
+                ("short", of.headroom_short),
+                ("medium", of.headroom_medium),
+                ("long", of.headroom_long),
+            ] {
+                set(&NAMENODE_CLASS_HEADROOM_RATIO, &[name, job], headroom);
+            }
+        }
+        let without = classes.without_class.len();
+        set(&NAMENODE_CLASS_SERVERS, &["none"], without as f64);
     }
 }

@@ -67,7 +67,9 @@ impl Observer {
 
     /// The metrics for Prometheus now.
     pub(crate) async fn metrics_text(&self) -> Result<String, Gone> {
-        let overview = self.ask(Owner::overview).await?;
-        Ok(self.metrics.text(&overview))
+        let (overview, classes) = self
+            .ask(|owner| (owner.overview(), owner.classes()))
+            .await?;
+        Ok(self.metrics.text(&overview, &classes))
     }
 }

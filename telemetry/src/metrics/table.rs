@@ -99,6 +99,14 @@ table! {
         Stable: "Free space of a cell of the grid.";
     NAMENODE_CELL_SERVERS = Namenode Gauge "servers" "harvestfs_namenode_cell_servers" ["row", "column"]
         Stable: "Servers of a cell of the grid.";
+    NAMENODE_CLASSES = Namenode Gauge "classes" "harvestfs_namenode_classes" ["pattern"]
+        Stable: "Utilisation classes, by the pattern of their tenants: periodic, constant, unpredictable.";
+    NAMENODE_CLASS_SERVERS = Namenode Gauge "servers" "harvestfs_namenode_class_servers" ["pattern"]
+        Stable: "Live servers in utilisation classes, by pattern; `none`: too little is known of their tenants.";
+    NAMENODE_CLASS_CPU_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_class_cpu_ratio" ["pattern"]
+        Stable: "Share of the CPU that owners use now of the live servers in the classes of a pattern, on average; NaN if unknown.";
+    NAMENODE_CLASS_HEADROOM_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_class_headroom_ratio" ["pattern", "job"]
+        Stable: "Share of the CPU of the live servers in the classes of a pattern that is expected to stay free of their owners while a short, medium or long job runs, on average; NaN if unknown. A third of each server belongs to its owner's bursts all the same.";
     NAMENODE_ENGINE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_engine_bytes" []
         Internal: "Memory of the engine's tables, estimated from their capacity.";
 

@@ -228,14 +228,6 @@ async fn show(link: &AdminLink, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub fn pattern(pattern: TenantPattern) -> &'static str {
-    match pattern {
-        TenantPattern::Periodic => "periodic",
-        TenantPattern::Constant => "constant",
-        TenantPattern::Unpredictable => "unpredictable",
-    }
-}
-
 pub fn percent(permille: u16) -> String {
     format!("{:.1} %", f64::from(permille) / 10.0)
 }
@@ -264,7 +256,7 @@ fn print_tenants(tenants: &[TenantHistory]) {
             tenant.reimages_per_1000_server_months as f64 / 1_000.0,
             or_dash(tenant.average_cpu_permille.map(percent)),
             or_dash(tenant.peak_cpu_permille.map(percent)),
-            tenant.pattern.map_or("-", pattern),
+            tenant.pattern.map_or("-", TenantPattern::name),
             or_dash(tenant.class.map(|class| class.to_string())),
         );
     }
@@ -295,7 +287,7 @@ fn print_overview(overview: &HistoryOverview) {
     for (number, class) in overview.classes.iter().enumerate() {
         println!(
             "class {number:>2}: {:<13} average {:>7}, peak {:>7}, {} tenants",
-            pattern(class.pattern),
+            class.pattern.name(),
             percent(class.average_cpu_permille),
             percent(class.peak_cpu_permille),
             class.tenants
