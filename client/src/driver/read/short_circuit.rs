@@ -13,31 +13,29 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum};
-use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::replica_layout::{
     ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
     group_end, group_of, table_page_position,
 };
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::short_circuit::{
-    FileRequest, LOAN, LOANS_MAX, ask, is_connected, this_host,
-};
+use harvestfs_protocol::short_circuit::{FileRequest, ask, is_connected, this_host};
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::transport::{Connection, TransportError};
 use harvestfs_protocol::types::NodeInfo;
 use lru::LruCache;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::driver::clock;
 use crate::driver::locations::Locations;
+use crate::engine::read::loans::{Lenders, Loans, Way};
 
 /// Reads under way. Each takes a thread while the disk works; more than this make no disk faster.
 const READS_MAX: usize = 64;
@@ -45,13 +43,6 @@ const READS_MAX: usize = 64;
 const SOCKET_DEADLINE: Duration = Duration::from_secs(2);
 /// How long a datanode may take to hand over a file: it opens it.
 const FILE_DEADLINE: Duration = Duration::from_secs(1);
-/// When a datanode is tried again that has ended the connection, and one that has no socket for us.
-const ENDED_PAUSE: Duration = Duration::from_secs(1);
-const NO_SOCKET_PAUSE: Duration = Duration::from_secs(600);
-/// How long a block whose file is not lent is read over the network: once sealed, it will be lent.
-const NOT_LENT_PAUSE: Duration = Duration::from_secs(2);
-/// Use of a file ends this long before the loan does, so that a read that has begun has the time.
-const LOAN_MARGIN: Duration = Duration::from_secs(5);
 /// Tables of checksums that are kept: 16 MiB, for 16 GiB of data. Sealed blocks never change, and all
 /// their replicas are the same.
 const TABLES_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
@@ -63,17 +54,9 @@ type Tables = Mutex<LruCache<(BlockId, u32), Arc<Table>>>;
 pub(crate) struct ShortCircuit {
     /// `None`: the kernel does not say, and so no datanode is on the same.
     host: Option<String>,
-    nodes: Mutex<FxHashMap<NodeId, Access>>,
+    lenders: Mutex<Lenders<Arc<Lender>>>,
     tables: Arc<Tables>,
     reads: Arc<Semaphore>,
-}
-
-enum Access {
-    /// Not before this.
-    Closed {
-        until: Instant,
-    },
-    Open(Arc<Lender>),
 }
 
 /// A datanode that lends its files.
@@ -84,15 +67,7 @@ struct Lender {
     /// An answer did not come in time, or was malformed: the next one would be taken for the answer
     /// to another request. Kept here, because the caller that asked may have been cancelled.
     out_of_step: AtomicBool,
-    files: Mutex<FxHashMap<BlockId, Answered>>,
-}
-
-/// What the datanode said of a block.
-#[derive(Clone)]
-struct Answered {
-    /// `None`: it does not lend this one.
-    file: Option<Arc<LentFile>>,
-    until: Instant,
+    loans: Mutex<Loans<Arc<LentFile>>>,
 }
 
 struct LentFile {
@@ -104,7 +79,7 @@ impl ShortCircuit {
     pub(crate) fn new() -> Self {
         Self {
             host: this_host().ok(),
-            nodes: Mutex::default(),
+            lenders: Mutex::default(),
             tables: Arc::new(Mutex::new(LruCache::new(TABLES_MAX))),
             reads: Arc::new(Semaphore::new(READS_MAX)),
         }
@@ -139,7 +114,8 @@ impl ShortCircuit {
             Ok(data) => data,
             Err(error) => {
                 tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
-                self.close(node.node, &lender);
+                let is_it = |open: &Arc<Lender>| Arc::ptr_eq(open, &lender);
+                self.lenders.lock().ended(node.node, clock::now(), is_it);
                 None
             }
         }
@@ -147,65 +123,35 @@ impl ShortCircuit {
 
     /// Gives back what is no longer lent.
     pub(crate) fn return_files(&self) {
-        let now = clock::now();
-        let lenders: Vec<Arc<Lender>> = self
-            .nodes
-            .lock()
-            .values()
-            .filter_map(|access| match access {
-                Access::Open(lender) => Some(lender.clone()),
-                Access::Closed { .. } => None,
-            })
-            .collect();
+        let lenders = self.lenders.lock().open();
         for lender in lenders {
-            lender
-                .files
-                .lock()
-                .retain(|_, answered| now < answered.until);
+            lender.loans.lock().expire(clock::now());
         }
     }
 
     async fn lender(&self, locations: &Locations, node: &NodeInfo) -> Option<Arc<Lender>> {
         let host = self.host.as_ref()?;
-        {
-            let now = clock::now();
-            let mut nodes = self.nodes.lock();
-            match nodes.get(&node.node) {
-                Some(Access::Open(lender)) => return Some(lender.clone()),
-                Some(Access::Closed { until }) if now < *until => return None,
-                // Others go over the network while this one asks.
-                _ => {
-                    let until = now + ENDED_PAUSE;
-                    nodes.insert(node.node, Access::Closed { until });
-                }
-            }
+        let way = self.lenders.lock().way(node.node, clock::now());
+        match way {
+            Way::Lender(lender) => return Some(lender),
+            Way::Network => return None,
+            Way::Ask => {}
         }
         let connection = locations.connect(node).await.ok()?;
-        let access = match find_socket(&connection, host).await {
-            Ok(Some(path)) => Access::Open(Arc::new(Lender::connect(path).await?)),
-            Ok(None) => Access::Closed {
-                until: clock::now() + NO_SOCKET_PAUSE,
-            },
+        match find_socket(&connection, host).await {
+            Ok(Some(path)) => {
+                let lender = Arc::new(Lender::connect(path).await?);
+                self.lenders.lock().opened(node.node, lender.clone());
+                Some(lender)
+            }
+            Ok(None) => {
+                self.lenders.lock().has_no_socket(node.node, clock::now());
+                None
+            }
             Err(error) => {
                 tracing::debug!(node = node.name, %error, "a datanode does not name its socket");
-                return None;
+                None
             }
-        };
-        let lender = match &access {
-            Access::Open(lender) => Some(lender.clone()),
-            Access::Closed { .. } => None,
-        };
-        self.nodes.lock().insert(node.node, access);
-        lender
-    }
-
-    fn close(&self, node: NodeId, lender: &Arc<Lender>) {
-        let mut nodes = self.nodes.lock();
-        if let Some(access) = nodes.get_mut(&node)
-            && matches!(access, Access::Open(open) if Arc::ptr_eq(open, lender))
-        {
-            let until = clock::now() + ENDED_PAUSE;
-            *access = Access::Closed { until };
         }
     }
 }
@@ -237,7 +183,7 @@ impl Lender {
                 socket,
                 asking: Mutex::default(),
                 out_of_step: AtomicBool::new(false),
-                files: Mutex::default(),
+                loans: Mutex::default(),
             }),
             // Another user's, or in another container.
             Err(error) => {
@@ -280,14 +226,15 @@ impl Lender {
     }
 
     fn file(&self, request: &FileRequest) -> io::Result<Option<Arc<LentFile>>> {
-        if let Some(answered) = self.answered(request.block) {
-            return Ok(answered.file);
+        let answered = || self.loans.lock().get(request.block, clock::now());
+        if let Some(file) = answered() {
+            return Ok(file);
         }
         let _asking = self.asking.lock();
         // Another caller may have asked meanwhile, and may have got no answer.
         self.check()?;
-        if let Some(answered) = self.answered(request.block) {
-            return Ok(answered.file);
+        if let Some(file) = answered() {
+            return Ok(file);
         }
         let asked_at = clock::now();
         let lent = self.in_step(ask(&self.socket, request))?;
@@ -295,22 +242,10 @@ impl Lender {
             Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
             Err(_) => None,
         };
-        let lent_for = match &file {
-            Some(_) => LOAN - LOAN_MARGIN,
-            None => NOT_LENT_PAUSE,
-        };
-        let answered = Answered {
-            file: file.map(Arc::new),
-            until: asked_at + lent_for,
-        };
-        let mut files = self.files.lock();
-        if files.len() >= LOANS_MAX {
-            files.retain(|_, answered| asked_at < answered.until);
-        }
-        if files.len() < LOANS_MAX {
-            files.insert(request.block, answered.clone());
-        }
-        Ok(answered.file)
+        let file = file.map(Arc::new);
+        let mut loans = self.loans.lock();
+        loans.answered(request.block, file.clone(), asked_at);
+        Ok(file)
     }
 
     /// Notes on an error that nothing that comes from the datanode can be trusted any more.
@@ -319,12 +254,6 @@ impl Lender {
             self.out_of_step.store(true, Ordering::Release);
         }
         result
-    }
-
-    fn answered(&self, block: BlockId) -> Option<Answered> {
-        let files = self.files.lock();
-        let answered = files.get(&block)?;
-        (clock::now() < answered.until).then(|| answered.clone())
     }
 }
 

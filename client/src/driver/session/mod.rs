@@ -32,10 +32,10 @@ use tokio::sync::{Notify, mpsc};
 
 use self::holds::Holds;
 use self::listener::{CacheListener, Invalidation};
-use self::listing::Listings;
 use self::sequences::{Numbered, Sequences};
 use crate::driver::clock;
 use crate::engine::cache::MetaCache;
+use crate::engine::cache::listings::Listings;
 use crate::engine::session::connection::{Ended, Reconnect};
 use crate::engine::session::delegations::Delegations;
 use crate::engine::session::lease::Lease;
@@ -83,7 +83,7 @@ pub(crate) struct Session {
     pub(crate) runtime: Handle,
     /// What the namenode recalls goes here.
     recalls: mpsc::Sender<Recall>,
-    listings: Listings,
+    listings: Mutex<Listings>,
     sequences: Arc<Sequences>,
     unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
     link: watch::Sender<LinkState>,
@@ -129,7 +129,7 @@ impl Session {
             delegations: Delegations::default(),
             runtime: Handle::current(),
             recalls,
-            listings: Listings::default(),
+            listings: Mutex::default(),
             sequences: Arc::default(),
             unconfirmed: Mutex::default(),
             link: watch::Sender::new(LinkState::Down {

@@ -10,6 +10,7 @@
 //! were sent ([`MetaCache::obey`]).
 
 pub(crate) mod extents;
+pub(crate) mod listings;
 pub(crate) mod permissions;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod attempts;
+pub(crate) mod loans;
 pub(crate) mod recent;
 pub(crate) mod replicas;
 pub(crate) mod sections;
