@@ -104,8 +104,53 @@ pub struct PlacementReport {
     pub misplaced_blocks: u64,
     /// Blocks that wait for the move of a replica.
     pub moves_waiting: u64,
+    /// Of each kind of failure domain, the one whose loss would leave the least space free. None without live servers.
+    pub losses: Vec<DomainLoss>,
     /// The blocks asked for.
     pub blocks: Vec<BlockPlace>,
+}
+
+/// What is lost together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DomainKind {
+    /// One server.
+    Server,
+    /// The servers of a rack.
+    Rack,
+    /// The servers of an environment.
+    Environment,
+}
+
+impl DomainKind {
+    /// All of them, smallest first.
+    pub const ALL: [Self; 3] = [Self::Server, Self::Rack, Self::Environment];
+
+    /// As people call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Rack => "rack",
+            Self::Environment => "environment",
+        }
+    }
+}
+
+/// What the loss of a failure domain would take: as many bytes have to be free elsewhere to repair all that it has. That
+/// constraints of placement may leave less of them usable is not counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainLoss {
+    /// What kind of domain.
+    pub kind: DomainKind,
+    /// Its name.
+    pub name: String,
+    /// Its live servers.
+    pub servers: u32,
+    /// Bytes that they use.
+    pub used_bytes: u64,
+    /// Bytes that other live servers have free.
+    pub free_elsewhere_bytes: u64,
 }
 
 /// A cell of the grid.

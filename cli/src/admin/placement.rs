@@ -9,8 +9,8 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::placement::{
-    BlockPlace, CellReport, GridCell, PlacementReply, PlacementReport, PlacementRequest,
-    ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
+    BlockPlace, CellReport, DomainLoss, GridCell, PlacementReply, PlacementReport,
+    PlacementRequest, ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
 };
 
 use super::DEADLINE;
@@ -338,6 +338,9 @@ fn print_report(report: &PlacementReport, tenants: bool) {
         "{} misplaced, {} waiting for a move",
         report.misplaced_blocks, report.moves_waiting
     );
+    for loss in &report.losses {
+        println!("{}", loss_text(loss));
+    }
     if tenants {
         for it in &report.tenants {
             println!(
@@ -356,6 +359,26 @@ fn print_report(report: &PlacementReport, tenants: bool) {
     for block in &report.blocks {
         print_block(block);
     }
+}
+
+/// Whether a domain can be lost and repaired.
+fn loss_text(loss: &DomainLoss) -> String {
+    let (used, free) = (loss.used_bytes, loss.free_elsewhere_bytes);
+    let answer = match used.checked_sub(free) {
+        None | Some(0) => "can be lost and repaired".to_owned(),
+        Some(missing) => format!(
+            "cannot be lost and repaired: {} more must be free",
+            units::human(missing)
+        ),
+    };
+    format!(
+        "{} {} ({}) {answer}; it uses {}, and {} are free elsewhere",
+        loss.kind.name(),
+        loss.name,
+        count(loss.servers.into(), "server"),
+        units::human(used),
+        units::human(free),
+    )
 }
 
 fn cell_text(cell: &CellReport) -> String {

@@ -1,17 +1,28 @@
 //! Where blocks are, and why: what operators see of placement.
 
+use std::collections::BTreeMap;
+
 use harvestfs_placement::{CELLS, Cell, Constraints, ServerView};
 use harvestfs_protocol::history::TenantName;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::{BLOCKS_PER_REPORT_MAX, TENANTS_PER_REPLY_MAX};
 use harvestfs_protocol::placement::{
-    BlockPlace, CellReport, GridCell, PlacementReport, ReplicaPlace, TenantReport,
+    BlockPlace, CellReport, DomainKind, DomainLoss, GridCell, PlacementReport, ReplicaPlace,
+    TenantReport,
 };
 use harvestfs_protocol::types::Durability;
 
 use super::Cluster;
 use super::table::{Block, NodeIx, ReplicaState, Slot};
 use crate::engine::count::Count;
+
+/// Of the live servers of a failure domain.
+#[derive(Default)]
+struct Space {
+    servers: u32,
+    used_bytes: u64,
+    free_bytes: u64,
+}
 
 impl Cluster {
     /// The policy, its grid, diversity, and where these blocks are; unknown ones are left out.
@@ -60,10 +71,51 @@ impl Cluster {
             blocks_by_score: self.totals.scores.map(Count::get).to_vec(),
             misplaced_blocks: self.totals.misplaced.get(),
             moves_waiting: self.queue.moves(),
+            losses: self.losses(),
             blocks: blocks
                 .filter_map(|&block| self.block_place(block))
                 .collect(),
         }
+    }
+
+    /// See [`PlacementReport::losses`]. O(volumes).
+    fn losses(&self) -> Vec<DomainLoss> {
+        let mut free_bytes = 0;
+        let mut domains: [BTreeMap<&str, Space>; DomainKind::ALL.len()] = Default::default();
+        for node in self.nodes.iter().filter(|node| node.is_alive()) {
+            let volumes = node.storages.iter();
+            let volumes = volumes.map(|&index| &self.table.storages[index as usize].status);
+            let (mut used, mut free) = (0, 0);
+            for volume in volumes.filter(|volume| volume.healthy) {
+                used += volume.used_bytes;
+                // An owner may have taken more than is free.
+                free += volume.quota_bytes.saturating_sub(volume.used_bytes);
+            }
+            free_bytes += free;
+            let server = &node.server;
+            let names = [&server.name, &server.rack, &server.environment];
+            for (domains, name) in domains.iter_mut().zip(names) {
+                let space = domains.entry(name.as_str()).or_default();
+                space.servers += 1;
+                space.used_bytes += used;
+                space.free_bytes += free;
+            }
+        }
+        let worst = DomainKind::ALL.into_iter().zip(domains);
+        let worst = worst.filter_map(|(kind, domains)| {
+            // All are subtracted from the same: the most that is used and free in it leaves the least.
+            let (name, space) = domains
+                .into_iter()
+                .max_by_key(|(_, space)| space.used_bytes + space.free_bytes)?;
+            Some(DomainLoss {
+                kind,
+                name: name.to_owned(),
+                servers: space.servers,
+                used_bytes: space.used_bytes,
+                free_elsewhere_bytes: free_bytes - space.free_bytes,
+            })
+        });
+        worst.collect()
     }
 
     pub(super) fn block_place(&self, id: BlockId) -> Option<BlockPlace> {

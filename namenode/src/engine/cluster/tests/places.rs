@@ -1,10 +1,11 @@
 //! Where replicas are: what is moved, drained and given up, and in which order it is repaired.
 
 use harvestfs_placement::{PolicyKind, PolicyOptions};
+use harvestfs_protocol::admin::NodeStatus;
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::node::NodeCommand;
-use harvestfs_protocol::placement::RepairChange;
-use harvestfs_protocol::types::{Durability, PlacementRules};
+use harvestfs_protocol::placement::{DomainKind, RepairChange};
+use harvestfs_protocol::types::{Durability, PlacementRules, VolumeStatus};
 use harvestfs_telemetry::hours::WeekHours;
 use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
 
@@ -378,6 +379,54 @@ fn a_volume_takes_part_within_its_own_budget() {
         let within = repairs.iter().all(|&count| count <= 2 * volumes);
         assert!(within, "{node} served and received {repairs:?}");
     }
+}
+
+#[test]
+fn a_report_tells_whether_a_failure_domain_can_be_lost_and_repaired() {
+    let mut world = World::new(9, 4, options(), 7);
+    for _ in 0..5 {
+        write(&mut world, rules(2));
+    }
+    world.pass(600);
+    let report = world.cluster.placement_report(&[]);
+    let kinds: Vec<DomainKind> = report.losses.iter().map(|loss| loss.kind).collect();
+    assert_eq!(kinds, DomainKind::ALL);
+    let nodes = world.cluster.nodes(world.now_ms);
+    let sum = |of: fn(&VolumeStatus) -> u64, within: &dyn Fn(&NodeStatus) -> bool| -> u64 {
+        let nodes = nodes.iter().filter(|node| node.alive && within(node));
+        nodes.flat_map(|node| &node.volumes).map(of).sum()
+    };
+    let used = |volume: &VolumeStatus| volume.used_bytes;
+    let free = |volume: &VolumeStatus| volume.quota_bytes - volume.used_bytes;
+    for loss in &report.losses {
+        let within = |node: &NodeStatus| match loss.kind {
+            DomainKind::Server => node.server.name == loss.name,
+            DomainKind::Rack => node.server.rack == loss.name,
+            DomainKind::Environment => node.server.environment == loss.name,
+        };
+        assert_eq!(loss.used_bytes, sum(used, &within));
+        let elsewhere = sum(free, &|node| !within(node));
+        assert_eq!(loss.free_elsewhere_bytes, elsewhere);
+        for other in &nodes {
+            let left = |used: u64, free_elsewhere: u64| free_elsewhere as i64 - used as i64;
+            let beside = |node: &NodeStatus| match loss.kind {
+                DomainKind::Server => node.server.name == other.server.name,
+                DomainKind::Rack => node.server.rack == other.server.rack,
+                DomainKind::Environment => node.server.environment == other.server.environment,
+            };
+            let of_other = left(sum(used, &beside), sum(free, &|node| !beside(node)));
+            assert!(left(loss.used_bytes, loss.free_elsewhere_bytes) <= of_other);
+        }
+        let members = nodes.iter().filter(|node| within(node)).count();
+        assert_eq!(loss.servers as usize, members);
+    }
+    // What is lost with a dead server is not lost again.
+    let dead = report.losses[0].name.clone();
+    let node = nodes.iter().position(|node| node.server.name == dead);
+    world.disconnect(node.unwrap(), true);
+    world.pass(2 * world.options.dead_after_ms);
+    let losses = world.cluster.placement_report(&[]).losses;
+    assert!(losses.iter().all(|loss| loss.name != dead), "{losses:?}");
 }
 
 #[test]
