@@ -33,11 +33,15 @@ const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
 
 /// In which simulations a bug is looked for: how long they are, and with which faults.
 fn simulations(bug: Bug) -> (Duration, Vec<FaultKind>) {
-    use FaultKind::{Blackout, Delay, FailedSync, Hang, Partition, PowerLoss, Suspend};
+    use FaultKind::{
+        Blackout, Delay, Double, Drift, FailedSync, Hang, Partition, PowerLoss, Rollback, Suspend,
+    };
     match bug {
         Bug::BelievesExpiredLease | Bug::ExtendsLeaseByAnswer => {
             (LENGTH_LONG, vec![Partition, Delay, Hang, Suspend])
         }
+        Bug::IgnoresClockDrift => (LENGTH_LONG, vec![Partition, Drift]),
+        Bug::OverlooksNewerDatanodes => (LENGTH_LONG, vec![Rollback, Double]),
         Bug::IgnoresFailedJournalSync => (LENGTH_LONG, vec![FailedSync, PowerLoss, Blackout]),
         Bug::ForgetsUnconfirmed => (LENGTH_LONG, vec![PowerLoss]),
         Bug::SkipsSealedDirectorySync | Bug::RemovesBeforeDurable => {
