@@ -97,9 +97,15 @@ impl Journal {
 
     /// A promise was broken, if what is found counts.
     pub fn failure(&self, what: String) {
-        if !self.is_certain() {
-            return self.note("in doubt", format_args!("{what}"));
+        if self.is_certain() {
+            self.broken(what);
+        } else {
+            self.note("in doubt", format_args!("{what}"));
         }
+    }
+
+    /// A promise was broken that holds also while an older copy of the namenode serves.
+    pub fn broken(&self, what: String) {
         self.note("FAILURE", format_args!("{what}"));
         let first = self.inner.failed_at.get().unwrap_or(self.inner.now.get());
         self.inner.failed_at.set(Some(first));
