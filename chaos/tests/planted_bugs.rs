@@ -16,11 +16,12 @@ use harvestfs_protocol::planted::{Bug, plant};
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
 const SEEDS: u64 = 200;
 /// What the simulator does not find yet with so many seeds.
-const NOT_FOUND: [Bug; 6] = [
+const NOT_FOUND: [Bug; 7] = [
     Bug::TellsSizeOverZeros,
     Bug::RemovesBeforeDurable,
     Bug::IgnoresFailedJournalSync,
     Bug::ExtendsLeaseByAnswer,
+    Bug::IgnoresClockDrift,
     Bug::ForgetsUnconfirmed,
     Bug::SkipsSealedDirectorySync,
 ];

@@ -56,13 +56,14 @@ struct Smallest {
     tried: u32,
 }
 
-/// What was broken, without what differs from one time to the next: words that have digits in them, as names, sizes, versions
-/// and times do, and lists of such.
+/// What was broken, without what differs from one time to the next: words with digits, as names, sizes, versions and times
+/// have, and with capitals, as values have.
 fn kind(failure: &str) -> String {
     let words = failure.split(|c: char| c.is_whitespace() || ",:()[]{}".contains(c));
+    let differs = |c: char| c.is_ascii_digit() || c.is_ascii_uppercase();
     let said: Vec<&str> = words
-        .filter(|word| !word.is_empty() && !word.contains(|c: char| c.is_ascii_digit()))
-        .filter(|word| !matches!(*word, "Some" | "None" | "true" | "false"))
+        .filter(|word| !word.is_empty() && !word.contains(differs))
+        .filter(|word| !matches!(*word, "true" | "false"))
         .collect();
     said.join(" ")
 }
