@@ -330,7 +330,9 @@ impl World {
             return Ok(None);
         };
         self.disk(part).rot(replica)?;
-        Ok(Some(replica.clone()))
+        // The directory of a simulation is another one each time.
+        let within = replica.strip_prefix(self.directory());
+        Ok(Some(within.map_err(io::Error::other)?.to_owned()))
     }
 
     /// The files of complete replicas of a datanode.
