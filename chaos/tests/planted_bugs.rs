@@ -16,11 +16,12 @@ use harvestfs_protocol::planted::{Bug, plant};
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
 const SEEDS: u64 = 200;
 /// What the simulator does not find yet with so many seeds.
-const NOT_FOUND: [Bug; 6] = [
+const NOT_FOUND: [Bug; 7] = [
     Bug::TellsSizeOverZeros,
     Bug::RemovesBeforeDurable,
     Bug::IgnoresFailedJournalSync,
     Bug::ExtendsLeaseByAnswer,
+    Bug::IgnoresClockDrift,
     Bug::ForgetsUnconfirmed,
     Bug::SkipsSealedDirectorySync,
 ];
@@ -33,11 +34,15 @@ const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
 
 /// In which simulations a bug is looked for: how long they are, and with which faults.
 fn simulations(bug: Bug) -> (Duration, Vec<FaultKind>) {
-    use FaultKind::{Blackout, Delay, FailedSync, Hang, Partition, PowerLoss, Suspend};
+    use FaultKind::{
+        Blackout, Delay, Double, Drift, FailedSync, Hang, Partition, PowerLoss, Rollback, Suspend,
+    };
     match bug {
         Bug::BelievesExpiredLease | Bug::ExtendsLeaseByAnswer => {
             (LENGTH_LONG, vec![Partition, Delay, Hang, Suspend])
         }
+        Bug::IgnoresClockDrift => (LENGTH_LONG, vec![Partition, Drift]),
+        Bug::OverlooksNewerDatanodes => (LENGTH_LONG, vec![Rollback, Double]),
         Bug::IgnoresFailedJournalSync => (LENGTH_LONG, vec![FailedSync, PowerLoss, Blackout]),
         Bug::ForgetsUnconfirmed => (LENGTH_LONG, vec![PowerLoss]),
         Bug::SkipsSealedDirectorySync | Bug::RemovesBeforeDurable => {

@@ -101,6 +101,9 @@ pub const STREAMS_PER_PEER_MAX: u32 = 1_024;
 
 /// A session that was silent for this long has lost its leases.
 pub const LEASE: Duration = Duration::from_secs(10);
+/// A session believes what it has cached for this long after it sent something that was answered: a hundredth less
+/// than [`LEASE`], since its clock may go slower than the namenode's. Kernels correct the rate of a clock by 0.05 % at most.
+pub const LEASE_BELIEVED: Duration = Duration::from_millis(9_900);
 /// A session that was silent for this long is ended: its uncommitted blocks are collected.
 pub const SESSION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a session shows that it lives. Three may be lost before leases end.

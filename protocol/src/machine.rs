@@ -30,6 +30,9 @@ pub trait Machine {
     /// A number that nothing but the seed decides, another one each time.
     fn random(&self) -> u64;
 
+    /// How long the next operation of its disk takes.
+    fn disk_latency(&self) -> Duration;
+
     /// Opens a socket for datagrams; port 0: any.
     ///
     /// # Errors
@@ -98,6 +101,12 @@ pub fn unix_now_ms() -> Option<u64> {
     u64::try_from(since.ok()?.as_millis()).ok()
 }
 
+/// How long the next operation of a simulated disk takes. None elsewhere: real ones take their time themselves.
+#[must_use]
+pub fn disk_latency() -> Duration {
+    entered().map_or(Duration::ZERO, |machine| machine.disk_latency())
+}
+
 /// A random value.
 #[must_use]
 pub fn random<T>() -> T
@@ -138,6 +147,10 @@ mod tests {
             9
         }
 
+        fn disk_latency(&self) -> Duration {
+            Duration::from_secs(10)
+        }
+
         fn bind(&self, _: SocketAddr) -> io::Result<Arc<dyn DatagramSocket>> {
             Err(io::ErrorKind::AddrInUse.into())
         }
@@ -164,9 +177,11 @@ mod tests {
                 (since_boot(), unix_now_ms()),
                 (Duration::from_secs(7), Some(8))
             );
+            assert_eq!(disk_latency(), Duration::from_secs(10));
             assert_eq!(random::<u64>(), random());
         }
         assert!(!is_simulated());
+        assert_eq!(disk_latency(), Duration::ZERO);
         assert_ne!(random::<u64>(), random());
         assert!(unix_now_ms() > Some(8));
     }

@@ -26,6 +26,8 @@ pub enum Bug {
     KeepsWhatIsCut,
     /// The namenode relies on replicas that are doubted, or that no report has confirmed, when it removes others.
     ReliesOnUnconfirmedReplicas,
+    /// The namenode does not find out that datanodes know more than it.
+    OverlooksNewerDatanodes,
     /// The client uses an answer before it obeys the notice that came before it.
     ObeysNoticesLate,
     /// The client caches what an answer says about something that a notice named meanwhile.
@@ -34,6 +36,8 @@ pub enum Bug {
     BelievesExpiredLease,
     /// The client counts its lease from when an answer came.
     ExtendsLeaseByAnswer,
+    /// The client counts its lease as if its clock went as fast as the namenode's.
+    IgnoresClockDrift,
     /// The client does not repeat what a namenode that ended had not made durable.
     ForgetsUnconfirmed,
     /// The client's `fsync` asks neither the datanodes' disks nor the journal.
@@ -54,7 +58,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -65,10 +69,12 @@ impl Bug {
         Self::FreesHeldFiles,
         Self::KeepsWhatIsCut,
         Self::ReliesOnUnconfirmedReplicas,
+        Self::OverlooksNewerDatanodes,
         Self::ObeysNoticesLate,
         Self::CachesOvertakenAnswers,
         Self::BelievesExpiredLease,
         Self::ExtendsLeaseByAnswer,
+        Self::IgnoresClockDrift,
         Self::ForgetsUnconfirmed,
         Self::SyncsInMemory,
         Self::TellsSizeOverZeros,

@@ -64,6 +64,12 @@ impl Admin {
         }
     }
 
+    /// Has the namenode go on without what it lacks; whether it did.
+    pub async fn accept_loss(&mut self) -> bool {
+        let accepted = self.ask(AdminRequest::AcceptLoss, STATUS_DEADLINE).await;
+        accepted.is_some()
+    }
+
     async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {
         if self.rpc.is_none() {
             let namenode = Peer::new(Role::Namenode, NAMENODE_NAME).ok()?;

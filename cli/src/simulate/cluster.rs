@@ -49,7 +49,8 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=250))]
     mounts: Option<u8>,
     /// What happens to machines and the network: `all`, `none`, or some of crash, hang, suspend, partition, loss,
-    /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, separated by commas.
+    /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, slow-disk, busy, drift,
+    /// jump, rollback, double, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
     faults: String,
     /// Let happen what `harvestfs chaos run --replay FILE` wrote, to a cluster of the same size if nothing else is

@@ -1,5 +1,6 @@
 //! Starting and stopping.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,10 @@ use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
 use crate::driver::{short_circuit, shrinker};
-use crate::options::{DatanodeOptions, StartError};
-use crate::store::{BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions};
+use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
+use crate::store::{
+    BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions, now,
+};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
@@ -74,7 +77,7 @@ impl Datanode {
         check(&options)?;
         let primary = &options.primary;
         let monitor = sampler
-            .map(|sampler| Monitor::start(sampler, primary.gate, primary.interval))
+            .map(|sampler| watch_primary(sampler, primary))
             .transpose()
             .map_err(StartError::PrimaryThread)?;
         let namenode = Peer::new(Role::Namenode, options.namenode_name.clone())
@@ -227,6 +230,15 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// Threads decide nothing by a seed.
+fn watch_primary(sampler: Box<dyn Sampler>, options: &PrimaryOptions) -> io::Result<Monitor> {
+    let PrimaryOptions { gate, interval, .. } = *options;
+    if machine::is_simulated() {
+        return Ok(Monitor::start_here(sampler, gate, interval, now()));
+    }
+    Monitor::start(sampler, gate, interval)
 }
 
 /// Keeps the node's knowledge of its primary fresh until it stops.

@@ -96,7 +96,11 @@ impl Workers {
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobLost> {
         if machine::is_simulated() {
-            return contained(job).map_err(|_| JobLost);
+            // A caller may stop waiting before the job begins, and when it has been done.
+            wait_for_disk().await;
+            let result = contained(job).map_err(|_| JobLost);
+            wait_for_disk().await;
+            return result;
         }
         let (sender, result) = oneshot::channel();
         let room = self.inner.room.clone().acquire_owned().await;
@@ -116,6 +120,14 @@ impl Workers {
             room,
         });
         result.await.map_err(|_| JobLost)
+    }
+}
+
+/// A simulated disk is slow, or takes no time at all.
+async fn wait_for_disk() {
+    let latency = machine::disk_latency();
+    if !latency.is_zero() {
+        tokio::time::sleep(latency).await;
     }
 }
 

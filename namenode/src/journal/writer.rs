@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_protocol::machine;
 use parking_lot::Mutex;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::format::RECORD_HEADER_BYTES;
@@ -147,8 +148,12 @@ enum Place {
         queue: mpsc::Sender<Queued>,
         thread: JoinHandle<()>,
     },
-    /// At once, where it is handed in: in a simulation. What nothing waits for is synced after so long.
-    Here { lazy_sync: Duration },
+    /// In a simulation: at once, where it is handed in, unless the disk is slow or others wait for it. What nothing waits
+    /// for is synced after so long.
+    Here {
+        lazy_sync: Duration,
+        late: UnboundedSender<Queued>,
+    },
 }
 
 impl JournalWriter {
@@ -168,9 +173,17 @@ impl JournalWriter {
             failure: OnceLock::new(),
         });
         let place = if machine::is_simulated() {
-            Place::Here {
-                lazy_sync: Duration::from_millis(options.lazy_sync_ms),
-            }
+            let lazy_sync = Duration::from_millis(options.lazy_sync_ms);
+            let (late, mut receiver) = unbounded_channel::<Queued>();
+            let shared = Arc::clone(&shared);
+            tokio::task::spawn_local(async move {
+                while let Some(queued) = receiver.recv().await {
+                    tokio::time::sleep(machine::disk_latency()).await;
+                    shared.execute_here(queued.command, lazy_sync);
+                    shared.queued.fetch_sub(1, Ordering::AcqRel);
+                }
+            });
+            Place::Here { lazy_sync, late }
         } else {
             // The channel has no bound of its own; the semaphore bounds it in bytes.
             let (queue, receiver) = mpsc::channel();
@@ -204,7 +217,8 @@ impl JournalWriter {
 
     fn commit_here(&self, batch: Batch) -> Result<(), Batch> {
         let shared = &*self.shared;
-        let quick = shared.sync_us.load(Ordering::Relaxed) < QUICK_SYNC_US;
+        let quick = shared.sync_us.load(Ordering::Relaxed) < QUICK_SYNC_US
+            && machine::disk_latency().is_zero();
         let idle = shared.queued.load(Ordering::Acquire) == 0;
         if !quick || !idle || !batch.wants_durable || shared.failure.get().is_some() {
             return Err(batch);
@@ -295,34 +309,26 @@ impl JournalWriter {
     }
 
     fn enqueue(&self, command: Command, share: OwnedSemaphorePermit) {
-        let queue = match &self.place {
-            Place::Thread { queue, .. } => queue,
-            Place::Here { lazy_sync } => return self.execute(command, *lazy_sync),
-        };
+        let before = self.shared.queued.fetch_add(1, Ordering::AcqRel);
         let queued = Queued {
             command,
             _share: share,
         };
-        self.shared.queued.fetch_add(1, Ordering::AcqRel);
-        if let Err(mpsc::SendError(queued)) = queue.send(queued) {
+        let sent = match &self.place {
+            Place::Thread { queue, .. } => queue.send(queued).map_err(|refused| refused.0),
+            Place::Here { lazy_sync, .. } if before == 0 && machine::disk_latency().is_zero() => {
+                self.shared.execute_here(queued.command, *lazy_sync);
+                self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+                Ok(())
+            }
+            Place::Here { late, .. } => late.send(queued).map_err(|refused| refused.0),
+        };
+        if let Err(queued) = sent {
             match queued.command {
                 Command::Append(batch) => (batch.done)(Err(self.stopped())),
                 Command::Snapshot(done) => done(Err(self.stopped())),
             }
         }
-    }
-
-    /// Does a command on this thread.
-    fn execute(&self, command: Command, lazy_sync: Duration) {
-        let shared = Arc::clone(&self.shared);
-        shared.execute(command, &mut shared.journal.lock());
-        tokio::task::spawn_local(async move {
-            tokio::time::sleep(lazy_sync).await;
-            let synced = shared.sync(&mut shared.journal.lock());
-            if let Err(error) = synced {
-                shared.fail(error);
-            }
-        });
     }
 
     fn stopped(&self) -> Arc<JournalError> {
@@ -369,6 +375,19 @@ impl Group {
 }
 
 impl Shared {
+    /// Does one command on this thread, which is that of a simulation.
+    fn execute_here(self: &Arc<Self>, command: Command, lazy_sync: Duration) {
+        self.execute(command, &mut self.journal.lock());
+        let shared = Arc::clone(self);
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(lazy_sync + machine::disk_latency()).await;
+            let synced = shared.sync(&mut shared.journal.lock());
+            if let Err(error) = synced {
+                shared.fail(error);
+            }
+        });
+    }
+
     /// Does one command.
     fn execute(&self, command: Command, journal: &mut Journal) {
         let failed = self.failure.get().cloned();

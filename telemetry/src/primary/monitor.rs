@@ -1,5 +1,6 @@
 //! Sampling on a thread of its own, so that nothing else ever waits for the kernel's files.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +21,13 @@ const FRESH: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Monitor {
     shared: Arc<Shared>,
+    here: Option<Mutex<Here>>,
+}
+
+/// A sampler that is asked on the thread that wants to know.
+struct Here {
+    sampler: Box<dyn Sampler>,
+    interval: Duration,
 }
 
 /// What is known about the primary.
@@ -55,24 +63,34 @@ impl Monitor {
         gate: GateOptions,
         interval: Duration,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
-            origin: Instant::now(),
-            state: Mutex::new(State {
-                gate: BusyGate::new(gate),
-                last: None,
-            }),
-            stopped: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new(Instant::now(), gate));
         let thread = shared.clone();
         std::thread::Builder::new()
             .name("primary".to_owned())
             .spawn(move || thread.run(&mut *sampler, interval))?;
-        Ok(Self { shared })
+        Ok(Self { shared, here: None })
     }
 
-    /// What is known now; never waits for a sample.
+    /// Without a thread: samples are taken by [`Monitor::status`], `interval` apart. For a simulation, whose samplers do not hang.
+    #[must_use]
+    pub fn start_here(
+        sampler: Box<dyn Sampler>,
+        gate: GateOptions,
+        interval: Duration,
+        now: Instant,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared::new(now, gate)),
+            here: Some(Mutex::new(Here { sampler, interval })),
+        }
+    }
+
+    /// What is known now; never waits for the thread to take a sample.
     #[must_use]
     pub fn status(&self, now: Instant) -> Status {
+        if let Some(here) = &self.here {
+            self.shared.sample_here(&mut here.lock(), now);
+        }
         let state = self.shared.state.lock();
         let fresh = |(at, _): &(Instant, Load)| now.saturating_duration_since(*at) <= FRESH;
         Status {
@@ -88,7 +106,39 @@ impl Drop for Monitor {
     }
 }
 
+impl fmt::Debug for Here {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Here").finish_non_exhaustive()
+    }
+}
+
 impl Shared {
+    fn new(origin: Instant, gate: GateOptions) -> Self {
+        Self {
+            origin,
+            state: Mutex::new(State {
+                gate: BusyGate::new(gate),
+                last: None,
+            }),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    fn sample_here(&self, here: &mut Here, now: Instant) {
+        let last = self.state.lock().last;
+        if last.is_none_or(|(at, _)| now.saturating_duration_since(at) >= here.interval)
+            && let Ok(load) = here.sampler.sample(now)
+        {
+            self.observe(now, load);
+        }
+    }
+
+    fn observe(&self, now: Instant, load: Load) {
+        let mut state = self.state.lock();
+        state.gate.observe(self.since_start(now), load);
+        state.last = Some((now, load));
+    }
+
     fn run(&self, sampler: &mut dyn Sampler, interval: Duration) {
         let mut failing = false;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -99,10 +149,7 @@ impl Shared {
                 && !load.is_unknown()
             {
                 // When the read hung, this is no longer the time that was asked for.
-                let now = Instant::now();
-                let mut state = self.state.lock();
-                state.gate.observe(self.since_start(now), load);
-                state.last = Some((now, load));
+                self.observe(Instant::now(), load);
             }
             std::thread::sleep(interval.saturating_sub(asked.elapsed()).max(interval / 4));
         }
@@ -145,6 +192,34 @@ mod tests {
                 ..Load::default()
             })
         }
+    }
+
+    /// A use that a test sets.
+    struct Set(Arc<Mutex<f64>>);
+
+    impl Sampler for Set {
+        fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
+            Ok(Load {
+                cpu_share: Some(*self.0.lock()),
+                ..Load::default()
+            })
+        }
+    }
+
+    #[test]
+    fn without_a_thread_samples_are_taken_when_they_are_due() {
+        let share = Arc::new(Mutex::new(0.9));
+        let began = Instant::now();
+        let interval = DEFAULT_INTERVAL;
+        let sampler = Box::new(Set(share.clone()));
+        let monitor = Monitor::start_here(sampler, GateOptions::default(), interval, began);
+        assert!(monitor.status(began).verdict.is_busy());
+        *share.lock() = 0.0;
+        let load = |at: Duration| monitor.status(began + at).load.unwrap().cpu_share;
+        assert_eq!(load(interval / 2), Some(0.9));
+        assert_eq!(load(interval), Some(0.0));
+        let settled = interval + GateOptions::default().settle;
+        assert!(!monitor.status(began + settled).verdict.is_busy());
     }
 
     fn wait_until(mut condition: impl FnMut() -> bool) {

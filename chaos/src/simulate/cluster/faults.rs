@@ -8,6 +8,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
+use super::copies::Copies;
 use super::disk::Trouble;
 use super::journal::Journal;
 use super::replay::Script;
@@ -45,11 +46,23 @@ pub enum FaultKind {
     Rot,
     /// A datanode comes back with an empty disk.
     Reimage,
+    /// Operations of a server's disk take long.
+    SlowDisk,
+    /// The owner of a server needs it.
+    Busy,
+    /// The clocks of all machines go faster or slower from then on, each by its own rate.
+    Drift,
+    /// The wall clock of a machine is wrong for a while.
+    Jump,
+    /// The namenode's directory is put back to an older copy, and the newest one back in its place later.
+    Rollback,
+    /// A copy of the namenode's directory is started beside it, and a datanode follows that.
+    Double,
 }
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 20] = [
         Self::Crash,
         Self::Hang,
         Self::Suspend,
@@ -64,6 +77,12 @@ impl FaultKind {
         Self::DiskFull,
         Self::Rot,
         Self::Reimage,
+        Self::SlowDisk,
+        Self::Busy,
+        Self::Drift,
+        Self::Jump,
+        Self::Rollback,
+        Self::Double,
     ];
 
     /// The name that users give.
@@ -84,6 +103,12 @@ impl FaultKind {
             Self::DiskFull => "disk-full",
             Self::Rot => "rot",
             Self::Reimage => "reimage",
+            Self::SlowDisk => "slow-disk",
+            Self::Busy => "busy",
+            Self::Drift => "drift",
+            Self::Jump => "jump",
+            Self::Rollback => "rollback",
+            Self::Double => "double",
         }
     }
 
@@ -107,8 +132,12 @@ impl FaultKind {
             | Self::Delay
             | Self::Duplicate
             | Self::PowerLoss
-            | Self::Blackout => true,
-            Self::FailedSync => matches!(part, Part::Namenode | Part::Datanode(_)),
+            | Self::Blackout
+            | Self::Drift
+            | Self::Jump => true,
+            Self::Rollback => part == Part::Namenode,
+            Self::Double | Self::Busy => matches!(part, Part::Datanode(_)),
+            Self::FailedSync | Self::SlowDisk => matches!(part, Part::Namenode | Part::Datanode(_)),
             Self::DiskError | Self::DiskFull => part == weak || part == Part::Namenode,
             Self::Rot | Self::Reimage => part == weak,
         }
@@ -126,6 +155,14 @@ const FEW_KINDS: usize = 3;
 /// Of a hundred datagrams, how many are lost or come twice at most.
 const PERCENT_MAX: f64 = 30.0;
 const JITTER_MAX_MS: u64 = 200;
+
+/// How much faster or slower than time clocks go at most, in millionths. Leases allow for a hundredth between two of them
+/// (`LEASE_BELIEVED` in `protocol/src/limits.rs`).
+const DRIFT_MAX_PPM: i64 = 4_500;
+/// How wrong a wall clock is at most: "Keep them within minutes for block tokens" (`docs/OPERATIONS.md`).
+const JUMP_MAX_MS: i64 = 5 * 60_000;
+/// The longest that an operation of a slow disk takes.
+const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
 
 /// How soon a supervisor starts a server again that has ended by itself.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
@@ -153,6 +190,7 @@ pub struct Faults {
     next: Duration,
     under_way: Vec<UnderWay>,
     weak: Part,
+    copies: Copies,
     power_losses: u64,
     namenode_losses: u64,
 }
@@ -168,11 +206,12 @@ impl Faults {
         let next = start + Duration::from_millis(rng.random_range(BETWEEN_MS));
         let weak = rng.random_range(0..options.datanodes);
         Self {
-            kinds,
             weak: script
                 .as_ref()
                 .and_then(|it| it.weak(options.datanodes))
                 .unwrap_or(Part::Datanode(weak)),
+            copies: Copies::new(&script.as_ref().map_or_else(|| kinds.clone(), Script::kinds)),
+            kinds,
             script,
             without: options.without.clone(),
             count: 0,
@@ -194,6 +233,16 @@ impl Faults {
         self.namenode_losses
     }
 
+    /// Whether there are older copies of the namenode, which an operator has to look after.
+    pub fn need_operator(&self) -> bool {
+        self.copies.are_wanted()
+    }
+
+    /// Whether what is promised now does not count.
+    pub fn are_in_doubt(&self) -> bool {
+        self.copies.are_in_doubt()
+    }
+
     /// How often power was lost so far, but for the namenode alone.
     pub fn power_losses(&self) -> u64 {
         self.power_losses
@@ -210,13 +259,16 @@ impl Faults {
             .into_iter()
             .partition(|fault| fault.ends <= now);
         self.under_way = under_way;
-        let restarted = end(over, world, journal)?;
+        let restarted = self.end_these(over, world, journal)?;
         if self.script.is_some() {
             self.begin_given(world, journal)?;
         } else if now >= self.next {
             self.next = now + Duration::from_millis(self.rng.random_range(BETWEEN_MS));
             self.begin(world, journal)?;
         }
+        let (under_way, weak) = (&self.under_way, self.weak);
+        let is_sound = |part| part != weak && !under_way.iter().any(|fault| fault.part == part);
+        self.copies.go_on(world, journal, is_sound)?;
         Ok(restarted)
     }
 
@@ -227,7 +279,11 @@ impl Faults {
     pub fn end(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         self.kinds.clear();
         self.script = None;
-        end(std::mem::take(&mut self.under_way), world, journal)
+        for part in world.parts() {
+            world.host(part).set_drift(0);
+        }
+        let over = std::mem::take(&mut self.under_way);
+        self.end_these(over, world, journal)
     }
 
     /// What has ended by itself is started again soon, as a supervisor does.
@@ -304,6 +360,10 @@ impl Faults {
         if kind == FaultKind::Blackout {
             return self.black_out(number, world, journal, &mut rng);
         }
+        if kind == FaultKind::Drift {
+            drift(number, world, journal, &mut rng);
+            return Ok(());
+        }
         // One fault at a time for each machine, so that each ends what it began.
         if self.under_way.iter().any(|fault| fault.part == part) {
             return Ok(());
@@ -317,7 +377,32 @@ impl Faults {
         let sound = Trouble::default();
         match kind {
             FaultKind::Crash => world.host(part).crash(),
-            FaultKind::PowerLoss | FaultKind::Blackout => {
+            FaultKind::Blackout | FaultKind::Drift => {
+                unreachable!("it happens to all machines at once")
+            }
+            FaultKind::Rollback => {
+                if !self.copies.roll_back(world)? {
+                    journal.note(&part.to_string(), format_args!("there is no such copy"));
+                    return Ok(());
+                }
+                self.namenode_losses += 1;
+            }
+            FaultKind::Double => {
+                if !self.copies.start_double(part, world)? {
+                    journal.note(&part.to_string(), format_args!("there is no such copy"));
+                    return Ok(());
+                }
+            }
+            FaultKind::Jump => {
+                let offset_ms = rng.random_range(-JUMP_MAX_MS..=JUMP_MAX_MS);
+                world.host(part).set_wall_offset(offset_ms);
+            }
+            FaultKind::SlowDisk => {
+                let max = Duration::from_millis(rng.random_range(DISK_LATENCY_MAX_MS));
+                world.host(part).set_disk_latency(max);
+            }
+            FaultKind::Busy => world.set_busy(part, true),
+            FaultKind::PowerLoss => {
                 world.lose_power(part)?;
                 // What the namenode loses alone, clients tell it again.
                 self.power_losses += u64::from(part != Part::Namenode);
@@ -377,6 +462,57 @@ impl Faults {
         });
     }
 
+    fn end_these(
+        &mut self,
+        over: Vec<UnderWay>,
+        world: &mut World,
+        journal: &Journal,
+    ) -> io::Result<Vec<Part>> {
+        let mut restarted = Vec::new();
+        let now = world.now();
+        for UnderWay {
+            kind, part, began, ..
+        } in over
+        {
+            journal.note(&part.to_string(), format_args!("{} is over", kind.name()));
+            match kind {
+                FaultKind::Crash
+                | FaultKind::PowerLoss
+                | FaultKind::Blackout
+                | FaultKind::Reimage => {
+                    world.host(part).boot()?;
+                    world.start(part)?;
+                    restarted.push(part);
+                }
+                FaultKind::Hang => world.host(part).go_on(now - began),
+                FaultKind::Suspend => world.host(part).wake_up(now - began),
+                FaultKind::FailedSync | FaultKind::DiskError | FaultKind::DiskFull => {
+                    world.disk(part).set_trouble(Trouble::default());
+                }
+                FaultKind::Rot => {}
+                FaultKind::SlowDisk => world.host(part).set_disk_latency(Duration::ZERO),
+                FaultKind::Busy => world.set_busy(part, false),
+                FaultKind::Jump => world.host(part).set_wall_offset(0),
+                FaultKind::Rollback => {
+                    self.namenode_losses += 1;
+                    self.copies.put_newest_back(world, journal)?;
+                }
+                FaultKind::Double => self.copies.end_double(part == self.weak, world, journal)?,
+                FaultKind::Drift => unreachable!("clocks go on so until all faults end"),
+                FaultKind::Partition
+                | FaultKind::Loss
+                | FaultKind::Delay
+                | FaultKind::Duplicate => {
+                    for other in world.parts() {
+                        world.set_link(part, other, Link::default());
+                        world.set_link(other, part, Link::default());
+                    }
+                }
+            }
+        }
+        Ok(restarted)
+    }
+
     /// All machines lose their power, also those that something else happens to, and come back one after
     /// another.
     fn black_out(
@@ -428,33 +564,19 @@ fn change_links(link: Link, part: Part, parts: &[Part], world: &World, rng: &mut
     }
 }
 
-fn end(over: Vec<UnderWay>, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
-    let mut restarted = Vec::new();
-    let now = world.now();
-    for UnderWay {
-        kind, part, began, ..
-    } in over
-    {
-        journal.note(&part.to_string(), format_args!("{} is over", kind.name()));
-        match kind {
-            FaultKind::Crash | FaultKind::PowerLoss | FaultKind::Blackout | FaultKind::Reimage => {
-                world.host(part).boot()?;
-                world.start(part)?;
-                restarted.push(part);
-            }
-            FaultKind::Hang => world.host(part).go_on(now - began),
-            FaultKind::Suspend => world.host(part).wake_up(now - began),
-            FaultKind::FailedSync | FaultKind::DiskError | FaultKind::DiskFull => {
-                world.disk(part).set_trouble(Trouble::default());
-            }
-            FaultKind::Rot => {}
-            FaultKind::Partition | FaultKind::Loss | FaultKind::Delay | FaultKind::Duplicate => {
-                for other in world.parts() {
-                    world.set_link(part, other, Link::default());
-                    world.set_link(other, part, Link::default());
-                }
-            }
-        }
+/// The clocks of all machines go on at other rates.
+fn drift(number: u32, world: &mut World, journal: &Journal, rng: &mut SmallRng) {
+    for part in world.parts() {
+        let ppm = match rng.random_range(0..3) {
+            0 => -DRIFT_MAX_PPM,
+            1 => DRIFT_MAX_PPM,
+            _ => rng.random_range(-DRIFT_MAX_PPM..=DRIFT_MAX_PPM),
+        };
+        let name = FaultKind::Drift.name();
+        journal.note(
+            &part.to_string(),
+            format_args!("fault {number}: {name} of {ppm} millionths"),
+        );
+        world.host(part).set_drift(ppm);
     }
-    Ok(restarted)
 }

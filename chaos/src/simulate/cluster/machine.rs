@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, LocalSet};
 
 use super::network::Network;
+use crate::random;
 
 /// What the wall clocks of all machines say when a simulation begins, in milliseconds since 1970.
 const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
@@ -26,7 +27,14 @@ pub struct Host {
     /// None: it crashed.
     running: Option<Running>,
     is_stopped: bool,
+    /// How much faster than time its clocks go, in millionths.
+    drift_ppm: i64,
+    /// Time by which they have to go on, but less than a step of timers.
+    owed_ns: i64,
 }
+
+/// Timers go in steps of this.
+const STEP_NS: i64 = 1_000_000;
 
 struct Running {
     tasks: LocalSet,
@@ -43,6 +51,11 @@ struct Clocks {
     /// Since it started, it was suspended so long.
     slept: Cell<Duration>,
     elapsed: Cell<Duration>,
+    /// How far its wall clock is from those of others, in milliseconds.
+    wall_offset_ms: Cell<i64>,
+    /// The longest that an operation of its disk takes.
+    disk_latency_max: Cell<Duration>,
+    disk_rng: RefCell<SmallRng>,
 }
 
 impl Machine for Clocks {
@@ -55,11 +68,21 @@ impl Machine for Clocks {
 
     fn unix_now_ms(&self) -> Option<u64> {
         let elapsed_ms = u64::try_from(self.since_boot().as_millis()).ok()?;
-        Some(BEGAN_UNIX_MS + elapsed_ms)
+        (BEGAN_UNIX_MS + elapsed_ms).checked_add_signed(self.wall_offset_ms.get())
     }
 
     fn random(&self) -> u64 {
         self.rng.borrow_mut().random()
+    }
+
+    fn disk_latency(&self) -> Duration {
+        let max = self.disk_latency_max.get();
+        if max.is_zero() {
+            return max;
+        }
+        // Most take little of it.
+        let share: f64 = self.disk_rng.borrow_mut().random();
+        max.mul_f64(share.powi(4))
     }
 
     fn bind(&self, addr: SocketAddr) -> io::Result<Arc<dyn DatagramSocket>> {
@@ -82,9 +105,14 @@ impl Host {
                 ran_before: Cell::new(Duration::ZERO),
                 slept: Cell::new(Duration::ZERO),
                 elapsed: Cell::new(Duration::ZERO),
+                wall_offset_ms: Cell::new(0),
+                disk_latency_max: Cell::new(Duration::ZERO),
+                disk_rng: RefCell::new(random::stream(seed, "disk latency")),
             }),
             running: None,
             is_stopped: false,
+            drift_ppm: 0,
+            owed_ns: 0,
         };
         host.boot()?;
         Ok(host)
@@ -151,8 +179,44 @@ impl Host {
         self.clocks.slept.set(self.clocks.slept.get() + slept);
     }
 
-    /// Its clock goes on by `time`, and what is to happen by then happens.
+    /// Whether something can run on it, or go on to.
+    pub fn is_up(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Its clocks go faster than time from now on by so many millionths, or slower.
+    pub fn set_drift(&mut self, ppm: i64) {
+        self.drift_ppm = ppm;
+    }
+
+    /// Its wall clock jumps, and is so far from those of others from now on.
+    pub fn set_wall_offset(&self, ms: i64) {
+        self.clocks.wall_offset_ms.set(ms);
+    }
+
+    /// Operations of its disk take up to so long from now on.
+    pub fn set_disk_latency(&self, max: Duration) {
+        self.clocks.disk_latency_max.set(max);
+    }
+
+    /// How far its clocks go on in `time`.
+    fn drifted(&mut self, time: Duration) -> Duration {
+        if (self.drift_ppm, self.owed_ns) == (0, 0) {
+            return time;
+        }
+        let time_ns = time.as_nanos() as i64;
+        self.owed_ns += time_ns + time_ns * self.drift_ppm / 1_000_000;
+        let whole_ns = self.owed_ns - self.owed_ns % STEP_NS;
+        self.owed_ns -= whole_ns;
+        Duration::from_nanos(whole_ns as u64)
+    }
+
+    /// Time goes on by `time`, its clocks as they do, and what is to happen by then happens.
     pub fn run_for(&mut self, time: Duration) {
+        let time = self.drifted(time);
+        if time.is_zero() {
+            return;
+        }
         if let Some(running) = self.running.as_ref().filter(|_| !self.is_stopped) {
             let _entered = machine::enter(self.clocks.clone());
             let until = tokio::time::sleep;

@@ -1,12 +1,14 @@
 //! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
 //! clients, each part on a machine of its own, over a network of datagrams, decided by one seed.
 
+mod copies;
 mod disk;
 mod faults;
 mod journal;
 mod machine;
 mod mounts;
 mod network;
+mod operator;
 pub mod replay;
 mod shrink;
 #[cfg(test)]
@@ -118,6 +120,9 @@ pub fn run(options: &Options) -> io::Result<Report> {
             .collect(),
     };
     simulation.run_for(START)?;
+    if simulation.faults.need_operator() {
+        simulation.world.start_operator()?;
+    }
     for number in 0..options.clients {
         simulation.start_client(number)?;
     }
@@ -181,6 +186,14 @@ impl Simulation {
         }
         if self.faults.namenode_losses() != namenode_losses {
             self.mounts.namenode_was_lost();
+        }
+        if self.faults.are_in_doubt() != self.journal.is_in_doubt() {
+            self.journal.turn_doubt();
+            // Sessions that another namenode knows are not resumed.
+            for client in &self.clients {
+                client.memory.borrow_mut().session_ended();
+            }
+            self.mounts.sessions_ended();
         }
         self.restarted(&restarted)
     }
@@ -261,6 +274,12 @@ impl Simulation {
         if !self.wait_for(all_done)? {
             self.journal
                 .failure(format!("clients and mounts do not end within {HEAL_MAX:?}"));
+            return Ok(());
+        }
+        if !self.wait_for(|it| !it.faults.are_in_doubt())? {
+            self.journal.failure(format!(
+                "the newest namenode is not well within {HEAL_MAX:?}"
+            ));
             return Ok(());
         }
         let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();

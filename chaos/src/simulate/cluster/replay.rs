@@ -101,6 +101,11 @@ impl Script {
         faults.find_map(|(kind, part, _)| loses(kind).then_some(part))
     }
 
+    /// Their kinds.
+    pub fn kinds(&self) -> Vec<FaultKind> {
+        self.0.iter().filter_map(Given::kind).collect()
+    }
+
     /// The next one, if it is time for it.
     pub fn next(&mut self, now: Duration) -> Option<Given> {
         let first = self.0.front()?;
@@ -112,10 +117,14 @@ impl Script {
 }
 
 impl Given {
+    fn kind(&self) -> Option<FaultKind> {
+        let mut kinds = FaultKind::ALL.into_iter();
+        kinds.find(|kind| kind.name() == self.fault)
+    }
+
     /// What a simulation of a cluster with these parts makes of it; none if it has no such fault or part.
     pub fn simulated(&self, parts: &[Part]) -> Option<(FaultKind, Part, Duration)> {
-        let mut kinds = FaultKind::ALL.into_iter();
-        let kind = kinds.find(|kind| kind.name() == self.fault)?;
+        let kind = self.kind()?;
         let mut parts = parts.iter();
         let part = parts.find(|part| part.to_string() == self.part)?;
         Some((kind, *part, Duration::from_millis(self.for_ms)))
@@ -183,7 +192,7 @@ mod tests {
         assert_eq!(first, Some((FaultKind::Crash, Part::Datanode(1), lasts)));
         assert_eq!(script.next(at(15)), None);
         assert_eq!(script.next(at(20)).unwrap().simulated(&parts), None);
-        let unknown = given(0, "namenode", "busy");
+        let unknown = given(0, "namenode", "slow-network");
         assert_eq!(unknown.simulated(&parts), None);
     }
 }

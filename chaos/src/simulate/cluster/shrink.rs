@@ -1,4 +1,4 @@
-//! From a simulation that breaks a promise to a smaller one that does.
+//! From a simulation that breaks a promise to a smaller one that breaks the same one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,15 +9,19 @@ use super::{Options, Report, START, run};
 /// Simulations that are tried.
 const TRIED_MAX: u32 = 48;
 
-/// Leaves out what is not needed to break a promise: time, clients, mounts, faults. Returns the smallest simulation that was
+/// Leaves out what is not needed to break the promise that was broken first: time, clients, mounts, faults. Returns the smallest simulation that was
 /// found, and what comes of it.
 ///
 /// # Errors
 /// As [`run`].
 pub fn shrink(options: &Options, report: &Report) -> io::Result<(Options, Report)> {
+    let Some(first) = report.failures.first() else {
+        return Ok((options.clone(), report.clone()));
+    };
     let mut smallest = Smallest {
         options: options.clone(),
         report: report.clone(),
+        kind: kind(first),
         tried: 0,
     };
     smallest.shorten()?;
@@ -47,22 +51,39 @@ pub fn shrink(options: &Options, report: &Report) -> io::Result<(Options, Report
 struct Smallest {
     options: Options,
     report: Report,
+    /// Of the first promise that was broken: others are often the consequence of it, or another defect.
+    kind: String,
     tried: u32,
 }
 
+/// What was broken, without what differs from one time to the next: words with digits, as names, sizes, versions and times
+/// have, and with capitals, as values have.
+fn kind(failure: &str) -> String {
+    let words = failure.split(|c: char| c.is_whitespace() || ",:()[]{}".contains(c));
+    let differs = |c: char| c.is_ascii_digit() || c.is_ascii_uppercase();
+    let said: Vec<&str> = words
+        .filter(|word| !word.is_empty() && !word.contains(differs))
+        .filter(|word| !matches!(*word, "true" | "false"))
+        .collect();
+    said.join(" ")
+}
+
 impl Smallest {
-    /// Whether a promise is broken with these options too. Then they are the smallest.
+    /// Whether the same promise is broken with these options too. Then they are the smallest.
     fn try_out(&mut self, options: Options) -> io::Result<bool> {
         if self.tried == TRIED_MAX {
             return Ok(false);
         }
         self.tried += 1;
         let report = run(&options)?;
-        let is_broken = !report.failures.is_empty();
-        if is_broken {
+        let is_same = report
+            .failures
+            .first()
+            .is_some_and(|it| kind(it) == self.kind);
+        if is_same {
             (self.options, self.report) = (options, report);
         }
-        Ok(is_broken)
+        Ok(is_same)
     }
 
     /// What happens after the first broken promise is not needed; often much before it is not either.
@@ -108,5 +129,29 @@ impl Smallest {
     fn with(&self) -> BTreeSet<u32> {
         let all = (1..=self.report.faults).collect::<BTreeSet<_>>();
         &all - &self.options.without
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_of_one_kind_whatever_they_are_about() {
+        let short = |file: &str, found: u64, from: u64| {
+            kind(&format!(
+                "/client-0/{file}: {found} bytes instead of 9000, other ones from {from} on"
+            ))
+        };
+        assert_eq!(short("f3", 12, 7), short("f11", 90, 0));
+        let gone = "/client-1, in the end: f3 is not there";
+        assert_ne!(short("f3", 12, 7), kind(gone));
+        assert_eq!(kind(gone), kind("/client-0, in the end: f12 is not there"));
+        let of = |version: &str| {
+            kind(&format!(
+                "replaced-0-1-1: 16008 bytes, whole: true, version {version} or none, where there were 3..=4"
+            ))
+        };
+        assert_eq!(of("Some(7)"), of("None"));
     }
 }

@@ -1,16 +1,17 @@
 //! The machines of a cluster, and what runs on them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
@@ -18,12 +19,17 @@ use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, forma
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
+use harvestfs_telemetry::gate::Load;
+use harvestfs_telemetry::primary::{SampleError, Sampler};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use tempfile::TempDir;
+use tokio::sync::oneshot;
 
 use super::disk::{Directory, SimulatedDisk};
+use super::operator::Look;
 use super::{Host, Link, Network};
+use crate::live::admin::Admin;
 
 /// How long each machine goes on before the next one does: the clock of no machine is ahead of another by more,
 /// unless a fault says so.
@@ -31,7 +37,7 @@ pub const TICK: Duration = Duration::from_millis(1);
 /// The same while nothing is done but waiting until the cluster is whole again.
 pub const HEALING_TICK: Duration = Duration::from_millis(10);
 const LATENCY: Duration = Duration::from_micros(200);
-const NAMENODE_PORT: u16 = 9_310;
+pub const NAMENODE_PORT: u16 = 9_310;
 const DATANODE_PORT: u16 = 9_311;
 const NAMENODE_NAME: &str = "namenode";
 /// Longer than any simulation.
@@ -39,10 +45,30 @@ const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
 /// Where a datanode has the replicas that are complete.
 const SEALED: &str = "sealed";
 const BLOCK_BYTES: u64 = 1 << 20;
-const SEGMENT_BYTES: u64 = 4 << 20;
+pub const SEGMENT_BYTES: u64 = 4 << 20;
+pub const CLUSTER: ClusterId = ClusterId(1);
 /// Replicas of each block, if there are so many datanodes.
 pub const REPLICATION: u8 = 3;
 const QUOTA_BYTES: u64 = 1 << 30;
+
+const OPERATOR_NAME: &str = "operator";
+/// Machines to which nothing happens: of an operator, and of a copy beside the namenode.
+const OPERATOR_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 4, 1));
+const DOUBLE_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 4, 2));
+
+/// The owner of a server, who needs it or not. Copies are of one owner.
+#[derive(Clone, Debug, Default)]
+struct Owner(Arc<AtomicBool>);
+
+impl Sampler for Owner {
+    fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
+        let is_busy = self.0.load(Ordering::Relaxed);
+        Ok(Load {
+            cpu_share: Some(if is_busy { 1.0 } else { 0.0 }),
+            ..Load::default()
+        })
+    }
+}
 
 /// A machine of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,6 +118,14 @@ pub struct World {
     disks: BTreeMap<Part, SimulatedDisk>,
     /// Servers that have ended by themselves, and why.
     ended: Rc<RefCell<Vec<(Part, String)>>>,
+    /// By role and name. They are on the disks of machines, and so the same after each start.
+    identities: RefCell<BTreeMap<(Role, String), Identity>>,
+    /// Which owners need their servers.
+    owners: BTreeMap<Part, Owner>,
+    operator: Host,
+    look: Look,
+    /// A copy beside the namenode, the datanode that follows it, and its address.
+    double: Option<(Host, Part, SocketAddr)>,
     now: Duration,
     tick: Duration,
 }
@@ -115,6 +149,7 @@ impl World {
             (*part, SimulatedDisk::new(seed_of(number)))
         };
         let disks = hosts.iter().enumerate().map(disk).collect();
+        let operator = Host::new(OPERATOR_IP, seed_of(usize::from(u16::MAX)), &network)?;
         let mut world = Self {
             directory,
             authority: CertificateAuthority::for_simulation().map_err(io::Error::other)?,
@@ -122,6 +157,13 @@ impl World {
             hosts,
             disks,
             ended: Rc::default(),
+            identities: RefCell::default(),
+            owners: (0..datanodes)
+                .map(|it| (Part::Datanode(it), Owner::default()))
+                .collect(),
+            operator,
+            look: Look::default(),
+            double: None,
             now: Duration::ZERO,
             tick: TICK,
         };
@@ -131,7 +173,7 @@ impl World {
             class: None,
         };
         let options = FormatOptions {
-            cluster: ClusterId(1),
+            cluster: CLUSTER,
             root_uid: 0,
             root_gid: 0,
             block_bytes: BLOCK_BYTES,
@@ -175,8 +217,69 @@ impl World {
         &self.network
     }
 
-    fn path(&self, part: Part) -> PathBuf {
-        self.directory.path().join(part.to_string())
+    /// Datanodes only.
+    pub fn datanodes(&self) -> Vec<Part> {
+        let is_datanode = |part: &Part| matches!(part, Part::Datanode(_));
+        self.parts().into_iter().filter(is_datanode).collect()
+    }
+
+    /// Where everything is.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Where what is on the disk of a machine is.
+    pub(super) fn path(&self, part: Part) -> PathBuf {
+        self.directory().join(part.to_string())
+    }
+
+    /// What an operator sees of the namenode.
+    pub fn look(&self) -> &Look {
+        &self.look
+    }
+
+    /// An operator looks at the namenode from now on.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn start_operator(&self) -> io::Result<()> {
+        self.look_at(
+            SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT),
+            &self.look,
+        )
+    }
+
+    /// An operator looks at a namenode from now on.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub(super) fn look_at(&self, namenode: SocketAddr, look: &Look) -> io::Result<()> {
+        let identity = self.identity(Role::Admin, OPERATOR_NAME)?;
+        let look = look.clone();
+        self.operator.spawn(async move {
+            let bind = SocketAddr::new(OPERATOR_IP, 0);
+            let admin = Admin::with_identity(&identity, bind, namenode).expect("a free port");
+            look.keep_looking(admin).await;
+        });
+        Ok(())
+    }
+
+    /// Whether the owner of a server needs it.
+    pub fn set_busy(&self, part: Part, is_busy: bool) {
+        if let Some(owner) = self.owners.get(&part) {
+            owner.0.store(is_busy, Ordering::Relaxed);
+        }
+    }
+
+    /// A machine for a copy beside the namenode.
+    pub(super) fn new_double_host(&self) -> io::Result<(Host, IpAddr)> {
+        let seed = self.now.as_nanos() as u64;
+        Ok((Host::new(DOUBLE_IP, seed, &self.network)?, DOUBLE_IP))
+    }
+
+    /// A copy beside the namenode, the datanode that follows it, and its address; none: it ends.
+    pub(super) fn set_double(&mut self, double: Option<(Host, Part, SocketAddr)>) {
+        self.double = double;
     }
 
     /// The machine of a part.
@@ -212,8 +315,9 @@ impl World {
     /// When the files of the simulation cannot be removed.
     pub fn reimage(&mut self, part: Part) -> io::Result<()> {
         self.host(part).crash();
-        self.disk(part).wipe();
-        fs::remove_dir_all(self.path(part))
+        fs::remove_dir_all(self.path(part))?;
+        self.disk(part).settle();
+        Ok(())
     }
 
     /// One bit in one sealed replica of a datanode changes. Returns which file it is in, if there is one.
@@ -221,18 +325,28 @@ impl World {
     /// # Errors
     /// When the files of the simulation cannot be changed.
     pub fn rot(&self, part: Part, rng: &mut SmallRng) -> io::Result<Option<PathBuf>> {
-        let mut replicas = Vec::new();
-        for directory in fs::read_dir(self.path(part).join(SEALED))? {
-            for replica in fs::read_dir(directory?.path())? {
-                replicas.push(replica?.path());
-            }
-        }
-        replicas.sort();
+        let replicas: Vec<PathBuf> = self.sealed(part)?.into_iter().collect();
         let Some(replica) = replicas.choose(rng) else {
             return Ok(None);
         };
         self.disk(part).rot(replica)?;
-        Ok(Some(replica.clone()))
+        // The directory of a simulation is another one each time.
+        let within = replica.strip_prefix(self.directory());
+        Ok(Some(within.map_err(io::Error::other)?.to_owned()))
+    }
+
+    /// The files of complete replicas of a datanode.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be read.
+    pub(super) fn sealed(&self, part: Part) -> io::Result<BTreeSet<PathBuf>> {
+        let mut replicas = BTreeSet::new();
+        for directory in fs::read_dir(self.path(part).join(SEALED))? {
+            for replica in fs::read_dir(directory?.path())? {
+                replicas.insert(replica?.path());
+            }
+        }
+        Ok(replicas)
     }
 
     /// Servers that have ended by themselves since the last call, and why: without the directory of the simulation, which is
@@ -247,8 +361,14 @@ impl World {
     }
 
     fn identity(&self, role: Role, name: &str) -> io::Result<Identity> {
+        let key = (role, name.to_owned());
+        if let Some(identity) = self.identities.borrow().get(&key) {
+            return Ok(identity.clone());
+        }
         let issued = self.authority.issue(role, name, VALIDITY);
-        issued.map_err(io::Error::other)
+        let issued = issued.map_err(io::Error::other)?;
+        self.identities.borrow_mut().insert(key, issued.clone());
+        Ok(issued)
     }
 
     /// Starts what belongs on the machine of a server, which runs. Clients are started by themselves.
@@ -259,29 +379,24 @@ impl World {
         let path = self.path(part);
         match part {
             Part::Namenode => {
-                let options = NamenodeOptions::new(
-                    path,
-                    SocketAddr::new(part.ip(), NAMENODE_PORT),
-                    self.identity(Role::Namenode, NAMENODE_NAME)?,
-                );
-                let journal = journal_dir(&options.data_dir);
-                let disk = Arc::new(Directory::new(self.disk(part).clone(), journal));
+                let addr = SocketAddr::new(part.ip(), NAMENODE_PORT);
+                let found = self.hosts.iter().find(|(other, _)| *other == part);
+                let (_, host) = found.ok_or(io::ErrorKind::NotFound)?;
+                let served = self.start_namenode_on(host, self.disk(part), path, addr)?;
                 let ended = Rc::clone(&self.ended);
-                self.host(part).spawn(async move {
-                    let served = match Namenode::start_on(options, Some(disk)).await {
-                        Ok(mut namenode) => namenode.ended().await,
-                        Err(error) => Err(error),
-                    };
-                    let why = served.expect_err("nothing stops it").to_string();
-                    ended.borrow_mut().push((part, why));
+                host.spawn(async move {
+                    if let Ok(why) = served.await {
+                        ended.borrow_mut().push((part, why));
+                    }
                 });
             }
             Part::Datanode(number) => {
                 let options = self.datanode_options(number, path)?;
                 let disk = Arc::new(self.disk(part).clone());
+                let owner = self.owners[&part].clone();
                 let ended = Rc::clone(&self.ended);
                 self.host(part).spawn(async move {
-                    match Datanode::start_on(options, disk, None).await {
+                    match Datanode::start_on(options, disk, Some(Box::new(owner))).await {
                         Ok(_datanode) => std::future::pending().await,
                         Err(error) => ended.borrow_mut().push((part, error.to_string())),
                     }
@@ -292,10 +407,44 @@ impl World {
         Ok(())
     }
 
+    /// Starts a namenode on a machine. Why it ended, when it has.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub(super) fn start_namenode_on(
+        &self,
+        host: &Host,
+        disk: &SimulatedDisk,
+        directory: PathBuf,
+        addr: SocketAddr,
+    ) -> io::Result<oneshot::Receiver<String>> {
+        let identity = self.identity(Role::Namenode, NAMENODE_NAME)?;
+        let options = NamenodeOptions {
+            segment_bytes: SEGMENT_BYTES,
+            ..NamenodeOptions::new(directory, addr, identity)
+        };
+        let journal = journal_dir(&options.data_dir);
+        let disk = Arc::new(Directory::new(disk.clone(), journal));
+        let (ended, why) = oneshot::channel();
+        host.spawn(async move {
+            let served = match Namenode::start_on(options, Some(disk)).await {
+                Ok(mut namenode) => namenode.ended().await,
+                Err(error) => Err(error),
+            };
+            let why = served.expect_err("nothing stops it").to_string();
+            // Nobody asks why a copy ended.
+            let _ = ended.send(why);
+        });
+        Ok(why)
+    }
+
     fn datanode_options(&self, number: u8, path: PathBuf) -> io::Result<DatanodeOptions> {
         let part = Part::Datanode(number);
         let identity = self.identity(Role::Datanode, &part.to_string())?;
-        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
+        let namenode = match &self.double {
+            Some((_, astray, addr)) if *astray == part => *addr,
+            _ => SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT),
+        };
         let mut options = DatanodeOptions::new(identity, NAMENODE_NAME.into(), vec![namenode]);
         options.listen = SocketAddr::new(part.ip(), DATANODE_PORT);
         options.rack = format!("rack-{number}");
@@ -328,7 +477,7 @@ impl World {
     pub fn operator(&self, number: u8) -> io::Result<(SocketAddr, SocketAddr, Identity)> {
         let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
         let bind = SocketAddr::new(Part::Client(number).ip(), 0);
-        Ok((namenode, bind, self.identity(Role::Admin, "operator")?))
+        Ok((namenode, bind, self.identity(Role::Admin, OPERATOR_NAME)?))
     }
 
     /// How datagrams get from one machine to another from now on.
@@ -344,6 +493,10 @@ impl World {
             self.now += tick;
             self.network.advance(self.now);
             for (_, host) in &mut self.hosts {
+                host.run_for(tick);
+            }
+            self.operator.run_for(tick);
+            if let Some((host, ..)) = &mut self.double {
                 host.run_for(tick);
             }
         }

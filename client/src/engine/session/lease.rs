@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use harvestfs_protocol::limits::LEASE;
+use harvestfs_protocol::limits::{LEASE, LEASE_BELIEVED};
+use harvestfs_protocol::planted::{self, Bug};
 
 /// See the module.
 #[derive(Default)]
@@ -21,7 +22,12 @@ impl Lease {
 
     /// The namenode answered to something sent at `sent`.
     pub(crate) fn renew(&self, sent: Duration) {
-        let until_us = u64::try_from((sent + LEASE).as_micros()).unwrap_or(u64::MAX);
+        let lease = if planted::is(Bug::IgnoresClockDrift) {
+            LEASE
+        } else {
+            LEASE_BELIEVED
+        };
+        let until_us = u64::try_from((sent + lease).as_micros()).unwrap_or(u64::MAX);
         self.until_us.fetch_max(until_us, Ordering::AcqRel);
     }
 
@@ -35,17 +41,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_lease_is_over_before_a_clock_that_goes_faster_says_so() {
+        let lease = Lease::default();
+        let sent = Duration::from_secs(1_000);
+        lease.renew(sent);
+        // The namenode's clock, and one that goes slower by almost a hundredth.
+        let over = LEASE.mul_f64(0.9901);
+        assert_eq!(lease.remaining(sent + over), Duration::ZERO);
+    }
+
+    #[test]
     fn a_lease_counts_from_when_it_was_asked_for() {
         let lease = Lease::default();
         let sent = Duration::from_secs(1_000);
         assert_eq!(lease.remaining(sent), Duration::ZERO);
         lease.renew(sent);
-        assert_eq!(lease.remaining(sent), LEASE);
-        assert_eq!(lease.remaining(sent + LEASE / 4), LEASE * 3 / 4);
+        assert_eq!(lease.remaining(sent), LEASE_BELIEVED);
+        let quarter = LEASE_BELIEVED / 4;
+        assert_eq!(lease.remaining(sent + quarter), quarter * 3);
         // As after a night's sleep.
         assert_eq!(lease.remaining(sent + LEASE * 2_000), Duration::ZERO);
         lease.renew(sent - Duration::from_secs(1));
-        assert_eq!(lease.remaining(sent), LEASE, "an answer to something older");
+        let remaining = lease.remaining(sent);
+        assert_eq!(remaining, LEASE_BELIEVED, "an answer to something older");
         lease.end();
         assert_eq!(lease.remaining(sent), Duration::ZERO);
     }

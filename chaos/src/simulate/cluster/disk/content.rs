@@ -177,6 +177,25 @@ impl Content {
         self.file.write_all_at(&byte, at)
     }
 
+    /// What the disk has, if nothing reached it but what was synced.
+    pub fn synced_bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = self.all()?;
+        let len = self.synced_len.unwrap_or(bytes.len() as u64) as usize;
+        let mut put = |sector: u64, before: &[u8]| {
+            let at = (sector * SECTOR_BYTES) as usize;
+            bytes.resize(bytes.len().max(at + before.len()), 0);
+            bytes[at..at + before.len()].copy_from_slice(before);
+        };
+        for write in self.writes.iter().rev() {
+            put(write.first_sector, &write.before);
+        }
+        for (sector, before) in &self.lost {
+            put(*sector, before);
+        }
+        bytes.resize(len, 0);
+        Ok(bytes)
+    }
+
     /// Everything that is seen in it.
     pub fn all(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.len_bytes()? as usize];

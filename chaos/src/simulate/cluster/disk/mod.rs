@@ -114,11 +114,54 @@ impl SimulatedDisk {
         Ok(())
     }
 
-    /// Everything on it is gone.
-    pub fn wipe(&self) {
+    /// What is on it counts as synced from now on, as when nothing was written for long. Nothing runs that has
+    /// files open.
+    pub fn settle(&self) {
         let mut state = self.0.lock();
         state.files.clear();
         state.changes.clear();
+    }
+
+    /// Copies a directory with everything below as a loss of power would leave it, if nothing had reached the disk but
+    /// what was synced.
+    ///
+    /// # Errors
+    /// When the files of this machine cannot be read, or the copies written.
+    pub fn copy_synced(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let state = self.0.lock();
+        let mut files: BTreeMap<PathBuf, Option<Shared>> = BTreeMap::new();
+        for path in files_below(from)? {
+            let known = state.files.get(&path).cloned();
+            files.insert(path, known);
+        }
+        for change in state.changes.iter().rev() {
+            match &change.kind {
+                ChangeKind::Create(path) => _ = files.remove(path),
+                ChangeKind::Remove(path) => {
+                    files.insert(path.clone(), Some(Arc::clone(&change.file)));
+                }
+                ChangeKind::Rename { from, to, replaced } => {
+                    if let Some(file) = files.remove(to) {
+                        files.insert(from.clone(), file);
+                    }
+                    if let Some(replaced) = replaced {
+                        files.insert(to.clone(), Some(Arc::clone(replaced)));
+                    }
+                }
+            }
+        }
+        for (path, file) in files {
+            let copy = to.join(path.strip_prefix(from).map_err(io::Error::other)?);
+            if let Some(directory) = copy.parent() {
+                fs::create_dir_all(directory)?;
+            }
+            match file {
+                // With its mode.
+                None => _ = fs::copy(&path, &copy)?,
+                Some(file) => fs::write(&copy, file.lock().synced_bytes()?)?,
+            }
+        }
+        Ok(())
     }
 
     /// One bit of a file changes.
@@ -152,6 +195,19 @@ impl Change {
             }
         }
     }
+}
+
+fn files_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            files.extend(files_below(&entry.path())?);
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
 }
 
 fn write_again(path: &Path, file: &Shared) -> io::Result<()> {

@@ -62,6 +62,14 @@ impl Log {
         }
     }
 
+    /// The session of a mount ended: what it does not know to be committed, it may commit again in the next one.
+    pub(super) fn session_ended(&mut self, number: u8) {
+        self.namenode_was_lost();
+        self.doubt(number);
+        let doubtful = self.doubtful.iter().filter(|record| record.0 == number);
+        self.moved.extend(doubtful);
+    }
+
     /// A machine lost its power, with what was not synced there.
     pub(super) fn power_was_lost(&mut self, number: u8) {
         self.written.remove(&number);
@@ -144,7 +152,7 @@ impl Program {
             let closed = self.thread.close(fd).await;
             // What failed is written and synced with no known outcome.
             let mut board = self.board.borrow_mut();
-            if result.is_err() || closed.is_err() {
+            if result.is_err() || closed.is_err() || !self.journal.is_certain() {
                 board.log.doubt(self.number);
             }
             result.and(closed)
@@ -177,7 +185,9 @@ impl Program {
         }
         if self.random(0..2) == 0 {
             self.thread.fsync(fd).await?;
-            self.board.borrow_mut().log.synced(self.number);
+            if self.journal.is_certain() {
+                self.board.borrow_mut().log.synced(self.number);
+            }
         }
         Ok(())
     }
@@ -201,7 +211,7 @@ impl Program {
                 self.failure(&problem);
                 return self.thread.close(fd).await;
             }
-            if size.is_err() || self.random(0..40) == 0 {
+            if size.is_err() || self.random(0..40) == 0 || !self.journal.is_certain() {
                 return self.thread.close(fd).await;
             }
             open.replace(Some((fd, reader)));

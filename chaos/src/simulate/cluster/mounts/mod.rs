@@ -177,6 +177,14 @@ impl Mounts {
         self.board.borrow_mut().log.namenode_was_lost();
     }
 
+    /// No session goes on, and what was not synced is lost with them.
+    pub fn sessions_ended(&self) {
+        for (number, mount) in (0..).zip(&self.mounts) {
+            mount.files.borrow_mut().power_was_lost();
+            self.board.borrow_mut().log.session_ended(number);
+        }
+    }
+
     /// A machine lost its power, with what was not synced there.
     pub fn power_was_lost(&self) {
         for (number, mount) in (0..).zip(&self.mounts) {

@@ -157,8 +157,8 @@ impl Program {
             let result = self.step().await;
             let mut files = self.files.borrow_mut();
             match result {
-                Ok(()) => files.in_flight = Default::default(),
-                Err(_) => files.doubt(),
+                Ok(()) if self.journal.is_certain() => files.in_flight = Default::default(),
+                Ok(()) | Err(_) => files.doubt(),
             }
             result
         })

@@ -51,6 +51,14 @@ impl Board {
 }
 
 impl Board {
+    /// The next exclusive file is tried, if this is the current one.
+    fn go_on_exclusively(&mut self, number: u64) {
+        if self.exclusive == number {
+            self.exclusive += 1;
+            self.winners.clear();
+        }
+    }
+
     pub(super) fn doubt(&mut self, number: u8) {
         *self.doubts.entry(number).or_default() += 1;
     }
@@ -83,7 +91,7 @@ impl Program {
 
     /// What failed has no known outcome.
     fn doubted(&self, changed: Result<(), Errno>) -> Result<(), Errno> {
-        if changed.is_err() {
+        if changed.is_err() || !self.journal.is_certain() {
             self.board.borrow_mut().doubt(self.number);
         }
         changed
@@ -109,6 +117,9 @@ impl Program {
     }
 
     fn published(&self, name: &str, version: u64) {
+        if !self.journal.is_certain() {
+            return;
+        }
         if let Some(published) = self.board.borrow_mut().published.get_mut(name) {
             published.at_least = published.at_least.max(version);
         }
@@ -250,10 +261,18 @@ impl Program {
         let is_broken = !may_be_mixed && (words.is_empty() || !is_whole);
         let wrong = words.iter().find(|word| !versions.contains(word));
         if wrong.is_some() || is_broken {
-            self.failure(&format!(
+            let problem = format!(
                 "{name}: {} bytes, whole: {is_whole}, version {wrong:?} or none, where there were {versions:?}",
                 read.len()
-            ));
+            );
+            // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error, never
+            // other bytes" (`docs/SEMANTICS.md`).
+            let is_older = words.iter().all(|it| (1..=*versions.end()).contains(it));
+            if is_in_place || is_older && is_whole && !words.is_empty() {
+                self.failure(&problem);
+            } else {
+                self.journal.broken(format!("{}: {problem}", self.name()));
+            }
         }
     }
 
@@ -267,7 +286,9 @@ impl Program {
         let is_current = self.board.borrow().exclusive == number;
         match created {
             Ok(fd) => {
-                if is_current {
+                if !self.journal.is_certain() {
+                    self.board.borrow_mut().go_on_exclusively(number);
+                } else if is_current {
                     let mut board = self.board.borrow_mut();
                     board.winners.push(self.number);
                     if board.winners.len() > 1 {
@@ -278,12 +299,8 @@ impl Program {
                 self.thread.close(fd).await
             }
             Err(Errno::EXIST) => {
-                if is_current {
-                    // All go on with the next one, which is the harder the more try it at once.
-                    let mut board = self.board.borrow_mut();
-                    board.exclusive += 1;
-                    board.winners.clear();
-                }
+                // All go on with the next one, which is the harder the more try it at once.
+                self.board.borrow_mut().go_on_exclusively(number);
                 Ok(())
             }
             Err(error) => Err(error),

@@ -48,7 +48,7 @@ impl Program {
         self.make_directory(DIRECTORY).await;
         self.repeat_with(CHANGE_PAUSE, async || {
             let changed = self.write_watched().await;
-            if changed.is_err() {
+            if changed.is_err() || !self.journal.is_certain() {
                 // It may happen later, over what is written next.
                 self.board.borrow_mut().doubt(self.number);
             }
@@ -78,6 +78,9 @@ impl Program {
         synced?;
         if written? != content.len() {
             return Err(Errno::IO);
+        }
+        if !self.journal.is_certain() {
+            return Ok(());
         }
         let now = self.journal.now();
         if let Some(versions) = self.board.borrow_mut().watched.files.get_mut(&name) {
@@ -141,7 +144,8 @@ impl Program {
         let began = self.journal.now();
         let read = self.thread.read(&file.fd, 0, PAGE_BYTES as usize).await?;
         let now = self.journal.now();
-        if began - file.looked_at > GAP_MAX || self.client.lease_remaining().is_zero() {
+        let is_disturbed = began - file.looked_at > GAP_MAX || !self.journal.is_certain();
+        if is_disturbed || self.client.lease_remaining().is_zero() {
             file.undisturbed_since = now;
         }
         file.looked_at = now;

@@ -133,15 +133,17 @@ impl Worker {
             _ if dice < 92 => self.read_shared().await,
             _ => self.write(&name).await,
         };
+        let mut memory = self.memory.borrow_mut();
+        if result.is_err() || !self.journal.is_certain() {
+            for name in std::mem::take(&mut memory.in_flight) {
+                memory.names.insert(name, Known::Nothing);
+            }
+        }
+        memory.in_flight.clear();
         let Err(error) = result else {
-            self.memory.borrow_mut().in_flight.clear();
             return Ok(());
         };
         self.journal.error(&self.name(), &error);
-        let mut memory = self.memory.borrow_mut();
-        for name in std::mem::take(&mut memory.in_flight) {
-            memory.names.insert(name, Known::Nothing);
-        }
         match error {
             ClientError::Closed
             | ClientError::Connect(_)

@@ -60,7 +60,9 @@ impl Worker {
             .write_file(&me, draft.as_bytes(), &content)
             .await?;
         self.rename_path(&draft, &path).await?;
-        if let Some(published) = self.board.borrow_mut().shared.get_mut(&name) {
+        let mut board = self.board.borrow_mut();
+        let published = board.shared.get_mut(&name);
+        if let Some(published) = published.filter(|_| self.journal.is_certain()) {
             published.at_least = published.at_least.max(version);
         }
         Ok(())
@@ -80,12 +82,15 @@ impl Worker {
     /// Looks at sizes all the time, beside what the client does else: what it has cached for too long is seen so, also
     /// while it is cut off.
     pub async fn watch_shared(&self) -> Infallible {
+        // Beside the operations, each of which may begin and end meanwhile.
+        let journal = self.journal.clone();
         loop {
             self.pause(LOOK_PAUSE).await;
             let Some(name) = self.shared_name() else {
                 continue;
             };
-            if let Err(error) = self.look_at_shared(&name).await {
+            journal.begin();
+            if let Err(error) = self.look_at_shared(&name, &journal).await {
                 self.journal.error(&self.name(), &error);
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
@@ -101,7 +106,7 @@ impl Worker {
     }
 
     /// Looks at the size of one only, which needs nothing but what is cached.
-    async fn look_at_shared(&self, name: &str) -> Result<(), ClientError> {
+    async fn look_at_shared(&self, name: &str, journal: &Journal) -> Result<(), ClientError> {
         let at_least = self.board.borrow().shared[name].at_least;
         let path = format!("/{SHARED_DIRECTORY}/{name}");
         let me = Credentials::root();
@@ -114,7 +119,7 @@ impl Worker {
         let words = size_bytes / 8;
         let mut versions = at_least..=at_most;
         if words == 0 || !versions.any(|it| (words - 1) % WORDS == it % WORDS) {
-            self.journal.failure(format!(
+            journal.failure(format!(
                 "{path} has {size_bytes} bytes, where there were versions {at_least} to {at_most}"
             ));
         }
@@ -144,9 +149,16 @@ async fn check(
     let is_current = version.is_some_and(|it| (at_least..=at_most).contains(&it));
     if !is_whole || !is_current {
         let whole = if is_whole { "" } else { "not whole, " };
-        journal.failure(format!(
+        let problem = format!(
             "{path}: {whole}version {version:?}, where there were {at_least} to {at_most}",
-        ));
+        );
+        // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error, never other
+        // bytes" (`docs/SEMANTICS.md`).
+        if is_whole && version.is_some_and(|it| (1..=at_most).contains(&it)) {
+            journal.failure(problem);
+        } else {
+            journal.broken(problem);
+        }
     }
     Ok(())
 }

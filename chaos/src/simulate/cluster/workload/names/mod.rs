@@ -121,8 +121,10 @@ impl Worker {
             Err(ClientError::Fs(FsError::NotFound)) => Answer::NotFound,
             Err(error) => return Err(error),
         };
-        let operation = &mut self.names.borrow_mut().pairs[pair][number];
-        operation.answered = Some((self.journal.now(), answer));
+        if self.journal.is_certain() {
+            let operation = &mut self.names.borrow_mut().pairs[pair][number];
+            operation.answered = Some((self.journal.now(), answer));
+        }
         Ok(())
     }
 
