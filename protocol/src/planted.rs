@@ -26,6 +26,12 @@ pub enum Bug {
     KeepsWhatIsCut,
     /// The namenode relies on replicas that are doubted, or that no report has confirmed, when it removes others.
     ReliesOnUnconfirmedReplicas,
+    /// The namenode does not remember what it answered to a mutation, and carries it out again.
+    ForgetsAnswers,
+    /// The namenode removes what is in the trash before its time.
+    PurgesTrashEarly,
+    /// The namenode lets directories exceed their quotas.
+    IgnoresQuotas,
     /// The client uses an answer before it obeys the notice that came before it.
     ObeysNoticesLate,
     /// The client caches what an answer says about something that a notice named meanwhile.
@@ -36,6 +42,10 @@ pub enum Bug {
     ExtendsLeaseByAnswer,
     /// The client does not repeat what a namenode that ended had not made durable.
     ForgetsUnconfirmed,
+    /// The client shows extended attributes from its cache to everybody.
+    IgnoresCachedModes,
+    /// The client leaves out of a snapshot what it has closed and not committed.
+    SnapshotsCommitted,
     /// The client's `fsync` asks neither the datanodes' disks nor the journal.
     SyncsInMemory,
     /// The mount tells a larger size while an append leaves zeros in pages.
@@ -54,7 +64,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 27] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -65,11 +75,16 @@ impl Bug {
         Self::FreesHeldFiles,
         Self::KeepsWhatIsCut,
         Self::ReliesOnUnconfirmedReplicas,
+        Self::ForgetsAnswers,
+        Self::PurgesTrashEarly,
+        Self::IgnoresQuotas,
         Self::ObeysNoticesLate,
         Self::CachesOvertakenAnswers,
         Self::BelievesExpiredLease,
         Self::ExtendsLeaseByAnswer,
         Self::ForgetsUnconfirmed,
+        Self::IgnoresCachedModes,
+        Self::SnapshotsCommitted,
         Self::SyncsInMemory,
         Self::TellsSizeOverZeros,
         Self::AnswersShortReads,
