@@ -28,6 +28,12 @@ pub enum Bug {
     ReliesOnUnconfirmedReplicas,
     /// The namenode does not find out that datanodes know more than it.
     OverlooksNewerDatanodes,
+    /// The namenode does not remember what it answered to a mutation, and carries it out again.
+    ForgetsAnswers,
+    /// The namenode removes what is in the trash before its time.
+    PurgesTrashEarly,
+    /// The namenode lets directories exceed their quotas.
+    IgnoresQuotas,
     /// The client uses an answer before it obeys the notice that came before it.
     ObeysNoticesLate,
     /// The client caches what an answer says about something that a notice named meanwhile.
@@ -40,6 +46,10 @@ pub enum Bug {
     IgnoresClockDrift,
     /// The client does not repeat what a namenode that ended had not made durable.
     ForgetsUnconfirmed,
+    /// The client shows extended attributes from its cache to everybody.
+    IgnoresCachedModes,
+    /// The client leaves out of a snapshot what it has closed and not committed.
+    SnapshotsCommitted,
     /// The client's `fsync` asks neither the datanodes' disks nor the journal.
     SyncsInMemory,
     /// The mount tells a larger size while an append leaves zeros in pages.
@@ -58,7 +68,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 29] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -70,12 +80,17 @@ impl Bug {
         Self::KeepsWhatIsCut,
         Self::ReliesOnUnconfirmedReplicas,
         Self::OverlooksNewerDatanodes,
+        Self::ForgetsAnswers,
+        Self::PurgesTrashEarly,
+        Self::IgnoresQuotas,
         Self::ObeysNoticesLate,
         Self::CachesOvertakenAnswers,
         Self::BelievesExpiredLease,
         Self::ExtendsLeaseByAnswer,
         Self::IgnoresClockDrift,
         Self::ForgetsUnconfirmed,
+        Self::IgnoresCachedModes,
+        Self::SnapshotsCommitted,
         Self::SyncsInMemory,
         Self::TellsSizeOverZeros,
         Self::AnswersShortReads,

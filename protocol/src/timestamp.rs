@@ -10,6 +10,8 @@ use rustix::io;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use crate::machine;
+
 /// Nanoseconds since 1970-01-01T00:00:00Z, negative before; reaches from 1677 to 2262.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Timestamp(pub i64);
@@ -30,6 +32,9 @@ impl Timestamp {
     /// (docs/adr/0015-times.md).
     #[must_use]
     pub fn now() -> Self {
+        if machine::is_simulated() {
+            return Self::simulated();
+        }
         thread_local! {
             // Of each thread, as a stamp of another one between the two calls could be read in half.
             static STAMPED: Option<OwnedFd> =
@@ -41,6 +46,13 @@ impl Timestamp {
                 let now = clock_gettime(ClockId::RealtimeCoarse);
                 Self::new(now.tv_sec, now.tv_nsec)
             })
+    }
+
+    /// By the clock of the simulated machine.
+    fn simulated() -> Self {
+        let now_ms = machine::unix_now_ms().and_then(|ms| i64::try_from(ms).ok());
+        let now_ns = now_ms.and_then(|ms| ms.checked_mul(1_000_000));
+        Self(now_ns.expect("simulated clocks show a time between 1970 and 2262"))
     }
 
     fn new(seconds: i64, nanoseconds: i64) -> Self {

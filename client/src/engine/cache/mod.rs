@@ -197,6 +197,7 @@ impl MetaCache {
         }
         directory.used = true;
         let parent = directory.parent?;
+        let is_frozen = inner.inodes.get(&ino)?.attr.as_ref()?.is_frozen();
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = directory.names.range::<Name, _>((from, Bound::Unbounded));
         let mut existing = range.filter_map(|(name, ino)| Some((name, (*ino)?)));
@@ -211,6 +212,10 @@ impl MetaCache {
             };
             // The kind is only known from the attributes.
             let attr = inner.inodes.get(&ino)?.attr.as_ref()?;
+            // It may have been looked up, and those of the namenode leave it out too.
+            if name.as_bytes() == SNAPSHOTS_NAME && attr.is_frozen() && !is_frozen {
+                continue;
+            }
             entries.push(DirEntry {
                 name: name.clone(),
                 ino,

@@ -1,5 +1,5 @@
 use harvestfs_protocol::ids::BlockId;
-use harvestfs_protocol::types::{Extent, FileKind, Timestamp};
+use harvestfs_protocol::types::{Extent, FileKind, MODE_FROZEN, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -82,6 +82,29 @@ fn a_complete_directory_knows_what_it_does_not_have() {
     assert_eq!(cache.entry(DIR, &name("b")), None);
     assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
     assert_eq!(cache.listing(DIR, None, 10), None);
+}
+
+#[test]
+fn a_listing_leaves_the_snapshots_out_also_when_they_were_looked_up() {
+    let cache = MetaCache::new(100);
+    complete_directory(&cache);
+    let snapshots = Attr {
+        mode: 0o755 | MODE_FROZEN,
+        ..attr(5, 0)
+    };
+    let found = Name::new(SNAPSHOTS_NAME).unwrap();
+    cache.ticket().learn_entry(DIR, &found, Some(&snapshots));
+    cache
+        .ticket()
+        .learn_entry(DIR, &name("a"), Some(&attr(6, 0)));
+    let page = cache.listing(DIR, None, 10).unwrap();
+    let names: Vec<_> = page
+        .entries
+        .iter()
+        .map(|entry| entry.name.clone())
+        .collect();
+    assert_eq!((names, page.end), (vec![name("a")], true));
+    assert_eq!(cache.entry(DIR, &found), Some(Entry::Found(snapshots)));
 }
 
 #[test]
