@@ -83,6 +83,7 @@ mod tests {
 
     use super::*;
     use crate::engine::cache::{Entry, MetaCache};
+    use crate::testing::some_time;
 
     const DIR: InodeId = InodeId(1);
 
@@ -109,7 +110,7 @@ mod tests {
     #[test]
     fn only_a_listing_without_a_gap_says_which_names_are_not_there() {
         let cache = MetaCache::new(100);
-        let now = Instant::now();
+        let now = some_time();
         let mut listings = Listings::default();
         listings.put(DIR, one_page(&cache, "b", now), now);
         assert!(listings.take(DIR, &name("a")).is_none());
@@ -125,7 +126,7 @@ mod tests {
     #[test]
     fn what_changes_between_two_pages_is_not_taken_for_absent() {
         let cache = MetaCache::new(100);
-        let listing = one_page(&cache, "b", Instant::now());
+        let listing = one_page(&cache, "b", some_time());
         cache.invalidate(&[], &[(DIR, name("a"))]);
         listing.complete(DIR, DIR);
         assert_eq!(cache.entry(DIR, &name("a")), None);
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn old_listings_make_room_and_further_ones_are_not_followed() {
         let cache = MetaCache::new(100);
-        let began = Instant::now();
+        let began = some_time();
         let mut listings = Listings::default();
         for number in 0..LISTINGS_MAX as u64 {
             listings.put(InodeId(number), one_page(&cache, "a", began), began);

@@ -144,12 +144,13 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::testing::some_time;
 
     const NODE: NodeId = NodeId(1);
 
     #[test]
     fn one_caller_asks_and_the_others_use_the_network_until_it_is_known() {
-        let now = Instant::now();
+        let now = some_time();
         let mut lenders = Lenders::default();
         assert_eq!(lenders.way(NODE, now), Way::Ask);
         assert_eq!(lenders.way(NODE, now), Way::Network);
@@ -174,7 +175,7 @@ mod tests {
     /// The datanode counts the space of a replica that it removed as taken for as long as a loan lasts, and no longer.
     #[test]
     fn no_file_is_used_when_its_loan_may_have_ended() {
-        let asked_at = Instant::now();
+        let asked_at = some_time();
         let file = Rc::new(());
         let mut loans = Loans::default();
         loans.answered(BlockId(1), Some(Rc::clone(&file)), asked_at);
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn no_more_files_are_kept_than_a_datanode_lends() {
-        let now = Instant::now();
+        let now = some_time();
         let mut loans = Loans::default();
         for block in 0..2 * LOANS_MAX as u64 {
             loans.answered(BlockId(block), Some(()), now);
