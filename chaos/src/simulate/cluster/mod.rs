@@ -34,7 +34,7 @@ pub use self::mounts::history;
 use self::network::{Link, Network};
 use self::replay::Given;
 pub use self::shrink::shrink;
-use self::workload::{Board, History, Memory, Worker, check_all};
+use self::workload::{Board, History, Log, Memory, Worker, check_all};
 use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
 use crate::random;
@@ -107,14 +107,16 @@ pub fn run(options: &Options) -> io::Result<Report> {
     world.add_mounts(options.seed, options.mounts)?;
     let rng = random::stream(options.seed, "faults");
     let (journal, stop) = (Journal::default(), Rc::default());
+    let log = Rc::default();
     let mut simulation = Simulation {
         faults: Faults::new(options, rng, START),
         world,
-        mounts: Mounts::new(options.seed, options.mounts, &journal, &stop),
+        mounts: Mounts::new(options.seed, options.mounts, &journal, &stop, &log),
         journal,
         stop,
         board: Rc::default(),
         names: Rc::default(),
+        log,
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
@@ -159,6 +161,7 @@ struct Simulation {
     stop: Rc<Cell<bool>>,
     board: Rc<RefCell<Board>>,
     names: Rc<RefCell<History>>,
+    log: Rc<RefCell<Log>>,
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
 }
@@ -179,19 +182,21 @@ impl Simulation {
         let namenode_losses = self.faults.namenode_losses();
         let restarted = self.faults.go_on(&mut self.world, &self.journal)?;
         if self.faults.power_losses() != power_losses {
-            for client in &self.clients {
+            for (number, client) in (0..).zip(&self.clients) {
                 client.memory.borrow_mut().power_was_lost();
+                self.log.borrow_mut().client_lost_power(number);
             }
             self.mounts.power_was_lost();
         }
         if self.faults.namenode_losses() != namenode_losses {
-            self.mounts.namenode_was_lost();
+            self.log.borrow_mut().namenode_was_lost();
         }
         if self.faults.are_in_doubt() != self.journal.is_in_doubt() {
             self.journal.turn_doubt();
             // Sessions that another namenode knows are not resumed.
-            for client in &self.clients {
+            for (number, client) in (0..).zip(&self.clients) {
                 client.memory.borrow_mut().session_ended();
+                self.log.borrow_mut().client_session_ended(number);
             }
             self.mounts.sessions_ended();
         }
@@ -208,7 +213,7 @@ impl Simulation {
         let of_client = &self.clients[usize::from(number)];
         let (rng, memory) = (Rc::clone(&of_client.rng), Rc::clone(&of_client.memory));
         let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
-        let names = Rc::clone(&self.names);
+        let (names, log) = (Rc::clone(&self.names), Rc::clone(&self.log));
         let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&of_client.is_done));
         let connections = self.world.connections(Part::Client(number))?;
         self.world.host(Part::Client(number)).spawn(async move {
@@ -221,6 +226,7 @@ impl Simulation {
                         memory: Rc::clone(&memory),
                         board: Rc::clone(&board),
                         names: Rc::clone(&names),
+                        log: Rc::clone(&log),
                         journal: journal.clone(),
                     };
                     worker.work(|| stop.get()).await
@@ -230,6 +236,7 @@ impl Simulation {
                     Err(error) => journal.error(&Part::Client(number).to_string(), &error),
                 }
                 memory.borrow_mut().session_ended();
+                log.borrow_mut().doubt_client(number);
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
             is_done.set(true);
@@ -244,6 +251,7 @@ impl Simulation {
                     .memory
                     .borrow_mut()
                     .crashed();
+                self.log.borrow_mut().doubt_client(number);
                 self.start_client(number)?;
             }
             if let Part::Mount(number) = *part {
@@ -324,11 +332,11 @@ impl Simulation {
         let is_done = Rc::new(Cell::new(false));
         let check_mounts = self.mounts.check();
         let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
-        let board = Rc::clone(&self.board);
+        let (board, log) = (Rc::clone(&self.board), Rc::clone(&self.log));
         self.world.host(Part::Client(0)).spawn(async move {
             let checked = async {
                 let client = connections().await?;
-                check_all(&client, &memories, &board, &journal).await?;
+                check_all(&client, &memories, (&board, &log), &journal).await?;
                 check_mounts(&client).await
             };
             if let Err(error) = checked.await {

@@ -7,7 +7,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::Program;
-use super::log::Log;
 use super::watched::Watched;
 
 /// Where they are.
@@ -38,7 +37,6 @@ pub struct Board {
     /// The number of the exclusive file that all try to create, and which mounts say that they did.
     exclusive: u64,
     winners: Vec<u8>,
-    pub(super) log: Log,
     pub(super) watched: Watched,
 }
 
@@ -46,7 +44,6 @@ impl Board {
     /// The machine of a mount crashed.
     pub fn crashed(&mut self, number: u8) {
         self.doubt(number);
-        self.log.doubt(number);
     }
 }
 

@@ -6,11 +6,15 @@ use std::rc::Rc;
 
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::types::{Attr, Credentials};
 
-use super::memory::{Known, Memory, difference};
+use super::kept::check_snapshots;
+use super::log::{Log, check_log};
+use super::memory::{Known, Memory, difference, differences};
 use super::own_directory;
+use super::quota::check_usage;
 use super::shared::{Board, check_shared};
+use super::trash::check_trash;
 use crate::simulate::cluster::journal::Journal;
 
 /// Compares everything that clients were promised with what a new client finds.
@@ -20,7 +24,7 @@ use crate::simulate::cluster::journal::Journal;
 pub async fn check_all(
     client: &Client,
     memories: &[Rc<RefCell<Memory>>],
-    board: &RefCell<Board>,
+    (board, log): (&RefCell<Board>, &RefCell<Log>),
     journal: &Journal,
 ) -> Result<(), ClientError> {
     for (number, memory) in (0..).zip(memories) {
@@ -31,46 +35,75 @@ pub async fn check_all(
             found => found?,
         };
         let memory = memory.borrow().clone();
-        for problem in memory.differences(&found) {
-            journal.failure(format!("/{directory}, in the end: {problem}"));
-        }
-        for (name, known) in &memory.names {
-            let Known::Content { bytes, .. } = known else {
-                continue;
-            };
-            let path = format!("/{directory}/{name}");
-            let me = Credentials::root();
-            let problem = match client.read_file(&me, path.as_bytes()).await {
-                Ok(read) => difference(bytes, &read),
-                Err(error) => Some(error.to_string()),
-            };
-            if let Some(problem) = problem {
-                journal.failure(format!("{path}, in the end: {problem}"));
-            }
-        }
+        check_contents(client, &directory, &memory.names, &found, journal).await;
+        check_snapshots(client, number, &memory, journal).await?;
+        check_trash(client, &memory.trash, journal).await;
+        check_usage(client, number, journal).await?;
     }
     check_shared(client, board, journal).await;
-    Ok(())
+    check_log(client, log, journal).await
+}
+
+/// Compares names, sizes and every byte in a directory with what is known of them.
+pub(super) async fn check_contents(
+    client: &Client,
+    directory: &str,
+    names: &BTreeMap<String, Known>,
+    found: &BTreeMap<String, u64>,
+    journal: &Journal,
+) {
+    for problem in differences(names, found) {
+        journal.failure(format!("/{directory}, in the end: {problem}"));
+    }
+    for (name, known) in names {
+        let Known::Content { bytes, .. } = known else {
+            continue;
+        };
+        let path = format!("/{directory}/{name}");
+        let me = Credentials::root();
+        let problem = match client.read_file(&me, path.as_bytes()).await {
+            Ok(read) => difference(bytes, &read),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            journal.failure(format!("{path}, in the end: {problem}"));
+        }
+    }
 }
 
 /// Most entries that are asked for at a time.
 const PAGE_ENTRIES: usize = 1_000;
 
 pub async fn sizes(client: &Client, directory: &str) -> Result<BTreeMap<String, u64>, ClientError> {
+    let found = attributes(client, directory).await?;
+    let sizes = found
+        .into_iter()
+        .map(|(name, attr)| (name, attr.size_bytes));
+    Ok(sizes.collect())
+}
+
+/// The attributes of all that is in a directory.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) async fn attributes(
+    client: &Client,
+    directory: &str,
+) -> Result<BTreeMap<String, Attr>, ClientError> {
     let me = Credentials::root();
     let directory = client.resolve(&me, directory.as_bytes()).await?;
     let page = client
         .readdir(&me, directory.ino, None, PAGE_ENTRIES, false)
         .await?;
-    let mut sizes = BTreeMap::new();
+    let mut found = BTreeMap::new();
     for entry in page.entries {
         let name = String::from_utf8_lossy(entry.name.as_bytes()).into_owned();
         match client.lookup(&me, directory.ino, &entry.name).await {
-            Ok(attr) => sizes.insert(name, attr.size_bytes),
+            Ok(attr) => found.insert(name, attr),
             // Removed by the operation that was under way when its client crashed.
             Err(ClientError::Fs(FsError::NotFound)) => None,
             Err(error) => return Err(error),
         };
     }
-    Ok(sizes)
+    Ok(found)
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::quota::Limited;
+
 /// What is known of a name in a client's own directory. Names that are not listed are known not to be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
@@ -15,6 +17,15 @@ pub enum Known {
     Nothing,
 }
 
+impl Known {
+    /// What was not synced may be gone, or not.
+    pub fn lose_unless_durable(&mut self) {
+        if matches!(self, Self::Content { durable: false, .. }) {
+            *self = Self::Nothing;
+        }
+    }
+}
+
 /// What one client knows; it survives crashes of its machine.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
@@ -23,6 +34,13 @@ pub struct Memory {
     pub in_flight: Vec<String>,
     /// Some machine lost its power since the operation under way began.
     pub is_power_lost: bool,
+    /// What the directory had when each snapshot of it was made.
+    pub snapshots: BTreeMap<u64, BTreeMap<String, Known>>,
+    /// What is in the trash, by its name there.
+    pub trash: BTreeMap<String, Known>,
+    pub limited: Limited,
+    /// The number of the last snapshot that was asked for.
+    pub last_snapshot: u64,
 }
 
 impl Memory {
@@ -38,6 +56,9 @@ impl Memory {
     pub fn power_was_lost(&mut self) {
         self.is_power_lost = true;
         self.lose_what_was_not_synced();
+        for names in self.snapshots.values_mut() {
+            names.values_mut().for_each(Known::lose_unless_durable);
+        }
     }
 
     /// The next session does not know what the one before did not sync.
@@ -46,34 +67,30 @@ impl Memory {
     }
 
     fn lose_what_was_not_synced(&mut self) {
-        for known in self.names.values_mut() {
-            if matches!(known, Known::Content { durable: false, .. }) {
-                *known = Known::Nothing;
-            }
-        }
+        let known = self.names.values_mut().chain(self.trash.values_mut());
+        known.for_each(Known::lose_unless_durable);
+        self.limited.lose_what_was_not_synced();
     }
 }
 
-impl Memory {
-    /// How a directory with these names and sizes differs from what is known.
-    pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
-        let mut problems = Vec::new();
-        for (name, known) in &self.names {
-            let Known::Content { bytes, .. } = known else {
-                continue;
-            };
-            match found.get(name) {
-                Some(&size) if size == bytes.len() as u64 => {}
-                Some(size) => {
-                    problems.push(format!("{name} has {size} bytes, not {}", bytes.len()));
-                }
-                None => problems.push(format!("{name} is not there")),
+/// How a directory with these names and sizes differs from what is known.
+pub fn differences(names: &BTreeMap<String, Known>, found: &BTreeMap<String, u64>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (name, known) in names {
+        let Known::Content { bytes, .. } = known else {
+            continue;
+        };
+        match found.get(name) {
+            Some(&size) if size == bytes.len() as u64 => {}
+            Some(size) => {
+                problems.push(format!("{name} has {size} bytes, not {}", bytes.len()));
             }
+            None => problems.push(format!("{name} is not there")),
         }
-        let unknown = found.keys().filter(|name| !self.names.contains_key(*name));
-        problems.extend(unknown.map(|name| format!("{name} is there though it was removed")));
-        problems
     }
+    let unknown = found.keys().filter(|name| !names.contains_key(*name));
+    problems.extend(unknown.map(|name| format!("{name} is there though it was removed")));
+    problems
 }
 
 /// How the content of a file differs from what it has to be.

@@ -4,9 +4,13 @@
 //! ([`memory`]). Then there are directories that all share: of files ([`shared`]), and of names ([`names`]).
 
 mod check;
+mod kept;
+pub mod log;
 mod memory;
 mod names;
+mod quota;
 mod shared;
+mod trash;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,9 +26,12 @@ use rand::rngs::SmallRng;
 
 pub use self::check::check_all;
 pub use self::check::sizes;
+use self::log::LOG_DIRECTORY;
+pub use self::log::Log;
 use self::memory::Known;
 pub use self::memory::Memory;
 pub use self::memory::difference;
+use self::memory::differences;
 pub use self::names::History;
 use self::names::NAMES_DIRECTORY;
 pub use self::shared::Board;
@@ -54,6 +61,7 @@ pub struct Worker {
     pub memory: Rc<RefCell<Memory>>,
     pub board: Rc<RefCell<Board>>,
     pub names: Rc<RefCell<History>>,
+    pub log: Rc<RefCell<Log>>,
     pub journal: Journal,
 }
 
@@ -69,12 +77,18 @@ impl Worker {
     /// When the session cannot go on: a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
         let own = own_directory(self.number);
-        for directory in [&own, SHARED_DIRECTORY, NAMES_DIRECTORY] {
-            match self.make_directory(directory).await {
+        for (directory, mode) in [
+            (own.as_str(), 0o755),
+            (SHARED_DIRECTORY, 0o755),
+            (NAMES_DIRECTORY, 0o755),
+            (LOG_DIRECTORY, 0o755),
+        ] {
+            match self.make_directory(directory, mode).await {
                 Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
                 Err(error) => return Err(error),
             }
         }
+        self.limit().await?;
         tokio::select! {
             biased;
             worked = self.take_steps(until) => worked?,
@@ -109,10 +123,10 @@ impl Worker {
         self.rng.borrow_mut().random_range(range)
     }
 
-    async fn make_directory(&self, path: &str) -> Result<(), ClientError> {
+    async fn make_directory(&self, path: &str, mode: u16) -> Result<(), ClientError> {
         let me = Credentials::root();
         let (parent, name) = self.client.resolve_parent(&me, path.as_bytes()).await?;
-        self.client.mkdir(&me, parent.ino, &name, 0o755).await?;
+        self.client.mkdir(&me, parent.ino, &name, mode).await?;
         Ok(())
     }
 
@@ -125,12 +139,18 @@ impl Worker {
             Some(Known::Content { .. }) if dice < 20 => self.read(&name).await,
             Some(Known::Content { .. }) if dice < 40 => self.change(&name).await,
             Some(Known::Content { .. }) if dice < 48 => self.rename(&name).await,
-            Some(Known::Content { .. }) if dice < 55 => self.unlink(&name).await,
+            Some(Known::Content { .. }) if dice < 52 => self.unlink(&name).await,
+            Some(Known::Content { .. }) if dice < 56 => self.remove_to_trash(&name).await,
             Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
-            _ if dice < 65 => self.list().await,
-            _ if dice < 70 => self.publish().await,
-            _ if dice < 82 => self.use_names().await,
-            _ if dice < 92 => self.read_shared().await,
+            Some(Known::Content { .. }) if dice < 64 => self.clone_file(&name).await,
+            _ if dice < 69 => self.list().await,
+            _ if dice < 74 => self.publish().await,
+            _ if dice < 78 => self.use_snapshots().await,
+            _ if dice < 81 => self.use_trash().await,
+            _ if dice < 85 => self.use_quota().await,
+            _ if dice < 87 => self.append().await,
+            _ if dice < 89 => self.use_names().await,
+            _ if dice < 94 => self.read_shared().await,
             _ => self.write(&name).await,
         };
         let mut memory = self.memory.borrow_mut();
@@ -314,7 +334,7 @@ impl Worker {
         self.begin(&[], format_args!("list"));
         let directory = own_directory(self.number);
         let found = sizes(&self.client, &directory).await?;
-        for problem in self.memory.borrow().differences(&found) {
+        for problem in differences(&self.memory.borrow().names, &found) {
             self.journal.failure(format!("/{directory}: {problem}"));
         }
         Ok(())

@@ -4,9 +4,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use harvestfs_client::{Client, ClientError};
+use harvestfs_client::{Client, ClientError, File, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
 
@@ -20,6 +21,13 @@ const SHARED: usize = 2;
 const WORDS: u64 = 1_000;
 /// How often more.
 const TIMES_MAX: usize = 8;
+
+/// How long a client keeps one open before it reads it.
+const HELD_MAX_MS: usize = 600;
+/// Most bytes of one read.
+const READ_BYTES: usize = 16 << 10;
+/// A session that is silent for less goes on.
+const SESSION: Duration = Duration::from_secs(50);
 
 /// Mean time between two looks at sizes, and how long a client waits after one that failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
@@ -73,8 +81,48 @@ impl Worker {
         let Some(name) = self.shared_name() else {
             return Ok(());
         };
+        if self.random(0..4) == 0 {
+            return self.hold_shared(&name).await;
+        }
         self.begin(&[], format_args!("read shared {name}"));
         check(&self.client, &self.board, &name, &self.journal).await
+    }
+
+    /// Reads one after a while for which it was open: it is as it was, also if it was replaced meanwhile, and has no name.
+    async fn hold_shared(&self, name: &str) -> Result<(), ClientError> {
+        let held = Duration::from_millis(self.random(0..HELD_MAX_MS) as u64);
+        self.begin(&[], format_args!("hold shared {name} for {held:?}"));
+        let at_least = self.board.borrow().shared[name].at_least;
+        let path = format!("/{SHARED_DIRECTORY}/{name}");
+        let me = Credentials::root();
+        let opened = self
+            .client
+            .open_path(&me, path.as_bytes(), OpenFlags::READ, None);
+        let file = match opened.await {
+            Err(ClientError::Fs(FsError::NotFound)) if at_least == 0 => return Ok(()),
+            // Replaced between the look at the name and the look at the file.
+            Err(ClientError::Fs(FsError::Stale)) => return Ok(()),
+            opened => opened?,
+        };
+        let at_most = self.board.borrow().shared[name].at_most;
+        let opened_at = self.journal.now();
+        tokio::time::sleep(held).await;
+        let read = read_all(&file).await;
+        file.close().await?;
+        match read {
+            Err(ClientError::Fs(FsError::Stale | FsError::NotFound)) => {
+                // A session ends that is silent for too long, and with it goes what has no name.
+                if self.journal.now() < opened_at + SESSION {
+                    self.journal
+                        .failure(format!("{path} is open, and gone, after {held:?}"));
+                }
+                Ok(())
+            }
+            read => {
+                judge(&path, &read?, at_least..=at_most, &self.journal);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -143,24 +191,39 @@ async fn check(
         read => read?,
     };
     let at_most = board.borrow().shared[name].at_most;
+    judge(&path, &read, at_least..=at_most, journal);
+    Ok(())
+}
+
+/// Everything that a file holds.
+async fn read_all(file: &File) -> Result<Vec<u8>, ClientError> {
+    let mut all = Vec::new();
+    loop {
+        let read = file.read(all.len() as u64, READ_BYTES).await?;
+        if read.is_empty() {
+            return Ok(all);
+        }
+        all.extend_from_slice(&read);
+    }
+}
+
+/// What was read is one of these versions, and all of it.
+fn judge(path: &str, read: &[u8], versions: RangeInclusive<u64>, journal: &Journal) {
     let (words, rest) = read.as_chunks::<8>();
     let version = words.first().map(|word| u64::from_le_bytes(*word));
     let is_whole = rest.is_empty() && words.iter().all(|word| Some(word) == words.first());
-    let is_current = version.is_some_and(|it| (at_least..=at_most).contains(&it));
+    let is_current = version.is_some_and(|it| versions.contains(&it));
     if !is_whole || !is_current {
         let whole = if is_whole { "" } else { "not whole, " };
-        let problem = format!(
-            "{path}: {whole}version {version:?}, where there were {at_least} to {at_most}",
-        );
+        let problem = format!("{path}: {whole}version {version:?}, where there were {versions:?}",);
         // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error, never other
         // bytes" (`docs/SEMANTICS.md`).
-        if is_whole && version.is_some_and(|it| (1..=at_most).contains(&it)) {
+        if is_whole && version.is_some_and(|it| (1..=*versions.end()).contains(&it)) {
             journal.failure(problem);
         } else {
             journal.broken(problem);
         }
     }
-    Ok(())
 }
 
 /// Reads all of them, when nothing changes any more.

@@ -1,0 +1,246 @@
+//! A log to which all clients and mounts append: no record is lost of which a sync returned, none is torn, and none there twice.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use bytes::Bytes;
+use harvestfs_client::{Client, ClientError, OpenFlags};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::types::Credentials;
+
+use super::Worker;
+use crate::random;
+use crate::simulate::cluster::journal::Journal;
+
+/// Where it is.
+pub const LOG_DIRECTORY: &str = "of-all";
+/// Numbers of clients in the log begin behind those of mounts.
+const CLIENTS_FROM: u8 = 100;
+
+/// Bytes of a record.
+const RECORD_BYTES: usize = 16;
+/// Most records of one write: more than a page, so that the end of a file may be beyond the page that a kernel knows
+/// as its last one.
+pub const RECORDS_MAX: usize = 400;
+
+/// What is known of the log.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// The number of the next record of each mount and client.
+    next: BTreeMap<u8, u64>,
+    /// Records whose `fsync` returned.
+    durable: BTreeSet<(u8, u64)>,
+    /// Records that were written and not synced.
+    written: BTreeMap<u8, Vec<u64>>,
+    /// Records that are being written.
+    appending: BTreeMap<u8, Range<u64>>,
+    /// Records whose write has no known outcome: they may be there later than others.
+    doubtful: BTreeSet<(u8, u64)>,
+    /// Records that were not synced when the namenode ended: mounts append them again, behind what others have appended
+    /// meanwhile, and a reader that has seen them sees them twice.
+    moved: BTreeSet<(u8, u64)>,
+    /// Some machine lost its power.
+    is_power_lost: bool,
+}
+
+impl Log {
+    /// What a mount had not synced may be lost, and what it appends now may be there later.
+    pub fn doubt(&mut self, number: u8) {
+        self.written.remove(&number);
+        let appended = self.appending.remove(&number).into_iter().flatten();
+        self.doubtful
+            .extend(appended.map(|record| (number, record)));
+    }
+
+    /// The namenode ended, with what it had not made durable.
+    pub fn namenode_was_lost(&mut self) {
+        for (&number, records) in &self.written {
+            self.moved
+                .extend(records.iter().map(|count| (number, *count)));
+        }
+        for (&number, records) in &self.appending {
+            self.moved
+                .extend(records.clone().map(|count| (number, count)));
+        }
+    }
+
+    /// The session of a mount ended: what it does not know to be committed, it may commit again in the next one.
+    pub fn session_ended(&mut self, number: u8) {
+        self.namenode_was_lost();
+        self.doubt(number);
+        let doubtful = self.doubtful.iter().filter(|record| record.0 == number);
+        self.moved.extend(doubtful);
+    }
+
+    /// A machine lost its power, with what was not synced there.
+    pub fn power_was_lost(&mut self, number: u8) {
+        self.written.remove(&number);
+        self.is_power_lost = true;
+    }
+
+    /// The session of a client ended.
+    pub fn doubt_client(&mut self, number: u8) {
+        self.doubt(CLIENTS_FROM + number);
+    }
+
+    /// See [`Log::session_ended`].
+    pub fn client_session_ended(&mut self, number: u8) {
+        self.session_ended(CLIENTS_FROM + number);
+    }
+
+    /// See [`Log::power_was_lost`].
+    pub fn client_lost_power(&mut self, number: u8) {
+        self.power_was_lost(CLIENTS_FROM + number);
+    }
+
+    /// The next records of a mount, which begin to be appended, and their text.
+    pub fn begin(&mut self, number: u8, count: u64) -> (Range<u64>, String) {
+        let next = self.next.entry(number).or_default();
+        let records = *next..*next + count;
+        *next += count;
+        self.appending.insert(number, records.clone());
+        let text = records.clone().map(|it| record(number, it)).collect();
+        (records, text)
+    }
+
+    /// They were written.
+    pub fn written(&mut self, number: u8, records: Range<u64>) {
+        self.appending.remove(&number);
+        self.written.entry(number).or_default().extend(records);
+    }
+
+    /// A sync returned.
+    pub fn synced(&mut self, number: u8) {
+        let written = self.written.remove(&number).unwrap_or_default();
+        self.durable
+            .extend(written.into_iter().map(|record| (number, record)));
+    }
+}
+
+fn record(number: u8, count: u64) -> String {
+    format!("{number:03} {count:011}\n")
+}
+
+fn parse(record: &[u8]) -> Option<(u8, u64)> {
+    let text = std::str::from_utf8(record).ok()?.strip_suffix('\n')?;
+    let (number, count) = text.split_once(' ')?;
+    Some((number.parse().ok()?, count.parse().ok()?))
+}
+
+/// The path of the log.
+pub fn path() -> String {
+    format!("/{LOG_DIRECTORY}/log")
+}
+
+/// Checks records in the order in which they are in the log: all are whole, and those of each mount in order.
+#[derive(Debug, Default)]
+pub struct Reader {
+    last: BTreeMap<u8, u64>,
+    seen: BTreeSet<(u8, u64)>,
+    pub offset: usize,
+}
+
+impl Reader {
+    /// Takes whole records. What is wrong with them.
+    pub fn take(&mut self, bytes: &[u8], log: &Log) -> Option<String> {
+        let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
+        for bytes in records {
+            let at = self.offset;
+            self.offset += RECORD_BYTES;
+            let Some((number, count)) = parse(bytes) else {
+                let text = bytes.escape_ascii();
+                return Some(format!("the log has {text} at {at}, which is no record"));
+            };
+            if !self.seen.insert((number, count)) && !log.moved.contains(&(number, count)) {
+                return Some(format!("the log has record {count} of {number} twice"));
+            }
+            if log.doubtful.contains(&(number, count)) || log.moved.contains(&(number, count)) {
+                continue;
+            }
+            let last = self.last.insert(number, count);
+            if last.is_some_and(|last| last > count) {
+                return Some(format!(
+                    "the log has record {count} of {number} behind {last:?}"
+                ));
+            }
+        }
+        None
+    }
+}
+
+impl Worker {
+    /// Appends records, and syncs them or not.
+    pub(super) async fn append(&self) -> Result<(), ClientError> {
+        let appended = self.append_records().await;
+        if appended.is_err() || !self.journal.is_certain() {
+            self.log.borrow_mut().doubt_client(self.number);
+        }
+        appended
+    }
+
+    async fn append_records(&self) -> Result<(), ClientError> {
+        let number = CLIENTS_FROM + self.number;
+        let count = 1 + random::length(&mut *self.rng.borrow_mut(), RECORDS_MAX) as u64;
+        let is_synced = self.random(0..2) == 0;
+        let (me, flags) = (
+            Credentials::root(),
+            OpenFlags {
+                append: true,
+                ..OpenFlags::WRITE
+            },
+        );
+        let file = self
+            .client
+            .open_path(&me, path().as_bytes(), flags, Some(0o644))
+            .await?;
+        let (records, text) = self.log.borrow_mut().begin(number, count);
+        self.begin(&[], format_args!("append {records:?}, synced: {is_synced}"));
+        file.append(Bytes::from(text)).await?;
+        self.log.borrow_mut().written(number, records);
+        if is_synced {
+            file.sync().await?;
+            if self.journal.is_certain() {
+                self.log.borrow_mut().synced(number);
+            }
+        }
+        file.close().await
+    }
+}
+
+/// Whether the log has every record whose `fsync` returned. When power was lost, some of it may be unreadable, since it
+/// was not synced: then nothing is compared.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) async fn check_log(
+    client: &Client,
+    log: &RefCell<Log>,
+    journal: &Journal,
+) -> Result<(), ClientError> {
+    let me = Credentials::root();
+    let read = match client.read_file(&me, path().as_bytes()).await {
+        Err(ClientError::Fs(FsError::NotFound)) => Vec::new(),
+        Err(error) if log.borrow().is_power_lost => {
+            journal.note("log", format_args!("not compared: {error}"));
+            return Ok(());
+        }
+        read => read?,
+    };
+    let mut reader = Reader::default();
+    if let Some(problem) = reader.take(&read, &log.borrow()) {
+        journal.failure(format!("in the end: {problem}"));
+    }
+    if read.len() % RECORD_BYTES != 0 {
+        journal.failure(format!("in the end the log has {} bytes", read.len()));
+    }
+    let log = log.borrow();
+    let missing: Vec<_> = log.durable.difference(&reader.seen).collect();
+    if let Some(first) = missing.first() {
+        let count = missing.len();
+        journal.failure(format!(
+            "in the end {count} records are not in the log, the first is {first:?}"
+        ));
+    }
+    Ok(())
+}
