@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::history::TenantName;
 use crate::ids::{BlockId, StorageId};
+use crate::node::ServerDescription;
 use crate::types::StorageClass;
 
 /// Requests about placement and repair.
@@ -133,6 +134,16 @@ impl DomainKind {
             Self::Server => "server",
             Self::Rack => "rack",
             Self::Environment => "environment",
+        }
+    }
+
+    /// The name of the domain of this kind that a server is in.
+    #[must_use]
+    pub fn of(self, server: &ServerDescription) -> &str {
+        match self {
+            Self::Server => &server.name,
+            Self::Rack => &server.rack,
+            Self::Environment => &server.environment,
         }
     }
 }

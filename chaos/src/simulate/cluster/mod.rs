@@ -34,6 +34,7 @@ pub use self::mounts::history;
 use self::network::{Link, Network};
 use self::replay::Given;
 pub use self::shrink::shrink;
+use self::workload::log::number_of_client;
 use self::workload::{Board, History, Log, Memory, Worker, check_all};
 use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
@@ -184,7 +185,9 @@ impl Simulation {
         if self.faults.power_losses() != power_losses {
             for (number, client) in (0..).zip(&self.clients) {
                 client.memory.borrow_mut().power_was_lost();
-                self.log.borrow_mut().client_lost_power(number);
+                self.log
+                    .borrow_mut()
+                    .power_was_lost(number_of_client(number));
             }
             self.mounts.power_was_lost();
         }
@@ -196,7 +199,9 @@ impl Simulation {
             // Sessions that another namenode knows are not resumed.
             for (number, client) in (0..).zip(&self.clients) {
                 client.memory.borrow_mut().session_ended();
-                self.log.borrow_mut().client_session_ended(number);
+                self.log
+                    .borrow_mut()
+                    .session_ended(number_of_client(number));
             }
             self.mounts.sessions_ended();
         }
@@ -236,7 +241,7 @@ impl Simulation {
                     Err(error) => journal.error(&Part::Client(number).to_string(), &error),
                 }
                 memory.borrow_mut().session_ended();
-                log.borrow_mut().doubt_client(number);
+                log.borrow_mut().doubt(number_of_client(number));
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
             is_done.set(true);
@@ -251,7 +256,7 @@ impl Simulation {
                     .memory
                     .borrow_mut()
                     .crashed();
-                self.log.borrow_mut().doubt_client(number);
+                self.log.borrow_mut().doubt(number_of_client(number));
                 self.start_client(number)?;
             }
             if let Part::Mount(number) = *part {

@@ -9,8 +9,8 @@ use super::{Options, Report, START, run};
 /// Simulations that are tried.
 const TRIED_MAX: u32 = 48;
 
-/// Leaves out what is not needed to break the promise that was broken first: time, clients, mounts, faults. Returns the smallest simulation that was
-/// found, and what comes of it.
+/// Leaves out what is not needed to break the promise that was broken first: time, clients, mounts, faults. Returns the
+/// smallest simulation that was found, and what comes of it.
 ///
 /// # Errors
 /// As [`run`].

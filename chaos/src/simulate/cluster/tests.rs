@@ -1,9 +1,11 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Once;
+use std::thread;
 
 use harvestfs_client::Client;
 use harvestfs_protocol::types::Credentials;
+use parking_lot::Mutex;
 
 use super::world::TICK;
 use super::*;
@@ -182,10 +184,23 @@ fn nothing_fails_without_faults() {
     assert_eq!(report.errors, 0);
 }
 
+/// Over all cores: it is most of the time of this crate's tests.
 #[test]
 fn promises_are_kept_under_each_fault() {
-    for (seed, fault) in FaultKind::ALL.into_iter().enumerate() {
-        let report = simulate(&options(seed as u64, &[fault]));
-        assert_eq!(report.failures, [""; 0], "{fault:?}, seed {seed}");
-    }
+    let faults = Mutex::new(FaultKind::ALL.into_iter().enumerate());
+    thread::scope(|threads| {
+        let work = || {
+            loop {
+                let Some((seed, fault)) = faults.lock().next() else {
+                    return;
+                };
+                let report = simulate(&options(seed as u64, &[fault]));
+                assert_eq!(report.failures, [""; 0], "{fault:?}, seed {seed}");
+            }
+        };
+        let threads = [(); 2].map(|()| threads.spawn(work));
+        for thread in threads {
+            thread.join().expect("it does not panic");
+        }
+    });
 }

@@ -29,8 +29,21 @@ impl Cluster {
     /// O(servers).
     #[must_use]
     pub fn placement_report(&self, blocks: &[BlockId]) -> PlacementReport {
-        // Quotas are what datanodes say.
-        let bytes = |blocks: u64| blocks.saturating_mul(self.options.block_bytes);
+        PlacementReport {
+            policy: self.policy.kind().name().into(),
+            cells: self.cells(),
+            tenants: self.tenants(),
+            blocks_by_score: self.totals.scores.map(Count::get).to_vec(),
+            misplaced_blocks: self.totals.misplaced.get(),
+            moves_waiting: self.queue.moves(),
+            losses: self.losses(),
+            blocks: self.block_places(blocks),
+        }
+    }
+
+    /// See [`PlacementReport::cells`].
+    #[must_use]
+    pub fn cells(&self) -> Vec<CellReport> {
         let cells = self.view.cell_spaces().into_iter().enumerate();
         let cells = cells.map(|(number, space)| CellReport {
             cell: (number < CELLS)
@@ -38,9 +51,15 @@ impl Cluster {
                 .flatten(),
             tenants: space.tenants,
             servers: space.servers,
-            capacity_bytes: bytes(space.capacity_blocks),
-            free_bytes: bytes(space.free_blocks),
+            capacity_bytes: self.bytes_of(space.capacity_blocks),
+            free_bytes: self.bytes_of(space.free_blocks),
         });
+        cells.collect()
+    }
+
+    /// See [`PlacementReport::tenants`].
+    #[must_use]
+    pub fn tenants(&self) -> Vec<TenantReport> {
         let details = self.view.grid_tenants();
         assert_eq!(
             details.len(),
@@ -61,21 +80,23 @@ impl Cluster {
                 has_history: tenant.profile.is_some(),
                 reimages_per_1000: per_1000(it.reimages),
                 peak_cpu_permille: (it.peak * 1_000.0) as u16,
-                free_bytes: bytes(it.free_blocks),
+                free_bytes: self.bytes_of(it.free_blocks),
             });
+        tenants.collect()
+    }
+
+    /// Where these blocks are; unknown ones are left out.
+    #[must_use]
+    pub fn block_places(&self, blocks: &[BlockId]) -> Vec<BlockPlace> {
         let blocks = blocks.iter().take(BLOCKS_PER_REPORT_MAX);
-        PlacementReport {
-            policy: self.policy.kind().name().into(),
-            cells: cells.collect(),
-            tenants: tenants.collect(),
-            blocks_by_score: self.totals.scores.map(Count::get).to_vec(),
-            misplaced_blocks: self.totals.misplaced.get(),
-            moves_waiting: self.queue.moves(),
-            losses: self.losses(),
-            blocks: blocks
-                .filter_map(|&block| self.block_place(block))
-                .collect(),
-        }
+        blocks
+            .filter_map(|&block| self.block_place(block))
+            .collect()
+    }
+
+    /// Of whole blocks: quotas are what datanodes say.
+    fn bytes_of(&self, blocks: u64) -> u64 {
+        blocks.saturating_mul(self.options.block_bytes)
     }
 
     /// See [`PlacementReport::losses`]. O(volumes).
@@ -92,10 +113,8 @@ impl Cluster {
                 free += volume.quota_bytes.saturating_sub(volume.used_bytes);
             }
             free_bytes += free;
-            let server = &node.server;
-            let names = [&server.name, &server.rack, &server.environment];
-            for (domains, name) in domains.iter_mut().zip(names) {
-                let space = domains.entry(name.as_str()).or_default();
+            for (domains, kind) in domains.iter_mut().zip(DomainKind::ALL) {
+                let space = domains.entry(kind.of(&node.server)).or_default();
                 space.servers += 1;
                 space.used_bytes += used;
                 space.free_bytes += free;

@@ -30,12 +30,11 @@ impl Owner {
     pub(crate) fn overview(&self) -> Overview {
         let now_ms = self.clock.now_ms();
         let summary = self.cluster.summary(now_ms);
-        let placement = self.cluster.placement_report(&[]);
         let status = self.status();
         Overview {
             write_trouble: status.writes.trouble(),
             status,
-            policy: placement.policy,
+            policy: self.cluster.policy().name().into(),
             journal_bytes: self.log.appended_bytes(),
             nodes_busy: summary.nodes_busy,
             fill_permille: summary.fill_permille,
@@ -53,7 +52,7 @@ impl Owner {
                 moves_done: summary.moves_done,
                 failed: summary.repairs_failed,
             },
-            cells: placement.cells,
+            cells: self.cluster.cells(),
         }
     }
 
@@ -77,7 +76,7 @@ impl Owner {
         });
         Watched {
             overview: self.overview(),
-            tenants: self.cluster.placement_report(&[]).tenants,
+            tenants: self.cluster.tenants(),
             nodes: nodes.collect(),
             at_risk: self.cluster.blocks_at_risk(now_ms, AT_RISK_MAX),
             happenings: self.activity.since(since),
@@ -118,7 +117,7 @@ impl Owner {
         let blocks = self.blocks_of_file(attr.ino)?;
         Ok(FilePlaces {
             size_bytes: attr.size_bytes,
-            blocks: self.cluster.placement_report(&blocks).blocks,
+            blocks: self.cluster.block_places(&blocks),
         })
     }
 

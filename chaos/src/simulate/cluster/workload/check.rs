@@ -59,15 +59,19 @@ pub(super) async fn check_contents(
         let Known::Content { bytes, .. } = known else {
             continue;
         };
-        let path = format!("/{directory}/{name}");
-        let me = Credentials::root();
-        let problem = match client.read_file(&me, path.as_bytes()).await {
-            Ok(read) => difference(bytes, &read),
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(problem) = problem {
-            journal.failure(format!("{path}, in the end: {problem}"));
-        }
+        check_content(client, &format!("/{directory}/{name}"), bytes, journal).await;
+    }
+}
+
+/// Compares every byte of a file.
+pub(super) async fn check_content(client: &Client, path: &str, bytes: &[u8], journal: &Journal) {
+    let me = Credentials::root();
+    let problem = match client.read_file(&me, path.as_bytes()).await {
+        Ok(read) => difference(bytes, &read),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(problem) = problem {
+        journal.failure(format!("{path}, in the end: {problem}"));
     }
 }
 

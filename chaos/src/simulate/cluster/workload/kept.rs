@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use harvestfs_client::{Client, ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Credentials, FileKind};
 
@@ -69,6 +70,13 @@ impl Worker {
         }
     }
 
+    /// The directory, and the name of a snapshot of it.
+    async fn snapshot(&self, number: u64) -> Result<(InodeId, Name), ClientError> {
+        let (me, directory) = (Credentials::root(), own_directory(self.number));
+        let directory = self.client.resolve(&me, directory.as_bytes()).await?;
+        Ok((directory.ino, Name::new(number.to_string().as_bytes())?))
+    }
+
     async fn make_snapshot(&self) -> Result<(), ClientError> {
         let (number, names) = {
             let mut memory = self.memory.borrow_mut();
@@ -76,12 +84,8 @@ impl Worker {
             (memory.last_snapshot, memory.names.clone())
         };
         self.begin(&[], format_args!("make snapshot {number}"));
-        let (me, directory) = (Credentials::root(), own_directory(self.number));
-        let directory = self.client.resolve(&me, directory.as_bytes()).await?;
-        let name = Name::new(number.to_string().as_bytes())?;
-        self.client
-            .create_snapshot(&me, directory.ino, &name)
-            .await?;
+        let (me, (directory, name)) = (Credentials::root(), self.snapshot(number).await?);
+        self.client.create_snapshot(&me, directory, &name).await?;
         if self.journal.is_certain() {
             self.memory.borrow_mut().keep_snapshot(number, names);
         }
@@ -91,12 +95,8 @@ impl Worker {
     async fn remove_snapshot(&self, number: u64) -> Result<(), ClientError> {
         self.begin(&[], format_args!("remove snapshot {number}"));
         self.memory.borrow_mut().snapshots.remove(&number);
-        let (me, directory) = (Credentials::root(), own_directory(self.number));
-        let directory = self.client.resolve(&me, directory.as_bytes()).await?;
-        let name = Name::new(number.to_string().as_bytes())?;
-        self.client
-            .remove_snapshot(&me, directory.ino, &name)
-            .await?;
+        let (me, (directory, name)) = (Credentials::root(), self.snapshot(number).await?);
+        self.client.remove_snapshot(&me, directory, &name).await?;
         let path = snapshot_path(self.number, &number.to_string());
         match self.client.resolve(&me, path.as_bytes()).await {
             Err(ClientError::Fs(FsError::NotFound)) => Ok(()),

@@ -18,6 +18,11 @@ pub const LOG_DIRECTORY: &str = "of-all";
 /// Numbers of clients in the log begin behind those of mounts.
 const CLIENTS_FROM: u8 = 100;
 
+/// The number of a client in the log; that of a mount is its own.
+pub fn number_of_client(number: u8) -> u8 {
+    CLIENTS_FROM + number
+}
+
 /// Bytes of a record.
 const RECORD_BYTES: usize = 16;
 /// Most records of one write: more than a page, so that the end of a file may be beyond the page that a kernel knows
@@ -77,21 +82,6 @@ impl Log {
     pub fn power_was_lost(&mut self, number: u8) {
         self.written.remove(&number);
         self.is_power_lost = true;
-    }
-
-    /// The session of a client ended.
-    pub fn doubt_client(&mut self, number: u8) {
-        self.doubt(CLIENTS_FROM + number);
-    }
-
-    /// See [`Log::session_ended`].
-    pub fn client_session_ended(&mut self, number: u8) {
-        self.session_ended(CLIENTS_FROM + number);
-    }
-
-    /// See [`Log::power_was_lost`].
-    pub fn client_lost_power(&mut self, number: u8) {
-        self.power_was_lost(CLIENTS_FROM + number);
     }
 
     /// The next records of a mount, which begin to be appended, and their text.
@@ -174,13 +164,13 @@ impl Worker {
     pub(super) async fn append(&self) -> Result<(), ClientError> {
         let appended = self.append_records().await;
         if appended.is_err() || !self.journal.is_certain() {
-            self.log.borrow_mut().doubt_client(self.number);
+            self.log.borrow_mut().doubt(number_of_client(self.number));
         }
         appended
     }
 
     async fn append_records(&self) -> Result<(), ClientError> {
-        let number = CLIENTS_FROM + self.number;
+        let number = number_of_client(self.number);
         let count = 1 + random::length(&mut *self.rng.borrow_mut(), RECORDS_MAX) as u64;
         let is_synced = self.random(0..2) == 0;
         let (me, flags) = (

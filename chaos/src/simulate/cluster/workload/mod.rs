@@ -77,16 +77,8 @@ impl Worker {
     /// When the session cannot go on: a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
         let own = own_directory(self.number);
-        for (directory, mode) in [
-            (own.as_str(), 0o755),
-            (SHARED_DIRECTORY, 0o755),
-            (NAMES_DIRECTORY, 0o755),
-            (LOG_DIRECTORY, 0o755),
-        ] {
-            match self.make_directory(directory, mode).await {
-                Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
-                Err(error) => return Err(error),
-            }
+        for directory in [&own, SHARED_DIRECTORY, NAMES_DIRECTORY, LOG_DIRECTORY] {
+            self.make_directory(directory).await?;
         }
         self.limit().await?;
         tokio::select! {
@@ -123,11 +115,14 @@ impl Worker {
         self.rng.borrow_mut().random_range(range)
     }
 
-    async fn make_directory(&self, path: &str, mode: u16) -> Result<(), ClientError> {
+    /// Makes a directory, unless it is there.
+    async fn make_directory(&self, path: &str) -> Result<(), ClientError> {
         let me = Credentials::root();
         let (parent, name) = self.client.resolve_parent(&me, path.as_bytes()).await?;
-        self.client.mkdir(&me, parent.ino, &name, mode).await?;
-        Ok(())
+        match self.client.mkdir(&me, parent.ino, &name, 0o755).await {
+            Ok(_) | Err(ClientError::Fs(FsError::Exists)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     async fn step(&self) -> Result<(), ClientError> {

@@ -103,10 +103,7 @@ impl Worker {
     /// Makes the directory and sets its quotas.
     pub(super) async fn limit(&self) -> Result<(), ClientError> {
         let (me, path) = (Credentials::root(), directory(self.number));
-        match self.make_directory(&path, 0o755).await {
-            Ok(()) | Err(ClientError::Fs(FsError::Exists)) => {}
-            Err(error) => return Err(error),
-        }
+        self.make_directory(&path).await?;
         let ino = self.client.resolve(&me, path.as_bytes()).await?.ino;
         for (name, quota) in [
             ("user.harvestfs.quota_bytes", QUOTA.bytes),

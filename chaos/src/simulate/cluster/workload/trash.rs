@@ -6,6 +6,7 @@ use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
 
+use super::check::check_content;
 use super::memory::{Known, difference};
 use super::{NAMES, Worker};
 use crate::simulate::cluster::journal::Journal;
@@ -98,13 +99,6 @@ pub(super) async fn check_trash(
         let Known::Content { bytes, .. } = known else {
             continue;
         };
-        let (me, path) = (Credentials::root(), format!("{DIRECTORY}/{entry}"));
-        let problem = match client.read_file(&me, path.as_bytes()).await {
-            Ok(read) => difference(bytes, &read),
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(problem) = problem {
-            journal.failure(format!("{path}, in the end: {problem}"));
-        }
+        check_content(client, &format!("{DIRECTORY}/{entry}"), bytes, journal).await;
     }
 }

@@ -399,21 +399,14 @@ fn a_report_tells_whether_a_failure_domain_can_be_lost_and_repaired() {
     let used = |volume: &VolumeStatus| volume.used_bytes;
     let free = |volume: &VolumeStatus| volume.quota_bytes - volume.used_bytes;
     for loss in &report.losses {
-        let within = |node: &NodeStatus| match loss.kind {
-            DomainKind::Server => node.server.name == loss.name,
-            DomainKind::Rack => node.server.rack == loss.name,
-            DomainKind::Environment => node.server.environment == loss.name,
-        };
+        let within = |node: &NodeStatus| loss.kind.of(&node.server) == loss.name;
         assert_eq!(loss.used_bytes, sum(used, &within));
         let elsewhere = sum(free, &|node| !within(node));
         assert_eq!(loss.free_elsewhere_bytes, elsewhere);
         for other in &nodes {
             let left = |used: u64, free_elsewhere: u64| free_elsewhere as i64 - used as i64;
-            let beside = |node: &NodeStatus| match loss.kind {
-                DomainKind::Server => node.server.name == other.server.name,
-                DomainKind::Rack => node.server.rack == other.server.rack,
-                DomainKind::Environment => node.server.environment == other.server.environment,
-            };
+            let domain = |node: &NodeStatus| loss.kind.of(&node.server).to_owned();
+            let beside = |node: &NodeStatus| domain(node) == domain(other);
             let of_other = left(sum(used, &beside), sum(free, &|node| !beside(node)));
             assert!(left(loss.used_bytes, loss.free_elsewhere_bytes) <= of_other);
         }
