@@ -16,7 +16,7 @@ unit crate word="":
 # All tests without processes of their own and without mounts. Many of them wait for clocks and disks, not for a core;
 # random histories are shorter than in .ci/run.
 test:
-    HARVESTFS_MODEL_STEPS=2000 cargo test --workspace --lib --bin harvestfs -- --test-threads 8
+    HARVESTFS_MODEL_STEPS=500 cargo test --workspace --lib --bin harvestfs -- --test-threads 16
 
 # One suite with real processes and mounts, such as `just suite semantics holes`; needs /dev/fuse.
 suite name word="":

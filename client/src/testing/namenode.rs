@@ -272,24 +272,23 @@ impl Shared {
                 self.state.lock().sessions.remove(&session);
                 Some(Ok(Reply::Done))
             }
-            Request::Meta(MetaCall { credentials, op }) => {
-                let name = op.name();
-                *self.state.lock().calls.entry(name).or_default() += 1;
-                match op {
-                    MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
-                    MetaOp::Housekeeping(operation) => {
-                        self.state.lock().keep_house(operation);
-                        Some(Ok(Reply::Meta(MetaReply::Done)))
-                    }
-                    MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
+            Request::Meta(MetaCall { credentials, op }) => match op {
+                MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
+                MetaOp::Housekeeping(operation) => {
+                    let mut state = self.state.lock();
+                    state.count(operation.name());
+                    state.keep_house(operation);
+                    Some(Ok(Reply::Meta(MetaReply::Done)))
                 }
-            }
+                MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
+            },
             _ => Some(Ok(Reply::Done)),
         }
     }
 
     fn query(&self, credentials: &Credentials, query: &Query) -> Result<MetaReply, FsError> {
         let mut state = self.state.lock();
+        state.count(query.name());
         let mut reply = state.namespace.query(credentials, query)?;
         let (extents, end, max) = match (query, &mut reply) {
             (Query::Locate(locate), _) => {
@@ -321,6 +320,7 @@ impl Shared {
     ) -> Option<Response> {
         let (result, waits, lost) = {
             let mut state = self.state.lock();
+            state.count(call.mutation.name());
             if let Some(outcome) = state.namespace.remembered_reply(session, call.sequence) {
                 let mutated = Mutated {
                     reply: self.reply_of(&state, outcome.clone()),
@@ -549,6 +549,11 @@ impl State {
         for command in &self.journal {
             self.namespace.apply(command).unwrap();
         }
+    }
+
+    /// With what it counts under one lock: what was counted was done.
+    fn count(&mut self, operation: &'static str) {
+        *self.calls.entry(operation).or_default() += 1;
     }
 
     fn keep_house(&mut self, operation: Housekeeping) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::types::Attr;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -71,10 +72,11 @@ impl CacheListener for Slow {
     }
 }
 
-async fn wait_for_commits(cluster: &Cluster, count: u64) {
+/// Waits until the namenode has done an operation `count` times.
+async fn wait_for(cluster: &Cluster, op: &str, count: u64) {
     let began = Instant::now();
-    while cluster.namenode.calls("commit") < count {
-        assert!(began.elapsed() < DEADLINE, "it was not committed");
+    while cluster.namenode.calls(op) < count {
+        assert!(began.elapsed() < DEADLINE, "no {op} came");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -83,7 +85,7 @@ async fn wait_for_commits(cluster: &Cluster, count: u64) {
 async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_invalidated() {
     let cluster = Cluster::start(3, 3).await;
     let (a, b) = (cluster.client("a").await, cluster.client("b").await);
-    let (other, other_of_a) = create(&a, "other").await;
+    let (other, _) = create(&a, "other").await;
     let (log, _) = create(&a, "log").await;
     let append = OpenFlags {
         read: true,
@@ -100,18 +102,23 @@ async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_i
     // The mount of b is busy with this when it is notified of the append.
     let may = Arc::new(Semaphore::new(0));
     b.set_cache_listener(Arc::new(Slow(may.clone())));
-    let commits = cluster.namenode.calls("commit");
-    let changes = tokio::spawn(async move {
-        let write = other_of_a.write(0, Bytes::from_static(b"other"));
-        write.await.unwrap();
-        other_of_a.sync().await.unwrap();
+    let [changed, commits] = ["setattr", "commit"].map(|op| cluster.namenode.calls(op));
+    let changes = tokio::spawn({
+        let a = a.clone();
+        async move {
+            let mode = AttrChanges {
+                mode: Some(0o600),
+                ..AttrChanges::default()
+            };
+            a.setattr(&root(), other.ino, mode).await.unwrap();
+        }
     });
-    wait_for_commits(&cluster, commits + 1).await;
+    wait_for(&cluster, "setattr", changed + 1).await;
     let appends = tokio::spawn(async move {
         by_a.append(Bytes::from_static(b"two")).await.unwrap();
         by_a.flush().await.unwrap();
     });
-    wait_for_commits(&cluster, commits + 2).await;
+    wait_for(&cluster, "commit", commits + 1).await;
     by_b.append(Bytes::from_static(b"three")).await.unwrap();
     by_b.flush().await.unwrap();
     assert_eq!(by_b.read(0, 100).await.unwrap(), "onetwothree");

@@ -129,7 +129,7 @@ fn writing_and_reading_go_on_while_a_datanode_is_cut_off_and_another_crashes() {
 fn options(seed: u64, faults: &[FaultKind]) -> Options {
     Options {
         seed,
-        length: Duration::from_secs(20),
+        length: Duration::from_secs(12),
         datanodes: 4,
         clients: 2,
         mounts: 2,
@@ -194,7 +194,10 @@ fn promises_are_kept_under_each_fault() {
                 let Some((seed, fault)) = faults.lock().next() else {
                     return;
                 };
-                let report = simulate(&options(seed as u64, &[fault]));
+                let report = simulate(&Options {
+                    length: Duration::from_secs(5),
+                    ..options(seed as u64, &[fault])
+                });
                 assert_eq!(report.failures, [""; 0], "{fault:?}, seed {seed}");
             }
         };
