@@ -471,7 +471,11 @@ impl Datanode {
             length_bytes: 0,
             sealed: false,
         };
-        let changes = vec![(self.volumes[0].storage, ReplicaChange::Have(replica))];
+        self.changed(ReplicaChange::Have(replica)).await;
+    }
+
+    pub async fn changed(&self, change: ReplicaChange) {
+        let changes = vec![(self.volumes[0].storage, change)];
         let report = NodeRequest::IncrementalReport(IncrementalReport { changes });
         assert_eq!(self.link.node(report).await, Ok(NodeReply::Accepted));
     }

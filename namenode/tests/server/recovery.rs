@@ -10,12 +10,13 @@ use std::time::Duration;
 use harvestfs_namenode::server::{Namenode, NamenodeError, format};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
     FileCommit, MetaReply, Mutation, Query, SetXattrMode, mutation, query,
 };
+use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 use harvestfs_protocol::rpc::{Reply, Request};
-use harvestfs_protocol::types::Extent;
+use harvestfs_protocol::types::{Extent, PlacementRules};
 
 use crate::harness::*;
 
@@ -190,6 +191,109 @@ async fn a_relaxed_commit_becomes_durable_by_itself() {
     cluster.kill_and_start().await;
     let mut bob = cluster.client("bob").await;
     assert_eq!(bob.lookup(ROOT, "file").await.unwrap().size_bytes, 9);
+}
+
+/// Only sealed blocks are repaired, and each restart gives sessions all of their time again, while servers lose one
+/// replica after another.
+#[tokio::test]
+async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
+    let mut cluster = Cluster::with(|options| {
+        // More than a loaded machine takes until both replicas are reported.
+        options.lease = Duration::from_secs(3);
+        options.session_timeout = Duration::from_secs(3_600);
+        options.cluster.safe_mode_max_ms = 0;
+        // Looks often for servers that are missing: until both are back after the restart, most are.
+        options.cluster.stale_after_ms = 20_000;
+    })
+    .await;
+    let _nodes = [
+        Datanode::register(&cluster, "dn-1").await,
+        Datanode::register(&cluster, "dn-2").await,
+    ];
+    let mut silent = cluster.client("silent").await;
+    let mut live = cluster.client("live").await;
+    let (of_silent, of_live) = (write(&mut silent).await, write(&mut live).await);
+
+    cluster.kill_and_start().await;
+    let nodes = [
+        Datanode::register(&cluster, "dn-1").await,
+        Datanode::register(&cluster, "dn-2").await,
+    ];
+    let live = cluster
+        .open("live", Some(live.session), vec![])
+        .await
+        .unwrap();
+    let sessions = async || {
+        assert_eq!(live.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+        for node in &nodes {
+            node.heartbeat().await;
+        }
+        cluster.status().await.sessions
+    };
+    for block in [of_silent, of_live] {
+        nodes[0].has(block).await;
+        nodes[1].has(block).await;
+    }
+    let after_the_lease = tokio::time::Instant::now() + Duration::from_secs(4);
+    while tokio::time::Instant::now() < after_the_lease {
+        assert_eq!(sessions().await, 2, "two replicas are left of each block");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    for block in [of_silent, of_live] {
+        nodes[1].changed(ReplicaChange::Deleted(block)).await;
+    }
+    until("the silent session has ended", async || {
+        sessions().await == 1
+    })
+    .await;
+    let mut sealed = Vec::new();
+    until("its block is sealed", async || {
+        assert_eq!(live.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+        sealed.extend(nodes[0].heartbeat().await.commands);
+        !sealed.is_empty()
+    })
+    .await;
+    let expected = NodeCommand::Seal {
+        block: of_silent,
+        length_bytes: 9,
+    };
+    assert_eq!(sealed, [expected], "the live session goes on writing");
+}
+
+/// A file of nine bytes in a block that is to have two replicas and stays open.
+async fn write(client: &mut Client) -> BlockId {
+    let file = client.create(ROOT, &client.session.to_string()).await.ino;
+    let allocate = mutation::AllocateBlocks {
+        count: 1,
+        rules: PlacementRules {
+            replication: 2,
+            ..RULES
+        },
+        exclude: vec![],
+    };
+    let located = client.call(Mutation::AllocateBlocks(allocate)).await;
+    let Ok(MetaReply::Located(located)) = located else {
+        panic!("a block was expected: {located:?}");
+    };
+    let block = located.blocks[0].block;
+    let commit = FileCommit {
+        ino: file,
+        extents: vec![Extent {
+            file_offset: 0,
+            length_bytes: 9,
+            block,
+            block_offset: 0,
+        }],
+        append: false,
+        mtime: None,
+    };
+    let commit = mutation::Commit {
+        files: vec![commit],
+        durable: true,
+    };
+    client.call(Mutation::Commit(commit)).await.unwrap();
+    block
 }
 
 #[tokio::test]
