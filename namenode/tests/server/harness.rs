@@ -465,10 +465,10 @@ impl Datanode {
     }
 
     /// Reports a replica of a block that is being written.
-    pub async fn has(&self, block: BlockId) {
+    pub async fn has(&self, block: BlockId, length_bytes: u64) {
         let replica = ReplicaReport {
             block,
-            length_bytes: 0,
+            length_bytes,
             sealed: false,
         };
         self.changed(ReplicaChange::Have(replica)).await;

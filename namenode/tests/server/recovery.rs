@@ -202,7 +202,8 @@ async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
         options.lease = Duration::from_secs(3);
         options.session_timeout = Duration::from_secs(3_600);
         options.cluster.safe_mode_max_ms = 0;
-        // Looks often for servers that are missing: until both are back after the restart, most are.
+        // How often missing servers are looked for follows from it: until both are back after the restart, most
+        // are missing, which is a storm.
         options.cluster.stale_after_ms = 20_000;
     })
     .await;
@@ -231,8 +232,8 @@ async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
         cluster.status().await.sessions
     };
     for block in [of_silent, of_live] {
-        nodes[0].has(block).await;
-        nodes[1].has(block).await;
+        nodes[0].has(block, 9).await;
+        nodes[1].has(block, 9).await;
     }
     let after_the_lease = tokio::time::Instant::now() + Duration::from_secs(4);
     while tokio::time::Instant::now() < after_the_lease {
@@ -264,6 +265,14 @@ async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
 /// A file of nine bytes in a block that is to have two replicas and stays open.
 async fn write(client: &mut Client) -> BlockId {
     let file = client.create(ROOT, &client.session.to_string()).await.ino;
+    let replication = mutation::SetXattr {
+        ino: file,
+        name: b"user.harvestfs.replication".to_vec(),
+        value: b"2".to_vec(),
+        mode: SetXattrMode::Create,
+    };
+    let set = client.call(Mutation::SetXattr(replication)).await;
+    set.unwrap();
     let allocate = mutation::AllocateBlocks {
         count: 1,
         rules: PlacementRules {

@@ -204,7 +204,7 @@ async fn a_silent_session_ends_and_its_blocks_are_freed() {
     let located = alice.allocate(2).await.unwrap();
     assert_eq!(cluster.status().await.blocks, 2);
     for info in &located.blocks {
-        node.has(info.block).await;
+        node.has(info.block, 0).await;
     }
     until("the session is ended", async || {
         cluster.status().await.sessions == 0
