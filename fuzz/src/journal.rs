@@ -327,7 +327,7 @@ fn header_checksum(header: &[u8]) -> u32 {
 }
 
 fn record(lsn: u64, synced_lsn: u64, length: u32, payload: &[u8]) -> Vec<u8> {
-    debug_assert!(payload.len() <= RECORD_BYTES_MAX);
+    assert!(payload.len() <= RECORD_BYTES_MAX, "{}", payload.len());
     let mut bytes = vec![0; 28];
     bytes[..4].copy_from_slice(&length.to_le_bytes());
     bytes[8..16].copy_from_slice(&lsn.to_le_bytes());

@@ -276,7 +276,7 @@ impl Shared {
                 MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
                 MetaOp::Housekeeping(operation) => {
                     let mut state = self.state.lock();
-                    state.count(operation.name());
+                    *state.calls.entry(operation.name()).or_default() += 1;
                     state.keep_house(operation);
                     Some(Ok(Reply::Meta(MetaReply::Done)))
                 }
@@ -288,7 +288,7 @@ impl Shared {
 
     fn query(&self, credentials: &Credentials, query: &Query) -> Result<MetaReply, FsError> {
         let mut state = self.state.lock();
-        state.count(query.name());
+        *state.calls.entry(query.name()).or_default() += 1;
         let mut reply = state.namespace.query(credentials, query)?;
         let (extents, end, max) = match (query, &mut reply) {
             (Query::Locate(locate), _) => {
@@ -320,7 +320,8 @@ impl Shared {
     ) -> Option<Response> {
         let (result, waits, lost) = {
             let mut state = self.state.lock();
-            state.count(call.mutation.name());
+            // Under the lock under which it is done: what was counted was done.
+            *state.calls.entry(call.mutation.name()).or_default() += 1;
             if let Some(outcome) = state.namespace.remembered_reply(session, call.sequence) {
                 let mutated = Mutated {
                     reply: self.reply_of(&state, outcome.clone()),
@@ -549,11 +550,6 @@ impl State {
         for command in &self.journal {
             self.namespace.apply(command).unwrap();
         }
-    }
-
-    /// With what it counts under one lock: what was counted was done.
-    fn count(&mut self, operation: &'static str) {
-        *self.calls.entry(operation).or_default() += 1;
     }
 
     fn keep_house(&mut self, operation: Housekeeping) {

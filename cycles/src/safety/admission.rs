@@ -148,7 +148,10 @@ impl Bag {
     /// `BackupCost` of what it reserves beyond what it did: resources multiplied, since they have no common unit.
     fn more_than(&self, before: &Self) -> f64 {
         let (now, before) = (self.reserved(), before.reserved());
-        let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
+        let more = |now: u64, before: u64| {
+            assert!(before <= now, "backups of a bag shrink: {before} to {now}");
+            (now - before) as f64
+        };
         more(now.0, before.0) * more(now.1, before.1)
     }
 }

@@ -45,7 +45,8 @@ impl Urn {
     /// The server that holds a ticket: each has as many as its weight, numbered in order from 0 and below
     /// [`Urn::total`].
     pub(super) fn holder(&self, ticket: u64) -> usize {
-        debug_assert!(ticket < self.total);
+        let total = self.total;
+        assert!(ticket < total, "ticket {ticket} of {total} is drawn");
         let (mut at, mut left) = (0, ticket);
         let mut step = self.sums.len().next_power_of_two() / 2;
         while step > 0 {

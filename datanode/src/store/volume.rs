@@ -348,7 +348,9 @@ impl Volume {
                             "no sealed replica can have this size: it is corrupt"
                         );
                         let aside = self.corrupt_path(block);
-                        fs::rename(&path, &aside).map_err(VolumeError::io(&path))?;
+                        self.disk
+                            .rename(&path, &aside)
+                            .map_err(VolumeError::io(&path))?;
                         found.push(self.found(block, file_bytes, 0, FoundState::Corrupt));
                     }
                 }

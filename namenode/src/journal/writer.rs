@@ -244,18 +244,6 @@ impl JournalWriter {
         }
     }
 
-    /// As [`JournalWriter::submit`], but gives the batch back when the queue is full.
-    pub fn try_submit(&self, batch: Batch) -> Result<(), Batch> {
-        let shares = self.shares_of(&batch);
-        match Arc::clone(&self.shares).try_acquire_many_owned(shares) {
-            Ok(share) => {
-                self.enqueue(Command::Append(batch), share);
-                Ok(())
-            }
-            Err(_) => Err(batch),
-        }
-    }
-
     /// Calls [`Journal::begin_snapshot`] on the journal thread, behind what is queued.
     pub async fn begin_snapshot(&self, done: SnapshotCompletion) {
         match Arc::clone(&self.shares).acquire_owned().await {

@@ -59,10 +59,14 @@ pub struct MutationFacts<'a> {
     pub creates: Creates,
     /// Files that have to be committed by the sessions with their delegations before.
     pub awaits: Awaits<'a>,
+    /// What else the namenode does when it is executed, beside the namespace.
+    pub entails: Entails<'a>,
     /// When it is answered.
     pub answered: Answered,
     /// How a client repeats it.
     pub repeated: Repeated,
+    /// Which place among those in flight it may take.
+    pub window: Window,
 }
 
 /// The inodes of a request.
@@ -126,6 +130,28 @@ pub enum Awaits<'a> {
     Below(InodeId),
 }
 
+/// What the namenode does beside the namespace when a mutation is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entails<'a> {
+    /// Nothing.
+    Nothing,
+    /// The session may get a delegation of the file that it created.
+    Delegation,
+    /// Delegations of these files are returned.
+    DelegationsReturned(&'a [FileCommit]),
+    /// These replicas are sealed, by the word of their writer.
+    Sealed(&'a [SealedBlock]),
+}
+
+/// Which of a session's places for mutations in flight a mutation may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// One of those for work.
+    Work,
+    /// Also one beyond: it makes others durable, which give their places back only after it.
+    Confirming,
+}
+
 /// When a mutation is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
@@ -167,13 +193,22 @@ impl Mutation {
                 awaits: Awaits::Below(op.ino),
                 ..of_inode(op.ino)
             },
-            Self::Create(op) => MutationFacts {
-                creates: match op.kind {
-                    FileKind::Regular => Creates::HeldFile,
-                    _ => Creates::Nothing,
-                },
-                ..of_new((op.parent, &op.name))
-            },
+            Self::Create(op) => {
+                let (creates, entails) = match op.kind {
+                    FileKind::Regular => (Creates::HeldFile, Entails::Delegation),
+                    FileKind::Directory
+                    | FileKind::Symlink
+                    | FileKind::Fifo
+                    | FileKind::Socket
+                    | FileKind::CharDevice
+                    | FileKind::BlockDevice => (Creates::Nothing, Entails::Nothing),
+                };
+                MutationFacts {
+                    creates,
+                    entails,
+                    ..of_new((op.parent, &op.name))
+                }
+            }
             Self::MakeDir(op) => MutationFacts {
                 creates: Creates::EmptyDirectory,
                 ..of_new((op.parent, &op.name))
@@ -199,18 +234,27 @@ impl Mutation {
                     removes: (op.mode == RenameMode::Replace).then_some(new),
                     creates: Creates::Nothing,
                     awaits: Awaits::Entry(old),
+                    entails: Entails::Nothing,
                     answered: Answered::Durable,
                     repeated: Repeated::InNextSession,
+                    window: Window::Work,
                 }
             }
             Self::AllocateBlocks(_) => of_blocks(),
-            Self::SealBlocks(_) => MutationFacts {
+            Self::SealBlocks(op) => MutationFacts {
+                entails: Entails::Sealed(&op.blocks),
                 answered: Answered::AtOnce,
                 repeated: Repeated::Never,
                 ..of_blocks()
             },
             Self::Commit(op) => MutationFacts {
                 inodes: Inodes::Files(&op.files),
+                entails: Entails::DelegationsReturned(&op.files),
+                window: if op.files.is_empty() {
+                    Window::Confirming
+                } else {
+                    Window::Work
+                },
                 answered: if op.durable {
                     Answered::Durable
                 } else {
@@ -240,8 +284,10 @@ fn of_inode<'a>(ino: InodeId) -> MutationFacts<'a> {
         removes: None,
         creates: Creates::Nothing,
         awaits: Awaits::Nothing,
+        entails: Entails::Nothing,
         answered: Answered::Durable,
         repeated: Repeated::InNextSession,
+        window: Window::Work,
     }
 }
 
@@ -254,8 +300,10 @@ fn of_new(entry: Entry<'_>) -> MutationFacts<'_> {
         removes: None,
         creates: Creates::Nothing,
         awaits: Awaits::Nothing,
+        entails: Entails::Nothing,
         answered: Answered::Durable,
         repeated: Repeated::InNextSession,
+        window: Window::Work,
     }
 }
 
@@ -268,8 +316,10 @@ fn of_removed(entry: Entry<'_>) -> MutationFacts<'_> {
         removes: Some(entry),
         creates: Creates::Nothing,
         awaits: Awaits::Nothing,
+        entails: Entails::Nothing,
         answered: Answered::Durable,
         repeated: Repeated::InNextSession,
+        window: Window::Work,
     }
 }
 
@@ -282,8 +332,10 @@ fn of_blocks<'a>() -> MutationFacts<'a> {
         removes: None,
         creates: Creates::Nothing,
         awaits: Awaits::Nothing,
+        entails: Entails::Nothing,
         answered: Answered::Durable,
         repeated: Repeated::InNextSession,
+        window: Window::Work,
     }
 }
 

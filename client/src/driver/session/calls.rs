@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::{self, Answered, Creates};
+use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Window};
 use harvestfs_protocol::meta::{
     Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
 };
@@ -287,9 +287,9 @@ impl Session {
         let name = mutation.name();
         let mut repeats = Repeats::new(facts.repeated, released);
         let early = relaxed || facts.answered == Answered::AtOnce;
-        let window = match &mutation {
-            Mutation::Commit(commit) if commit.files.is_empty() => CONFIRMING_WINDOW,
-            _ => WINDOW,
+        let window = match facts.window {
+            Window::Work => WINDOW,
+            Window::Confirming => CONFIRMING_WINDOW,
         };
         let number = self.sequences.begin(window).await;
         let answered_before = self.last_relaxed();

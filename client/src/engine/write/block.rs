@@ -213,7 +213,7 @@ impl<J> Block<J> {
         let acked = &mut self.pipelines[pipeline].acked;
         *acked = packets.max(*acked);
         let by_all = self.pipelines.iter().map(|pipeline| pipeline.acked).min();
-        let by_all = by_all.unwrap_or(0);
+        let by_all = by_all.expect("an open block has a pipeline");
         let mut written = Vec::new();
         let mut sealed = false;
         let is_acked = |packet: &Packet<J>| packet.number <= by_all;

@@ -474,8 +474,7 @@ impl<'a> World<'a> {
     fn job_arrives(&mut self) {
         let query = self.arrivals.random_range(0..QUERIES);
         let job_type = self.thresholds.job_type(self.last_s[query]);
-        let place = JobType::ALL.iter().position(|it| *it == job_type);
-        self.record.job_types[place.unwrap_or(0)] += 1;
+        self.record.job_types[job_type as usize] += 1;
         let classes = if self.options.policy.chooses_classes() {
             self.select(query, job_type)
         } else {

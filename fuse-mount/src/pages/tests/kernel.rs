@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::kernel_requests::{Drop, Kind, Page, Request, Stage, Thread};
 use super::*;
 use crate::pages::in_flight::PAGE_BYTES;
 
@@ -20,79 +21,6 @@ const SEEDS: u64 = 20_000;
 const TRACED: usize = 60;
 /// A thread that was answered runs within this.
 const RUNS_WITHIN: Duration = Duration::from_millis(200);
-
-#[derive(Default)]
-struct Page {
-    /// Where the zeros begin; none: not up to date.
-    zeros_from: Option<u64>,
-    locked: bool,
-    /// Removed when it is unlocked.
-    doomed: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Read {
-        first: u64,
-        end: u64,
-        ahead: bool,
-    },
-    GetAttr,
-    /// An answer with attributes that the kernel takes in any case.
-    Chmod,
-    /// From the file's start.
-    Write {
-        end: u64,
-    },
-    /// From where the kernel took the end to be; past its pages, which it drops before and after.
-    Append {
-        from: u64,
-        end: u64,
-    },
-    /// `open` with `O_TRUNC`.
-    Truncate,
-}
-
-#[derive(Clone, Debug)]
-enum Stage {
-    /// The kernel asked.
-    Asked,
-    /// The mount has it, and looked at the file, which ended here.
-    Arrived { end: u64 },
-    /// A notification first.
-    Fencing { end: u64 },
-    /// The answer is about to be sent; none: refused.
-    Decided(Option<u64>),
-    /// The thread is about to run.
-    Answered(Option<u64>),
-}
-
-struct Request {
-    kind: Kind,
-    thread: u32,
-    /// The connection's version of attributes when it was asked.
-    version: u64,
-    read: PageRead,
-    stage: Stage,
-    /// When the next step is taken at the latest.
-    until: Option<Instant>,
-}
-
-enum Drop {
-    Spawned,
-    /// Until when the kernel begins at the latest, and from which page on.
-    Begun(Instant, u64),
-    /// The pages below are dropped.
-    At(u64),
-}
-
-#[derive(Clone, Copy)]
-enum Thread {
-    Idle,
-    /// Reads a page, in the kernel.
-    Reading(u64),
-    Waits,
-}
 
 struct Model {
     rng: SmallRng,

@@ -1,6 +1,7 @@
 use super::*;
 
 mod kernel;
+mod kernel_requests;
 
 const MS: Duration = Duration::from_millis(1);
 const THREAD: u32 = 7;

@@ -154,7 +154,7 @@ fn the_writer_answers_in_order() {
     let mut answers = Vec::new();
     for first in (1..=999).step_by(3) {
         let (batch, answer) = batch(records(first, first + 2), first % 2 == 0);
-        assert!(writer.try_submit(batch).is_ok());
+        assert!(submit(&writer, batch));
         answers.push((first + 2, answer));
     }
     for (lsn, answer) in answers {
@@ -181,7 +181,7 @@ async fn the_writer_keeps_the_order_on_whichever_thread_it_commits() {
         if wants_durable {
             writer.commit(batch).await;
         } else {
-            assert!(writer.try_submit(batch).is_ok());
+            writer.submit(batch).await;
         }
         if lsn % 7 == 0 {
             // By now nothing is queued.
@@ -204,7 +204,7 @@ fn the_writer_syncs_what_nobody_waits_for() {
     let (journal, _) = Journal::open(&options_in(&dir)).unwrap();
     let writer = JournalWriter::start(journal, JournalWriterOptions::default()).unwrap();
     let (batch, answer) = batch(records(1, 3), false);
-    assert!(writer.try_submit(batch).is_ok());
+    assert!(submit(&writer, batch));
     assert_eq!(answer.recv().unwrap().unwrap(), 3);
     let deadline = Instant::now() + Duration::from_secs(30);
     while writer.counters().durable_lsn() < 3 {
@@ -233,16 +233,17 @@ fn the_writer_queue_is_bounded() {
             released.recv().unwrap();
         }),
     };
-    assert!(writer.try_submit(holding).is_ok());
+    assert!(submit(&writer, holding));
     in_answer.recv().unwrap();
     let mut accepted = Vec::new();
-    let (refused, refused_answer) = loop {
-        let (batch, answer) = batch(vec![vec![7; 1000]], true);
-        match writer.try_submit(batch) {
-            Ok(()) => accepted.push(answer),
-            Err(batch) => break (batch, answer),
+    let thousand = || batch(vec![vec![7; 1000]], true);
+    loop {
+        let (batch, answer) = thousand();
+        if !submit(&writer, batch) {
+            break;
         }
-    };
+        accepted.push(answer);
+    }
     assert_eq!(
         accepted.len(),
         3,
@@ -252,8 +253,9 @@ fn the_writer_queue_is_bounded() {
     for answer in accepted {
         answer.recv().unwrap().unwrap();
     }
-    assert!(writer.try_submit(refused).is_ok(), "there is room again");
-    assert_eq!(refused_answer.recv().unwrap().unwrap(), 5);
+    let (batch, answer) = thousand();
+    assert!(submit(&writer, batch), "there is room again");
+    assert_eq!(answer.recv().unwrap().unwrap(), 5);
     assert!(writer.shutdown().is_ok());
 }
 

@@ -39,7 +39,7 @@ fn child_process() {
             done: Box::new(move |outcome| answers.send(outcome).unwrap()),
         };
         lsn += count;
-        assert!(writer.try_submit(batch).is_ok());
+        assert!(submit(&writer, batch));
         // Two batches under way, so that a kill can hit a group.
         if count % 2 == 0 {
             for _ in 0..2 {

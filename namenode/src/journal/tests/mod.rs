@@ -8,6 +8,9 @@ mod failures;
 mod kill;
 mod sim_disk;
 
+use std::pin::pin;
+use std::task::{Context, Waker};
+
 use super::*;
 
 const CLUSTER: u128 = 0x00c0_ffee;
@@ -30,6 +33,13 @@ fn record_in_epoch(lsn: Lsn, epoch: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (lsn as usize * 31 + i * 7 + epoch * 101) as u8)
         .collect()
+}
+
+/// Hands in a batch. False: it would have to wait for room, and is dropped.
+fn submit(writer: &JournalWriter, batch: Batch) -> bool {
+    let submitted = pin!(writer.submit(batch));
+    let polled = submitted.poll(&mut Context::from_waker(Waker::noop()));
+    polled.is_ready()
 }
 
 fn records(from: Lsn, through: Lsn) -> Vec<Vec<u8>> {

@@ -249,7 +249,7 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 // It is written anew with the next record: what it holds stays for another try.
-                let moved = fs::rename(path, aside(path));
+                let moved = durable::rename(path, &aside(path));
                 self.problem(path, "cannot be read", &error);
                 if let Err(error) = moved {
                     self.problem(path, "cannot be kept", &error);

@@ -4,14 +4,14 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, NodeId, SessionId};
 use harvestfs_protocol::limits::{MUTATIONS_IN_FLIGHT_MAX, REPLICATION_MAX};
 use harvestfs_protocol::meta::mutation::{
-    AllocateBlocks, Answered, Creates, MutationFacts, SetAttr,
+    AllocateBlocks, Answered, Creates, Entails, MutationFacts, SetAttr,
 };
 use harvestfs_protocol::meta::{
     Cached, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
 };
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Reply;
-use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules, Timestamp};
+use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
 
 use super::meta::{Asker, TOO_MUCH_RETRY_AFTER_MS, check_block_count};
 use super::session::{peer_limit, unexpected_outcome};
@@ -283,32 +283,34 @@ impl Owner {
         mutation: &Mutation,
         reply: MetaReply,
     ) -> MetaReply {
-        if let (Creates::HeldFile, MetaReply::Attr(attr)) = (mutation.facts().creates, &reply) {
+        let facts = mutation.facts();
+        if let (Creates::HeldFile, MetaReply::Attr(attr)) = (facts.creates, &reply) {
             // There is room: it was checked before the file was created.
             if let Err(error) = self.hold(session, attr.ino, OpenTo::Read) {
                 panic!("{} was created and is not held: {error}", attr.ino);
             }
         }
-        match (mutation, reply) {
-            (Mutation::Create(_), MetaReply::Attr(attr)) if attr.kind == FileKind::Regular => {
-                self.created(session, attr)
+        match facts.entails {
+            Entails::Nothing => {}
+            Entails::Delegation => {
+                if let MetaReply::Attr(attr) = reply {
+                    return self.created(session, attr);
+                }
             }
-            (Mutation::Commit(commit), reply) => {
-                for file in &commit.files {
+            Entails::DelegationsReturned(files) => {
+                for file in files {
                     self.delegation_returned(session, file.ino);
                 }
-                reply
             }
-            (Mutation::SealBlocks(seal), reply) => {
+            Entails::Sealed(blocks) => {
                 let now_ms = self.clock.now_ms();
-                for sealed in &seal.blocks {
+                for sealed in blocks {
                     self.cluster
                         .sealed_by_client(now_ms, sealed.block, &sealed.replicas);
                 }
-                reply
             }
-            (_, reply) => reply,
         }
+        reply
     }
 
     /// The reply about a regular file that its session has created.

@@ -207,8 +207,7 @@ impl Owner {
         let started = force || impact.lost == 0;
         if started {
             let now_ms = self.clock.now_ms();
-            // Within the limit, both fit.
-            let for_ns = i64::try_from(for_ms * 1_000_000).unwrap_or(i64::MAX);
+            let for_ns = i64::try_from(for_ms * 1_000_000).expect("it is within the limit");
             let until = Some(Timestamp(Timestamp::now().0.saturating_add(for_ns)));
             for node in nodes {
                 self.operate(Operation::Maintenance { node, until })?;

@@ -4,6 +4,7 @@
 //! messages that can be late or lost. [`model`] runs random histories in it.
 
 mod balance;
+mod datanode;
 mod liveness;
 mod model;
 mod places;

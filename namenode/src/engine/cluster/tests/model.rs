@@ -8,7 +8,8 @@ use harvestfs_protocol::node::ReplicaChange;
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
-use super::world::{BLOCK_BYTES, CHUNK, Datanode, World, options, rules};
+use super::datanode::Datanode;
+use super::world::{BLOCK_BYTES, CHUNK, World, options, rules};
 use crate::engine::cluster::settle::Totals;
 use crate::engine::cluster::{ClusterOptions, FsckCounts};
 use crate::engine::namespace::BlockChange;

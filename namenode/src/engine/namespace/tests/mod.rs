@@ -1,5 +1,6 @@
 //! Tests of the namespace through its public face.
 
+mod answers;
 mod commands;
 mod compaction;
 mod content;
@@ -11,6 +12,7 @@ mod limits;
 mod model;
 mod model_content;
 mod model_frozen;
+mod model_node;
 mod model_quota;
 mod model_rename;
 mod model_trash;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::model::{Answer, Context, Model, Node, invalid, is_of_directory};
+use super::model::{Answer, Context, Model, invalid, is_of_directory};
+use super::model_node::Node;
 use super::*;
 
 fn snapshots_name() -> Name {

@@ -1,6 +1,7 @@
 //! The model's trash.
 
-use super::model::{Answer, Context, Model, Node};
+use super::model::{Answer, Context, Model};
+use super::model_node::Node;
 use super::*;
 
 pub const TRASH_S: &[u8] = b"user.harvestfs.trash_s";

@@ -1,6 +1,7 @@
 //! What the model does to files at their time.
 
-use super::model::{Context, Model, Node};
+use super::model::{Context, Model};
+use super::model_node::Node;
 use super::*;
 
 pub const RAISE_REPLICATION: &[u8] = b"user.harvestfs.raise_replication";

@@ -1,7 +1,6 @@
 //! Long random histories: the engine against the model, and against itself after crashes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::discriminant;
 
 use crate::engine::namespace::BlockView;
 use harvestfs_protocol::types::FileBlock;
@@ -9,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
+use super::answers::{plain, without_versions};
 use super::model::{Context, Model};
 use super::*;
 
@@ -31,44 +31,6 @@ struct World {
     /// A snapshot, and the commands since.
     saved: Vec<u8>,
     journal: Vec<Vec<u8>>,
-}
-
-/// Errors without their texts.
-fn plain(error: &FsError) -> std::mem::Discriminant<FsError> {
-    discriminant(error)
-}
-
-/// Replies without versions, which the model does not count.
-fn without_versions(reply: MetaReply) -> MetaReply {
-    let plain_attr = |mut attr: Attr| {
-        attr.content_version = 0;
-        attr
-    };
-    match reply {
-        MetaReply::Attr(attr) => MetaReply::Attr(plain_attr(attr)),
-        MetaReply::Removed(attr) => MetaReply::Removed(attr.map(plain_attr)),
-        MetaReply::Renamed { moved, other } => MetaReply::Renamed {
-            moved: plain_attr(moved),
-            other: other.map(plain_attr),
-        },
-        MetaReply::Committed(files) => {
-            let plain_file = |mut file: harvestfs_protocol::meta::FileCommitted| {
-                file.attr = plain_attr(file.attr);
-                file
-            };
-            let blank = |error| match error {
-                FsError::InvalidArgument(_) => model::invalid(),
-                other => other,
-            };
-            let files = files.into_iter();
-            MetaReply::Committed(
-                files
-                    .map(|file| file.map(plain_file).map_err(blank))
-                    .collect(),
-            )
-        }
-        other => other,
-    }
 }
 
 impl World {

@@ -1,0 +1,76 @@
+//! What the model of Linux's pages keeps of pages, requests and threads.
+
+use super::*;
+
+#[derive(Default)]
+pub(super) struct Page {
+    /// Where the zeros begin; none: not up to date.
+    pub(super) zeros_from: Option<u64>,
+    pub(super) locked: bool,
+    /// Removed when it is unlocked.
+    pub(super) doomed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Read {
+        first: u64,
+        end: u64,
+        ahead: bool,
+    },
+    GetAttr,
+    /// An answer with attributes that the kernel takes in any case.
+    Chmod,
+    /// From the file's start.
+    Write {
+        end: u64,
+    },
+    /// From where the kernel took the end to be; past its pages, which it drops before and after.
+    Append {
+        from: u64,
+        end: u64,
+    },
+    /// `open` with `O_TRUNC`.
+    Truncate,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// The kernel asked.
+    Asked,
+    /// The mount has it, and looked at the file, which ended here.
+    Arrived { end: u64 },
+    /// A notification first.
+    Fencing { end: u64 },
+    /// The answer is about to be sent; none: refused.
+    Decided(Option<u64>),
+    /// The thread is about to run.
+    Answered(Option<u64>),
+}
+
+pub(super) struct Request {
+    pub(super) kind: Kind,
+    pub(super) thread: u32,
+    /// The connection's version of attributes when it was asked.
+    pub(super) version: u64,
+    pub(super) read: PageRead,
+    pub(super) stage: Stage,
+    /// When the next step is taken at the latest.
+    pub(super) until: Option<Instant>,
+}
+
+pub(super) enum Drop {
+    Spawned,
+    /// Until when the kernel begins at the latest, and from which page on.
+    Begun(Instant, u64),
+    /// The pages below are dropped.
+    At(u64),
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Thread {
+    Idle,
+    /// Reads a page, in the kernel.
+    Reading(u64),
+    Waits,
+}
