@@ -27,6 +27,28 @@ impl Unavailable {
     pub fn away(&self) -> u32 {
         self.busy + self.silent + self.drained + self.in_maintenance + self.unregistered
     }
+
+    /// How they can take new blocks again, or others in their place.
+    fn remedy(&self) -> String {
+        let mut parts = Vec::new();
+        if self.away() > self.drained {
+            parts.push("bring back the datanodes that are away, or wait for them");
+        }
+        // They stay as they are until an operator says otherwise.
+        if self.drained > 0 {
+            parts.push(
+                "have drained servers take new blocks again with \
+                 `harvestfs admin decommission stop SERVER`, or add datanodes",
+            );
+        }
+        if self.full > 0 {
+            parts.push("raise the quotas of full servers with `harvestfs admin quota`");
+        }
+        if parts.is_empty() {
+            parts.push("wait for the datanodes that have not registered yet");
+        }
+        parts.join("; ")
+    }
 }
 
 impl fmt::Display for Unavailable {
@@ -141,7 +163,8 @@ impl WriteOutlook {
             WriteVerdict::Curtailed => (
                 self.curtailment(),
                 "add datanodes, each in an environment, a machine function and a rack of its own: \
-                 repair makes up for what is missing",
+                 repair makes up for what is missing"
+                    .to_owned(),
             ),
             WriteVerdict::Fewer => (
                 format!(
@@ -150,7 +173,10 @@ impl WriteOutlook {
                     count(self.possible.into(), "replica"),
                     self.unavailable
                 ),
-                "bring back the datanodes that are away, or wait for them: repair makes the others",
+                format!(
+                    "{}: repair makes the other replicas then",
+                    self.unavailable.remedy()
+                ),
             ),
             WriteVerdict::Waits => {
                 let shortage = Shortage {
@@ -160,8 +186,10 @@ impl WriteOutlook {
                 };
                 (
                     format!("writes wait, and fail in the end: {shortage}"),
-                    "bring back the datanodes that are away, or take the risk with a lower \
-                     `min_write_replicas` in namenode.toml",
+                    format!(
+                        "{}; or take the risk with a lower `min_write_replicas` in namenode.toml",
+                        self.unavailable.remedy()
+                    ),
                 )
             }
             WriteVerdict::NotDiverse => (
@@ -170,16 +198,18 @@ impl WriteOutlook {
                     self.unavailable
                 ),
                 "add datanodes, raise quotas with `harvestfs admin quota`, remove files, or set \
-                 `user.harvestfs.durability` to `space`",
+                 `user.harvestfs.durability` to `space`"
+                    .to_owned(),
             ),
             WriteVerdict::Full => (
                 "writes are refused: no datanode has room".to_owned(),
-                "add datanodes, raise quotas with `harvestfs admin quota`, or remove files",
+                "add datanodes, raise quotas with `harvestfs admin quota`, or remove files"
+                    .to_owned(),
             ),
         };
         Some(WriteTrouble {
             what,
-            advice: advice.to_owned(),
+            advice,
             stops_writes: self.verdict >= WriteVerdict::Waits,
         })
     }
@@ -214,12 +244,13 @@ pub struct WriteTrouble {
     pub stops_writes: bool,
 }
 
-/// A number of things, such as `1 block`, `2 blocks` or `3 entries`.
+/// A number of things, such as `1 block`, `2 blocks`, `3 entries` or `4 classes`.
 #[must_use]
 pub fn count(number: u64, thing: &str) -> String {
     match (number, thing.strip_suffix('y')) {
         (1, _) => format!("1 {thing}"),
         (_, Some(stem)) => format!("{number} {stem}ies"),
+        (_, None) if thing.ends_with('s') => format!("{number} {thing}es"),
         (_, None) => format!("{number} {thing}s"),
     }
 }
@@ -275,6 +306,56 @@ mod tests {
             shortage.to_string(),
             "a write needs 1 datanode, and 0 can take it now: others have not registered yet"
         );
+    }
+
+    #[test]
+    fn advice_is_for_what_is_in_the_way() {
+        let advice = |unavailable| {
+            let outlook = WriteOutlook {
+                unavailable,
+                ..outlook(WriteVerdict::Fewer)
+            };
+            outlook.trouble().unwrap().advice
+        };
+        let drained = Unavailable {
+            drained: 2,
+            ..Unavailable::default()
+        };
+        let of_drained = advice(drained);
+        assert!(
+            of_drained.contains("`harvestfs admin decommission stop SERVER`, or add datanodes")
+        );
+        assert!(!of_drained.contains("bring back"), "{of_drained}");
+        let both = advice(Unavailable {
+            silent: 1,
+            ..drained
+        });
+        assert!(
+            both.contains("bring back") && both.contains("decommission stop"),
+            "{both}"
+        );
+        let silent = advice(Unavailable {
+            silent: 1,
+            ..Unavailable::default()
+        });
+        assert!(!silent.contains("decommission"), "{silent}");
+        let full = advice(Unavailable {
+            full: 1,
+            ..Unavailable::default()
+        });
+        assert!(full.starts_with("raise the quotas"), "{full}");
+    }
+
+    #[test]
+    fn things_are_counted() {
+        for (number, thing, counted) in [
+            (1, "class", "1 class"),
+            (2, "class", "2 classes"),
+            (0, "entry", "0 entries"),
+            (1_000, "block", "1000 blocks"),
+        ] {
+            assert_eq!(count(number, thing), counted);
+        }
     }
 
     #[test]
