@@ -13,7 +13,7 @@ check crate:
 unit crate word="":
     cargo test -p harvestfs-{{ crate }} --lib -- {{ word }}
 
-# All tests without processes of their own and without mounts. Many of them wait for clocks and disks, not for a core;
+# Unit tests of all crates, not those with a binary of their own (`*/tests`). Many wait for clocks and disks, not for a core;
 # random histories are shorter than in .ci/run.
 test:
     HARVESTFS_MODEL_STEPS=500 cargo test --workspace --lib --bin harvestfs -- --test-threads 16
