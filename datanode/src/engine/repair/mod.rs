@@ -87,6 +87,10 @@ impl Fetch {
         if self.next_source >= self.sources {
             return Step::GiveUp;
         }
+        assert!(
+            self.offset <= self.length_bytes,
+            "a source is asked for what comes after the end: {self:?}"
+        );
         let source = self.next_source;
         self.next_source += 1;
         Step::Ask {
@@ -127,6 +131,10 @@ impl Fetch {
     /// So much more is written.
     pub fn wrote(&mut self, bytes: u64) {
         self.offset += bytes;
+        assert!(
+            self.offset <= self.end,
+            "more is written than the replica has, of which {bytes} bytes: {self:?}"
+        );
     }
 
     /// The source that was asked is of no use any more.

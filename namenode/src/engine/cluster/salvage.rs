@@ -119,6 +119,11 @@ impl Cluster {
             let due_ms = self.now_ms + self.options.salvage_delay_ms;
             let block = self.table.known(slot).id;
             self.salvage.waiting.push_back((due_ms, block));
+            let (queued, waiting) = (self.salvage.queued.len(), self.salvage.waiting.len());
+            assert!(
+                queued <= waiting,
+                "{queued} lost blocks are to be looked at, {waiting} at some time"
+            );
         }
     }
 
@@ -235,6 +240,10 @@ impl Cluster {
     }
 
     fn require_only(&mut self, slot: Slot, left_bytes: u32, committed_bytes: u32) {
+        assert!(
+            left_bytes <= committed_bytes,
+            "{left_bytes} bytes are left of {committed_bytes} in slot {slot}"
+        );
         self.table.known_mut(slot).required_bytes = left_bytes;
         if left_bytes < committed_bytes {
             self.salvage.shortened.insert(slot, committed_bytes);

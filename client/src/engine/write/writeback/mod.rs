@@ -200,6 +200,18 @@ impl Writeback {
             .is_none_or(|(&oldest, _)| oldest > flush)
     }
 
+    /// What is in memory is dirty, on its way, written, or being committed.
+    fn check_held(&self) {
+        let (dirty, sending, written) =
+            (self.dirty.bytes(), self.sending_bytes, self.written_bytes);
+        let known = dirty + sending + written;
+        assert!(
+            known <= self.held_bytes && (self.is_committing() || known == self.held_bytes),
+            "{dirty} dirty, {sending} sent and {written} written bytes of {} in memory",
+            self.held_bytes
+        );
+    }
+
     /// Takes the first dirty data, at most `max_bytes`.
     pub(crate) fn take(&mut self, max_bytes: usize) -> Option<TakenPiece> {
         let segment = self.dirty.pop_first(max_bytes)?;
@@ -221,6 +233,7 @@ impl Writeback {
             place: None,
             lost: false,
         });
+        self.check_held();
         Some(taken)
     }
 
@@ -232,6 +245,7 @@ impl Writeback {
             let bytes = self.pieces[index].data.len() as u64;
             self.sending_bytes -= bytes;
             self.written_bytes += bytes;
+            self.check_held();
         }
     }
 
@@ -326,7 +340,13 @@ impl Writeback {
             return None;
         }
         self.committing = committing;
+        assert!(
+            bytes <= self.written_bytes,
+            "{bytes} bytes are committed of {} that were written",
+            self.written_bytes
+        );
         self.written_bytes -= bytes;
+        self.check_held();
         Some(extents)
     }
 
