@@ -37,13 +37,12 @@ impl Notices {
         }
     }
 
-    /// As [`Kernel::forget_attributes`].
-    pub fn forget_attributes(&self, ino: InodeId) {
-        note(
-            ino,
-            "an inode's attributes",
-            self.kernel.forget_attributes(ino),
-        );
+    /// As [`Kernel::forget_attributes`]. Whether the kernel knows the inode.
+    pub fn forget_attributes(&self, ino: InodeId) -> bool {
+        let notified = self.kernel.forget_attributes(ino);
+        let is_unknown = matches!(&notified, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        note(ino, "an inode's attributes", notified);
+        !is_unknown
     }
 
     /// The pages that the kernel has of a file are old: it is made to drop them, in a task, since it

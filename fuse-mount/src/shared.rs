@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::planted::{self, Bug};
@@ -13,7 +13,7 @@ use crate::kernel_options::ANSWER_DELAY_MAX;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
 use crate::now;
-use crate::pages::{CachedWrite, Pages, QUIET_MAX, Waiter};
+use crate::pages::{CachedWrite, IN_FLIGHT_MAX, Pages, QUIET_MAX, Waiter};
 
 /// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
 /// datanode; then the kernel gets no larger size than it has.
@@ -95,7 +95,7 @@ impl Shared {
         self.invalidations.add(ino);
         let known = self.nodes.knows(ino);
         if known {
-            self.forget_inode(ino).await;
+            self.forget_inode(ino, now() + IN_FLIGHT_MAX).await;
         }
         known
     }
@@ -103,23 +103,28 @@ impl Shared {
     /// As [`Shared::changed_elsewhere`], of every inode.
     pub async fn all_changed_elsewhere(&self) {
         self.invalidations.add_all();
+        let arrived = now() + IN_FLIGHT_MAX;
         for ino in self.nodes.all() {
-            self.forget_inode(ino).await;
+            self.forget_inode(ino, arrived).await;
         }
     }
 
-    async fn forget_inode(&self, ino: InodeId) {
-        self.forget_attributes(ino).await;
+    async fn forget_inode(&self, ino: InodeId, arrived: Instant) {
+        // An inode that the kernel does not know, and is counted to know: the answer with which it learns of it may be on
+        // its way, with attributes that are old by then.
+        while !self.forget_attributes(ino).await && self.nodes.knows(ino) && now() < arrived {
+            tokio::time::sleep(HELD_LOOK).await;
+        }
         if let Some(pages) = self.nodes.pages(ino) {
             self.drop_pages(ino, &pages);
         }
     }
 
-    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it.
-    /// To be run to its end: see [`crate::blocking`].
-    pub async fn forget_attributes(&self, ino: InodeId) {
+    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it. Whether the kernel
+    /// knows the inode. To be run to its end: see [`crate::blocking`].
+    pub async fn forget_attributes(&self, ino: InodeId) -> bool {
         let Some(notices) = self.notices.get() else {
-            return;
+            return true;
         };
         let Some(pages) = self.nodes.pages(ino) else {
             return notices.forget_attributes(ino);
@@ -136,8 +141,9 @@ impl Shared {
             }
             tokio::time::sleep(HELD_LOOK).await;
         }
-        notices.forget_attributes(ino);
+        let is_known = notices.forget_attributes(ino);
         pages.end_notice();
+        is_known
     }
 
     /// Attributes of a file that are on their way to the kernel are ignored there from now on.
@@ -239,8 +245,15 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::AtomicU32;
+
+    use harvestfs_protocol::name::Name;
+    use tokio::runtime::Handle;
+
     use super::*;
     use crate::directory::bare_directory;
+    use crate::kernel::{Kernel, Notified};
 
     const LEASE: Duration = Duration::from_secs(10);
     const TTL: Duration = Duration::from_secs(8);
@@ -274,6 +287,64 @@ mod tests {
         assert!(!shared.changed_elsewhere(OTHER).await);
         shared.nodes.remember(&file());
         assert!(shared.changed_elsewhere(file().ino).await);
+    }
+
+    /// A kernel that takes a while to learn of an inode.
+    struct Late {
+        notices_until_it_knows: AtomicU32,
+    }
+
+    impl Kernel for Late {
+        fn forget_attributes(&self, _: InodeId) -> io::Result<()> {
+            let left = &self.notices_until_it_knows;
+            let is_unknown =
+                left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_sub(1));
+            match is_unknown {
+                Ok(_) => Err(io::ErrorKind::NotFound.into()),
+                Err(_) => Ok(()),
+            }
+        }
+
+        fn declare_entries_old(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn drop_pages(&self, _: InodeId, _: Box<dyn FnMut() -> Option<u64> + Send>) -> Notified {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn expire_entry(&self, _: InodeId, _: &Name) -> Notified {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn submounts_seen_for(&self) -> Option<Duration> {
+            None
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_old_before_the_kernel_has_it_is_forgotten_when_it_arrives() {
+        let shared = Shared::new();
+        let directory = bare_directory(InodeId(8));
+        let late = |notices_until_it_knows| {
+            Arc::new(Late {
+                notices_until_it_knows: AtomicU32::new(notices_until_it_knows),
+            })
+        };
+        let kernel = late(20);
+        shared.connect(Arc::new(Notices::new(kernel.clone(), Handle::current())));
+        shared.nodes.remember(&directory);
+        assert!(shared.changed_elsewhere(directory.ino).await);
+        let left = kernel.notices_until_it_knows.load(Ordering::Relaxed);
+        assert_eq!(left, 0, "it was notified until it knew the inode");
+
+        let shared = Shared::new();
+        let never = late(u32::MAX);
+        shared.connect(Arc::new(Notices::new(never, Handle::current())));
+        shared.nodes.remember(&directory);
+        let began = now();
+        assert!(shared.changed_elsewhere(directory.ino).await);
+        assert!(now() < began + 2 * IN_FLIGHT_MAX, "no answer takes longer");
     }
 
     #[test]

@@ -155,27 +155,36 @@ impl Client {
             return known.map_err(Into::into);
         }
         let session = &self.core().session;
-        let ticket = session.cache.ticket();
-        let op = query::Lookup {
-            parent,
-            name: name.clone(),
-        };
-        match session.query(credentials, op).await {
-            Ok(MetaReply::Attr(attr)) => {
-                ticket.learn_entry(parent, name, Some(&attr));
-                let ino = attr.ino;
-                let known = self.with_memory(&ticket, attr);
-                drop(ticket);
-                self.known_or_queried(credentials, ino, known).await
-            }
-            Ok(_) => Err(ClientError::UnexpectedReply(query::Lookup::NAME)),
-            Err(error) => {
-                if error == ClientError::Fs(FsError::NotFound) {
-                    ticket.learn_entry(parent, name, None);
+        for _ in 0..ATTR_ATTEMPTS {
+            let ticket = session.cache.ticket();
+            let op = query::Lookup {
+                parent,
+                name: name.clone(),
+            };
+            match session.query(credentials, op).await {
+                Ok(MetaReply::Attr(attr)) => {
+                    ticket.learn_entry(parent, name, Some(&attr));
+                    let ino = attr.ino;
+                    if let Some(known) = self.with_memory(&ticket, attr) {
+                        return Ok(known);
+                    }
+                    drop(ticket);
+                    match self.getattr(credentials, ino).await {
+                        // It lost its name meanwhile: the name is gone, or leads to another file.
+                        Err(error) if error.is_gone() => {}
+                        found => return found,
+                    }
                 }
-                Err(error)
+                Ok(_) => return Err(ClientError::UnexpectedReply(query::Lookup::NAME)),
+                Err(error) => {
+                    if error == ClientError::Fs(FsError::NotFound) {
+                        ticket.learn_entry(parent, name, None);
+                    }
+                    return Err(error);
+                }
             }
         }
+        Err(FsError::Stale.into())
     }
 
     /// Attributes, with what this client has written and not yet committed.
@@ -471,16 +480,21 @@ impl Client {
         Some(attr)
     }
 
-    /// The result of [`Client::with_memory`], or if that was overtaken, the namenode's answer.
+    /// What a file is after a change that the namenode answered with `changed`: the result of
+    /// [`Client::with_memory`], or if that was overtaken, the namenode's answer. If the file was removed since,
+    /// it was as `changed` says when it was changed: what was done must not fail.
     pub(crate) async fn known_or_queried(
         &self,
         credentials: &Credentials,
-        ino: InodeId,
+        changed: Attr,
         known: Option<Attr>,
     ) -> Result<Attr, ClientError> {
-        match known {
-            Some(attr) => Ok(attr),
-            None => self.getattr(credentials, ino).await,
+        if let Some(attr) = known {
+            return Ok(attr);
+        }
+        match self.getattr(credentials, changed.ino).await {
+            Err(error) if error.is_gone() => Ok(changed),
+            found => found,
         }
     }
 

@@ -76,7 +76,7 @@ impl Client {
             }
             None => ticket.changed_attr(&attr),
         }
-        self.known_or_queried(credentials, ino, known).await
+        self.known_or_queried(credentials, attr, known).await
     }
 
     /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a
@@ -263,7 +263,7 @@ impl Client {
         let known = self.with_memory(&ticket, attr.clone());
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
-        self.known_or_queried(credentials, ino, known).await
+        self.known_or_queried(credentials, attr, known).await
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.

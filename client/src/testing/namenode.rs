@@ -73,6 +73,8 @@ struct State {
     lose_replies: u32,
     /// Nothing is invalidated.
     holds_notices: bool,
+    /// Lookups are not answered.
+    holds_lookups: bool,
     /// Bad replicas that were reported.
     bad: Vec<(BlockId, NodeId, bool)>,
 }
@@ -140,6 +142,11 @@ impl Namenode {
     /// Until it is called again, nothing is invalidated.
     pub(crate) fn hold_notices(&self, hold: bool) {
         self.shared.state.lock().holds_notices = hold;
+    }
+
+    /// Until it is called again, lookups have their result and are not answered.
+    pub(crate) fn hold_lookups(&self, hold: bool) {
+        self.shared.state.lock().holds_lookups = hold;
     }
 
     /// Forgets a block, even if files use it.
@@ -273,7 +280,13 @@ impl Shared {
                 Some(Ok(Reply::Done))
             }
             Request::Meta(MetaCall { credentials, op }) => match op {
-                MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
+                MetaOp::Query(query) => {
+                    let reply = self.query(&credentials, &query).map(Reply::Meta);
+                    while matches!(query, Query::Lookup(_)) && self.state.lock().holds_lookups {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    Some(reply)
+                }
                 MetaOp::Housekeeping(operation) => {
                     let mut state = self.state.lock();
                     *state.calls.entry(operation.name()).or_default() += 1;
@@ -474,6 +487,7 @@ impl State {
             calls: BTreeMap::new(),
             lose_replies: 0,
             holds_notices: false,
+            holds_lookups: false,
             bad: Vec::new(),
         };
         let format = Command::Format {

@@ -1,19 +1,22 @@
 //! Reads whose extents another client has made stale, before this client is notified, or while the mount
-//! is still busy with what it was notified of before.
+//! is still busy with what it was notified of before; and answers that are overtaken on their way.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
-use harvestfs_protocol::types::Attr;
+use harvestfs_protocol::types::{Attr, FileKind};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::faults::DEADLINE;
-use super::{create, pattern, root};
+use super::{create, name, pattern, root};
 use crate::testing::Cluster;
-use crate::{CacheListener, ClientError, File, Invalidated, Invalidation, OpenFlags};
+use crate::{CacheListener, Client, ClientError, File, Invalidated, Invalidation, OpenFlags};
 
 const MIB: usize = 1 << 20;
 
@@ -126,4 +129,76 @@ async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_i
     may.add_permits(100);
     changes.await.unwrap();
     appends.await.unwrap();
+}
+
+/// A mount that says whether it was notified.
+struct Noted(Arc<AtomicBool>);
+
+impl CacheListener for Noted {
+    fn invalidate(&self, _: Vec<Invalidation>) -> Invalidated {
+        self.0.store(true, Ordering::SeqCst);
+        Box::pin(async {})
+    }
+}
+
+/// A file that nobody has open.
+async fn made(client: &Client, text: &str) -> Attr {
+    let (root, kind) = (root(), FileKind::Regular);
+    let made = client.mknod(&root, InodeId::ROOT, &name(text), kind, 0o644, 0);
+    made.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_removed_while_it_is_looked_up_is_not_there() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    made(&a, "file").await;
+    let lookups = cluster.namenode.calls("lookup");
+    cluster.namenode.hold_lookups(true);
+    let looks = tokio::spawn(async move {
+        let found = b.lookup(&root(), InodeId::ROOT, &name("file"));
+        found.await.map(|attr| attr.ino)
+    });
+    wait_for(&cluster, "lookup", lookups + 1).await;
+    let removed = a.unlink(&root(), InodeId::ROOT, &name("file")).await;
+    removed.unwrap();
+    cluster.namenode.hold_lookups(false);
+    assert_eq!(looks.await.unwrap(), Err(FsError::NotFound.into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_done_does_not_fail_when_its_file_is_removed_before_it_is_answered() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    let c = cluster.client("c").await;
+    let ino = made(&a, "file").await.ino;
+    for client in [&b, &c] {
+        client.getattr(&root(), ino).await.unwrap();
+    }
+    // The mount of c is busy when it is notified, so that b waits for its answer.
+    let may = Arc::new(Semaphore::new(0));
+    c.set_cache_listener(Arc::new(Slow(may.clone())));
+    let is_noted = Arc::new(AtomicBool::new(false));
+    b.set_cache_listener(Arc::new(Noted(is_noted.clone())));
+    let [changes, removals] = ["setattr", "unlink"].map(|op| cluster.namenode.calls(op));
+    let changing = tokio::spawn(async move {
+        let mode = AttrChanges {
+            mode: Some(0o600),
+            ..AttrChanges::default()
+        };
+        b.setattr(&root(), ino, mode).await
+    });
+    wait_for(&cluster, "setattr", changes + 1).await;
+    let removing = tokio::spawn(async move {
+        let removed = a.unlink(&root(), InodeId::ROOT, &name("file")).await;
+        removed.unwrap();
+    });
+    wait_for(&cluster, "unlink", removals + 1).await;
+    while !is_noted.load(Ordering::SeqCst) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    may.add_permits(100);
+    let changed = changing.await.unwrap().unwrap();
+    assert_eq!(changed.permission_bits(), 0o600);
+    removing.await.unwrap();
 }

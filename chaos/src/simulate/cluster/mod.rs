@@ -108,15 +108,21 @@ pub fn run(options: &Options) -> io::Result<Report> {
     world.add_mounts(options.seed, options.mounts)?;
     let rng = random::stream(options.seed, "faults");
     let (journal, stop) = (Journal::default(), Rc::default());
-    let log = Rc::default();
+    let (names, log) = (Rc::default(), Rc::default());
     let mut simulation = Simulation {
         faults: Faults::new(options, rng, START),
         world,
-        mounts: Mounts::new(options.seed, options.mounts, &journal, &stop, &log),
+        mounts: Mounts::new(
+            options.seed,
+            options.mounts,
+            &journal,
+            &stop,
+            (&names, &log),
+        ),
         journal,
         stop,
         board: Rc::default(),
-        names: Rc::default(),
+        names,
         log,
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))

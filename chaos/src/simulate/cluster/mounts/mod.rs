@@ -4,6 +4,7 @@
 pub mod history;
 mod kernel;
 mod log;
+mod names;
 mod private;
 mod shared;
 mod watched;
@@ -23,7 +24,7 @@ use self::kernel::{Kernel, Thread};
 use self::private::Files;
 use self::shared::Board;
 use super::journal::Journal;
-use super::workload::Log;
+use super::workload::{History, Log};
 use super::world::{Part, World};
 use crate::random;
 
@@ -45,6 +46,7 @@ pub struct Mounts {
     journal: Journal,
     stop: Rc<Cell<bool>>,
     board: Rc<RefCell<Board>>,
+    names: Rc<RefCell<History>>,
     log: Rc<RefCell<Log>>,
     mounts: Vec<Mount>,
 }
@@ -65,19 +67,20 @@ struct Program {
     rng: Rc<RefCell<SmallRng>>,
     files: Rc<RefCell<Files>>,
     board: Rc<RefCell<Board>>,
+    names: Rc<RefCell<History>>,
     log: Rc<RefCell<Log>>,
     journal: Journal,
     stop: Rc<Cell<bool>>,
 }
 
 impl Mounts {
-    /// `number` mounts, none of which is started. `log` is the one that clients append to as well.
+    /// `number` mounts, none of which is started. `names` and `log` are those that clients use too.
     pub fn new(
         seed: u64,
         number: u8,
         journal: &Journal,
         stop: &Rc<Cell<bool>>,
-        log: &Rc<RefCell<Log>>,
+        (names, log): (&Rc<RefCell<History>>, &Rc<RefCell<Log>>),
     ) -> Self {
         let mount = |number| Mount {
             rng: Rc::new(RefCell::new(random::stream(
@@ -93,6 +96,7 @@ impl Mounts {
             journal: journal.clone(),
             stop: Rc::clone(stop),
             board: Rc::default(),
+            names: Rc::clone(names),
             log: Rc::clone(log),
             mounts: (0..number).map(mount).collect(),
         }
@@ -120,7 +124,7 @@ impl Mounts {
         let seed = random::stream(self.seed, &format!("kernel {number} {}", mount.starts)).random();
         let (rng, files) = (Rc::clone(&mount.rng), Rc::clone(&mount.files));
         let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
-        let records = Rc::clone(&self.log);
+        let (names, records) = (Rc::clone(&self.names), Rc::clone(&self.log));
         let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&mount.is_done));
         world.host(Part::Mount(number)).spawn(async move {
             let client = loop {
@@ -138,12 +142,13 @@ impl Mounts {
                 rng: Rc::clone(&rng),
                 files: Rc::clone(&files),
                 board: Rc::clone(&board),
+                names: Rc::clone(&names),
                 log: Rc::clone(&records),
                 journal: journal.clone(),
                 stop: Rc::clone(&stop),
             };
-            let [private, shared, log, follower, changer, watcher] =
-                [0, 1, 2, 3, 4, 5].map(program);
+            let [private, shared, log, follower, changer, watcher, namer] =
+                [0, 1, 2, 3, 4, 5, 6].map(program);
             let work = async {
                 tokio::join!(
                     private.work_alone(),
@@ -152,6 +157,7 @@ impl Mounts {
                     follower.follow(),
                     changer.change_watched(),
                     watcher.watch(),
+                    namer.use_names(),
                 );
             };
             let shrinking = async {

@@ -7,7 +7,7 @@ mod check;
 mod kept;
 pub mod log;
 mod memory;
-mod names;
+pub mod names;
 mod quota;
 mod shared;
 mod trash;
@@ -33,7 +33,7 @@ pub use self::memory::Memory;
 pub use self::memory::difference;
 use self::memory::differences;
 pub use self::names::History;
-use self::names::NAMES_DIRECTORY;
+use self::names::{NAMES_DIRECTORY, NAMES_MODE};
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
 use super::journal::Journal;
@@ -46,6 +46,8 @@ const NAMES: usize = 12;
 const FILE_BYTES_MAX: usize = 3 << 20;
 /// Most bytes that one write of a part has.
 const WRITE_BYTES_MAX: usize = 64 << 10;
+/// The mode of directories that only root changes.
+const DIRECTORY_MODE: u16 = 0o755;
 /// Mean time between two operations of a client.
 const PAUSE: Duration = Duration::from_millis(20);
 /// One of so many operations is after a rest of up to so long: meanwhile the client only looks at what it has cached, and
@@ -77,14 +79,20 @@ impl Worker {
     /// When the session cannot go on: a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
         let own = own_directory(self.number);
-        for directory in [&own, SHARED_DIRECTORY, NAMES_DIRECTORY, LOG_DIRECTORY] {
-            self.make_directory(directory).await?;
+        for (directory, mode) in [
+            (own.as_str(), DIRECTORY_MODE),
+            (SHARED_DIRECTORY, DIRECTORY_MODE),
+            (NAMES_DIRECTORY, NAMES_MODE),
+            (LOG_DIRECTORY, DIRECTORY_MODE),
+        ] {
+            self.make_directory(directory, mode).await?;
         }
         self.limit().await?;
         tokio::select! {
             biased;
             worked = self.take_steps(until) => worked?,
             never = self.watch_shared() => match never {},
+            never = self.use_names() => match never {},
         }
         self.client.close().await
     }
@@ -116,10 +124,10 @@ impl Worker {
     }
 
     /// Makes a directory, unless it is there.
-    async fn make_directory(&self, path: &str) -> Result<(), ClientError> {
+    async fn make_directory(&self, path: &str, mode: u16) -> Result<(), ClientError> {
         let me = Credentials::root();
         let (parent, name) = self.client.resolve_parent(&me, path.as_bytes()).await?;
-        match self.client.mkdir(&me, parent.ino, &name, 0o755).await {
+        match self.client.mkdir(&me, parent.ino, &name, mode).await {
             Ok(_) | Err(ClientError::Fs(FsError::Exists)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -144,8 +152,7 @@ impl Worker {
             _ if dice < 81 => self.use_trash().await,
             _ if dice < 85 => self.use_quota().await,
             _ if dice < 87 => self.append().await,
-            _ if dice < 89 => self.use_names().await,
-            _ if dice < 94 => self.read_shared().await,
+            _ if dice < 92 => self.read_shared().await,
             _ => self.write(&name).await,
         };
         let mut memory = self.memory.borrow_mut();

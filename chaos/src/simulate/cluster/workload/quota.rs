@@ -8,8 +8,8 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::types::Credentials;
 
-use super::Worker;
 use super::check::attributes;
+use super::{DIRECTORY_MODE, Worker};
 use crate::simulate::cluster::journal::Journal;
 
 /// The quotas of the directory.
@@ -103,7 +103,7 @@ impl Worker {
     /// Makes the directory and sets its quotas.
     pub(super) async fn limit(&self) -> Result<(), ClientError> {
         let (me, path) = (Credentials::root(), directory(self.number));
-        self.make_directory(&path).await?;
+        self.make_directory(&path, DIRECTORY_MODE).await?;
         let ino = self.client.resolve(&me, path.as_bytes()).await?.ino;
         for (name, quota) in [
             ("user.harvestfs.quota_bytes", QUOTA.bytes),

@@ -42,6 +42,9 @@ impl Fd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub ino: InodeId,
+    pub uid: u32,
+    /// Permission bits.
+    pub mode: u16,
     pub size: u64,
     pub nlink: u32,
     pub is_directory: bool,
@@ -59,6 +62,8 @@ impl Kernel {
         let inode = state.inodes.get(&ino).ok_or(Errno::STALE)?;
         Ok(Stat {
             ino,
+            uid: inode.uid,
+            mode: inode.mode,
             size: inode.size,
             nlink: inode.nlink,
             is_directory: inode.kind == FileType::Directory,
@@ -101,6 +106,8 @@ impl Thread {
         state.change_attributes(ino, &attr, ttl, asked_at);
         Ok(Stat {
             ino,
+            uid: attr.uid,
+            mode: attr.perm,
             size: attr.size,
             nlink: attr.nlink,
             is_directory: attr.kind == FileType::Directory,

@@ -83,7 +83,7 @@ impl Thread {
         let header = self.header();
         let (asked_at, epoch) = {
             let state = self.kernel.state.lock();
-            (state.attr_version, state.epoch)
+            (state.asked(), state.epoch)
         };
         let listed = self
             .kernel
@@ -104,7 +104,7 @@ impl Thread {
             if known.is_some_and(|it| it.ino != Some(found)) {
                 state.invalidate_dentry(ino, name);
             }
-            state.iget(&entry.attr, entry.attr_ttl, asked_at);
+            state.iget(&entry.attr, entry.attr_ttl, Some(asked_at));
             let dentry = Dentry {
                 ino: Some(found),
                 valid_until: Instant::now() + entry.entry_ttl,

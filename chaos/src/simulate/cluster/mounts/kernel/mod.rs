@@ -6,6 +6,7 @@
 //! What is here is named as in the kernel, so that the two can be compared: each function says which one of the
 //! kernel it follows.
 
+mod attributes;
 mod files;
 mod listing;
 mod names;
@@ -29,7 +30,7 @@ use rustix::io::Errno;
 use tokio::sync::{Notify, RwLock, oneshot};
 use tokio::time::Instant;
 
-pub use self::files::Fd;
+pub use self::files::{Fd, Stat};
 use self::notified::Notified;
 use self::pages::Page;
 
@@ -54,6 +55,8 @@ struct State {
     rng: SmallRng,
     /// The connection's version of attributes.
     attr_version: u64,
+    /// How many inodes with a name were evicted (`evict_ctr`).
+    evictions: u64,
     /// Entries from before are not valid.
     epoch: u64,
     inodes: BTreeMap<InodeId, Inode>,
@@ -65,6 +68,9 @@ struct State {
 
 struct Inode {
     kind: FileType,
+    uid: u32,
+    /// Permission bits.
+    mode: u16,
     nlink: u32,
     size: u64,
     attr_version: u64,
@@ -88,6 +94,13 @@ struct Dentry {
     ino: Option<InodeId>,
     valid_until: Instant,
     epoch: u64,
+}
+
+/// What there was when something was asked for: what is answered may be older than what came meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    attr_version: u64,
+    evictions: u64,
 }
 
 /// A thread of a program, which makes system calls.
@@ -119,6 +132,7 @@ impl Kernel {
             state: Mutex::new(State {
                 rng: SmallRng::seed_from_u64(seed),
                 attr_version: 1,
+                evictions: 1,
                 epoch: 1,
                 inodes: BTreeMap::from([(InodeId::ROOT, root)]),
                 dentries: BTreeMap::new(),
@@ -195,7 +209,10 @@ impl Kernel {
         let gone: Vec<(InodeId, u64)> = {
             let mut state = self.state.lock();
             let State {
-                inodes, dentries, ..
+                inodes,
+                dentries,
+                evictions,
+                ..
             } = &mut *state;
             let mut used: BTreeSet<InodeId> = dentries.values().filter_map(|it| it.ino).collect();
             used.extend(dentries.keys().map(|(parent, _)| *parent));
@@ -206,7 +223,8 @@ impl Kernel {
             };
             let gone: Vec<_> = inodes.iter().filter_map(unused).collect();
             for (ino, _) in &gone {
-                inodes.remove(ino);
+                let evicted = inodes.remove(ino);
+                *evictions += u64::from(evicted.is_some_and(|it| it.nlink > 0));
             }
             gone
         };
@@ -217,13 +235,33 @@ impl Kernel {
 }
 
 impl State {
+    /// Something is asked for now.
+    fn asked(&self) -> Asked {
+        Asked {
+            attr_version: self.attr_version,
+            evictions: self.evictions,
+        }
+    }
+
     fn new_pid(&mut self) -> u32 {
         self.next_pid += 1;
         self.next_pid
     }
 
-    /// `fuse_iget`: the inode that an answer is about, which counts as looked up.
-    fn iget(&mut self, attr: &FileAttr, ttl: Duration, asked_at: u64) -> InodeId {
+    /// `fuse_iget`: the inode that an answer is about, which counts as looked up. `asked_at`: when it was asked for; none: it is
+    /// of what was made, and is taken in any case.
+    fn iget(&mut self, attr: &FileAttr, ttl: Duration, asked_at: Option<Asked>) -> InodeId {
+        // `fuse_change_attributes_common`: an inode that was evicted meanwhile may have been told that they are old.
+        let ttl = match asked_at {
+            Some(asked)
+                if asked.evictions != self.evictions
+                    && !self.inodes.contains_key(&InodeId(attr.ino.0)) =>
+            {
+                Duration::ZERO
+            }
+            _ => ttl,
+        };
+        let asked_at = asked_at.map_or(0, |asked| asked.attr_version);
         let ino = InodeId(attr.ino.0);
         let inode = self.inodes.entry(ino).or_insert_with(|| {
             let mut inode = Inode::new(attr.kind, Instant::now());
@@ -272,6 +310,8 @@ impl Inode {
     fn new(kind: FileType, now: Instant) -> Self {
         Self {
             kind,
+            uid: 0,
+            mode: 0,
             nlink: 1,
             size: 0,
             attr_version: 0,
@@ -290,6 +330,8 @@ impl Inode {
     fn take(&mut self, attr: &FileAttr, ttl: Duration, version: u64) {
         self.attr_version = version;
         self.valid_until = Instant::now() + ttl;
+        self.uid = attr.uid;
+        self.mode = attr.perm;
         self.nlink = attr.nlink;
     }
 

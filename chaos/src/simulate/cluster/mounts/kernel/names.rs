@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::{Dentry, Kernel, State, Thread};
+use super::{Dentry, Fd, Kernel, State, Thread};
 
 /// How a name is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,21 +79,19 @@ impl State {
         self.invalidate_attr(parent);
     }
 
-    /// `fuse_entry_unlinked`, and `d_delete`.
-    fn entry_unlinked(&mut self, parent: InodeId, name: &str) {
-        let removed = self.dentries.remove(&(parent, name.to_owned()));
-        if let Some(ino) = removed.and_then(|dentry| dentry.ino) {
-            self.bump(ino);
-            if let Some(inode) = self.inodes.get_mut(&ino) {
-                inode.nlink = inode.nlink.saturating_sub(1);
-            }
-            self.invalidate_attr(ino);
+    /// `fuse_entry_unlinked`, and `d_delete`. `ino` is what the name led to, also if the model has thrown the entry away since.
+    fn entry_unlinked(&mut self, parent: InodeId, name: &str, ino: InodeId) {
+        self.dentries.remove(&(parent, name.to_owned()));
+        self.bump(ino);
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.nlink = inode.nlink.saturating_sub(1);
         }
+        self.invalidate_attr(ino);
     }
 
     /// `create_new_entry` and `fuse_create_open`: the attributes are taken in any case.
     fn new_entry(&mut self, parent: InodeId, name: &str, entry: &Entry, epoch: u64) -> InodeId {
-        let ino = self.iget(&entry.attr, entry.attr_ttl, 0);
+        let ino = self.iget(&entry.attr, entry.attr_ttl, None);
         let dentry = Dentry {
             ino: Some(ino),
             valid_until: Instant::now() + entry.entry_ttl,
@@ -240,7 +238,7 @@ impl Thread {
     async fn lookup(&self, parent: InodeId, name: &str) -> Result<Option<InodeId>, Errno> {
         let (asked_at, epoch) = {
             let state = self.kernel.state.lock();
-            (state.attr_version, state.epoch)
+            (state.asked(), state.epoch)
         };
         let entry = match self.ask_lookup(parent, name).await {
             // Without a time to live, it is not cached.
@@ -248,8 +246,8 @@ impl Thread {
             entry => entry?,
         };
         let mut state = self.kernel.state.lock();
-        let found =
-            (entry.attr.ino.0 != 0).then(|| state.iget(&entry.attr, entry.attr_ttl, asked_at));
+        let found = (entry.attr.ino.0 != 0)
+            .then(|| state.iget(&entry.attr, entry.attr_ttl, Some(asked_at)));
         if let Some(inode) = found.and_then(|ino| state.inodes.get_mut(&ino)) {
             inode.uses += 1;
         }
@@ -386,7 +384,7 @@ impl Thread {
             match removed {
                 Ok(()) => {
                     state.directory_changed(parent);
-                    state.entry_unlinked(parent, name);
+                    state.entry_unlinked(parent, name, found);
                 }
                 Err(Errno::INTR | Errno::NOENT) => state.invalidate_dentry(parent, name),
                 Err(_) => {}
@@ -402,15 +400,23 @@ impl Thread {
     /// As in Linux.
     pub async fn link(&self, from: &str, to: &str) -> Result<(), Errno> {
         let ino = self.walk(from).await?;
-        let linked = match self.walk_parent(to).await {
-            Ok((parent, name)) => {
-                let linked = self.link_in(ino, parent, name).await;
-                self.kernel.put(parent);
-                linked
-            }
-            Err(error) => Err(error),
-        };
+        let linked = self.link_found(ino, to).await;
         self.kernel.put(ino);
+        linked
+    }
+
+    /// `linkat(2)` with `AT_EMPTY_PATH`.
+    ///
+    /// # Errors
+    /// As in Linux.
+    pub async fn link_open(&self, fd: &Fd, to: &str) -> Result<(), Errno> {
+        self.link_found(fd.ino, to).await
+    }
+
+    async fn link_found(&self, ino: InodeId, to: &str) -> Result<(), Errno> {
+        let (parent, name) = self.walk_parent(to).await?;
+        let linked = self.link_in(ino, parent, name).await;
+        self.kernel.put(parent);
         linked
     }
 
@@ -442,11 +448,11 @@ impl Thread {
         entry.map(|_| ())
     }
 
-    /// `rename(2)`.
+    /// `rename(2)`. False: both are names of one file, and stay.
     ///
     /// # Errors
     /// As in Linux.
-    pub async fn rename(&self, from: &str, to: &str) -> Result<(), Errno> {
+    pub async fn rename(&self, from: &str, to: &str) -> Result<bool, Errno> {
         let from = self.walk_parent(from).await?;
         let renamed = match self.walk_parent(to).await {
             Ok(to) => {
@@ -460,7 +466,7 @@ impl Thread {
         renamed
     }
 
-    async fn rename_in(&self, from: (InodeId, &str), to: (InodeId, &str)) -> Result<(), Errno> {
+    async fn rename_in(&self, from: (InodeId, &str), to: (InodeId, &str)) -> Result<bool, Errno> {
         // `lock_rename`, in an order.
         let directories = BTreeSet::from([from.0, to.0]);
         let mut locked = Vec::new();
@@ -489,10 +495,10 @@ impl Thread {
         from: (InodeId, &str),
         to: (InodeId, &str),
         (old, new): (InodeId, Option<InodeId>),
-    ) -> Result<(), Errno> {
+    ) -> Result<bool, Errno> {
         // `vfs_rename`: nothing happens to two names of one file.
         if new == Some(old) {
-            return Ok(());
+            return Ok(false);
         }
         let header = self.header();
         let (from_os, to_os) = ((from.0, OsStr::new(from.1)), (to.0, OsStr::new(to.1)));
@@ -508,12 +514,15 @@ impl Thread {
                 state.invalidate_attr(old);
                 state.directory_changed(from.0);
                 state.directory_changed(to.0);
-                if new.is_some() {
-                    state.entry_unlinked(to.0, to.1);
+                if let Some(new) = new {
+                    state.entry_unlinked(to.0, to.1, new);
                 }
                 // `d_move`: the entry keeps its time to live.
-                if let Some(moved) = state.dentries.remove(&(from.0, from.1.to_owned())) {
-                    state.set_dentry(to.0, to.1, moved);
+                match state.dentries.remove(&(from.0, from.1.to_owned())) {
+                    Some(moved) => state.set_dentry(to.0, to.1, moved),
+                    // The model threw it away with its directory, which the kernel does not while it is in use. What was
+                    // looked up of the other name since then is not so any more.
+                    None => state.invalidate_dentry(to.0, to.1),
                 }
             }
             Err(Errno::INTR | Errno::NOENT) => {
@@ -522,7 +531,7 @@ impl Thread {
             }
             Err(_) => {}
         }
-        renamed
+        renamed.map(|()| true)
     }
 }
 

@@ -1,169 +1,345 @@
-//! A few names that all clients create, remove, rename and look up. In the end there must be an order of all these
-//! operations that explains their answers ([`order`]).
+//! A few names that clients and mounts, for several users, create, link, remove, rename, list and look up, and whose
+//! attributes and extended attributes they change. In the end there must be an order of all these operations that explains
+//! their answers ([`order`]).
 //!
-//! "When `create`, `mkdir`, `rename`, `unlink` ... has returned on one mount, every mount shows the result"
-//! (`docs/SEMANTICS.md`): what changes names comes in the order in which it was done. A look comes behind every change that had
+//! "When `create`, `mkdir`, `rename`, `unlink`, `chmod` ... has returned on one mount, every mount shows the result"
+//! (`docs/SEMANTICS.md`): changes come in the order in which they were done. A look comes behind every change that had
 //! returned before it began. Looks of different clients are in no order: while a change has not returned, one may
 //! show it, and a later one of another client not yet.
 
+mod act;
+mod files;
 mod order;
 
+use std::fmt::{self, Display, Formatter};
+use std::ops::Range;
 use std::time::Duration;
 
 use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::RenameMode;
-use harvestfs_protocol::types::{Credentials, FileKind};
+use harvestfs_protocol::types::{Attr, Credentials};
 
-use super::Worker;
 use crate::simulate::cluster::journal::Journal;
 
 pub const NAMES_DIRECTORY: &str = "names";
-/// Pairs of names; files are renamed within one.
+/// Everybody adds names; only owners, and root, take theirs away.
+pub const NAMES_MODE: u16 = 0o1777;
+/// Pairs of names; files are renamed and linked within one.
 const PAIRS: usize = 2;
+/// The extended attribute that is changed.
+pub const XATTR: &str = "user.simulated";
+/// What a mount creates belongs to root, and has this mode.
+pub const MOUNT_MODE: u16 = 0o644;
+/// Whose operations these are; root changes what others may not.
+const USERS: [u32; 4] = [ROOT, ROOT, 1_001, 1_002];
+pub const ROOT: u32 = 0;
+/// The group of all users but root.
+const GROUP: u32 = 1_000;
+const MODES: [u16; 7] = [0o644, 0o666, 0o600, 0o640, 0o660, 0o444, 0o000];
+/// Operations are about one of so many files that were seen lately, if not about a name.
+const RECENT_MAX: usize = 3;
 
 /// What is asked for; names are those of a pair, 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    /// Creates a file, unless there is one.
-    Create(usize),
+pub enum Action {
+    /// Creates a file with a mode, unless there is one.
+    Create(usize, u16),
     Unlink(usize),
     /// From a name to the other one, over what is there.
     Rename(usize),
     Look(usize),
+    List,
+    /// Gives a file one more name.
+    Link(InodeId, usize),
+    SetMode(InodeId, u16),
+    SetSize(InodeId, u64),
+    /// Sets the extended attribute, or removes it.
+    SetXattr(InodeId, Option<u8>),
+    Show(InodeId),
+    ShowXattr(InodeId),
 }
 
 impl Action {
-    /// The name that it is about; of a rename, the one before.
-    fn name(self) -> usize {
+    /// Whether it changes something, when it is not refused.
+    fn changes(self) -> bool {
         match self {
-            Self::Create(name) | Self::Unlink(name) | Self::Rename(name) | Self::Look(name) => name,
+            Self::Create(..)
+            | Self::Unlink(_)
+            | Self::Rename(_)
+            | Self::Link(..)
+            | Self::SetMode(..)
+            | Self::SetSize(..)
+            | Self::SetXattr(..) => true,
+            Self::Look(_) | Self::List | Self::Show(_) | Self::ShowXattr(_) => false,
         }
     }
 }
 
 /// What is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// It was done. Of what was created or seen: its number.
-    Done(Option<InodeId>),
+pub enum Answer {
+    Done,
+    /// This file was created or seen.
+    File(InodeId),
+    /// This file was seen, and its attributes with it.
+    Found(InodeId, Shown),
+    Shown(Shown),
+    Xattr(u8),
+    /// Which names of the pair there are.
+    Listed([bool; 2]),
+    Refused(Refusal),
+}
+
+/// Attributes that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub uid: u32,
+    pub mode: u16,
+    pub size_bytes: u64,
+    pub nlink: u32,
+}
+
+impl From<&Attr> for Shown {
+    fn from(attr: &Attr) -> Self {
+        Self {
+            uid: attr.uid,
+            mode: attr.permission_bits(),
+            size_bytes: attr.size_bytes,
+            nlink: attr.nlink,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
     Exists,
     NotFound,
+    /// The file has no name any more.
+    Gone,
+    /// The user may not.
+    Denied,
+    NoAttribute,
+}
+
+impl Refusal {
+    /// None: whether it was done is not known.
+    fn of(error: &ClientError) -> Option<Self> {
+        let ClientError::Fs(error) = error else {
+            return None;
+        };
+        match error {
+            FsError::Exists => Some(Self::Exists),
+            FsError::NotFound => Some(Self::NotFound),
+            FsError::Stale => Some(Self::Gone),
+            FsError::PermissionDenied | FsError::NotPermitted => Some(Self::Denied),
+            FsError::NoAttribute => Some(Self::NoAttribute),
+            _ => None,
+        }
+    }
+}
+
+/// Who asks: a client or a mount, each of which does one thing after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Actor {
+    Client(u8),
+    Mount(u8),
 }
 
 /// An operation.
 #[derive(Clone, Copy, Debug)]
 struct Operation {
-    client: u8,
+    actor: Actor,
+    uid: u32,
     action: Action,
     began: Duration,
     /// When and what was answered; none: it may happen at any time, or never.
     answered: Option<(Duration, Answer)>,
 }
 
-/// All that clients did with the names.
+impl Display for Operation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self {
+            actor,
+            uid,
+            action,
+            began,
+            answered,
+        } = self;
+        let began_s = began.as_secs_f64();
+        write!(f, "{actor:?} as user {uid}, from {began_s:.3} ")?;
+        match answered {
+            Some((at, answer)) => {
+                let until_s = at.as_secs_f64();
+                write!(f, "to {until_s:.3}: {action:?}: {answer:?}")
+            }
+            None => write!(f, "on: {action:?}: not known"),
+        }
+    }
+}
+
+/// All that was done with a pair of names.
+#[derive(Clone, Debug, Default)]
+struct Pair {
+    operations: Vec<Operation>,
+    /// Files that were seen lately.
+    recent: Vec<InodeId>,
+}
+
+/// All that was done with the names.
 #[derive(Debug)]
 pub struct History {
-    pairs: Vec<Vec<Operation>>,
+    pairs: Vec<Pair>,
+}
+
+/// An operation that is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    pub pair: usize,
+    number: usize,
 }
 
 impl Default for History {
     fn default() -> Self {
         Self {
-            pairs: vec![Vec::new(); PAIRS],
+            pairs: vec![Pair::default(); PAIRS],
         }
     }
 }
 
 impl History {
+    /// What to do next, with which pair, and as whom.
+    pub fn draw(&self, random: impl Fn(Range<usize>) -> usize) -> (usize, u32, Action) {
+        let pair = random(0..PAIRS);
+        let uid = USERS[random(0..USERS.len())];
+        let name = random(0..2);
+        let mode = MODES[random(0..MODES.len())];
+        let recent = &self.pairs[pair].recent;
+        let file = (!recent.is_empty()).then(|| recent[random(0..recent.len())]);
+        let action = match (random(0..20), file) {
+            (0..3, _) => Action::Create(name, mode),
+            (3..5, _) => Action::Unlink(name),
+            (5..7, _) => Action::Rename(name),
+            (7..9, _) => Action::List,
+            (9, Some(file)) => Action::Link(file, name),
+            (10, Some(file)) => Action::SetMode(file, mode),
+            (11, Some(file)) => Action::SetSize(file, random(0..9) as u64),
+            (12, Some(file)) => {
+                let value = random(0..4) as u8;
+                Action::SetXattr(file, (value > 0).then_some(value))
+            }
+            (13, Some(file)) => Action::Show(file),
+            (14..16, Some(file)) => Action::ShowXattr(file),
+            _ => Action::Look(name),
+        };
+        (pair, uid, action)
+    }
+
+    /// An operation begins.
+    pub fn begin(
+        &mut self,
+        (actor, uid): (Actor, u32),
+        pair: usize,
+        action: Action,
+        now: Duration,
+    ) -> Begun {
+        let operations = &mut self.pairs[pair].operations;
+        operations.push(Operation {
+            actor,
+            uid,
+            action,
+            began: now,
+            answered: None,
+        });
+        Begun {
+            pair,
+            number: operations.len() - 1,
+        }
+    }
+
+    /// It is answered.
+    pub fn answered(&mut self, begun: Begun, now: Duration, answer: Answer) {
+        let Pair { operations, recent } = &mut self.pairs[begun.pair];
+        let operation = &mut operations[begun.number];
+        let (answer, file) = match answer {
+            Answer::Found(file, shown) => {
+                // The name and the file each were so while it was looked, and need not have been at the same moment.
+                let show = Operation {
+                    action: Action::Show(file),
+                    answered: Some((now, Answer::Shown(shown))),
+                    ..*operation
+                };
+                operations.push(show);
+                (Answer::File(file), Some(file))
+            }
+            Answer::File(file) => (answer, Some(file)),
+            answer => (answer, None),
+        };
+        operations[begun.number].answered = Some((now, answer));
+        if let Some(file) = file
+            && !recent.contains(&file)
+        {
+            if recent.len() == RECENT_MAX {
+                recent.remove(0);
+            }
+            recent.push(file);
+        }
+    }
+
+    /// It did nothing, whatever there was.
+    pub fn dropped(&mut self, begun: Begun) {
+        let operation = &mut self.pairs[begun.pair].operations[begun.number];
+        operation.action = Action::List;
+    }
+
     /// Whether there is an order that explains all answers.
     pub fn check(&self, journal: &Journal) {
-        for (pair, operations) in self.pairs.iter().enumerate() {
-            match order::find(operations) {
+        for (pair, done) in self.pairs.iter().enumerate() {
+            let mut operations = done.operations.clone();
+            operations.sort_by_key(|it| it.began);
+            match order::find(&operations) {
                 Ok(order::Found::Order) => {}
                 Ok(order::Found::TooMuchWork) => journal.note(
                     "NAMES",
                     format_args!("pair {pair} was not checked to the end: too many orders"),
                 ),
-                Err(stuck) => journal.failure(format!(
-                    "no order explains what was answered about the names {pair}-0 and {pair}-1: {stuck}"
-                )),
+                Err(stuck) => {
+                    for operation in &operations {
+                        journal.note("NAMES", format_args!("pair {pair}: {operation}"));
+                    }
+                    journal.failure(format!(
+                        "no order explains what was answered about the names {pair}-0 and {pair}-1: {stuck}"
+                    ));
+                }
             }
         }
     }
 }
 
-impl Worker {
-    /// Does something with one of the names.
-    pub async fn use_names(&self) -> Result<(), ClientError> {
-        let (pair, name) = (self.random(0..PAIRS), self.random(0..2));
-        let action = match self.random(0..6) {
-            0 => Action::Create(name),
-            1 => Action::Unlink(name),
-            2 => Action::Rename(name),
-            _ => Action::Look(name),
-        };
-        self.begin(&[], format_args!("names, pair {pair}: {action:?}"));
-        let number = {
-            let operations = &mut self.names.borrow_mut().pairs[pair];
-            operations.push(Operation {
-                client: self.number,
-                action,
-                began: self.journal.now(),
-                answered: None,
-            });
-            operations.len() - 1
-        };
-        let answer = match self.act_on_names(pair, action).await {
-            Ok(ino) => Answer::Done(ino),
-            Err(ClientError::Fs(FsError::Exists)) => Answer::Exists,
-            Err(ClientError::Fs(FsError::NotFound)) => Answer::NotFound,
-            Err(error) => return Err(error),
-        };
-        if self.journal.is_certain() {
-            let operation = &mut self.names.borrow_mut().pairs[pair][number];
-            operation.answered = Some((self.journal.now(), answer));
-        }
-        Ok(())
+fn group(uid: u32) -> u32 {
+    match uid {
+        ROOT => 0,
+        _ => GROUP,
     }
+}
 
-    async fn act_on_names(
-        &self,
-        pair: usize,
-        action: Action,
-    ) -> Result<Option<InodeId>, ClientError> {
-        let me = Credentials::root();
-        let path = |name: usize| format!("/{NAMES_DIRECTORY}/{pair}-{name}");
-        let name = action.name();
-        let resolved = self
-            .client
-            .resolve_parent(&me, path(name).as_bytes())
-            .await?;
-        let (directory, file) = (resolved.0.ino, resolved.1);
-        match action {
-            Action::Create(_) => {
-                let kind = FileKind::Regular;
-                let made = self.client.mknod(&me, directory, &file, kind, 0o644, 0);
-                Ok(Some(made.await?.ino))
-            }
-            Action::Unlink(_) => {
-                self.client.unlink(&me, directory, &file).await?;
-                Ok(None)
-            }
-            Action::Rename(_) => {
-                let other = path(1 - name);
-                let (_, other) = self.client.resolve_parent(&me, other.as_bytes()).await?;
-                let mode = RenameMode::Replace;
-                self.client
-                    .rename(&me, directory, &file, directory, &other, mode)
-                    .await?;
-                Ok(None)
-            }
-            Action::Look(_) => {
-                let found = self.client.lookup(&me, directory, &file).await?;
-                Ok(Some(found.ino))
-            }
-        }
+fn credentials(uid: u32) -> Credentials {
+    Credentials {
+        uid,
+        gid: group(uid),
+        groups: Vec::new(),
     }
+}
+
+/// The path of a name of a pair.
+pub fn path(pair: usize, name: usize) -> String {
+    format!("/{NAMES_DIRECTORY}/{pair}-{name}")
+}
+
+/// Which names of a pair are in a listing.
+pub fn listed<'a>(pair: usize, found: impl Iterator<Item = &'a [u8]> + Clone) -> [bool; 2] {
+    [0, 1].map(|name| {
+        let name = format!("{pair}-{name}");
+        found.clone().any(|it| it == name.as_bytes())
+    })
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use harvestfs_protocol::ids::InodeId;
 use rustc_hash::FxHashSet;
 
-use super::{Action, Answer, Operation};
+use super::files::Names;
+use super::{Action, Actor, Answer, Operation};
 
 /// States that are looked at before it is given up.
-const STATES_MAX: usize = 200_000;
+const STATES_MAX: usize = 100_000;
 
 /// What came of it, when nothing is wrong.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,19 +19,11 @@ pub(super) enum Found {
     TooMuchWork,
 }
 
-/// Which file has each name of the pair.
-type Names = [Option<File>; 2];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum File {
-    Known(InodeId),
-    /// Created by the operation with this number, whose answer never came.
-    Of(usize),
-}
-
 /// What was done so far, and what there is then.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
+    /// All operations before this one are done, or have no known outcome.
+    first: usize,
     done: Vec<bool>,
     names: Names,
 }
@@ -40,18 +33,21 @@ struct State {
 /// # Errors
 /// No order explains the answers: where the longest attempt ended.
 pub(super) fn find(operations: &[Operation]) -> Result<Found, String> {
-    let known: FxHashSet<InodeId> = operations.iter().filter_map(created).collect();
-    let search = Search { operations, known };
+    let search = Search {
+        operations,
+        orphans: orphans(operations),
+    };
     let mut seen = FxHashSet::default();
     let mut left = vec![State {
+        first: 0,
         done: vec![false; operations.len()],
-        names: [None; 2],
+        names: Names::default(),
     }];
     let mut longest = (0, String::new());
     while let Some(mut state) = left.pop() {
         search.take_looks(&mut state);
-        let open = search.open(&state);
-        let Some(first) = open else {
+        search.skip_done(&mut state);
+        let Some(first) = operations.get(state.first) else {
             return Ok(Found::Order);
         };
         if !seen.insert(state.clone()) {
@@ -63,57 +59,80 @@ pub(super) fn find(operations: &[Operation]) -> Result<Found, String> {
         let count = state.done.iter().filter(|done| **done).count();
         if count >= longest.0 {
             let names = state.names;
-            let operation = &operations[first];
-            longest = (count, format!("{operation:?}, where there is {names:?}"));
+            longest = (count, format!("{first}, where there is {names:?}"));
         }
         left.extend(search.after_one_change(&state));
     }
     Err(longest.1)
 }
 
-fn created(operation: &Operation) -> Option<InodeId> {
-    match (operation.action, operation.answered) {
-        (Action::Create(_), Some((_, Answer::Done(ino)))) => ino,
-        _ => None,
+/// Files that were seen, and of which nobody knows that they were created.
+fn orphans(operations: &[Operation]) -> Vec<InodeId> {
+    let mut created = FxHashSet::default();
+    let mut seen = Vec::new();
+    for operation in operations {
+        let Some((_, Answer::File(file))) = operation.answered else {
+            continue;
+        };
+        match operation.action {
+            Action::Create(..) => _ = created.insert(file),
+            Action::Look(_)
+            | Action::Unlink(_)
+            | Action::Rename(_)
+            | Action::List
+            | Action::Link(..)
+            | Action::SetMode(..)
+            | Action::SetSize(..)
+            | Action::SetXattr(..)
+            | Action::Show(_)
+            | Action::ShowXattr(_) => seen.push(file),
+        }
     }
+    seen.sort_unstable();
+    seen.dedup();
+    seen.retain(|file| !created.contains(file));
+    seen
 }
 
 struct Search<'a> {
     operations: &'a [Operation],
-    /// Files that are known to be created by one of them.
-    known: FxHashSet<InodeId>,
+    orphans: Vec<InodeId>,
 }
 
 impl Search<'_> {
-    /// The first operation that was answered and is not in the order yet.
-    fn open(&self, state: &State) -> Option<usize> {
-        let mut operations = self.operations.iter().zip(&state.done);
-        operations.position(|(operation, done)| operation.answered.is_some() && !done)
+    /// The first operation that was answered and is not in the order yet is the first one of the state from now on.
+    fn skip_done(&self, state: &mut State) {
+        let rest = self.operations.iter().zip(&state.done).skip(state.first);
+        let done = rest.take_while(|(operation, done)| **done || operation.answered.is_none());
+        state.first += done.count();
     }
 
     /// Operations that may come next.
     fn next(&self, state: &State) -> Vec<usize> {
-        let mut next = Vec::new();
-        // The earliest end of what is not in the order yet: of changes, of anything, and of each client.
+        // Before the first one, only those with no known outcome are left.
+        let before = self.unknown_before(state);
+        let mut next: Vec<usize> = before.filter(|number| !state.done[*number]).collect();
+        // The earliest end of what is not in the order yet: of changes, of anything, and of each actor.
         let mut change_ended = Duration::MAX;
         let mut any_ended = Duration::MAX;
-        let mut client_ended = [Duration::MAX; u8::MAX as usize + 1];
-        for (number, operation) in self.operations.iter().enumerate() {
+        let mut actor_ended: Vec<(Actor, Duration)> = Vec::new();
+        let rest = self.operations.iter().enumerate().skip(state.first);
+        for (number, operation) in rest {
             if operation.began > change_ended {
                 break;
             }
             if state.done[number] {
                 continue;
             }
-            let of_client = &mut client_ended[usize::from(operation.client)];
+            let mut of_actor = actor_ended.iter().filter(|it| it.0 == operation.actor);
             let is_blocked = operation.is_change() && operation.began > any_ended
-                || operation.began > *of_client;
+                || of_actor.any(|(_, ended)| operation.began > *ended);
             if !is_blocked {
                 next.push(number);
             }
             if let Some((ended, _)) = operation.answered {
                 any_ended = any_ended.min(ended);
-                *of_client = ended.min(*of_client);
+                actor_ended.push((operation.actor, ended));
                 if operation.is_change() {
                     change_ended = change_ended.min(ended);
                 }
@@ -122,31 +141,30 @@ impl Search<'_> {
         next
     }
 
+    fn unknown_before(&self, state: &State) -> impl Iterator<Item = usize> {
+        let unknown = self.operations[..state.first].iter().enumerate();
+        unknown.filter_map(|(number, operation)| operation.answered.is_none().then_some(number))
+    }
+
     /// A look that shows what there is changes nothing, so that it comes as early as it may.
     fn take_looks(&self, state: &mut State) {
         loop {
             let next = self.next(state);
-            let mut looks = next.into_iter().filter(|number| {
-                let operation = &self.operations[*number];
-                !operation.is_change() && self.explains(&state.names, operation)
-            });
-            let Some(look) = looks.next() else {
+            let mut any = false;
+            for number in next {
+                let operation = &self.operations[number];
+                if let Some((_, answer)) = operation.answered
+                    && !operation.is_change()
+                    && state.names.explain(operation, answer)
+                {
+                    state.done[number] = true;
+                    any = true;
+                }
+            }
+            if !any {
                 return;
-            };
-            state.done[look] = true;
-        }
-    }
-
-    /// Whether there is what a look showed, or what a refused change was refused for.
-    fn explains(&self, names: &Names, operation: &Operation) -> bool {
-        match (operation.answered, names[operation.action.name()]) {
-            (Some((_, Answer::Done(Some(seen)))), Some(file)) => match file {
-                File::Known(ino) => ino == seen,
-                File::Of(_) => !self.known.contains(&seen),
-            },
-            (Some((_, Answer::Exists)), file) => file.is_some(),
-            (Some((_, Answer::NotFound)), file) => file.is_none(),
-            _ => false,
+            }
+            self.skip_done(state);
         }
     }
 
@@ -158,10 +176,10 @@ impl Search<'_> {
             if !operation.is_change() {
                 continue;
             }
-            if let Some(names) = self.changed(&state.names, number) {
+            for names in state.names.after(number, operation, &self.orphans) {
                 let mut after = State {
-                    done: state.done.clone(),
                     names,
+                    ..state.clone()
                 };
                 after.done[number] = true;
                 states.push(after);
@@ -169,89 +187,149 @@ impl Search<'_> {
         }
         states
     }
-
-    /// The names after a change; none: it is impossible now.
-    fn changed(&self, names: &Names, number: usize) -> Option<Names> {
-        let mut names = *names;
-        let operation = &self.operations[number];
-        match operation.action {
-            Action::Create(name) if names[name].is_none() => {
-                let created = created(operation);
-                names[name] = Some(created.map_or(File::Of(number), File::Known));
-            }
-            Action::Unlink(name) => _ = names[name].take()?,
-            Action::Rename(name) => names[1 - name] = Some(names[name].take()?),
-            Action::Create(_) | Action::Look(_) => return None,
-        }
-        Some(names)
-    }
 }
 
 impl Operation {
     /// Whether it changed something, or may have.
     fn is_change(&self) -> bool {
         match self.answered {
-            Some((_, Answer::Done(_))) | None => !matches!(self.action, Action::Look(_)),
-            Some((_, Answer::Exists | Answer::NotFound)) => false,
+            Some((_, Answer::Refused(_))) => false,
+            Some(_) | None => self.action.changes(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{MOUNT_MODE, ROOT, Refusal, Shown};
     use super::*;
 
-    fn operation(client: u8, action: Action, ms: (u64, u64), answer: Answer) -> Operation {
+    const FILE: InodeId = InodeId(7);
+    const CREATE: Action = Action::Create(0, MOUNT_MODE);
+    const NOT_FOUND: Answer = Answer::Refused(Refusal::NotFound);
+
+    fn operation(actor: u8, action: Action, ms: (u64, u64), answer: Answer) -> Operation {
         Operation {
-            client,
+            actor: Actor::Client(actor),
+            uid: ROOT,
             action,
             began: Duration::from_millis(ms.0),
             answered: Some((Duration::from_millis(ms.1), answer)),
         }
     }
 
-    fn done(ino: u64) -> Answer {
-        Answer::Done(Some(InodeId(ino)))
+    fn created() -> Operation {
+        operation(0, CREATE, (1, 2), Answer::File(FILE))
     }
 
     #[test]
     fn a_look_shows_what_had_returned_before_it() {
-        let create = operation(0, Action::Create(0), (1, 2), done(7));
-        for (answer, is_right) in [(done(7), true), (done(8), false), (Answer::NotFound, false)] {
+        let other = Answer::File(InodeId(8));
+        for (answer, is_right) in [
+            (Answer::File(FILE), true),
+            (other, false),
+            (NOT_FOUND, false),
+        ] {
             let look = operation(1, Action::Look(0), (3, 4), answer);
-            assert_eq!(find(&[create, look]).is_ok(), is_right, "{answer:?}");
+            assert_eq!(find(&[created(), look]).is_ok(), is_right, "{answer:?}");
         }
     }
 
     #[test]
     fn looks_of_different_clients_may_overtake_a_change_that_has_not_returned() {
-        let create = operation(0, Action::Create(0), (1, 9), done(7));
-        let new = operation(1, Action::Look(0), (2, 3), done(7));
-        let old = |client| operation(client, Action::Look(0), (4, 5), Answer::NotFound);
+        let create = operation(0, CREATE, (1, 9), Answer::File(FILE));
+        let new = operation(1, Action::Look(0), (2, 3), Answer::File(FILE));
+        let old = |actor| operation(actor, Action::Look(0), (4, 5), NOT_FOUND);
         assert_eq!(find(&[create, new, old(2)]), Ok(Found::Order));
         assert!(find(&[create, new, old(1)]).is_err(), "of the same client");
     }
 
     #[test]
     fn of_two_that_create_a_name_one_wins() {
-        let both = [0, 1].map(|it| operation(it, Action::Create(0), (1, 3), done(u64::from(it))));
+        let both = [0, 1].map(|it| {
+            let file = Answer::File(InodeId(u64::from(it)));
+            operation(it, CREATE, (1, 3), file)
+        });
         assert!(find(&both).is_err());
     }
 
     #[test]
     fn what_has_no_known_outcome_may_happen_at_any_time_or_never() {
-        let create = operation(0, Action::Create(0), (1, 2), done(7));
         let rename = Operation {
             answered: None,
-            ..operation(1, Action::Rename(0), (1, 1), Answer::Exists)
+            ..operation(1, Action::Rename(0), (1, 1), NOT_FOUND)
         };
-        for answer in [done(7), Answer::NotFound] {
+        for answer in [Answer::File(FILE), NOT_FOUND] {
             let looks = [50, 90].map(|at| operation(2, Action::Look(0), (at, at + 1), answer));
-            let history = [create, rename, looks[0], looks[1]];
+            let history = [created(), rename, looks[0], looks[1]];
             assert_eq!(find(&history), Ok(Found::Order), "{answer:?}");
         }
-        let back = [(50, Answer::NotFound), (90, done(7))]
+        let back = [(50, NOT_FOUND), (90, Answer::File(FILE))]
             .map(|(at, answer)| operation(2, Action::Look(0), (at, at + 1), answer));
-        assert!(find(&[create, rename, back[0], back[1]]).is_err());
+        assert!(find(&[created(), rename, back[0], back[1]]).is_err());
+    }
+
+    #[test]
+    fn what_was_created_without_an_answer_is_one_file() {
+        let create = Operation {
+            answered: None,
+            ..created()
+        };
+        let look = |at, file| operation(2, Action::Look(0), (at, at + 1), Answer::File(file));
+        let same = [create, look(50, FILE), look(60, FILE)];
+        assert_eq!(find(&same), Ok(Found::Order));
+        assert!(find(&[create, look(50, FILE), look(60, InodeId(8))]).is_err());
+    }
+
+    #[test]
+    fn attributes_are_of_the_file_whatever_its_name() {
+        let shown = |mode, nlink| {
+            Answer::Shown(Shown {
+                uid: ROOT,
+                mode,
+                size_bytes: 0,
+                nlink,
+            })
+        };
+        let link = operation(0, Action::Link(FILE, 1), (3, 4), Answer::Done);
+        let unlink = operation(1, Action::Unlink(0), (5, 6), Answer::Done);
+        let set = operation(1, Action::SetMode(FILE, 0o600), (7, 8), Answer::Done);
+        for (mode, nlink, is_right) in [
+            (0o600, 1, true),
+            (0o644, 1, false),
+            (0o600, 2, false),
+            (0o600, 0, false),
+        ] {
+            let show = operation(2, Action::Show(FILE), (9, 10), shown(mode, nlink));
+            let history = [created(), link, unlink, set, show];
+            assert_eq!(find(&history).is_ok(), is_right, "{mode:o}, {nlink}");
+        }
+    }
+
+    #[test]
+    fn modes_decide_who_may() {
+        let user = |operation| Operation {
+            uid: 1_001,
+            ..operation
+        };
+        let denied = Answer::Refused(Refusal::Denied);
+        for (action, answer, is_right) in [
+            (Action::Unlink(0), denied, true),
+            (Action::Unlink(0), Answer::Done, false),
+            (Action::Rename(0), Answer::Done, false),
+            (Action::SetMode(FILE, 0), Answer::Done, false),
+            (Action::SetSize(FILE, 1), denied, true),
+            (Action::SetXattr(FILE, Some(1)), Answer::Done, false),
+            (Action::ShowXattr(FILE), denied, false),
+            (
+                Action::ShowXattr(FILE),
+                Answer::Refused(Refusal::NoAttribute),
+                true,
+            ),
+        ] {
+            let asked = user(operation(1, action, (3, 4), answer));
+            let found = find(&[created(), asked]);
+            assert_eq!(found.is_ok(), is_right, "{action:?}, {answer:?}");
+        }
     }
 }
