@@ -16,6 +16,9 @@ use super::{Files, list};
 
 /// `harvestfs fs find`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs find /photos --name '*.jpg'\n  \
+    harvestfs fs find / --type d")]
 pub(super) struct FindArgs {
     /// Paths in the cluster.
     #[arg(default_value = "/")]

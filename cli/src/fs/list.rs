@@ -10,6 +10,7 @@ use clap::Args;
 use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
+use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
@@ -174,13 +175,13 @@ impl Files {
             );
         } else {
             println!(
-                "{} of {} used, {} free, {} can be written now, {} inodes (bytes of files; each is \
+                "{} of {} used, {} free, {} can be written now, {} (bytes of files; each is \
                  stored as often as it has replicas)",
                 units::human(used),
                 units::human(totals.total_bytes),
                 units::human(totals.free_bytes),
                 units::human(totals.available_bytes),
-                inodes
+                count(inodes, "inode")
             );
         }
         Ok(())

@@ -12,6 +12,7 @@ mod trash;
 mod tree;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::name::Name;
+use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
@@ -73,6 +75,10 @@ enum FsCommand {
     /// Print the end of a file.
     Tail(show::TailArgs),
     /// Copy files from this machine into the cluster.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs put notes.txt /notes.txt\n  \
+        harvestfs fs put -r photos music /        two directories, with everything below\n  \
+        harvestfs fs put -f - /log                standard input, in the place of what is there")]
     Put {
         /// Files and, with -r, directories; `-` is standard input.
         #[arg(required = true)]
@@ -87,6 +93,9 @@ enum FsCommand {
         force: bool,
     },
     /// Copy files from the cluster to this machine.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs get /notes.txt .\n  \
+        harvestfs fs get -r /photos /tmp")]
     Get {
         /// Paths in the cluster.
         #[arg(required = true)]
@@ -101,6 +110,9 @@ enum FsCommand {
         force: bool,
     },
     /// Copy within the cluster; the copy shares the data.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs cp /data.bin /data.before\n  \
+        harvestfs fs cp -r /photos /shared        to /shared/photos, if /shared is a directory")]
     Cp {
         /// Path in the cluster.
         source: OsString,
@@ -114,6 +126,9 @@ enum FsCommand {
         force: bool,
     },
     /// Rename or move.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs mv /draft.txt /final.txt\n  \
+        harvestfs fs mv /photos /shared           to /shared/photos, if /shared is a directory")]
     Mv {
         /// Path in the cluster.
         source: OsString,
@@ -121,6 +136,9 @@ enum FsCommand {
         destination: OsString,
     },
     /// Remove, to the trash by default.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs rm -r /photos                `harvestfs fs trash restore` brings it back\n  \
+        harvestfs fs rm -r --skip-trash /scratch  for good, snapshots must be gone before")]
     Rm {
         /// Paths in the cluster.
         #[arg(required = true)]
@@ -180,6 +198,9 @@ enum FsCommand {
         recursive: bool,
     },
     /// Change how many replicas the blocks of files have. Of a directory: of what is made in it from now on.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs setrep 2 /scratch            what is made in it from now on\n  \
+        harvestfs fs setrep -R -w 4 /important    all that is there too, and wait for the replicas")]
     Setrep {
         /// Replicas of each block.
         #[arg(value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICATION_MAX)))]
@@ -196,7 +217,7 @@ enum FsCommand {
     },
     /// Print the paths of everything below directories.
     Find(find::FindArgs),
-    /// Exit with status 0 if something is so, and with 1 if not.
+    /// Test what a path is: exit status 0 if it is that, 1 if not.
     #[command(arg_required_else_help = true)]
     Test(find::TestArgs),
     /// Show how many bytes there are in and below directories (of files, one copy).
@@ -388,8 +409,8 @@ impl Files {
             result => result?,
         };
         println!(
-            "{} pieces of files in mostly unused blocks, {} of them moved ({} copied)",
-            done.found_pieces,
+            "{} of files in mostly unused blocks, {} of them moved ({} copied)",
+            count(done.found_pieces, "piece"),
             done.moved_pieces,
             units::human(done.copied_bytes)
         );
@@ -414,23 +435,56 @@ impl Files {
     }
 
     /// Where `source` goes: into `destination` if that is a directory, else under its name.
-    async fn place_for(
-        &self,
-        source: &OsString,
-        destination: &OsString,
-    ) -> anyhow::Result<(InodeId, Name)> {
+    async fn place_for(&self, source: &OsString, destination: &OsString) -> anyhow::Result<Target> {
         let found = self
             .client
             .resolve(&self.credentials, destination.as_bytes())
             .await;
         match found {
             Ok(attr) if attr.kind == FileKind::Directory => {
-                Ok((attr.ino, last_component(source.as_bytes())?))
+                let name = last_component(source.as_bytes())?;
+                Ok(Target {
+                    parent: attr.ino,
+                    path: below(destination.as_bytes(), name.as_bytes()),
+                    name,
+                })
             }
-            Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => self.parent_of(destination).await,
+            Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => {
+                let (parent, name) = self.parent_of(destination).await?;
+                Ok(Target {
+                    parent,
+                    name,
+                    path: destination.as_bytes().to_vec(),
+                })
+            }
             Err(error) => Err(error).with_context(|| destination.to_string_lossy().into_owned()),
         }
     }
+}
+
+/// What is made in the cluster.
+#[derive(Clone, Debug)]
+struct Target {
+    /// The directory that it is made in.
+    parent: InodeId,
+    /// Its name there.
+    name: Name,
+    /// The whole path, for messages.
+    path: Vec<u8>,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.path))
+    }
+}
+
+/// The path of what is `entry` below `path`; the path itself if that is empty.
+fn below(path: &[u8], entry: &[u8]) -> Vec<u8> {
+    let end = path.iter().rposition(|&byte| byte != b'/');
+    let path = &path[..end.map_or(0, |end| end + 1)];
+    let slash: &[u8] = if entry.is_empty() { b"" } else { b"/" };
+    [path, slash, entry].concat()
 }
 
 /// Whether it failed since what it was about is not there, or not any more.
@@ -450,6 +504,13 @@ fn last_component(path: &[u8]) -> anyhow::Result<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_below_others_have_one_slash_between() {
+        assert_eq!(below(b"/tree/", b""), b"/tree");
+        assert_eq!(below(b"tree//", b"a/b"), b"tree/a/b");
+        assert_eq!(below(b"/", b"f"), b"/f");
+    }
 
     #[test]
     fn a_path_ends_with_its_last_component() {

@@ -22,6 +22,10 @@ const QUOTA_FILES: &str = "user.harvestfs.quota_files";
 
 /// `harvestfs fs quota`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs quota /photos\n  \
+    harvestfs fs quota /photos --bytes 10GiB --files 100000\n  \
+    harvestfs fs quota /photos --bytes none")]
 pub(super) struct QuotaArgs {
     /// A directory of the cluster.
     path: OsString,

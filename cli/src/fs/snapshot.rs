@@ -15,14 +15,22 @@ use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, is_gone, list};
+use super::{Files, below, is_gone, list};
 use crate::units;
+
+/// Directories with snapshots that are named when they are in the way.
+const DIRECTORIES_NAMED: usize = 8;
+/// Snapshots of each that are named.
+const SNAPSHOTS_NAMED: usize = 8;
 
 /// `harvestfs fs snapshot`
 #[derive(Debug, Subcommand)]
 pub(super) enum SnapshotCommand {
     /// Keep a directory with everything below as it is now. Metadata only: the data is shared. It can
     /// be read in `.snapshot/NAME` of the directory.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs snapshot create /photos before-sorting\n  \
+        harvestfs fs ls /photos/.snapshot/before-sorting")]
     Create {
         /// A directory of the cluster.
         path: OsString,
@@ -113,6 +121,45 @@ impl Files {
             Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The commands that remove the snapshots of a directory and of those below, which keep it from
+    /// being removed: only some if there are many. `path` is the one of the directory.
+    pub(super) async fn removals_of_snapshots_below(
+        &self,
+        directory: InodeId,
+        path: &OsString,
+    ) -> anyhow::Result<Option<String>> {
+        let mut found = Vec::new();
+        let mut walk = self.client.walk(&self.credentials, directory);
+        while let Some(entry) = walk.next().await? {
+            if entry.attr.kind != FileKind::Directory {
+                continue;
+            }
+            let Some(snapshots) = self.snapshots_in(entry.attr.ino).await? else {
+                continue;
+            };
+            let mut names = Vec::new();
+            let mut entries = self.client.entries(&self.credentials, snapshots);
+            while names.len() < SNAPSHOTS_NAMED
+                && let Some((name, _)) = entries.next().await?
+            {
+                names.push(quoted(name.as_bytes()));
+            }
+            // None is left if the last one was removed meanwhile.
+            if !names.is_empty() {
+                let path = below(path.as_bytes(), &entry.path);
+                found.push(format!(
+                    "`harvestfs fs snapshot rm {} {}`",
+                    quoted(&path),
+                    names.join(" ")
+                ));
+            }
+            if found.len() == DIRECTORIES_NAMED {
+                break;
+            }
+        }
+        Ok((!found.is_empty()).then(|| found.join(", ")))
     }
 
     /// Removes the snapshots of a directory and of all below: they keep it from being removed.
@@ -216,6 +263,17 @@ impl Files {
     }
 }
 
+/// As a shell reads it.
+fn quoted(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name);
+    let plain = |letter: char| letter.is_alphanumeric() || "/._-:+@,=".contains(letter);
+    if name.chars().all(plain) {
+        name.into_owned()
+    } else {
+        format!("'{}'", name.replace('\'', "'\\''"))
+    }
+}
+
 fn shown(path: &OsString, name: &OsString) -> String {
     let (path, name) = (path.to_string_lossy(), name.to_string_lossy());
     format!("snapshot {name} of {path}")
@@ -278,6 +336,15 @@ mod tests {
             ctime: Timestamp(0),
             content_version: version,
         }
+    }
+
+    #[test]
+    fn a_command_names_directories_and_snapshots_as_a_shell_reads_them() {
+        assert_eq!(
+            quoted(b"/tree/2026-01-01T00:00:00Z"),
+            "/tree/2026-01-01T00:00:00Z"
+        );
+        assert_eq!(quoted(b"my tree's"), "'my tree'\\''s'");
     }
 
     #[test]

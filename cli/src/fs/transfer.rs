@@ -17,7 +17,7 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Files, last_component};
+use super::{Files, Target, below, last_component};
 
 /// Bytes asked for at a time: enough that the client reads ahead.
 pub const READ_BYTES: usize = 1 << 20;
@@ -49,9 +49,9 @@ impl Files {
                     .as_bytes()
                     .to_vec(),
             );
-            let (parent, name) = self.place_for(&name, destination).await?;
+            let target = self.place_for(&name, destination).await?;
             if sources.len() > 1
-                && last_component(destination.as_bytes()).ok() == Some(name.clone())
+                && last_component(destination.as_bytes()).is_ok_and(|last| last == target.name)
             {
                 bail!(
                     "{} is not a directory, so that only one source can go there",
@@ -63,7 +63,7 @@ impl Files {
                 replace,
                 progress: &progress,
             };
-            self.put_one(source, parent, &name, how)
+            self.put_one(source, target, how)
                 .await
                 .with_context(|| format!("cannot copy {}", source.display()))?;
         }
@@ -71,19 +71,13 @@ impl Files {
         Ok(())
     }
 
-    async fn put_one(
-        &self,
-        source: &Path,
-        parent: InodeId,
-        name: &Name,
-        how: Copying<'_>,
-    ) -> anyhow::Result<()> {
+    async fn put_one(&self, source: &Path, target: Target, how: Copying<'_>) -> anyhow::Result<()> {
         if source == Path::new("-") {
             let mut stdin = std::io::stdin().lock();
-            return self.put_stream(&mut stdin, parent, name, 0o644, how).await;
+            return self.put_stream(&mut stdin, &target, 0o644, how).await;
         }
-        let mut pending = vec![(source.to_owned(), parent, name.clone())];
-        while let Some((path, parent, name)) = pending.pop() {
+        let mut pending = vec![(source.to_owned(), target)];
+        while let Some((path, target)) = pending.pop() {
             let metadata = if path == source {
                 fs::metadata(&path)?
             } else {
@@ -94,25 +88,31 @@ impl Files {
                 if !how.recursive {
                     bail!("it is a directory; copy it with -r");
                 }
-                let directory = self.directory(parent, &name, mode).await?;
+                let directory = self.directory(target.parent, &target.name, mode).await?;
                 for entry in fs::read_dir(&path)? {
                     let entry = entry?;
                     let name = Name::new(entry.file_name().as_bytes())?;
-                    pending.push((entry.path(), directory.ino, name));
+                    let target = Target {
+                        parent: directory.ino,
+                        path: below(&target.path, name.as_bytes()),
+                        name,
+                    };
+                    pending.push((entry.path(), target));
                 }
             } else if metadata.is_symlink() {
-                let target = fs::read_link(&path)?;
+                let points_to = fs::read_link(&path)?;
                 self.client
                     .symlink(
                         &self.credentials,
-                        parent,
-                        &name,
-                        target.as_os_str().as_bytes(),
+                        target.parent,
+                        &target.name,
+                        points_to.as_os_str().as_bytes(),
                     )
-                    .await?;
+                    .await
+                    .with_context(|| format!("cannot make {target}"))?;
             } else if metadata.is_file() {
                 let mut file = LocalFile::open(&path)?;
-                self.put_stream(&mut file, parent, &name, mode, how).await?;
+                self.put_stream(&mut file, &target, mode, how).await?;
             } else {
                 bail!("{} is neither file, directory nor symlink", path.display());
             }
@@ -141,12 +141,11 @@ impl Files {
     async fn put_stream(
         &self,
         source: &mut impl Read,
-        parent: InodeId,
-        name: &Name,
+        target: &Target,
         mode: u16,
         how: Copying<'_>,
     ) -> anyhow::Result<()> {
-        let file = self.create(parent, name, mode, how.replace).await?;
+        let file = self.create(target, mode, how.replace).await?;
         let mut offset = 0;
         loop {
             let mut buffer = Vec::with_capacity(READ_BYTES);

@@ -13,7 +13,7 @@ use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 
-use super::{Files, trash};
+use super::{Files, Target, below, trash};
 
 /// How `fs rm` removes.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ impl Files {
         replace: bool,
     ) -> anyhow::Result<()> {
         let from = self.find(source).await?;
-        let (parent, name) = self.place_for(source, destination).await?;
+        let target = self.place_for(source, destination).await?;
         if from.kind == FileKind::Directory {
             if !recursive {
                 bail!(
@@ -43,18 +43,12 @@ impl Files {
                     source.to_string_lossy()
                 );
             }
-            return self.clone_tree(from.ino, parent, &name, replace).await;
+            return self.clone_tree(from.ino, target, replace).await;
         }
-        self.clone_file(&from, parent, &name, replace).await
+        self.clone_file(&from, &target, replace).await
     }
 
-    async fn clone_tree(
-        &self,
-        from: InodeId,
-        parent: InodeId,
-        name: &Name,
-        replace: bool,
-    ) -> anyhow::Result<()> {
+    async fn clone_tree(&self, from: InodeId, top: Target, replace: bool) -> anyhow::Result<()> {
         let mut made = HashMap::new();
         let mut walk = self.client.walk(&self.credentials, from);
         while let Some(entry) = walk.next().await? {
@@ -62,13 +56,21 @@ impl Files {
                 Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
                 None => (&[][..], &entry.path[..]),
             };
-            let (parent, name) = if own.is_empty() {
-                (parent, name.clone())
+            let target = if own.is_empty() {
+                top.clone()
             } else {
                 let parent = made.get(above).copied();
                 let parent = parent.context("a walk names directories before what is in them")?;
-                (parent, Name::new(own)?)
+                Target {
+                    parent,
+                    name: Name::new(own)?,
+                    path: below(&top.path, &entry.path),
+                }
             };
+            let Target {
+                parent, ref name, ..
+            } = target;
+            let context = || format!("cannot make {target}");
             match entry.attr.kind {
                 FileKind::Directory => {
                     let directory = self
@@ -76,60 +78,55 @@ impl Files {
                         .mkdir(
                             &self.credentials,
                             parent,
-                            &name,
+                            name,
                             entry.attr.permission_bits(),
                         )
-                        .await?;
+                        .await
+                        .with_context(context)?;
                     if directory.ino == from {
                         bail!("a directory cannot be copied into itself");
                     }
                     made.insert(entry.path, directory.ino);
                 }
                 FileKind::Symlink => {
-                    let target = self
+                    let points_to = self
                         .client
                         .readlink(&self.credentials, entry.attr.ino)
                         .await?;
                     self.client
-                        .symlink(&self.credentials, parent, &name, &target)
-                        .await?;
+                        .symlink(&self.credentials, parent, name, &points_to)
+                        .await
+                        .with_context(context)?;
                 }
                 FileKind::Regular => {
-                    self.clone_file(&entry.attr, parent, &name, replace).await?;
+                    self.clone_file(&entry.attr, &target, replace).await?;
                 }
                 kind => {
                     self.client
                         .mknod(
                             &self.credentials,
                             parent,
-                            &name,
+                            name,
                             kind,
                             entry.attr.permission_bits(),
                             entry.attr.rdev,
                         )
-                        .await?;
+                        .await
+                        .with_context(context)?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn clone_file(
-        &self,
-        from: &Attr,
-        parent: InodeId,
-        name: &Name,
-        replace: bool,
-    ) -> anyhow::Result<()> {
+    async fn clone_file(&self, from: &Attr, target: &Target, replace: bool) -> anyhow::Result<()> {
         let source = self
             .client
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
-        let copy = self
-            .create(parent, name, from.permission_bits(), replace)
-            .await?;
+        let copy = self.create(target, from.permission_bits(), replace).await?;
         if copy.ino() == from.ino {
-            bail!("{name} is the same file");
+            bail!("{target} is the same file");
         }
         source.clone_range(0, &copy, 0, u64::MAX).await?;
         Ok(copy.close().await?)
@@ -138,55 +135,49 @@ impl Files {
     /// Creates a file. Empties the one that is there if it may be replaced.
     pub(super) async fn create(
         &self,
-        parent: InodeId,
-        name: &Name,
+        target: &Target,
         mode: u16,
         replace: bool,
     ) -> anyhow::Result<File> {
+        let Target { parent, name, .. } = target;
         let flags = OpenFlags {
             truncate: true,
             ..OpenFlags::READ_WRITE
         };
         let created = self
             .client
-            .create_file(&self.credentials, parent, name, mode, flags)
+            .create_file(&self.credentials, *parent, name, mode, flags)
             .await;
         match created {
             Ok((_, file)) => Ok(file),
             Err(ClientError::Fs(FsError::Exists)) if replace => {
-                let there = self.client.lookup(&self.credentials, parent, name).await?;
+                let there = self.client.lookup(&self.credentials, *parent, name).await?;
                 Ok(self
                     .client
                     .open(&self.credentials, there.ino, flags)
                     .await?)
             }
             Err(ClientError::Fs(FsError::Exists)) => {
-                bail!("{name} exists; replace it with -f")
+                bail!("{target} exists; replace it with -f")
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error).with_context(|| format!("cannot make {target}")),
         }
     }
 
     pub(super) async fn mv(&self, source: &OsString, destination: &OsString) -> anyhow::Result<()> {
         let (parent, name) = self.parent_of(source).await?;
-        let (new_parent, new_name) = self.place_for(source, destination).await?;
+        let target = self.place_for(source, destination).await?;
         self.client
             .rename(
                 &self.credentials,
                 parent,
                 &name,
-                new_parent,
-                &new_name,
+                target.parent,
+                &target.name,
                 RenameMode::Replace,
             )
             .await
-            .with_context(|| {
-                format!(
-                    "cannot move {} to {}",
-                    source.to_string_lossy(),
-                    destination.to_string_lossy()
-                )
-            })?;
+            .with_context(|| format!("cannot move {} to {target}", source.to_string_lossy()))?;
         Ok(())
     }
 
@@ -229,15 +220,33 @@ impl Files {
                 .with_context(context)?;
             return Ok(());
         }
-        if how.recursive {
-            self.empty(attr.ino).await.with_context(context)?;
+        if !how.recursive {
+            let removed = self.client.rmdir(&self.credentials, parent, &name).await;
+            return match removed {
+                Err(ClientError::Fs(FsError::NotEmpty)) => {
+                    bail!("{shown} is a directory that is not empty; remove it with -r")
+                }
+                removed => removed.with_context(context),
+            };
         }
-        let removed = self.client.rmdir(&self.credentials, parent, &name).await;
-        match removed {
-            Err(ClientError::Fs(FsError::NotEmpty)) if !how.recursive => {
-                bail!("{shown} is a directory that is not empty; remove it with -r")
+        // Before anything is removed: they would keep the directory, with nothing in it.
+        let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;
+        if let Some(commands) = snapshots.with_context(context)? {
+            bail!("nothing in {shown} was removed, because snapshots keep it: first {commands}");
+        }
+        let mut removed = self.empty(attr.ino).await;
+        if removed.is_ok() {
+            removed = self.client.rmdir(&self.credentials, parent, &name).await;
+        }
+        if !matches!(removed, Err(ClientError::Fs(FsError::NotEmpty))) {
+            return removed.with_context(context);
+        }
+        let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;
+        match snapshots.with_context(context)? {
+            Some(commands) => {
+                bail!("{shown} got snapshots while it was removed, and they keep it: {commands}")
             }
-            removed => removed.with_context(context),
+            None => bail!("something was made in {shown} while it was removed; try again"),
         }
     }
 

@@ -354,6 +354,51 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
     cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
 }
 
+#[test]
+fn what_has_snapshots_is_not_removed_for_good() {
+    let cluster = cluster();
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    run(&["mkdir", "-p", "/tree/a/my own", "/tree/b"]);
+    run(&["touch", "/tree/f", "/tree/a/f", "/tree/a/my own/f"]);
+    // The whole path of what is in the way, and not its last part.
+    let output = cluster.command(&["fs", "cp", "-r", "/tree/a", "/tree/b"]);
+    assert!(output.status.success(), "{output:?}");
+    let output = cluster.command(&["fs", "cp", "/tree/a/f", "/tree/b/a"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("/tree/b/a/f exists; replace it with -f"),
+        "{said}"
+    );
+    run(&["snapshot", "create", "/tree/a/my own", "one"]);
+    run(&["snapshot", "create", "/tree/a/my own", "two"]);
+    run(&["snapshot", "create", "/tree", "it's"]);
+    let refused = || {
+        let output = cluster.command(&["fs", "rm", "-r", "--skip-trash", "/tree/"]);
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let found = run(&["find", "/tree"]);
+    let said = refused();
+    for command in [
+        r"`harvestfs fs snapshot rm /tree 'it'\''s'`",
+        "`harvestfs fs snapshot rm '/tree/a/my own' one two`",
+    ] {
+        assert!(said.contains(command), "{said}");
+    }
+    assert_eq!(run(&["find", "/tree"]), found, "nothing is removed");
+
+    run(&["snapshot", "rm", "/tree", "it's"]);
+    run(&["snapshot", "rm", "/tree/a/my own", "one"]);
+    let said = refused();
+    assert!(said.contains("rm '/tree/a/my own' two`"), "{said}");
+    assert!(!said.contains("rm /tree "), "{said}");
+    assert_eq!(run(&["find", "/tree"]), found, "nothing is removed");
+
+    run(&["snapshot", "rm", "/tree/a/my own", "two"]);
+    run(&["rm", "-r", "--skip-trash", "/tree"]);
+    assert!(!run(&["find", "/"]).contains("tree"));
+}
+
 /// Small files are committed after they were closed; a question about one waits for that.
 #[test]
 fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
