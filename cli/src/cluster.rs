@@ -18,7 +18,8 @@ pub const GLOBAL_OPTIONS: &str = "Global options";
 /// Which cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
-    /// Directory of a cluster on this machine [default: ~/.local/share/harvestfs].
+    /// Directory of a cluster on this machine [default: ~/.local/share/harvestfs]
+    /// [env: HARVESTFS_DATA].
     #[arg(
         long,
         env = "HARVESTFS_DATA",
@@ -26,10 +27,10 @@ pub struct ClusterArgs {
         value_name = "DIR",
         help_heading = GLOBAL_OPTIONS,
         hide_short_help = true,
-        hide_env_values = true
+        hide_env = true
     )]
     data: Option<PathBuf>,
-    /// Configuration file of a client, instead of --data.
+    /// Configuration file of a client, instead of --data [env: HARVESTFS_CLIENT_CONFIG].
     #[arg(
         long,
         env = "HARVESTFS_CLIENT_CONFIG",
@@ -37,7 +38,7 @@ pub struct ClusterArgs {
         value_name = "FILE",
         help_heading = GLOBAL_OPTIONS,
         hide_short_help = true,
-        hide_env_values = true
+        hide_env = true
     )]
     config: Option<PathBuf>,
 }
@@ -63,21 +64,25 @@ impl ClusterArgs {
     /// The configuration file; `directory` is the part of a cluster's directory to use.
     ///
     /// # Errors
-    /// When no cluster was made there.
+    /// When no cluster was made there, or it cannot be told whether one was.
     pub fn client_file(&self, directory: &str) -> anyhow::Result<PathBuf> {
         Ok(match &self.config {
             Some(path) => path.clone(),
             None => {
                 let data = up::data_directory(self.data.as_deref())?;
-                if !data.join("ca").exists() {
+                let path = data.join(directory).join("client.toml");
+                // Not whether `ca` is there: that may be kept elsewhere.
+                if !is_there(&path)? {
                     anyhow::bail!(
-                        "no cluster was made on this machine in {}: name the configuration that \
-                         `harvestfs init client` made for this machine with --config FILE, or the \
-                         directory of a cluster with --data DIR; `harvestfs up` makes a cluster here",
-                        data.display()
+                        "no cluster was made on this machine in {} ({} is missing): name the \
+                         configuration that `harvestfs init client` made for this machine with \
+                         --config FILE, or the directory of a cluster with --data DIR; `harvestfs up` \
+                         makes a cluster here",
+                        data.display(),
+                        path.display()
                     );
                 }
-                data.join(directory).join("client.toml")
+                path
             }
         })
     }
@@ -91,7 +96,7 @@ impl ClusterArgs {
             Some(path) => path.clone(),
             None => up::data_directory(self.data.as_deref())?.join("client/client.toml"),
         };
-        if self.config.is_none() && !path.exists() {
+        if self.config.is_none() && !is_there(&path)? {
             return Ok(None);
         }
         config::load(&path).map(Some)
@@ -144,6 +149,17 @@ impl ClusterArgs {
     }
 }
 
+/// Whether a file is there. What may not be looked at is not taken for missing.
+fn is_there(path: &Path) -> anyhow::Result<bool> {
+    path.try_exists().with_context(|| {
+        format!(
+            "cannot read {}: if the cluster is another user's, have that user make you a configuration \
+             with `harvestfs init client NAME`, and name it with --config FILE",
+            path.display()
+        )
+    })
+}
+
 fn access(path: &Path) -> anyhow::Result<Access> {
     let config: ClientConfig = config::load(path)?;
     let identity = Identity::load(&config::beside(path, &config.identity))?;
@@ -163,4 +179,36 @@ pub fn own_credentials() -> anyhow::Result<Credentials> {
             .map(|group| group.as_raw())
             .collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_missing_is_called_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path();
+        let args = ClusterArgs {
+            data: Some(data.to_owned()),
+            config: None,
+        };
+        let error = args.client_file("admin").unwrap_err().to_string();
+        assert!(error.contains("no cluster was made"), "{error}");
+        assert!(args.client_config().unwrap().is_none());
+
+        // Neither the certificate authority nor the other parts need to be there.
+        fs::create_dir(data.join("admin")).unwrap();
+        fs::write(data.join("admin/client.toml"), "").unwrap();
+        let file = args.client_file("admin").unwrap();
+        assert_eq!(file, data.join("admin/client.toml"));
+
+        // Another error than that it is missing, for root too.
+        fs::write(data.join("client"), "").unwrap();
+        let error = args.client_file("client").unwrap_err().to_string();
+        assert!(error.contains("cannot read"), "{error}");
+        assert!(args.client_config().is_err());
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -321,10 +321,7 @@ fn a_user_who_is_not_root_can_run_it() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    // Where the tests are built may be closed to others.
-    let binary = directory.path().join("harvestfs");
-    fs::copy(harvestfs(), &binary).expect("a copy of the binary");
-    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let binary = binary_for_others(directory.path());
     chown(directory.path(), Some(NOBODY), Some(NOBODY)).expect("chown");
     let data = directory.path().join("cluster");
     let as_nobody = |program: &Path, arguments: &[&str]| {
@@ -360,6 +357,57 @@ fn a_user_who_is_not_root_can_run_it() {
     let said = ok(as_nobody("/bin/cat".as_ref(), &[&path.to_string_lossy()]));
     assert_eq!(said, "harvest\n");
     ok(down());
+}
+
+#[test]
+fn the_mount_of_root_is_for_all_users_where_they_can_reach_it() {
+    if !can_mount() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip("other users are admitted to root's mount: run it as root");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(directory.path(), open).expect("chmod");
+    let binary = binary_for_others(directory.path());
+    let data = directory.path().join("cluster");
+    let mount = directory.path().join("mount");
+    let _down = DownOnDrop(&data);
+    let shown = mount.to_string_lossy();
+    let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
+    ok(run(&[&flags[..], &["--mount", &shown]].concat(), &data));
+    fs::write(mount.join("f"), "harvest").expect("write");
+    let as_nobody = |program: &Path, arguments: &[&str]| {
+        Command::new(program)
+            .args(arguments)
+            .current_dir("/")
+            .env("HARVESTFS_DATA", &data)
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .expect("it runs")
+    };
+    let path = mount.join("f");
+    let said = ok(as_nobody("/bin/cat".as_ref(), &[&path.to_string_lossy()]));
+    assert_eq!(said, "harvest");
+
+    // The certificates are root's, and that is the reason that is given.
+    let output = as_nobody(&binary, &["fs", "ls", "/"]);
+    assert!(!output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("client.toml"), "{error}");
+    assert!(error.contains("Permission denied"), "{error}");
+    assert!(error.contains("harvestfs init client"), "{error}");
+    assert!(!error.contains("no cluster was made"), "{error}");
+}
+
+/// A copy of the binary, since where the tests are built may be closed to others.
+fn binary_for_others(directory: &Path) -> PathBuf {
+    let binary = directory.join("harvestfs");
+    fs::copy(harvestfs(), &binary).expect("a copy of the binary");
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).expect("chmod");
+    binary
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
 //! and mounts.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -49,13 +49,22 @@ pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<
 /// Every part whose configuration is in a cluster's directory.
 fn examine_directory(directory: &Path, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Configuration);
-    let Ok(entries) = std::fs::read_dir(directory) else {
-        diagnosis.error(
-            Area::Configuration,
-            format!("there is no cluster in {}", directory.display()),
-            "make one with `harvestfs up`, or name another with --data or --config",
-        );
-        return;
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return diagnosis.error(
+                Area::Configuration,
+                format!("there is no cluster in {}", directory.display()),
+                "make one with `harvestfs up`, or name another with --data or --config",
+            );
+        }
+        Err(error) => {
+            return diagnosis.error(
+                Area::Configuration,
+                format!("cannot read {}: {error}", directory.display()),
+                "look at it as the user whose cluster it is, or name a configuration with --config",
+            );
+        }
     };
     let mut parts: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     parts.sort();
