@@ -20,6 +20,9 @@ use super::{DEADLINE, placement};
 pub enum DecommissionCommand {
     /// Copy elsewhere what servers have, and give them nothing new; exit status 1 while blocks
     /// would lack replicas without them.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin decommission start dn3 dn4\n  \
+        harvestfs admin decommission start --rack r7 --wait --timeout 2h")]
     Start {
         #[command(flatten)]
         which: Which,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Subcommand;
+use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::placement::{PlacementReply, PlacementRequest};
 
 use super::decommission::{self, Which};
@@ -16,6 +17,9 @@ use super::placement;
 pub enum MaintenanceCommand {
     /// Let servers be away: their blocks are not repaired, and they get nothing new. Exit status 1, and
     /// nothing done, when blocks could not be read meanwhile.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin maintenance start dn3 --for 30m\n  \
+        harvestfs admin maintenance start --rack r7 --for 2h")]
     Start {
         #[command(flatten)]
         which: Which,
@@ -65,8 +69,9 @@ pub async fn execute(link: &AdminLink, command: &MaintenanceCommand) -> anyhow::
         println!("block {block} cannot be read meanwhile");
     }
     println!(
-        "{} blocks cannot be read meanwhile, {} have one replica to read",
-        impact.lost, impact.exposed
+        "{} cannot be read meanwhile, {} with one replica to read",
+        count(impact.lost, "block"),
+        count(impact.exposed, "block")
     );
     if !started {
         bail!(

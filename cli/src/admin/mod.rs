@@ -40,8 +40,8 @@ pub struct AdminArgs {
 
 #[derive(Debug, Subcommand)]
 enum AdminCommand {
-    /// Check what operators have in hand: clocks, versions, certificates, configuration, disks, quotas,
-    /// mounts. Says what to do; exit status 1 when something is wrong.
+    /// Check everything that an operator can put right: clocks, versions, certificates, configuration,
+    /// disks, quotas, mounts. Says what to do; exit status 1 when something is wrong.
     Doctor {
         /// Print JSON.
         #[arg(long)]
@@ -75,7 +75,7 @@ enum NamenodeCommand {
         #[arg(long, value_name = "DIR", conflicts_with = "json")]
         recover: Option<PathBuf>,
     },
-    /// End recovery: have a namenode that lacks what datanodes know go on without it.
+    /// End recovery: let the namenode go on without the changes that it lacks, but datanodes know of.
     Recover(recovery::RecoverArgs),
     /// List the blocks that the namenode never allocated and that datanodes keep for a while.
     Quarantine {
@@ -186,9 +186,9 @@ fn print_status(status: &ClusterStatus) {
     println!("namenode up for {} s, {ready}", status.uptime_s);
     if let Some(recovery) = &status.recovery {
         println!(
-            "IN RECOVERY, changes nothing: ends at record {}, lacks {} records or more",
+            "IN RECOVERY, changes nothing: ends at record {}, lacks {} or more",
             recovery.restored_record,
-            recovery.missing_records()
+            count(recovery.missing_records(), "record")
         );
         for node in &recovery.ahead {
             println!("  {} obeyed {}", node.name, node.obeyed);
@@ -216,12 +216,14 @@ fn print_status(status: &ClusterStatus) {
         units::human(status.quota_bytes)
     );
     println!(
-        "inodes: {} ({} files, {} directories)",
-        status.inodes, status.files, status.directories
+        "inodes: {} ({}, {})",
+        status.inodes,
+        count(status.files, "file"),
+        count(status.directories, "directory")
     );
     println!(
-        "blocks: {} ({} below their replication, {} with less than asked for for want of \
-         datanodes, {} lost)",
+        "blocks: {} ({} below their replication, {} with less than files ask for because there are \
+         too few datanodes, {} lost)",
         status.blocks, status.under_replicated_blocks, status.curtailed_blocks, status.lost_blocks
     );
     if let Some(trouble) = status.writes.trouble() {

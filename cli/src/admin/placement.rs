@@ -9,8 +9,8 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::placement::{
-    BlockPlace, CellReport, DomainLoss, GridCell, PlacementReply, PlacementReport,
-    PlacementRequest, ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
+    BlockPlace, DomainLoss, GridCell, PlacementReply, PlacementReport, PlacementRequest,
+    ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
 };
 
 use super::DEADLINE;
@@ -44,7 +44,7 @@ pub enum PlacementCommand {
         /// `stock`, `greedy`, `history` or `harvest`.
         name: Option<PolicyKind>,
     },
-    /// Show the budgets of repair, or change them until the configuration does.
+    /// Show the budgets of repair, or change them until namenode.toml names others.
     Repair(RepairArgs),
     /// Tell whether servers may be reimaged; exit status 1 when data would be lost, or left with
     /// its last replica.
@@ -66,6 +66,9 @@ pub enum PlacementCommand {
         json: bool,
     },
     /// Change how much of a server's space may be used.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin quota dn3 80GiB\n  \
+        harvestfs admin quota dn3 20GiB --deadline 30m    the owner needs space within half an hour")]
     Quota {
         /// Name of the server.
         server: String,
@@ -318,22 +321,23 @@ fn space_of(node: &NodeStatus, volume: Option<StorageId>) -> (u64, u64) {
 
 fn print_report(report: &PlacementReport, tenants: bool) {
     println!("policy {}", report.policy);
-    println!("grid (columns: reimaged least to most; rows: lowest to highest peak CPU use)");
-    for row in report.cells.chunks(3).take(3) {
-        let cells: Vec<String> = row.iter().map(cell_text).collect();
-        println!("  {}", cells.join(" | "));
-    }
-    if let Some(outside) = report.cells.get(9).filter(|it| it.servers > 0) {
-        println!("  outside the grid: {}", cell_text(outside).trim());
-    }
-    let scores = report.blocks_by_score.iter().enumerate();
-    let scores: Vec<String> = scores
-        .map(|(score, blocks)| format!("{score}: {blocks}"))
-        .collect();
     println!(
-        "sealed blocks by number of constraints that hold: {}",
-        scores.join(", ")
+        "{:<34} {:>7} {:>7} {:>10} {:>10}",
+        "PEAK CPU USE, REIMAGES", "TENANTS", "SERVERS", "FREE", "CAPACITY"
     );
+    for cell in &report.cells {
+        if cell.cell.is_some() || cell.servers > 0 {
+            println!(
+                "{:<34} {:>7} {:>7} {:>10} {:>10}",
+                grid_text(cell.cell),
+                cell.tenants,
+                cell.servers,
+                units::human(cell.free_bytes),
+                units::human(cell.capacity_bytes)
+            );
+        }
+    }
+    println!("{}", scores_text(&report.blocks_by_score));
     println!(
         "{} misplaced, {} waiting for a move",
         report.misplaced_blocks, report.moves_waiting
@@ -344,11 +348,11 @@ fn print_report(report: &PlacementReport, tenants: bool) {
     if tenants {
         for it in &report.tenants {
             println!(
-                "tenant {}/{}: {}, {} servers, {} reimages per server and month, peak {} % CPU, {} free{}",
+                "tenant {}/{}: {}, {}, {} reimages per server and month, peak {} % CPU, {} free{}",
                 it.tenant.environment,
                 it.tenant.machine_function,
                 grid_text(it.cell),
-                it.servers,
+                count(it.servers.into(), "server"),
                 f64::from(it.reimages_per_1000) / 1_000.0,
                 f64::from(it.peak_cpu_permille) / 10.0,
                 units::human(it.free_bytes),
@@ -381,28 +385,43 @@ fn loss_text(loss: &DomainLoss) -> String {
     )
 }
 
-fn cell_text(cell: &CellReport) -> String {
-    format!(
-        "{:>4} tenants {:>5} servers {:>9} free of {:>9}",
-        cell.tenants,
-        cell.servers,
-        units::human(cell.free_bytes),
-        units::human(cell.capacity_bytes)
-    )
+/// How many blocks have how diverse replicas; those of a number are left out if there are none.
+fn scores_text(blocks_by_score: &[u64]) -> String {
+    let most = blocks_by_score.len().saturating_sub(1);
+    let scores = blocks_by_score.iter().enumerate().rev();
+    let scores: Vec<String> = scores
+        .filter(|(_, blocks)| **blocks > 0)
+        .map(|(score, blocks)| format!("{score} of {most} for {}", count(*blocks, "block")))
+        .collect();
+    if scores.is_empty() {
+        return "no sealed blocks".into();
+    }
+    format!("constraints that hold: {}", scores.join(", "))
 }
 
+/// A cell in the words of the page.
 pub(super) fn grid_text(cell: Option<GridCell>) -> String {
+    const PEAKS: [&str; 3] = ["low", "medium", "high"];
+    const REIMAGED: [&str; 3] = ["rarely", "sometimes", "often"];
     match cell {
-        Some(cell) => format!("row {} column {}", cell.row, cell.column),
+        Some(GridCell { row, column }) => {
+            match (
+                PEAKS.get(usize::from(row)),
+                REIMAGED.get(usize::from(column)),
+            ) {
+                (Some(peaks), Some(reimaged)) => format!("{peaks} peaks, {reimaged} reimaged"),
+                _ => format!("row {row}, column {column}"),
+            }
+        }
         None => "outside the grid".into(),
     }
 }
 
 fn print_block(block: &BlockPlace) {
     println!(
-        "{}: {} replicas wanted, {}; {}",
+        "{}: {} wanted, {}; {}",
         block.block,
-        block.replication,
+        count(block.replication.into(), "replica"),
         if block.strict { "strict" } else { "space" },
         if block.broken.is_empty() {
             format!("holds: no shared {}", block.held.join(", "))
@@ -450,11 +469,11 @@ fn replica_text(replica: &ReplicaPlace) -> String {
 
 fn print_limits(limits: &RepairLimits) {
     println!(
-        "per server and {} s: {} repairs, {} for last replicas, {} moves; {} per volume; {} at once",
+        "per server and {} s: {}, {} for last replicas, {}; {} per volume; {} at once",
         limits.window_ms / 1_000,
-        limits.per_node,
+        count(limits.per_node.into(), "repair"),
         limits.urgent_per_node,
-        limits.moves_per_node,
+        count(limits.moves_per_node.into(), "move"),
         limits.per_volume,
         limits.at_once
     );
@@ -493,6 +512,19 @@ pub(super) fn print_impact(impact: &ReimageImpact) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_grid_is_shown_in_words() {
+        let cell = |row, column| grid_text(Some(GridCell { row, column }));
+        assert_eq!(cell(0, 0), "low peaks, rarely reimaged");
+        assert_eq!(cell(2, 1), "high peaks, sometimes reimaged");
+        assert_eq!(grid_text(None), "outside the grid");
+        assert_eq!(
+            scores_text(&[0, 0, 0, 1, 0, 7]),
+            "constraints that hold: 5 of 5 for 7 blocks, 3 of 5 for 1 block"
+        );
+        assert_eq!(scores_text(&[0; 6]), "no sealed blocks");
+    }
 
     #[test]
     fn times_and_ids_are_read() {

@@ -110,9 +110,9 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
         }
     }
     println!(
-        "{} of {} blocks read back",
+        "{} of {} read back",
         blocks.len() - failed,
-        blocks.len()
+        count(blocks.len() as u64, "block")
     );
     if failed > 0 {
         bail!(

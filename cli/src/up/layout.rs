@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use harvestfs_protocol::durable;
+use harvestfs_protocol::outlook::count;
 use serde::{Deserialize, Serialize};
 
 use super::UpArgs;
@@ -144,12 +145,12 @@ impl Layout {
         Ok(format!(
             "HarvestFS is mounted at {}\n\
              Look at it at {}\n\
-             ({} datanodes with {} each, {} replicas of each block; logs in {})",
+             ({} with {} each, {} of each block; logs in {})",
             self.mount.display(),
             self.page_address()?,
-            self.made.datanodes,
+            count(self.made.datanodes.into(), "datanode"),
             units::human(self.made.quota.0),
-            self.made.replication,
+            count(self.made.replication.into(), "replica"),
             Self::log_directory(&self.data).display()
         ))
     }

@@ -139,9 +139,9 @@ fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
             Area::Namenode,
             format!(
                 "it is in recovery and changes nothing: its directory ends at record {}, and lacks \
-                 {} records or more that {} obeyed",
+                 {} or more that {} obeyed",
                 recovery.restored_record,
-                recovery.missing_records(),
+                count(recovery.missing_records(), "record"),
                 names.join(", ")
             ),
             "put the newest copy of its directory back, or give up what is missing with \
@@ -164,8 +164,8 @@ fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
         diagnosis.warning(
             Area::Blocks,
             format!(
-                "{} blocks are in quarantine ({}): a namenode that knew more allocated them",
-                status.quarantined_blocks,
+                "{} in quarantine ({}): allocated by a namenode that knew more",
+                count(status.quarantined_blocks, "block"),
                 units::human(status.quarantined_bytes)
             ),
             "`harvestfs admin fsck --recover DIR` reads them back; they are removed in time",

@@ -153,8 +153,7 @@ pub async fn run(args: &ClusterArgs, json: bool) -> anyhow::Result<()> {
         .filter(|finding| finding.severity == Severity::Error)
         .count();
     if errors > 0 {
-        let verb = if errors == 1 { "is" } else { "are" };
-        bail!("{} {verb} wrong", count(errors as u64, "thing"));
+        bail!("{} found", count(errors as u64, "error"));
     }
     Ok(())
 }

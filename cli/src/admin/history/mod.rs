@@ -16,6 +16,7 @@ use harvestfs_protocol::history::{
 use harvestfs_protocol::limits::{
     HISTORY_RECORDS_PER_REQUEST_MAX, HISTORY_SAMPLES_PER_REQUEST_MAX,
 };
+use harvestfs_protocol::outlook::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -264,10 +265,10 @@ fn print_tenants(tenants: &[TenantHistory]) {
 
 fn print_overview(overview: &HistoryOverview) {
     println!(
-        "{} tenants, {} servers, {} reimages; {} of memory, {} on disk",
-        overview.tenants,
-        overview.servers,
-        overview.reimages,
+        "{}, {}, {}; {} of memory, {} on disk",
+        count(overview.tenants, "tenant"),
+        count(overview.servers, "server"),
+        count(overview.reimages, "reimage"),
         units::human(overview.memory_bytes),
         units::human(overview.disk_bytes)
     );
@@ -275,28 +276,28 @@ fn print_overview(overview: &HistoryOverview) {
         Some(at_s) => {
             let at = UNIX_EPOCH + Duration::from_secs(at_s.into());
             println!(
-                "analysed at {} in {} ms: {} utilisation classes, {} pairs of tenants reimaged together",
+                "analysed at {} in {} ms: {}, {} of tenants reimaged together",
                 humantime::format_rfc3339_seconds(at),
                 overview.analysis_ms,
-                overview.classes.len(),
-                overview.pairs
+                count(overview.classes.len() as u64, "utilisation class"),
+                count(overview.pairs, "pair")
             );
         }
         None => println!("not analysed yet"),
     }
     for (number, class) in overview.classes.iter().enumerate() {
         println!(
-            "class {number:>2}: {:<13} average {:>7}, peak {:>7}, {} tenants",
+            "class {number:>2}: {:<13} average {:>7}, peak {:>7}, {}",
             class.pattern.name(),
             percent(class.average_cpu_permille),
             percent(class.peak_cpu_permille),
-            class.tenants
+            count(class.tenants.into(), "tenant")
         );
     }
     if overview.slots_lost > 0 {
         println!(
-            "{} slots of two minutes were lost: recording fell behind",
-            overview.slots_lost
+            "{} of two minutes lost: recording fell behind",
+            count(overview.slots_lost, "slot")
         );
     }
     for problem in &overview.problems {
