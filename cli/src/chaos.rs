@@ -63,6 +63,9 @@ enum ChaosCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs chaos run chaos/scenarios/smoke.toml\n  \
+    harvestfs chaos run chaos/scenarios/smoke.toml --seed 17 --keep /tmp/chaos --html report.html")]
 struct RunArgs {
     /// The scenario.
     #[arg(value_name = "SCENARIO.toml")]

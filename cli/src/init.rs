@@ -42,6 +42,8 @@ pub struct InitArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// A new cluster: certificate authority, namenode, an administrator and a client.
+    #[command(after_help = "Example:\n  \
+        harvestfs init cluster --data /srv/harvestfs --listen 10.0.0.1:9310 --http 10.0.0.1:9312")]
     Cluster {
         /// Directory of the cluster; must not hold one.
         #[arg(long, env = "HARVESTFS_DATA")]
@@ -57,6 +59,10 @@ enum What {
         layout: LayoutArgs,
     },
     /// Certificate and configuration of a datanode, to be moved to its server.
+    #[command(after_help = "Example:\n  \
+        harvestfs init datanode web1 --data /srv/harvestfs --out web1 --namenode 10.0.0.1:9310 \\\n      \
+        --listen 10.0.0.2:9311 --rack r1 --environment web --machine-function front \\\n      \
+        --volume /data/harvestfs=100GiB")]
     Datanode {
         /// Name of the server.
         name: String,
@@ -102,6 +108,9 @@ enum What {
         volumes: Vec<(PathBuf, Size)>,
     },
     /// Certificate and configuration of a client, to be moved to where it mounts.
+    #[command(after_help = "Examples:\n  \
+        harvestfs init client laptop --data /srv/harvestfs --out laptop --namenode 10.0.0.1:9310\n  \
+        harvestfs init client ops --administrator --data /srv/harvestfs --out ops --namenode 10.0.0.1:9310")]
     Client {
         /// Name of the client.
         name: String,

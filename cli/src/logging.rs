@@ -39,16 +39,21 @@ pub enum LogFormat {
 /// `--log-format`
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct LogArgs {
-    /// How events are written to standard error.
+    /// How events are written to standard error: `text` or `json` [default: text]
+    /// [env: HARVESTFS_LOG_FORMAT].
     #[arg(
         long,
+        value_name = "FORMAT",
         global = true,
         help_heading = GLOBAL_OPTIONS,
         hide_short_help = true,
         env = FORMAT_VARIABLE,
         value_enum,
         default_value_t,
-        hide_env_values = true
+        // A paragraph for each, in the help of every command.
+        hide_possible_values = true,
+        hide_default_value = true,
+        hide_env = true
     )]
     log_format: LogFormat,
 }

@@ -192,6 +192,87 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The commands that help shows as examples, each without what is said of it.
+    fn examples(help: &str) -> Vec<Vec<String>> {
+        let help = help.replace("\\\n", "");
+        let lines = help
+            .lines()
+            .filter_map(|line| line.strip_prefix("  harvestfs "));
+        let words = |line: &str| {
+            // Where continued, a line begins with its indentation.
+            let line = line.replace("      --", "--");
+            let command = line.split("   ").next().unwrap_or_default();
+            let words = command.split_whitespace();
+            words
+                .map(|word| word.trim_matches('\'').to_owned())
+                .collect()
+        };
+        lines.map(words).collect()
+    }
+
+    #[test]
+    fn examples_in_help_are_commands() {
+        fn check(command: &clap::Command, path: &str, without: &mut Vec<String>) {
+            let help = command.get_after_help().map(ToString::to_string);
+            let examples = help.as_deref().map(examples).unwrap_or_default();
+            if examples.is_empty() {
+                without.push(path.to_owned());
+            }
+            for words in examples {
+                if words[0] == "COMMAND" {
+                    continue;
+                }
+                let words = [vec!["harvestfs".to_owned()], words].concat();
+                let parsed = Cli::try_parse_from(&words);
+                let error = parsed.err().map(|error| error.to_string());
+                let asks = words.iter().any(|word| word == "--help");
+                assert!(asks || error.is_none(), "{path}: {words:?}: {error:?}");
+            }
+            for below in command.get_subcommands() {
+                check(below, &format!("{path} {}", below.get_name()), without);
+            }
+        }
+        let mut without = Vec::new();
+        check(&Cli::command(), "harvestfs", &mut without);
+        for needs_one in [
+            "up",
+            "mount",
+            "fs put",
+            "fs get",
+            "fs cp",
+            "fs mv",
+            "fs rm",
+            "fs setrep",
+            "fs find",
+            "fs quota",
+            "fs snapshot create",
+            "init cluster",
+            "init datanode",
+            "init client",
+            "admin decommission start",
+            "admin maintenance start",
+            "admin quota",
+            "chaos run",
+            "checkpoint dump",
+        ] {
+            let path = format!("harvestfs {needs_one}");
+            assert!(!without.contains(&path), "no example of {needs_one}");
+        }
+    }
+
+    /// What every command takes is in a few lines, or nobody finds the options of the command itself.
+    #[test]
+    fn global_options_take_few_lines() {
+        let mut command = Cli::command();
+        command.build();
+        let fs = command.find_subcommand_mut("fs").unwrap();
+        let help = fs.find_subcommand_mut("mkdir").unwrap().render_long_help();
+        let help = help.to_string();
+        let (_, global) = help.split_once("Global options:").unwrap();
+        assert!(global.contains("`text` or `json`"), "{global}");
+        assert!(global.lines().count() <= 12, "{global}");
+    }
+
     /// A command that is no part of a cluster waits for a task that panics.
     #[test]
     fn a_panic_of_a_task_ends_a_command() {

@@ -27,6 +27,9 @@ const END_TICK: Duration = Duration::from_millis(5);
 
 /// Arguments of `harvestfs checkpoint dump`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs checkpoint dump 4711 --job train --store /mnt/harvestfs/checkpoints\n  \
+    harvestfs checkpoint dump --cgroup /sys/fs/cgroup/freezer/train --job train --leave-running")]
 pub struct DumpArgs {
     #[command(flatten)]
     target: TargetArgs,

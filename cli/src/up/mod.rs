@@ -30,14 +30,16 @@ const STOP_DEADLINE: Duration = Duration::from_secs(150);
 
 /// `harvestfs up`
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  harvestfs up\n  harvestfs up --detach --data /srv/try --mount /mnt/try --datanodes 5"
-)]
+#[command(after_help = "Examples:\n  \
+        harvestfs up\n  \
+        harvestfs up --detach --data /srv/try --datanodes 5\n  \
+        harvestfs up --mount /mnt/harvestfs       where other users can reach it, if root runs it")]
 pub struct UpArgs {
     /// Directory of the cluster; made when it does not exist [default: ~/.local/share/harvestfs].
     #[arg(long, env = "HARVESTFS_DATA")]
     data: Option<PathBuf>,
-    /// Directory to mount on [default: `mnt` in the directory of the cluster].
+    /// Directory to mount on [default: `mnt` in the directory of the cluster, which other users
+    /// cannot enter].
     #[arg(long, env = "HARVESTFS_MOUNT")]
     mount: Option<PathBuf>,
     /// Number of datanodes; for a new cluster [default: 9].
