@@ -3,6 +3,7 @@
 
 mod datanode;
 mod namenode;
+mod serving;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::{Command, EDITION, Effects, Namespace, Outcome};
-use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Identity;
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId};
@@ -20,13 +19,14 @@ use harvestfs_protocol::outlook::Shortage;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::token::{Right, TokenSigner};
-use harvestfs_protocol::transport::{Connection, Endpoint, NoticeSender, RpcServer};
+use harvestfs_protocol::transport::{Endpoint, NoticeSender};
 use harvestfs_protocol::types::{
     BlockInfo, Credentials, Durability, Located, NodeInfo, PlacementRules, Timestamp,
 };
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::serving::accept;
 use super::{any_port, bind, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
@@ -44,7 +44,7 @@ pub(crate) struct Namenode {
     endpoint: Mutex<Option<Endpoint>>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     nodes: Vec<NodeInfo>,
     replication: u8,
     block_bytes: u64,
@@ -175,6 +175,12 @@ impl Namenode {
         self.shared.state.lock().sealed.clone()
     }
 
+    /// What was committed of a file, in bytes.
+    pub(crate) fn size_bytes(&self, ino: InodeId) -> u64 {
+        let state = self.shared.state.lock();
+        state.namespace.attr(ino).unwrap().size_bytes
+    }
+
     /// The blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
         let state = self.shared.state.lock();
@@ -199,49 +205,8 @@ impl Namenode {
     }
 }
 
-async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
-    while let Some(incoming) = endpoint.accept().await {
-        let shared = shared.clone();
-        tokio::spawn(async move {
-            if let Ok(connection) = incoming.establish().await {
-                serve(shared, connection).await;
-            }
-        });
-    }
-}
-
-async fn serve(shared: Arc<Shared>, connection: Connection) {
-    let Ok((kind, sender, receiver)) = connection.accept_stream().await else {
-        return;
-    };
-    assert_eq!(kind, StreamKind::Rpc);
-    let mut server: RpcServer<Request, Response, Notice> =
-        RpcServer::start(connection.clone(), sender, receiver);
-    let notices = server.notice_sender();
-    let mut session = None;
-    while let Ok(Some((request, responder))) = server.next().await {
-        if let Request::OpenSession(open) = &request {
-            let opened = shared.open_session(open.resume, notices.clone());
-            session = opened.as_ref().ok().map(|opened| opened.session);
-            responder.send(&opened.map(Reply::SessionOpened));
-            continue;
-        }
-        let (shared, connection) = (shared.clone(), connection.clone());
-        tokio::spawn(async move {
-            match shared.handle(session, request).await {
-                Some(response) => responder.send(&response),
-                None => {
-                    let code = harvestfs_protocol::transport::CloseCode::DONE;
-                    connection.close(code, "the reply is lost");
-                    drop(responder);
-                }
-            }
-        });
-    }
-}
-
 impl Shared {
-    fn open_session(
+    pub(super) fn open_session(
         &self,
         resume: Option<SessionId>,
         notices: NoticeSender<Notice>,
@@ -263,7 +228,11 @@ impl Shared {
     }
 
     /// None: the reply is lost.
-    async fn handle(&self, session: Option<SessionId>, request: Request) -> Option<Response> {
+    pub(super) async fn handle(
+        &self,
+        session: Option<SessionId>,
+        request: Request,
+    ) -> Option<Response> {
         let alive = |session: &SessionId| self.state.lock().sessions.contains_key(session);
         let Some(session) = session.filter(alive) else {
             return Some(Err(FsError::SessionExpired));
@@ -537,7 +506,7 @@ impl State {
         Ok((applied.reply, applied.effects))
     }
 
-    fn open_session(&mut self) -> Result<SessionId, FsError> {
+    pub(super) fn open_session(&mut self) -> Result<SessionId, FsError> {
         let open = Command::OpenSession {
             client: "client".into(),
             now: self.now(),
