@@ -7,11 +7,11 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use harvestfs_chaos::simulate::cluster::{FaultKind, Options, run};
 use harvestfs_protocol::planted::{Bug, plant};
+use parking_lot::Mutex;
 
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
 const SEEDS: u64 = 200;
@@ -138,7 +138,7 @@ fn each_planted_bug_is_found() {
         for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
-                    let Some(bug) = bugs.lock().unwrap().pop_front() else {
+                    let Some(bug) = bugs.lock().pop_front() else {
                         return;
                     };
                     let began = Instant::now();
@@ -151,13 +151,13 @@ fn each_planted_bug_is_found() {
                         }
                         None => {
                             println!("{bug:?}: not found with {seeds} seeds, {took_s:.1} s");
-                            missed.lock().unwrap().push(bug);
+                            missed.lock().push(bug);
                         }
                     }
                 }
             });
         }
     });
-    let missed = missed.into_inner().unwrap();
+    let missed = missed.into_inner();
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

@@ -139,7 +139,7 @@ pub(crate) fn route_source(remote: SocketAddr) -> io::Result<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -165,7 +165,7 @@ mod tests {
         }
 
         fn try_send(&self, transmit: &Transmit) -> io::Result<()> {
-            let mut batches = self.batches.lock().unwrap();
+            let mut batches = self.batches.lock();
             if batches.len() == self.room {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(limiter.max_transmit_segments(), 64);
         send(&limiter, 5 * 20_000 + 70, 20_000).unwrap();
         assert_eq!(
-            *recorder.batches.lock().unwrap(),
+            *recorder.batches.lock(),
             [(60_000, Some(20_000)), (40_070, Some(20_000))]
         );
         assert_eq!(limiter.max_transmit_segments(), 3);
@@ -232,7 +232,7 @@ mod tests {
     fn nothing_is_sent_twice_when_the_socket_is_full() {
         let (recorder, limiter) = limiter(1);
         send(&limiter, 3 * 32_000, 32_000).unwrap();
-        assert_eq!(recorder.batches.lock().unwrap().len(), 1);
+        assert_eq!(recorder.batches.lock().len(), 1);
         let error = send(&limiter, 1200, 1200).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }

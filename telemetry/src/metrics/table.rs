@@ -88,7 +88,7 @@ table! {
     NAMENODE_USED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_used_bytes" []
         Stable: "Bytes that live datanodes use of their quotas.";
     NAMENODE_SERVER_USE_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_server_use_ratio" ["server"]
-        Stable: "Share of its quota that a live server uses, for the `fullest` and the `emptiest` server. They stay far apart while balancing is off, finds no place within the constraints, or has no budget left.";
+        Stable: "Share of its quota that a live server uses, for the `fullest` and the `emptiest` server. They stay far apart while balancing is off, finds no place within the constraints, or has no budget left. NaN if there is none.";
     NAMENODE_BALANCE_MOVES_TOTAL = Namenode WholeCounter "moves" "harvestfs_namenode_balance_moves_total" []
         Stable: "Replicas moved by balancing. `harvestfs_namenode_repairs_total` counts them too.";
     NAMENODE_TOO_FULL_VOLUMES = Namenode Gauge "volumes" "harvestfs_namenode_too_full_volumes" ["outcome"]

@@ -201,27 +201,25 @@ impl Namespace {
     }
 
     fn dispatch(&mut self, command: &Command, effects: &mut Effects) -> Result<Outcome, FsError> {
-        if let Command::Format {
-            cluster,
-            now,
-            root_uid,
-            root_gid,
-            block_bytes,
-            default_rules,
-        } = command
-        {
-            let formatted = Formatted {
-                cluster: *cluster,
-                block_bytes: *block_bytes,
-                default_rules: *default_rules,
-            };
-            return self.format(formatted, *now, (*root_uid, *root_gid));
-        }
-        if self.formatted.is_none() {
+        if self.formatted.is_none() && !matches!(command, Command::Format { .. }) {
             return Err(FsError::Internal("the cluster is not formatted".into()));
         }
         match command {
-            Command::Format { .. } => Err(FsError::Internal("formatted twice".into())),
+            Command::Format {
+                cluster,
+                now,
+                root_uid,
+                root_gid,
+                block_bytes,
+                default_rules,
+            } => {
+                let formatted = Formatted {
+                    cluster: *cluster,
+                    block_bytes: *block_bytes,
+                    default_rules: *default_rules,
+                };
+                self.format(formatted, *now, (*root_uid, *root_gid))
+            }
             Command::RegisterServer {
                 server,
                 storages,
