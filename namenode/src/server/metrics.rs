@@ -308,7 +308,9 @@ impl Metrics {
         let seconds = |ms: Option<u64>| ms.unwrap_or(0) as f64 / 1_000.0;
         held.set(seconds(now.repair.held_ms));
         oldest.set(seconds(now.repair.oldest_ms));
-        let fill = now.fill_permille.map(|(most, least)| (most as f64, least as f64));
+        let fill = now
+            .fill_permille
+            .map(|(most, least)| (most as f64, least as f64));
         let (most, least) = fill.unwrap_or((f64::NAN, f64::NAN));
         fullest.set(most / 1_000.0);
         emptiest.set(least / 1_000.0);
