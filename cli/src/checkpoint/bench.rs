@@ -62,8 +62,8 @@ struct Record {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
-    let store = args.store()?;
     let runner = args.runner()?;
+    let store = args.store()?;
     let interrupted = interrupts()?;
     let mut records = Vec::new();
     // The table comes when all is measured; until then, this shows what is measured already.

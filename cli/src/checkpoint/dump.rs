@@ -71,9 +71,10 @@ pub struct HowArgs {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
+    // First, for it says that root is needed.
+    let runner = args.runner()?;
     let job = args.job(&command.job)?;
     let keep = args.keep()?;
-    let runner = args.runner()?;
     let (pid, freezer) = match (&command.target.pid, &command.target.cgroup) {
         (Some(pid), _) => (*pid, None),
         (None, Some(cgroup)) => (

@@ -75,9 +75,9 @@ struct Running {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
+    let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
-    let runner = args.runner()?;
     let mut running = Vec::new();
     for candidate in &command.candidates {
         running.push(look_at(store.job(candidate.job.clone()), candidate.pid)?);

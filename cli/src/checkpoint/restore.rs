@@ -30,8 +30,8 @@ pub struct RestoreArgs {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &RestoreArgs) -> anyhow::Result<()> {
-    let job = args.job(&command.job)?;
     let runner = args.runner()?;
+    let job = args.job(&command.job)?;
     let checkpoint = find(&job, command.number)?;
     let pid = restore(&runner, &job, &checkpoint)?;
     println!(

@@ -64,8 +64,8 @@ impl FromStr for Remote {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
-    let job = args.job(&command.job)?;
     let runner = args.runner()?;
+    let job = args.job(&command.job)?;
     let checkpoint = find(&job, None)?;
     let bandwidth = bandwidth(&runner, args.store()?.directory())?;
     let size_bytes = checkpoint.manifest.size_bytes();
