@@ -324,16 +324,7 @@ fn a_user_who_is_not_root_can_run_it() {
     let binary = binary_for_others(directory.path());
     chown(directory.path(), Some(NOBODY), Some(NOBODY)).expect("chown");
     let data = directory.path().join("cluster");
-    let as_nobody = |program: &Path, arguments: &[&str]| {
-        Command::new(program)
-            .args(arguments)
-            .current_dir("/")
-            .env("HARVESTFS_DATA", &data)
-            .uid(NOBODY)
-            .gid(NOBODY)
-            .output()
-            .expect("it runs")
-    };
+    let as_nobody = |program: &Path, arguments: &[&str]| run_as_nobody(program, arguments, &data);
     struct Down<F: Fn() -> Output>(F);
     impl<F: Fn() -> Output> Drop for Down<F> {
         fn drop(&mut self) {
@@ -378,16 +369,7 @@ fn the_mount_of_root_is_for_all_users_where_they_can_reach_it() {
     let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
     ok(run(&[&flags[..], &["--mount", &shown]].concat(), &data));
     fs::write(mount.join("f"), "harvest").expect("write");
-    let as_nobody = |program: &Path, arguments: &[&str]| {
-        Command::new(program)
-            .args(arguments)
-            .current_dir("/")
-            .env("HARVESTFS_DATA", &data)
-            .uid(NOBODY)
-            .gid(NOBODY)
-            .output()
-            .expect("it runs")
-    };
+    let as_nobody = |program: &Path, arguments: &[&str]| run_as_nobody(program, arguments, &data);
     let path = mount.join("f");
     let said = ok(as_nobody("/bin/cat".as_ref(), &[&path.to_string_lossy()]));
     assert_eq!(said, "harvest");
@@ -400,6 +382,17 @@ fn the_mount_of_root_is_for_all_users_where_they_can_reach_it() {
     assert!(error.contains("Permission denied"), "{error}");
     assert!(error.contains("harvestfs init client"), "{error}");
     assert!(!error.contains("no cluster was made"), "{error}");
+}
+
+fn run_as_nobody(program: &Path, arguments: &[&str], data: &Path) -> Output {
+    Command::new(program)
+        .args(arguments)
+        .current_dir("/")
+        .env("HARVESTFS_DATA", data)
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("it runs")
 }
 
 /// A copy of the binary, since where the tests are built may be closed to others.

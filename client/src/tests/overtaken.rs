@@ -75,13 +75,18 @@ impl CacheListener for Slow {
     }
 }
 
-/// Waits until the namenode has done an operation `count` times.
-async fn wait_for(cluster: &Cluster, op: &str, count: u64) {
+async fn until(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
-    while cluster.namenode.calls(op) < count {
-        assert!(began.elapsed() < DEADLINE, "no {op} came");
+    while !condition() {
+        assert!(began.elapsed() < DEADLINE, "{what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Waits until the namenode has done an operation `count` times.
+async fn wait_for(cluster: &Cluster, op: &str, count: u64) {
+    let is_done = || cluster.namenode.calls(op) >= count;
+    until(&format!("no {op} came"), is_done).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,11 +126,8 @@ async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_i
         by_a.append(Bytes::from_static(b"two")).await.unwrap();
         by_a.flush().await.unwrap();
     });
-    let began = Instant::now();
-    while cluster.namenode.size_bytes(log.ino) < 6 {
-        assert!(began.elapsed() < DEADLINE, "it was not committed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let is_committed = || cluster.namenode.size_bytes(log.ino) >= 6;
+    until("it was not committed", is_committed).await;
     by_b.append(Bytes::from_static(b"three")).await.unwrap();
     by_b.flush().await.unwrap();
     assert_eq!(by_b.read(0, 100).await.unwrap(), "onetwothree");
@@ -201,9 +203,7 @@ async fn a_change_that_was_done_does_not_fail_when_its_file_is_removed_before_it
         removed.unwrap();
     });
     wait_for(&cluster, "unlink", removals + 1).await;
-    while !is_noted.load(Ordering::SeqCst) {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("b was not notified", || is_noted.load(Ordering::SeqCst)).await;
     may.add_permits(100);
     let changed = changing.await.unwrap().unwrap();
     assert_eq!(changed.permission_bits(), 0o600);

@@ -146,27 +146,33 @@ impl Program {
     }
 
     async fn use_open_name(&self, pair: usize, fd: &Fd, action: Action) -> Result<(), Errno> {
-        let file = fd.ino;
-        let action = match action {
-            Action::Link(_, name) => Action::Link(file, name),
-            Action::SetMode(_, mode) => Action::SetMode(file, mode),
-            Action::SetXattr(_, value) => Action::SetXattr(file, value),
-            Action::ShowXattr(_) => Action::ShowXattr(file),
-            Action::Show(_)
-            | Action::SetSize(..)
-            | Action::Create(..)
-            | Action::Unlink(_)
-            | Action::Rename(_)
-            | Action::Look(_)
-            | Action::List => Action::Show(file),
-        };
-        let begun = self.begin_names(pair, action);
-        let thread = &self.thread;
-        let answer = match action {
-            Action::Link(_, name) => thread.link_open(fd, &names::path(pair, name)).await,
-            Action::SetMode(_, mode) => thread.chmod(fd, mode).await,
-            Action::SetXattr(_, Some(value)) => thread.set_xattr(fd, XATTR, &[value]).await,
-            Action::SetXattr(_, None) => thread.remove_xattr(fd, XATTR).await,
+        let (file, thread) = (fd.ino, &self.thread);
+        let begin = |action| self.begin_names(pair, action);
+        let done = |()| Answer::Done;
+        let (begun, answer) = match action {
+            Action::Link(_, name) => {
+                let begun = begin(Action::Link(file, name));
+                let linked = thread.link_open(fd, &names::path(pair, name)).await;
+                (begun, linked.map(done))
+            }
+            Action::SetMode(_, mode) => {
+                let begun = begin(Action::SetMode(file, mode));
+                (begun, thread.chmod(fd, mode).await.map(done))
+            }
+            Action::SetXattr(_, value) => {
+                let begun = begin(Action::SetXattr(file, value));
+                let set = match value {
+                    Some(value) => thread.set_xattr(fd, XATTR, &[value]).await,
+                    None => thread.remove_xattr(fd, XATTR).await,
+                };
+                (begun, set.map(done))
+            }
+            Action::ShowXattr(_) => {
+                let begun = begin(Action::ShowXattr(file));
+                let value = thread.get_xattr(fd, XATTR).await;
+                let first = |value: Vec<u8>| value.first().copied().unwrap_or_default();
+                (begun, value.map(first).map(Answer::Xattr))
+            }
             Action::Show(_)
             | Action::SetSize(..)
             | Action::Create(..)
@@ -174,15 +180,11 @@ impl Program {
             | Action::Rename(_)
             | Action::Look(_)
             | Action::List => {
+                let begun = begin(Action::Show(file));
                 let stat = thread.fstat(fd).await;
-                return self.answered_names(begun, stat.map(|it| Answer::Shown(shown(&it))));
-            }
-            Action::ShowXattr(_) => {
-                let value = thread.get_xattr(fd, XATTR).await;
-                let value = value.map(|it| it.first().copied().unwrap_or_default());
-                return self.answered_names(begun, value.map(Answer::Xattr));
+                (begun, stat.map(|it| Answer::Shown(shown(&it))))
             }
         };
-        self.answered_names(begun, answer.map(|()| Answer::Done))
+        self.answered_names(begun, answer)
     }
 }
