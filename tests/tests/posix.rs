@@ -90,7 +90,9 @@ const FSX_OPERATIONS: u32 = 30_000;
 
 fn fsx(seed: u32) {
     let operations = std::env::var(FSX_OPERATIONS_VARIABLE).map_or(FSX_OPERATIONS, |given| {
-        given.parse().expect("HARVESTFS_TESTS_FSX_OPERATIONS is a number")
+        given
+            .parse()
+            .expect("HARVESTFS_TESTS_FSX_OPERATIONS is a number")
     });
     let how = "cargo install --locked --version 0.3.2 fsx";
     let Some(fsx) = have_program("fsx", how) else {
