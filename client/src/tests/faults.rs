@@ -177,6 +177,25 @@ async fn fsync_of_a_reopened_file_covers_what_was_written_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fsync_of_a_clone_covers_the_data_that_it_shares() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "file").await;
+    let (_, clone) = create(&client, "clone").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    // What was synced before is not what is shared now.
+    clone.sync().await.unwrap();
+    file.clone_range(0, &clone, 0, u64::MAX).await.unwrap();
+    clone.sync().await.unwrap();
+    for datanode in &cluster.datanodes {
+        datanode.lose_unstable();
+    }
+    cluster.namenode.crash().await;
+    cluster.namenode.restart().await;
+    assert_eq!(read_elsewhere(&cluster, "/clone").await, b"content");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_expired_session_had_not_committed_is_written_again() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;

@@ -400,8 +400,11 @@ impl File {
         };
         let session = &handle.client.core().session;
         let credentials = &destination.inner.credentials;
-        let (ticket, reply) = session.mutate(credentials, op).await?;
-        let MetaReply::Attr(attr) = reply else {
+        // It may be done without an answer, or by a caller that does not wait for it.
+        self.files().took_over(destination.state());
+        let answer = session.mutate(credentials, op).await;
+        self.files().took_over(destination.state());
+        let (ticket, MetaReply::Attr(attr)) = answer? else {
             return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
         };
         ticket.changed_inode(ino);

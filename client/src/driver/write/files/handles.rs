@@ -42,7 +42,8 @@ impl Files {
                 data: DirtyFile::new(ino),
                 writer: None,
                 unstable: Vec::new(),
-                reopened: true,
+                taken_over: 1,
+                taken_over_stable: 0,
                 // One of them may be of this file.
                 relaxed: self.cluster.session.last_relaxed(),
             }),

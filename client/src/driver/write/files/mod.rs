@@ -68,8 +68,11 @@ struct Inner {
     writer: Option<Arc<DataWriter<Job>>>,
     /// Blocks with data of this file that may not be stable.
     unstable: Vec<Arc<BlockStream<Job>>>,
-    /// There may be more of them: the file was there before this state of it was.
-    reopened: bool,
+    /// How often blocks came into the file of which there may be more: it was there before this state of it
+    /// was, or took over another file's.
+    taken_over: u64,
+    /// Up to which of these times all blocks are stable.
+    taken_over_stable: u64,
     /// The last mutation of the file that may not be durable.
     relaxed: u64,
 }
@@ -136,7 +139,7 @@ impl FileState {
     pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
         let mut inner = self.inner.lock();
         inner.data.set_rules(rules);
-        inner.reopened = false;
+        inner.taken_over_stable = inner.taken_over;
     }
 
     /// Data that was given up so far, and the last reason.
@@ -287,11 +290,17 @@ impl Files {
     }
 
     async fn make_durable(&self, file: &FileState) -> Result<(), ClientError> {
-        let (mut unstable, relaxed, reopened) = {
+        let (mut unstable, relaxed, taken_over, has_more) = {
             let inner = file.inner.lock();
-            (inner.unstable.clone(), inner.relaxed, inner.reopened)
+            let has_more = inner.taken_over != inner.taken_over_stable;
+            (
+                inner.unstable.clone(),
+                inner.relaxed,
+                inner.taken_over,
+                has_more,
+            )
         };
-        if reopened {
+        if has_more {
             unstable.extend(self.unsealed_blocks(file.ino).await?);
         }
         for stream in &unstable {
@@ -303,8 +312,19 @@ impl Files {
                 return Err(error);
             }
         }
-        file.inner.lock().reopened = false;
+        {
+            let mut inner = file.inner.lock();
+            inner.taken_over_stable = inner.taken_over_stable.max(taken_over);
+        }
         self.cluster.session.make_durable(relaxed).await
+    }
+
+    /// The file may have blocks of another one from now on, which need not be stable, nor the change that
+    /// brought them durable.
+    pub(crate) fn took_over(&self, file: &FileState) {
+        let mut inner = file.inner.lock();
+        inner.taken_over += 1;
+        inner.relaxed = inner.relaxed.max(self.cluster.session.last_relaxed());
     }
 
     /// The blocks of a file that this client has written to and not sealed yet, through any handle.
