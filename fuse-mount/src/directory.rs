@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fuser::{FileAttr, FileType, INodeNo};
 use harvestfs_client::ClientError;
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::DirEntry;
@@ -106,7 +107,10 @@ impl OpenDirectory {
                 // An answer that waits and is given up would lose the lookups before. The kernel asks again from
                 // here on.
                 None if !is_first => break,
-                None => settled(inner, credentials, entry.ino).await?,
+                None => match settled(inner, credentials, entry.ino).await? {
+                    None => self.successor(inner, credentials, &entry.name).await?,
+                    found => found,
+                },
             };
             is_first = false;
             let Some((attr, is_settled)) = attr else {
@@ -139,6 +143,25 @@ impl OpenDirectory {
             }
         }
         Ok(())
+    }
+
+    /// What has the name of a file that is gone since it was listed. If another file replaced it, the name was there
+    /// all the time, and no program may miss it.
+    async fn successor(
+        &self,
+        inner: &Inner,
+        credentials: &Credentials,
+        name: &Name,
+    ) -> Result<Option<(Attr, bool)>, ClientError> {
+        match inner.client.lookup(credentials, self.ino, name).await {
+            Ok(mut found) => {
+                let is_settled = inner.shared.settle(&mut found).await;
+                Ok(Some((found, is_settled)))
+            }
+            // Without the right to look names up, there is no saying.
+            Err(ClientError::Fs(FsError::NotFound | FsError::PermissionDenied)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// `.` and `..`, each with the offset to go on at after it.

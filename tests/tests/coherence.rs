@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, wait_until};
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
+use rustix::fs::{RawDir, RawDirEntry, Timespec, Timestamps, UTIME_NOW, XattrFlags};
 use rustix::io::Errno;
 
 /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
@@ -489,6 +489,38 @@ impl Handle {
         // SAFETY: it was just opened, and nobody else knows it.
         Ok(unsafe { File::from_raw_fd(descriptor) })
     }
+}
+
+/// Files that are replaced while a program is in the middle of listing their directory were there all the time.
+#[test]
+fn names_that_are_replaced_meanwhile_are_listed() {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let names: Vec<String> = (0..30).map(|number| format!("{number:0200}")).collect();
+    for name in &names {
+        File::create(one.join(name)).expect("create");
+    }
+    let directory = File::open(&other).expect("open");
+    // Not all fit, so that the kernel asks twice.
+    let mut buffer = Vec::with_capacity(8 << 10);
+    let mut listing = RawDir::new(&directory, buffer.spare_capacity_mut());
+    let mut listed = Vec::new();
+    let mut keep = |entry: &RawDirEntry<'_>| listed.push(entry.file_name().to_owned());
+    keep(&listing.next().expect("an entry").expect("it is read"));
+    // Who looks at attributes gets those of the next entries with their names.
+    let first = fs::metadata(other.join(&names[0]));
+    first.expect("its attributes");
+    for replaced in &names[10..] {
+        fs::write(one.join("next"), "new").expect("write");
+        fs::rename(one.join("next"), one.join(replaced)).expect("rename");
+    }
+    while let Some(entry) = listing.next() {
+        keep(&entry.expect("it is read"));
+    }
+    let is_listed = |name: &String| listed.iter().any(|it| it.to_bytes() == name.as_bytes());
+    let missing: Vec<_> = names.iter().filter(|name| !is_listed(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// A handle leads to its file on each mount, also after renames, until the file is gone.
