@@ -107,10 +107,7 @@ impl OpenDirectory {
                 // An answer that waits and is given up would lose the lookups before. The kernel asks again from
                 // here on.
                 None if !is_first => break,
-                None => match settled(inner, credentials, entry.ino).await? {
-                    None => self.successor(inner, credentials, &entry.name).await?,
-                    found => found,
-                },
+                None => self.settled(inner, credentials, entry).await?,
             };
             is_first = false;
             let Some((attr, is_settled)) = attr else {
@@ -145,23 +142,29 @@ impl OpenDirectory {
         Ok(())
     }
 
-    /// What has the name of a file that is gone since it was listed. If another file replaced it, the name was there
-    /// all the time, and no program may miss it.
-    async fn successor(
+    /// Attributes of an entry that the kernel may get, and whether they are the file's; see [`Shared::settle`].
+    /// None: nothing has its name any more.
+    ///
+    /// [`Shared::settle`]: crate::shared::Shared::settle
+    async fn settled(
         &self,
         inner: &Inner,
         credentials: &Credentials,
-        name: &Name,
+        entry: &DirEntry,
     ) -> Result<Option<(Attr, bool)>, ClientError> {
-        match inner.client.lookup(credentials, self.ino, name).await {
-            Ok(mut found) => {
-                let is_settled = inner.shared.settle(&mut found).await;
-                Ok(Some((found, is_settled)))
-            }
+        let client = &inner.client;
+        let mut found = client.getattr(credentials, entry.ino).await;
+        if found.as_ref().is_err_and(ClientError::is_gone) {
+            // If another file replaced it, the name was there all the time, and no program may miss it.
+            found = client.lookup(credentials, self.ino, &entry.name).await;
             // Without the right to look names up, there is no saying.
-            Err(ClientError::Fs(FsError::NotFound | FsError::PermissionDenied)) => Ok(None),
-            Err(error) => Err(error),
+            if let Err(ClientError::Fs(FsError::NotFound | FsError::PermissionDenied)) = found {
+                return Ok(None);
+            }
         }
+        let mut attr = found?;
+        let is_settled = inner.shared.settle(&mut attr).await;
+        Ok(Some((attr, is_settled)))
     }
 
     /// `.` and `..`, each with the offset to go on at after it.
@@ -246,24 +249,6 @@ impl Window {
             .enumerate()
             .skip(skip)
             .map(|(index, entry)| (self.start + index as u64 + 1, entry))
-    }
-}
-
-/// Attributes that the kernel may get, and whether they are the file's; see [`Shared::settle`]. None: it is gone.
-///
-/// [`Shared::settle`]: crate::shared::Shared::settle
-async fn settled(
-    inner: &Inner,
-    credentials: &Credentials,
-    ino: InodeId,
-) -> Result<Option<(Attr, bool)>, ClientError> {
-    match inner.client.getattr(credentials, ino).await {
-        Ok(mut attr) => {
-            let is_settled = inner.shared.settle(&mut attr).await;
-            Ok(Some((attr, is_settled)))
-        }
-        Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

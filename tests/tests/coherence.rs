@@ -506,7 +506,12 @@ fn names_that_are_replaced_meanwhile_are_listed() {
     let mut buffer = Vec::with_capacity(8 << 10);
     let mut listing = RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut listed = Vec::new();
-    let mut keep = |entry: &RawDirEntry<'_>| listed.push(entry.file_name().to_owned());
+    // `readdir(3)` takes a name with the inode number 0 for none.
+    let mut keep = |entry: &RawDirEntry<'_>| {
+        if entry.ino() != 0 {
+            listed.push(entry.file_name().to_owned());
+        }
+    };
     keep(&listing.next().expect("an entry").expect("it is read"));
     // Who looks at attributes gets those of the next entries with their names.
     let first = fs::metadata(other.join(&names[0]));
@@ -515,6 +520,8 @@ fn names_that_are_replaced_meanwhile_are_listed() {
         fs::write(one.join("next"), "new").expect("write");
         fs::rename(one.join("next"), one.join(replaced)).expect("rename");
     }
+    // Then those that were listed are gone.
+    thread::sleep(2 * STAYS_AFTER_CLOSE);
     while let Some(entry) = listing.next() {
         keep(&entry.expect("it is read"));
     }

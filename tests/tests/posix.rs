@@ -89,10 +89,8 @@ const FSX_OPERATIONS_VARIABLE: &str = "HARVESTFS_TESTS_FSX_OPERATIONS";
 const FSX_OPERATIONS: u32 = 30_000;
 
 fn fsx(seed: u32) {
-    let operations = std::env::var(FSX_OPERATIONS_VARIABLE).map_or(FSX_OPERATIONS, |given| {
-        given
-            .parse()
-            .expect("HARVESTFS_TESTS_FSX_OPERATIONS is a number")
+    let operations: u32 = std::env::var(FSX_OPERATIONS_VARIABLE).map_or(FSX_OPERATIONS, |text| {
+        text.parse().expect(FSX_OPERATIONS_VARIABLE)
     });
     let how = "cargo install --locked --version 0.3.2 fsx";
     let Some(fsx) = have_program("fsx", how) else {

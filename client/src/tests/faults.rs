@@ -152,6 +152,15 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     assert_eq!((seen.permission_bits(), seen.size_bytes), (0o644, 7));
 }
 
+/// All servers at once.
+async fn lose_power(cluster: &Cluster) {
+    for datanode in &cluster.datanodes {
+        datanode.lose_unstable();
+    }
+    cluster.namenode.crash().await;
+    cluster.namenode.restart().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn fsync_of_a_reopened_file_covers_what_was_written_before() {
     let cluster = Cluster::start(3, 3).await;
@@ -168,11 +177,7 @@ async fn fsync_of_a_reopened_file_covers_what_was_written_before() {
         .await
         .unwrap();
     reopened.sync().await.unwrap();
-    for datanode in &cluster.datanodes {
-        datanode.lose_unstable();
-    }
-    cluster.namenode.crash().await;
-    cluster.namenode.restart().await;
+    lose_power(&cluster).await;
     assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
 }
 
@@ -187,11 +192,7 @@ async fn fsync_of_a_clone_covers_the_data_that_it_shares() {
     clone.sync().await.unwrap();
     file.clone_range(0, &clone, 0, u64::MAX).await.unwrap();
     clone.sync().await.unwrap();
-    for datanode in &cluster.datanodes {
-        datanode.lose_unstable();
-    }
-    cluster.namenode.crash().await;
-    cluster.namenode.restart().await;
+    lose_power(&cluster).await;
     assert_eq!(read_elsewhere(&cluster, "/clone").await, b"content");
 }
 

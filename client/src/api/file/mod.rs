@@ -401,9 +401,9 @@ impl File {
         let session = &handle.client.core().session;
         let credentials = &destination.inner.credentials;
         // It may be done without an answer, or by a caller that does not wait for it.
-        self.files().took_over(destination.state());
+        destination.state().took_over(session.last_relaxed());
         let answer = session.mutate(credentials, op).await;
-        self.files().took_over(destination.state());
+        destination.state().took_over(session.last_relaxed());
         let (ticket, MetaReply::Attr(attr)) = answer? else {
             return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
         };

@@ -169,6 +169,13 @@ impl FileState {
         inner.relaxed = inner.relaxed.max(relaxed);
     }
 
+    /// It may have blocks of another file from now on, which need not be stable. Nor need the mutations up to this
+    /// number be durable, which made them part of that file.
+    pub(crate) fn took_over(&self, relaxed: u64) {
+        self.inner.lock().taken_over += 1;
+        self.note_relaxed(relaxed);
+    }
+
     fn is_dirty_for(&self, age: Duration) -> bool {
         self.inner.lock().data.is_dirty_for(age, clock::now())
     }
@@ -317,14 +324,6 @@ impl Files {
             inner.taken_over_stable = inner.taken_over_stable.max(taken_over);
         }
         self.cluster.session.make_durable(relaxed).await
-    }
-
-    /// The file may have blocks of another one from now on, which need not be stable, nor the change that
-    /// brought them durable.
-    pub(crate) fn took_over(&self, file: &FileState) {
-        let mut inner = file.inner.lock();
-        inner.taken_over += 1;
-        inner.relaxed = inner.relaxed.max(self.cluster.session.last_relaxed());
     }
 
     /// The blocks of a file that this client has written to and not sealed yet, through any handle.
