@@ -513,7 +513,7 @@ fn names_that_are_replaced_meanwhile_are_listed() {
         }
     };
     keep(&listing.next().expect("an entry").expect("it is read"));
-    // Who looks at attributes gets those of the next entries with their names.
+    // A look at attributes brings those of the next entries with their names.
     let first = fs::metadata(other.join(&names[0]));
     first.expect("its attributes");
     for replaced in &names[10..] {

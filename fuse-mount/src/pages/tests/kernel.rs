@@ -42,7 +42,7 @@ struct Model {
     changes: u32,
     reads: u64,
     interrupted: u64,
-    /// What happened last, for who looks into a failure.
+    /// What happened last, to look into a failure.
     trace: VecDeque<String>,
 }
 

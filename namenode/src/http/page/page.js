@@ -79,13 +79,13 @@ function verdict(c) {
   if (c.refused_nodes.length > 0) return ["bad", `Two namenodes run: ${c.refused_nodes.map((it) => it.name).join(", ")} obey another one, which started later`];
   if (!c.ready) return ["warn", "Starting: the locations of blocks are still being learned"];
   const writes = c.write_trouble;
-  const told = writes && `${writes.what[0].toUpperCase()}${writes.what.slice(1)}. To do: ${writes.advice}`;
-  if (writes && writes.stops_writes) return ["bad", told];
+  const writesVerdict = writes && `${writes.what[0].toUpperCase()}${writes.what.slice(1)}. To do: ${writes.advice}`;
+  if (writes && writes.stops_writes) return ["bad", writesVerdict];
   if (c.lost_blocks > 0) return ["bad", `${plural(c.lost_blocks, "block")} lost: no replica is known`];
   if (c.repair.held_ms !== null) return ["warn", `Many datanodes fell silent together: repair waits for ${duration(c.repair.held_ms)} at most`];
   const repair = repairVerdict(c);
   if (c.missing_by_left[1] > 0) return ["bad", `${plural(c.missing_by_left[1], "block")} down to the last replica; ${repair}`];
-  if (writes) return ["warn", told];
+  if (writes) return ["warn", writesVerdict];
   if (c.under_replicated_blocks > 0) return ["warn", `${plural(c.under_replicated_blocks, "block")} without all replicas; ${repair}`];
   if (dead(c) > 0) return ["warn", `${plural(dead(c), "datanode")} dead; every block has its replicas`];
   if (c.nodes_known === 0) return ["warn", "No datanode has registered yet"];
@@ -149,7 +149,7 @@ const sameCell = (a, b) => a && b && a.row === b.row && a.column === b.column;
 const state = (node) => (node.maintenance_left_ms !== null ? "maintenance" : !node.alive ? "dead" : node.busy ? "busy" : "good");
 
 function cell(report, c) {
-  if (report.servers === 0) return el("td", { class: "empty" }, el("div", { class: "who" }, "no server"));
+  if (report.servers === 0) return el("td", { class: "empty" }, el("div", { class: "place-name" }, "no server"));
   const nodes = c.nodes.filter((node) => sameCell(node.cell, report.cell));
   const busy = nodes.filter((node) => node.alive && node.busy);
   // Placement counts in whole blocks: what is really used is better summed up, where all are shown.
@@ -167,7 +167,7 @@ function cell(report, c) {
     bar(used, quota, `${bytes(used)} used of ${bytes(quota)}`),
     el("ul", { class: "dots", "aria-hidden": "true" }, ...dots),
     el("div", {}, `${plural(report.servers, "server")}${busy.length ? `, ${number(busy.length)} busy` : ""}`),
-    el("div", { class: "who" }, names.join(", ")));
+    el("div", { class: "place-name" }, names.join(", ")));
 }
 
 function grid(c) {

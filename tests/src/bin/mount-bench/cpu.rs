@@ -3,7 +3,7 @@
 //! *Processes*: user and system time of this program and of the processes that belong to the
 //! target. They are found by a variable in their environment ([`Marker`]), because a cluster that
 //! detaches itself is no child of this program. *Machine*: everything that was not idle on the
-//! whole machine; it includes kernel threads, and everybody else who happens to be working.
+//! whole machine; it includes kernel threads and every other process.
 
 use std::collections::HashMap;
 use std::fs;

@@ -3,7 +3,7 @@
 //! `/dev/fuse` and the copies of the content take.
 //!
 //! The server is a process of its own (this program with a hidden option): so processor time is
-//! told as for the other targets, and nobody waits for an answer of the process that he is in, which
+//! counted as for the other targets, and no thread waits for an answer from its own process, which
 //! the kernel could not end.
 
 mod server;
