@@ -64,6 +64,7 @@ pub fn of_fs(error: &FsError) -> Errno {
         | FsError::PeerLimit { .. }
         | FsError::InsufficientDiversity { .. }
         | FsError::TooFewDatanodes(_)
+        | FsError::NotLeader { .. }
         | FsError::SessionExpired
         | FsError::Protocol(_)
         | FsError::Internal(_) => {

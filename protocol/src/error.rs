@@ -1,6 +1,8 @@
 //! Errors as they travel on the wire. Each part converts its own errors into these once, at its
 //! edge; the mount converts them into errno once, at its edge.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::outlook::Shortage;
@@ -109,6 +111,12 @@ pub enum FsError {
     /// `EIO`: datanodes that a new block needs are away for now; a write waits for them first.
     #[error("{0}")]
     TooFewDatanodes(Shortage),
+    /// `EIO`: another namenode leads, or none does just now. Clients ask that one, or all in turn, until their deadline.
+    #[error("this namenode does not lead{}", leader.map(|it| format!("; the one at {it} does")).unwrap_or_default())]
+    NotLeader {
+        /// Where the one listens that leads, if that is known.
+        leader: Option<SocketAddr>,
+    },
 }
 
 /// Why a datanode refused or ended a block stream.

@@ -20,6 +20,15 @@ pub enum JournalError {
         source: io::Error,
     },
 
+    /// The file with the vote and the members is damaged: what this namenode has promised to others is not known.
+    #[error(
+        "journal: the file `member` in {location} is damaged, and with it what this namenode promised to others"
+    )]
+    Member {
+        /// The directory.
+        location: String,
+    },
+
     /// The disk has no room for the next segment or snapshot. Nothing of the refused append was
     /// written; what was acknowledged before is intact.
     #[error(
@@ -166,7 +175,7 @@ impl JournalError {
         }
     }
 
-    pub(super) fn io(operation: &'static str, file: &str, source: io::Error) -> Self {
+    pub(crate) fn io(operation: &'static str, file: &str, source: io::Error) -> Self {
         Self::Io {
             operation,
             file: file.to_owned(),

@@ -264,6 +264,11 @@ impl Journal {
         Ok(())
     }
 
+    /// The disk that it is on, for files beside it.
+    pub fn disk(&self) -> Arc<dyn Disk> {
+        Arc::clone(&self.disk)
+    }
+
     /// The last record appended; 0 when there is none.
     pub fn last_lsn(&self) -> Lsn {
         self.next_lsn - 1

@@ -99,7 +99,8 @@ pub use log::{Journal, JournalOptions, Recovered, TailReport};
 pub use reader::RecordReader;
 pub use snapshot::{SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter};
 pub use writer::{
-    Batch, Completion, JournalCounters, JournalWriter, JournalWriterOptions, SnapshotCompletion,
+    Batch, Completion, JournalCounters, JournalWriter, JournalWriterOptions, Progress,
+    SnapshotCompletion,
 };
 
 /// Log sequence number: the number of a record, one more than that of the record before it. The

@@ -50,6 +50,10 @@ impl Default for JournalWriterOptions {
 /// group waits for it.
 pub type Completion = Box<dyn FnOnce(Result<Lsn, Arc<JournalError>>) + Send>;
 
+/// Called when more records are durable, with the last of them, or with the failure that stopped the journal, on
+/// the journal thread or by [`JournalWriter::commit`]. Must be quick and must not block.
+pub type Progress = Box<dyn Fn(Result<Lsn, &Arc<JournalError>>) + Send + Sync>;
+
 /// Called on the journal thread with what [`Journal::begin_snapshot`] returned.
 pub type SnapshotCompletion =
     Box<dyn FnOnce(Result<Option<SnapshotPlan>, Arc<JournalError>>) + Send>;
@@ -130,6 +134,7 @@ struct Shared {
     /// Moving average of the time of a sync.
     sync_us: AtomicU64,
     counters: Arc<JournalCounters>,
+    progress: OnceLock<Progress>,
     failure: OnceLock<Arc<JournalError>>,
 }
 
@@ -170,6 +175,7 @@ impl JournalWriter {
             queued: AtomicU64::new(0),
             sync_us: AtomicU64::new(0),
             counters,
+            progress: OnceLock::new(),
             failure: OnceLock::new(),
         });
         let place = if machine::is_simulated() {
@@ -250,6 +256,12 @@ impl JournalWriter {
             Ok(share) => self.enqueue(Command::Snapshot(done), share),
             Err(_) => done(Err(self.stopped())),
         }
+    }
+
+    /// Has `progress` called from here on; once.
+    pub fn on_progress(&self, progress: Progress) {
+        let is_first = self.shared.progress.set(progress).is_ok();
+        assert!(is_first, "the journal's progress is watched already");
     }
 
     /// Counters of this journal.
@@ -471,11 +483,18 @@ impl Shared {
         self.counters
             .durable_lsn
             .store(journal.durable_lsn(), Ordering::Release);
+        if let Some(progress) = self.progress.get() {
+            progress(Ok(journal.durable_lsn()));
+        }
     }
 
     fn fail(&self, error: JournalError) -> Arc<JournalError> {
         tracing::error!(%error, "the journal stopped; nothing more is acknowledged");
-        Arc::clone(self.failure.get_or_init(|| Arc::new(error)))
+        let failure = self.failure.get_or_init(|| Arc::new(error));
+        if let Some(progress) = self.progress.get() {
+            progress(Err(failure));
+        }
+        Arc::clone(failure)
     }
 }
 

@@ -172,7 +172,7 @@ impl Work {
         let base = plan.base().map_err(journal)?;
         let records = plan.records().map_err(journal)?;
         let cancelled = || self.cancelled.load(Ordering::Relaxed);
-        let Some(namespace) = replay(base, records, cancelled)? else {
+        let Some((namespace, _)) = replay(base, records, cancelled)? else {
             return Ok(Outcome::Cancelled);
         };
         let replayed = comparable(namespace.counts());

@@ -10,6 +10,7 @@ use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::transport::TransportError;
 
 use super::token_keys::TokenKeyError;
+use crate::consensus::{ConsensusError, EntryError};
 use crate::engine::namespace::{DecodeError, SnapshotError};
 use crate::journal::{JournalError, Lsn};
 
@@ -68,6 +69,17 @@ pub enum NamenodeError {
     /// The journal cannot be opened, or stopped.
     #[error(transparent)]
     Journal(Arc<JournalError>),
+    /// The namenodes' consensus stopped.
+    #[error("the namenodes' consensus stopped: {0}")]
+    Consensus(String),
+    /// A record of the journal is no entry of the log.
+    #[error("record {lsn} of the journal cannot be read: {source}")]
+    Entry {
+        /// The record.
+        lsn: Lsn,
+        /// Why.
+        source: EntryError,
+    },
     /// The keys of block tokens cannot be used.
     #[error(transparent)]
     TokenKeys(#[from] TokenKeyError),
@@ -115,6 +127,15 @@ pub enum NamenodeError {
     /// The thread of the namenode panicked.
     #[error("the namenode failed: its thread panicked; the log says where")]
     Panicked,
+}
+
+impl From<ConsensusError> for NamenodeError {
+    fn from(error: ConsensusError) -> Self {
+        match error {
+            ConsensusError::Journal(error) => error.into(),
+            ConsensusError::Stopped(why) => Self::Consensus(why),
+        }
+    }
 }
 
 impl From<JournalError> for NamenodeError {

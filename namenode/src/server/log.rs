@@ -1,105 +1,92 @@
-//! The owner's side of the journal: collects the records of one round and hands them over together.
+//! The owner's side of the replicated log: collects the records of one round and hands them over together.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use harvestfs_telemetry::metrics::Histogram;
-use tokio::sync::Notify;
+use bytes::Bytes;
+use harvestfs_telemetry::metrics::{Histogram, Timer};
 
-use crate::journal::{Batch, JournalCounters, JournalError, JournalWriter, Lsn};
-
-/// Bytes of records that are handed over as one batch; the record that reaches it is the last. Far
-/// below the size of a segment, into which a batch has to fit.
-const BATCH_BYTES_MAX: usize = 1 << 20;
+use super::NamenodeError;
+use crate::consensus::{Commits, Consensus, ConsensusError, Record};
+use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
-    writer: JournalWriter,
+    consensus: Consensus,
+    commits: Arc<Commits>,
     counters: Arc<JournalCounters>,
     /// Records of this round.
-    records: Vec<Vec<u8>>,
-    /// Something waits for one of them.
-    awaited: bool,
+    records: Vec<Record>,
     last_lsn: Lsn,
-    /// Something that was awaited is on stable storage, or the journal failed.
-    progress: Arc<Notify>,
-    /// How long what is awaited takes to get there.
+    /// How long what is awaited takes to be committed.
     seconds: Histogram,
+    awaited: VecDeque<(Lsn, Timer)>,
+    /// Why nothing more is committed.
+    failure: Option<ConsensusError>,
 }
 
 impl Log {
-    /// Continues after the record `last_lsn`.
-    pub(crate) fn new(writer: JournalWriter, last_lsn: Lsn, seconds: Histogram) -> Self {
+    /// Continues after the record `last_lsn`, which began the term of this namenode.
+    pub(crate) fn new(consensus: Consensus, last_lsn: Lsn, seconds: Histogram) -> Self {
         Self {
-            counters: writer.counters(),
-            writer,
+            commits: consensus.commits(),
+            counters: consensus.counters(),
+            consensus,
             records: Vec::new(),
-            awaited: false,
             last_lsn,
-            progress: Arc::new(Notify::new()),
             seconds,
+            awaited: VecDeque::new(),
+            failure: None,
         }
     }
 
-    /// Adds a record to the round and returns its number. Unless it is `awaited`, it becomes
-    /// durable with the next that is, or a few milliseconds later.
-    pub(crate) fn push(&mut self, record: Vec<u8>, awaited: bool) -> Lsn {
-        self.records.push(record);
-        self.awaited |= awaited;
+    /// Adds a record to the round and returns its number. Unless it is `awaited`, it is committed
+    /// with the next that is, or a few milliseconds later.
+    pub(crate) fn push(&mut self, command: Vec<u8>, awaited: bool) -> Lsn {
+        let command = Bytes::from(command);
+        self.records.push(Record { command, awaited });
         self.last_lsn += 1;
         self.last_lsn
     }
 
-    /// Commits the round, or hands it to the journal's thread. Waits only while more is queued there
-    /// than fits.
+    /// Hands the round over. Waits only while more is queued than fits.
     pub(crate) async fn flush(&mut self) {
-        if self.records.is_empty() {
-            return;
+        if self.records.iter().any(|record| record.awaited) {
+            (self.awaited).push_back((self.last_lsn, self.seconds.start_timer()));
         }
-        let wants_durable = std::mem::take(&mut self.awaited);
-        let mut batch = Vec::with_capacity(self.records.len());
-        let mut bytes = 0;
         for record in std::mem::take(&mut self.records) {
-            bytes += record.len();
-            batch.push(record);
-            if bytes >= BATCH_BYTES_MAX {
-                bytes = 0;
-                self.submit(std::mem::take(&mut batch), wants_durable).await;
+            if let Err(error) = self.consensus.push(record).await {
+                self.failure.get_or_insert(error);
+                return;
             }
         }
-        if !batch.is_empty() {
-            self.submit(batch, wants_durable).await;
-        }
     }
 
-    async fn submit(&self, records: Vec<Vec<u8>>, wants_durable: bool) {
-        let progress = Arc::clone(&self.progress);
-        let timer = wants_durable.then(|| self.seconds.start_timer());
-        let batch = Batch {
-            records,
-            wants_durable,
-            done: Box::new(move |outcome| {
-                drop(timer);
-                if wants_durable || outcome.is_err() {
-                    progress.notify_one();
-                }
-            }),
-        };
-        self.writer.commit(batch).await;
+    /// What is committed, to wait for more.
+    pub(crate) fn commits(&self) -> Arc<Commits> {
+        Arc::clone(&self.commits)
     }
 
-    /// Waits for progress to look at.
-    pub(crate) fn progress(&self) -> Arc<Notify> {
-        Arc::clone(&self.progress)
-    }
-
-    /// The last record handed out, durable or not.
+    /// The last record handed out, committed or not.
     pub(crate) fn last_lsn(&self) -> Lsn {
         self.last_lsn
     }
 
-    /// The last record that is on stable storage.
-    pub(crate) fn durable_lsn(&self) -> Lsn {
-        self.counters.durable_lsn()
+    /// The last record that is committed: it survives whatever happens to a minority of namenodes.
+    pub(crate) fn committed_lsn(&mut self) -> Lsn {
+        let committed = self.commits.last();
+        while (self.awaited)
+            .pop_front_if(|(lsn, _)| *lsn <= committed)
+            .is_some()
+        {}
+        committed
+    }
+
+    /// Waits until everything that was handed over is committed, or nothing more will be.
+    pub(crate) async fn all_committed(&mut self) {
+        while self.commits.last() < self.last_lsn && !self.commits.is_ended() {
+            self.commits.changed().await;
+        }
     }
 
     /// Bytes of records since the start.
@@ -107,23 +94,25 @@ impl Log {
         self.counters.appended_bytes()
     }
 
-    /// What the journal counts.
-    pub(crate) fn counters(&self) -> Arc<JournalCounters> {
-        Arc::clone(&self.counters)
+    /// Why nothing more is committed, if that is so.
+    pub(crate) fn failure(&self) -> Option<NamenodeError> {
+        if let Some(failure) = self.journal().failure() {
+            return Some(NamenodeError::Journal(failure));
+        }
+        let is_ended = self.failure.is_some() || self.commits.is_ended();
+        is_ended.then(|| {
+            let why = self.failure.as_ref().map(ToString::to_string);
+            NamenodeError::Consensus(why.unwrap_or_else(|| "the log says why".to_owned()))
+        })
     }
 
-    /// What stopped the journal, if something did.
-    pub(crate) fn failure(&self) -> Option<Arc<JournalError>> {
-        self.writer.failure()
-    }
-
-    /// The writer, to begin a snapshot. Everything pushed must have been flushed.
-    pub(crate) fn writer(&self) -> &JournalWriter {
-        &self.writer
+    /// The journal, to begin a snapshot.
+    pub(crate) fn journal(&self) -> &JournalWriter {
+        self.consensus.journal()
     }
 
     /// Makes everything durable and ends the journal's thread. Blocks.
-    pub(crate) fn close(self) -> Result<(), Arc<JournalError>> {
-        self.writer.shutdown().map(drop)
+    pub(crate) async fn close(self) -> Result<(), NamenodeError> {
+        self.consensus.close().await.map_err(NamenodeError::Journal)
     }
 }

@@ -62,8 +62,8 @@ use self::metrics::{Metrics, RequestMetrics};
 use self::owner::{Owner, Parts, Stop};
 use self::recovery::Restored;
 use self::token_keys::TokenKeys;
+use crate::consensus::{Consensus, Member, MemberId};
 use crate::engine::cluster::{Cluster, ClusterOptions};
-use crate::journal::JournalWriter;
 use crate::journal::disk::Disk;
 
 /// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
@@ -214,7 +214,7 @@ fn run(
 }
 
 /// Restores everything that does not need the network.
-fn prepare(
+async fn prepare(
     options: &NamenodeOptions,
     disk: Option<Arc<dyn Disk>>,
     metrics: &Metrics,
@@ -223,8 +223,7 @@ fn prepare(
         namespace,
         formatted,
         journal,
-        last_lsn,
-        records_since_snapshot,
+        read,
     } = recovery::recover(options, disk)?;
     let lifetime_ms = u64::try_from(options.token_lifetime.as_millis()).unwrap_or(u64::MAX);
     let tokens = TokenKeys::open(
@@ -243,7 +242,14 @@ fn prepare(
         options.policy.build(&options.placement),
         clock.now_ms(),
     );
-    let writer = JournalWriter::start(journal, options.journal.clone())?;
+    let snapshot_lsn = read.snapshot_lsn;
+    let this = Member {
+        name: options.identity.peer().name.clone(),
+        addr: options.listen,
+    };
+    let consensus =
+        Consensus::start(journal, options.journal.clone(), read, (MemberId(1), this)).await?;
+    let (_, last_lsn) = consensus.lead().await?;
     let historian = Historian::start(
         data_dir::history_dir(&options.data_dir),
         options.analysis_interval,
@@ -254,8 +260,8 @@ fn prepare(
         namespace,
         formatted,
         cluster,
-        log: Log::new(writer, last_lsn, metrics.journal.clone()),
-        records_since_snapshot,
+        log: Log::new(consensus, last_lsn, metrics.journal.clone()),
+        records_since_snapshot: last_lsn - snapshot_lsn,
         tokens,
         historian,
         rng: match options.rng_seed {
@@ -281,7 +287,7 @@ async fn serve(
     let local_addr = endpoint.local_addr().map_err(listen_error)?;
     // Blocks this thread; peers that dial meanwhile try again.
     let metrics = Arc::new(Metrics::new());
-    let owner = prepare(options, disk, &metrics)?;
+    let owner = prepare(options, disk, &metrics).await?;
     let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let accepting = tokio::spawn(accept(
         endpoint.clone(),
@@ -293,7 +299,7 @@ async fn serve(
     // The caller that started it may be gone; then it is stopped next.
     let _ = ready.send(Ready {
         local_addr,
-        observer: Observer::new(events_sender, owner.journal_counters(), metrics),
+        observer: Observer::new(events_sender, owner.commits(), metrics),
     });
     let result = owner.run(events, stop).await;
     accepting.abort();

@@ -8,7 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::connection::Event;
 use super::metrics::Metrics;
 use super::owner::Owner;
-use crate::journal::{JournalCounters, Lsn};
+use crate::consensus::Commits;
+use crate::journal::Lsn;
 
 /// How often to check whether what is to be shown is on stable storage.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
@@ -25,19 +26,19 @@ pub(crate) struct Gone;
 #[derive(Clone)]
 pub struct Observer {
     events: mpsc::Sender<Event>,
-    journal: Arc<JournalCounters>,
+    commits: Arc<Commits>,
     metrics: Arc<Metrics>,
 }
 
 impl Observer {
     pub(super) fn new(
         events: mpsc::Sender<Event>,
-        journal: Arc<JournalCounters>,
+        commits: Arc<Commits>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
             events,
-            journal,
+            commits,
             metrics,
         }
     }
@@ -56,7 +57,7 @@ impl Observer {
         let sent = self.events.send(Event::Look(question)).await;
         sent.map_err(|_| Gone)?;
         let (answer, record): (T, Option<Lsn>) = answer.await.map_err(|_| Gone)?;
-        while record.is_some_and(|record| self.journal.durable_lsn() < record) {
+        while record.is_some_and(|record| self.commits.last() < record) {
             if self.events.is_closed() {
                 return Err(Gone);
             }

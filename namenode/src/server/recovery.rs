@@ -7,6 +7,7 @@ use harvestfs_protocol::durable;
 
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
+use crate::consensus::{self, Content, ReadLog, Term};
 use crate::engine::namespace::{Command, Formatted, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{
@@ -24,10 +25,8 @@ pub(crate) struct Restored {
     pub formatted: Formatted,
     /// The journal, open for more.
     pub journal: Journal,
-    /// The last record.
-    pub last_lsn: Lsn,
-    /// Records after the newest snapshot.
-    pub records_since_snapshot: u64,
+    /// What was read of it.
+    pub read: ReadLog,
 }
 
 /// Reads the newest snapshot and the records after it, from `disk` if there is one. Refuses to guess: what was acknowledged and
@@ -63,7 +62,7 @@ pub(crate) fn recover(
     }
     report_tail(&tail);
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
-    let Some(namespace) = replay(snapshot, records, || false)? else {
+    let Some((namespace, terms)) = replay(snapshot, records, || false)? else {
         unreachable!("a replay that cannot be cancelled was");
     };
     let formatted = match namespace.formatted() {
@@ -91,29 +90,41 @@ pub(crate) fn recover(
         namespace,
         formatted,
         journal,
-        last_lsn,
-        records_since_snapshot: last_lsn - snapshot_lsn,
+        read: ReadLog {
+            snapshot_lsn,
+            last_lsn,
+            terms,
+        },
     })
 }
 
-/// Applies records to a snapshot. `None` when `cancelled` says so in between.
+/// Applies records to a snapshot. The namespace, and the first record of each term; `None` when `cancelled` says so
+/// in between.
 pub(crate) fn replay(
     snapshot: Option<(Lsn, SnapshotReader)>,
     records: RecordReader,
     cancelled: impl Fn() -> bool,
-) -> Result<Option<Namespace>, NamenodeError> {
+) -> Result<Option<(Namespace, Vec<(Lsn, Term)>)>, NamenodeError> {
     let mut namespace = match snapshot {
         None => Namespace::new(),
         Some((lsn, mut reader)) => Namespace::read_snapshot(&mut reader)
             .map_err(|source| NamenodeError::Snapshot { lsn, source })?,
     };
+    let mut terms: Vec<(Lsn, Term)> = Vec::new();
     for record in records {
         let (lsn, bytes) = record?;
-        let command =
-            Command::decode(&bytes).map_err(|source| NamenodeError::Record { lsn, source })?;
-        namespace
-            .apply(&command)
-            .map_err(|source| NamenodeError::Replay { lsn, source })?;
+        let (term, content) =
+            consensus::decode(&bytes).map_err(|source| NamenodeError::Entry { lsn, source })?;
+        if terms.last().is_none_or(|(_, last)| *last != term) {
+            terms.push((lsn, term));
+        }
+        if let Content::Command(command) = content {
+            let command =
+                Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
+            namespace
+                .apply(&command)
+                .map_err(|source| NamenodeError::Replay { lsn, source })?;
+        }
         if lsn.is_multiple_of(PROGRESS_EVERY) {
             tracing::info!(lsn, "replaying the journal");
         }
@@ -121,7 +132,7 @@ pub(crate) fn replay(
             return Ok(None);
         }
     }
-    Ok(Some(namespace))
+    Ok(Some((namespace, terms)))
 }
 
 fn report_tail(tail: &TailReport) {

@@ -259,7 +259,7 @@ async fn check_healthy(cluster: Cluster) {
         (status.files, status.directories, status.sessions),
         (1, 1, 1)
     );
-    assert!(status.engine_bytes > 0 && status.journal_lsn == 5);
+    assert!(status.engine_bytes > 0 && status.journal_lsn == 6);
     until("safe mode is over", async || cluster.status().await.ready).await;
     // The second time there is nothing new in the journal since a snapshot.
     for _ in 0..2 {

@@ -342,6 +342,9 @@ impl Owner {
                 self.checkpoints.wanted.push_back(wanted);
             }
         }
+        // A snapshot covers nothing that other namenodes may never have.
+        self.log.all_committed().await;
+        self.on_progress();
         self.checkpoints.next = Covered {
             lsn: self.log.last_lsn(),
             appended_bytes: self.log.appended_bytes(),
@@ -351,7 +354,7 @@ impl Owner {
             Ok((checkpoint, begin)) => {
                 tracing::debug!(?purpose, lsn = self.log.last_lsn(), "a checkpoint begins");
                 self.checkpoints.running = Some(checkpoint);
-                self.log.writer().begin_snapshot(begin).await;
+                self.log.journal().begin_snapshot(begin).await;
             }
             Err(error) => {
                 // Not before as much again has been written.

@@ -93,7 +93,7 @@ impl Owner {
         Authority {
             position: Position {
                 epoch: self.timeline.epoch(),
-                record: self.log.durable_lsn(),
+                record: self.log.commits().last(),
             },
             recovering: self.timeline.is_recovering(),
         }

@@ -56,9 +56,10 @@ use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
+use crate::consensus::Commits;
 use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
-use crate::journal::{JournalCounters, Lsn};
+use crate::journal::Lsn;
 
 /// Events taken in one round. More would delay the first of them; fewer would cost a wake-up of the
 /// journal for each.
@@ -253,7 +254,7 @@ impl Owner {
         mut events: mpsc::Receiver<Event>,
         mut stop: oneshot::Receiver<Stop>,
     ) -> Result<(), NamenodeError> {
-        let progress = self.log.progress();
+        let commits = self.log.commits();
         self.log.flush().await;
         let mut tick = tokio::time::interval(self.options.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -262,7 +263,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 how = &mut stop => break how.unwrap_or(Stop::AtOnce),
-                () = progress.notified() => self.on_progress(),
+                () = commits.changed() => self.on_progress(),
                 _ = tick.tick() => self.on_tick(),
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),
@@ -278,10 +279,10 @@ impl Owner {
             self.log.flush().await;
             self.begin_checkpoint_if_due().await;
             if let Some(failure) = self.log.failure() {
-                tracing::error!(error = %failure, "the namenode stops: its journal failed");
+                tracing::error!(error = %failure, "the namenode stops: nothing more is committed");
                 self.checkpoints.cancel();
                 self.historian.stop(clock::unix_now_s());
-                return Err(NamenodeError::Journal(failure));
+                return Err(failure);
             }
         };
         self.checkpoints.cancel();
@@ -290,13 +291,13 @@ impl Owner {
         }
         self.historian.stop(clock::unix_now_s());
         // Replies that are still held are given up: their mutations may be repeated.
-        self.log.close().map_err(NamenodeError::Journal)
+        self.log.close().await
     }
 
     /// Takes what has arrived before the stop and waits until it is answered.
     async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
         let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;
-        let progress = self.log.progress();
+        let commits = self.log.commits();
         for _ in 0..events.len() {
             if let Ok(event) = events.try_recv() {
                 self.on_event(event);
@@ -313,7 +314,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(deadline) => break,
-                () = progress.notified() => {}
+                () = commits.changed() => {}
                 _ = tick.tick() => {
                     let expired = self.leases.expire(self.clock.now_ms());
                     self.release(expired.released);
@@ -470,9 +471,9 @@ impl Owner {
         }
     }
 
-    /// What the journal counts.
-    pub(crate) fn journal_counters(&self) -> Arc<JournalCounters> {
-        self.log.counters()
+    /// How far the log is committed.
+    pub(crate) fn commits(&self) -> Arc<Commits> {
+        self.log.commits()
     }
 
     /// The record that a reply which may show anything has to wait for.
@@ -482,7 +483,7 @@ impl Owner {
 
     /// The journal may have more on stable storage than when we looked last.
     fn on_progress(&mut self) {
-        let lsn = self.log.durable_lsn();
+        let lsn = self.log.committed_lsn();
         self.undurable.durable(lsn);
         for answer in self.gate.durable(lsn) {
             self.send(answer);

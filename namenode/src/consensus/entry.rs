@@ -1,0 +1,175 @@
+//! Entries of the replicated log, as records of the journal.
+//!
+//! An entry's number is that of its record. The record is one byte (64: an entry as here), the term,
+//! what the entry is, and its content:
+//!
+//! | kind | content |
+//! |---|---|
+//! | 0 | none: a leader's term begins |
+//! | 1 | an encoded command of the engine |
+//! | 2 | the members from here on |
+//!
+//! Numbers are varints of postcard. A record that begins with the version of a command instead, as all did
+//! before, is a command of term 0.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use bytes::Bytes;
+use openraft::entry::RaftEntry;
+use openraft::{EntryPayload, Membership};
+use serde::{Deserialize, Serialize};
+
+use super::{Entry, LogId, Member, MemberId, Term};
+use crate::engine::namespace::COMMAND_VERSION;
+use crate::journal::Lsn;
+
+/// The first byte of a record that is an entry with a term.
+const ENTRY_VERSION: u8 = 64;
+const _: () = assert!(
+    COMMAND_VERSION < ENTRY_VERSION,
+    "records are told apart by it"
+);
+
+/// A command of the engine, encoded.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Record {
+    /// What [`crate::engine::namespace::Command::encode`] made.
+    pub command: Bytes,
+    /// Something waits for it to become durable.
+    pub awaited: bool,
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a command of {} bytes", self.command.len())
+    }
+}
+
+/// Why a record is not an entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// There are no bytes.
+    #[error("the record is empty")]
+    Empty,
+    /// Another version wrote it.
+    #[error("the record has version {0}; this software reads up to {ENTRY_VERSION}")]
+    Version(u8),
+    /// The bytes are damaged.
+    #[error("the record is damaged: {0}")]
+    Damaged(#[from] postcard::Error),
+    /// What it is is not known.
+    #[error("the record is of the unknown kind {0}")]
+    Kind(u8),
+    /// The members cannot be those of a group.
+    #[error("the record names impossible members: {0}")]
+    Members(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Members {
+    configs: Vec<BTreeSet<MemberId>>,
+    nodes: BTreeMap<MemberId, Member>,
+}
+
+/// What a record is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content<'a> {
+    /// A leader's term begins.
+    Blank,
+    /// A command of the engine, encoded.
+    Command(&'a [u8]),
+    /// The members from here on.
+    Members(Membership<MemberId, Member>),
+}
+
+/// The term and the content of a record.
+///
+/// # Errors
+/// See [`EntryError`].
+pub fn decode(record: &[u8]) -> Result<(Term, Content<'_>), EntryError> {
+    let (&version, rest) = record.split_first().ok_or(EntryError::Empty)?;
+    if version <= COMMAND_VERSION {
+        return Ok((0, Content::Command(record)));
+    }
+    if version != ENTRY_VERSION {
+        return Err(EntryError::Version(version));
+    }
+    let ((term, kind), rest): ((Term, u8), _) = postcard::take_from_bytes(rest)?;
+    let content = match kind {
+        0 => Content::Blank,
+        1 => Content::Command(rest),
+        2 => Content::Members(decode_members(rest)?),
+        other => return Err(EntryError::Kind(other)),
+    };
+    Ok((term, content))
+}
+
+/// Members, as they are in files and messages.
+pub(super) fn encode_members(members: &Membership<MemberId, Member>) -> Vec<u8> {
+    let members = Members {
+        configs: members.get_joint_config().clone(),
+        nodes: members
+            .nodes()
+            .map(|(id, node)| (*id, node.clone()))
+            .collect(),
+    };
+    encoded(&members, Vec::new())
+}
+
+pub(super) fn decode_members(bytes: &[u8]) -> Result<Membership<MemberId, Member>, EntryError> {
+    let members: Members = postcard::from_bytes(bytes)?;
+    Membership::new(members.configs, members.nodes)
+        .map_err(|error| EntryError::Members(error.to_string()))
+}
+
+/// The record of an entry.
+pub(super) fn encode(entry: &Entry) -> Vec<u8> {
+    let term: Term = entry.log_id.committed_leader_id().term;
+    let head = |kind: u8| encoded(&(term, kind), vec![ENTRY_VERSION]);
+    match &entry.payload {
+        EntryPayload::Blank => head(0),
+        EntryPayload::Normal(record) => {
+            let mut bytes = head(1);
+            bytes.extend_from_slice(&record.command);
+            bytes
+        }
+        EntryPayload::Membership(members) => {
+            let mut bytes = head(2);
+            bytes.extend_from_slice(&encode_members(&members));
+            bytes
+        }
+    }
+}
+
+/// The entry of a record.
+pub(super) fn entry_of(lsn: Lsn, record: Vec<u8>) -> Result<Entry, EntryError> {
+    let record = Bytes::from(record);
+    let (term, content) = decode(&record)?;
+    let payload = match content {
+        Content::Blank => EntryPayload::Blank,
+        Content::Command(command) => EntryPayload::Normal(Record {
+            command: record.slice_ref(command),
+            // It is in the journal already.
+            awaited: false,
+        }),
+        Content::Members(members) => EntryPayload::Membership(members),
+    };
+    Ok(Entry::new(log_id(term, lsn), payload))
+}
+
+/// The place of an entry in the log.
+pub(super) fn log_id(term: Term, lsn: Lsn) -> LogId {
+    LogId::new_term_index(term, lsn)
+}
+
+fn encoded(value: &impl Serialize, before: Vec<u8>) -> Vec<u8> {
+    // It refuses only values of unknown length and what is larger than memory.
+    postcard::to_extend(value, before).expect("plain values are encoded")
+}
