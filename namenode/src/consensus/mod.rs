@@ -24,7 +24,7 @@ use self::applied::Applied;
 use self::entry::log_id;
 use self::member_file::Kept;
 use self::peers::Peers;
-use self::store::LogStore;
+use self::store::{Deposed, LogStore};
 use crate::journal::{
     Journal, JournalCounters, JournalError, JournalWriter, JournalWriterOptions, Lsn,
 };
@@ -80,7 +80,10 @@ type Snapshot = openraft::alias::SnapshotOf<Group, applied::InJournal>;
 /// How far the log is committed.
 #[derive(Debug, Default)]
 pub struct Commits {
-    last: AtomicU64,
+    committed: AtomicU64,
+    durable: AtomicU64,
+    /// This member is the only voter: what is durable is committed.
+    is_sole_voter: AtomicBool,
     changed: Notify,
     ended: AtomicBool,
 }
@@ -88,7 +91,12 @@ pub struct Commits {
 impl Commits {
     /// The last record that is committed.
     pub fn last(&self) -> Lsn {
-        self.last.load(Ordering::Acquire)
+        let last = if self.is_sole_voter.load(Ordering::Acquire) {
+            &self.durable
+        } else {
+            &self.committed
+        };
+        last.load(Ordering::Acquire)
     }
 
     /// Waits until more is, or the consensus ended. One waits at a time.
@@ -99,6 +107,22 @@ impl Commits {
     /// Nothing more will be committed.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// The journal is durable up to there, or failed.
+    fn progress(&self, durable: Option<Lsn>) {
+        match durable {
+            Some(durable) => self.durable.store(durable, Ordering::Release),
+            None => self.ended.store(true, Ordering::Release),
+        }
+        self.changed.notify_one();
+    }
+
+    fn committed(&self, lsn: Lsn) {
+        self.committed.fetch_max(lsn, Ordering::AcqRel);
+        if !self.is_sole_voter.load(Ordering::Acquire) {
+            self.changed.notify_one();
+        }
     }
 }
 
@@ -171,7 +195,11 @@ impl Consensus {
             member_file::term_of(&kept.terms, read.last_lsn),
             read.last_lsn,
         );
-        let store = LogStore::start(journal, options, Some(last), kept)?;
+        let commits = Arc::new(Commits::default());
+        commits.progress(Some(read.last_lsn));
+        let is_sole_voter = kept.members.voter_ids().eq([id]);
+        commits.is_sole_voter.store(is_sole_voter, Ordering::Release);
+        let store = LogStore::start(journal, options, Some(last), kept, Arc::clone(&commits))?;
         let config = Config {
             cluster_name: "harvestfs".to_owned(),
             heartbeat_interval: HEARTBEAT_MS,
@@ -189,21 +217,13 @@ impl Consensus {
             .await
             .map_err(|error| stopped(&error))?;
         let journal = store.writer().expect("it was just started");
-        let commits = Arc::new(Commits::default());
-        commits.last.store(last.index(), Ordering::Release);
         let mut progress = raft.watch_commit_progress();
         let following = Arc::clone(&commits);
         tokio::spawn(async move {
             while let Ok(committed) = progress.next().await {
-                if let Some(committed) = committed {
-                    following
-                        .last
-                        .fetch_max(committed.index(), Ordering::AcqRel);
-                    following.changed.notify_one();
-                }
+                following.committed(committed.map_or(0, |entry| entry.index()));
             }
-            following.ended.store(true, Ordering::Release);
-            following.changed.notify_one();
+            following.progress(None);
         });
         Ok(Self {
             raft,
@@ -234,13 +254,19 @@ impl Consensus {
         Ok((metrics.current_term, metrics.last_log_index.unwrap_or(0)))
     }
 
-    /// Hands over a record of the leader.
+    /// Hands over records of the leader of a term, which follow the last one.
     ///
     /// # Errors
-    /// [`ConsensusError::Stopped`]
-    pub async fn push(&self, record: Record) -> Result<(), ConsensusError> {
-        let pushed = self.raft.client_write_ff(record, None).await;
-        pushed.map_err(|error| ConsensusError::Stopped(error.to_string()))
+    /// [`ConsensusError::Stopped`]: this member does not lead any more, or the journal failed.
+    pub async fn push(&self, term: Term, records: Vec<Record>) -> Result<(), ConsensusError> {
+        let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
+        let submitted = self.store.submit(term, records.clone()).await;
+        submitted.map_err(|Deposed| stopped(&"another namenode leads"))?;
+        for record in records {
+            let pushed = self.raft.client_write_ff(record, None).await;
+            pushed.map_err(|error| stopped(&error))?;
+        }
+        Ok(())
     }
 
     /// How far the log is committed.

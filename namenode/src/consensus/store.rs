@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
-use openraft::{OptionalSend, RaftLogReader};
+use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
 
-use super::entry::encode;
+use super::entry::{Record, encode, log_id};
 use super::member_file::{self, Kept, term_of};
-use super::{Entry, Group, LogId, StoredMembers, Term, Vote};
+use super::{Commits, Entry, Group, LogId, StoredMembers, Term, Vote};
 use crate::journal::disk::Disk;
 use crate::journal::{
     Batch, Journal, JournalCounters, JournalError, JournalWriter, JournalWriterOptions, Lsn,
@@ -25,6 +25,10 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of commands of the newest entries that are kept in memory, to be applied and sent.
 const RECENT_BYTES_MAX: usize = 32 << 20;
+
+/// This member has voted in a later term.
+#[derive(Debug)]
+pub(super) struct Deposed;
 
 /// The log of one member. Cheap to clone.
 #[derive(Clone)]
@@ -50,6 +54,9 @@ struct Tail {
     /// The last entry that cannot be read any more.
     purged: Option<LogId>,
     last: Option<LogId>,
+    durable: Lsn,
+    /// The newest term that this member voted in: no leader of one before adds an entry any more.
+    term: Term,
     /// Appends that are to be durable, in order.
     pending: VecDeque<(Lsn, IOFlushed<Group>)>,
 }
@@ -73,30 +80,74 @@ impl Tail {
         }
     }
 
-    fn durable(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
-        let is_due = |lsn: Lsn| durable.as_ref().map_or(true, |durable| lsn <= *durable);
-        while let Some((_, flushed)) = self.pending.pop_front_if(|(lsn, _)| is_due(*lsn)) {
-            flushed.io_completed(
-                durable
-                    .map(drop)
-                    .map_err(|error| io::Error::other(Arc::clone(error))),
-            );
+    /// Appends are durable up to there, or none will be.
+    fn progress(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
+        if let Ok(durable) = durable {
+            self.durable = durable;
         }
+        let is_due = |lsn: Lsn| durable.is_err() || Ok(lsn) <= durable.map_err(drop);
+        while let Some((_, flushed)) = self.pending.pop_front_if(|(lsn, _)| is_due(*lsn)) {
+            flushed.io_completed(match durable {
+                Ok(_) => Ok(()),
+                Err(error) => Err(io::Error::other(Arc::clone(error))),
+            });
+        }
+    }
+
+    /// The entry with this number, if it is in memory.
+    fn recent(&self, lsn: Lsn) -> Option<&Entry> {
+        let oldest = self.recent.front()?.index();
+        let at = usize::try_from(lsn.checked_sub(oldest)?).ok()?;
+        self.recent.get(at)
     }
 }
 
-fn no_records() -> Batch {
-    Batch {
-        records: Vec::new(),
-        wants_durable: false,
-        // The journal's progress says when.
-        done: Box::new(|_| ()),
+/// Records on their way to the journal.
+#[derive(Default)]
+struct Batches {
+    full: Vec<Batch>,
+    records: Vec<Vec<u8>>,
+    bytes: usize,
+    wants_durable: bool,
+}
+
+impl Batches {
+    fn add(&mut self, entry: &Entry) {
+        let record = encode(entry);
+        self.bytes += record.len();
+        self.wants_durable |= match &entry.payload {
+            EntryPayload::Normal(record) => record.awaited,
+            EntryPayload::Blank | EntryPayload::Membership(_) => true,
+        };
+        self.records.push(record);
+        if self.bytes >= BATCH_BYTES_MAX {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        self.bytes = 0;
+        self.full.push(Batch {
+            records: std::mem::take(&mut self.records),
+            wants_durable: std::mem::take(&mut self.wants_durable),
+            // The journal's progress says when.
+            done: Box::new(|_| ()),
+        });
+    }
+
+    async fn commit(mut self, writer: &JournalWriter) {
+        if !self.records.is_empty() {
+            self.end();
+        }
+        for batch in self.full {
+            writer.commit(batch).await;
+        }
     }
 }
 
 fn bytes_of(entry: &Entry) -> usize {
     match &entry.payload {
-        openraft::EntryPayload::Normal(record) => size_of::<Entry>() + record.command.len(),
+        EntryPayload::Normal(record) => size_of::<Entry>() + record.command.len(),
         _ => size_of::<Entry>(),
     }
 }
@@ -108,16 +159,20 @@ impl LogStore {
         options: JournalWriterOptions,
         last: Option<LogId>,
         kept: Kept,
+        commits: Arc<Commits>,
     ) -> Result<Self, JournalError> {
         let disk = journal.disk();
         let tail = Arc::new(Mutex::new(Tail {
             purged: last,
             last,
+            durable: journal.durable_lsn(),
+            term: kept.vote.map_or(0, |vote| vote.leader_id.term),
             ..Tail::default()
         }));
         let progressing = Arc::clone(&tail);
         let progress = move |durable: Result<Lsn, &Arc<JournalError>>| {
-            progressing.lock().durable(durable);
+            progressing.lock().progress(durable);
+            commits.progress(durable.ok());
         };
         let writer = JournalWriter::start(journal, options)?;
         writer.on_progress(Box::new(progress));
@@ -159,6 +214,32 @@ impl LogStore {
     /// Other members are in the group from here on.
     pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
         self.keep(|kept| kept.members = members)
+    }
+
+    /// Writes entries of the leader of a term that openraft hears of next: what they wait for on the disk begins at
+    /// once.
+    ///
+    /// # Errors
+    /// This member has voted in a later term since.
+    pub(super) async fn submit(&self, term: Term, records: Vec<Record>) -> Result<(), Deposed> {
+        let Some(writer) = self.writer() else {
+            return Err(Deposed);
+        };
+        let mut batches = Batches::default();
+        {
+            let mut tail = self.shared.tail.lock();
+            if tail.term != term {
+                return Err(Deposed);
+            }
+            let first = tail.last.map_or(1, |last| last.index() + 1);
+            for (lsn, record) in (first..).zip(records) {
+                let entry = Entry::new(log_id(term, lsn), EntryPayload::Normal(record));
+                batches.add(&entry);
+                tail.push(entry);
+            }
+        }
+        batches.commit(&writer).await;
+        Ok(())
     }
 
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
@@ -213,6 +294,8 @@ impl RaftLogStorage<Group> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        // First: a leader of a term before adds nothing once there is a vote in a later one.
+        self.shared.tail.lock().term = vote.leader_id.term;
         self.keep(|kept| kept.vote = Some(*vote))
             .map_err(io::Error::other)
     }
@@ -225,36 +308,33 @@ impl RaftLogStorage<Group> for LogStore {
         let Some(writer) = self.writer() else {
             return Err(io::Error::other("the journal is closed"));
         };
-        let mut batches = vec![no_records()];
-        let mut bytes = 0;
+        let mut batches = Batches::default();
         {
             let mut tail = self.shared.tail.lock();
-            let mut kept = self.shared.kept.lock();
+            let mut last = tail.durable;
             for entry in entries {
-                if bytes >= BATCH_BYTES_MAX {
-                    bytes = 0;
-                    batches.push(no_records());
+                last = entry.index();
+                if tail.last.is_some_and(|it| it.index() >= last) {
+                    // Submitted by the owner, before.
+                    let here = tail.recent(last).map(RaftEntry::log_id);
+                    assert_eq!(here, Some(entry.log_id()), "an entry is what was submitted");
+                    continue;
                 }
                 let term: Term = entry.log_id.committed_leader_id().term;
+                let mut kept = self.shared.kept.lock();
                 if term_of(&kept.terms, entry.index()) != term {
                     kept.terms.push((entry.index(), term));
                 }
-                let record = encode(&entry);
-                bytes += record.len();
-                let batch = batches.last_mut().expect("there is one");
-                batch.wants_durable |= match &entry.payload {
-                    openraft::EntryPayload::Normal(record) => record.awaited,
-                    _ => true,
-                };
-                batch.records.push(record);
+                batches.add(&entry);
                 tail.push(entry);
             }
-            let last = tail.last.map_or(0, |last| last.index());
-            tail.pending.push_back((last, flushed));
+            if last <= tail.durable {
+                flushed.io_completed(Ok(()));
+            } else {
+                tail.pending.push_back((last, flushed));
+            }
         }
-        for batch in batches {
-            writer.commit(batch).await;
-        }
+        batches.commit(&writer).await;
         Ok(())
     }
 

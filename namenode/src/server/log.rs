@@ -7,11 +7,12 @@ use bytes::Bytes;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
-use crate::consensus::{Commits, Consensus, ConsensusError, Record};
+use crate::consensus::{Commits, Consensus, ConsensusError, Record, Term};
 use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
+    term: Term,
     consensus: Consensus,
     commits: Arc<Commits>,
     counters: Arc<JournalCounters>,
@@ -27,8 +28,14 @@ pub(crate) struct Log {
 
 impl Log {
     /// Continues after the record `last_lsn`, which began the term of this namenode.
-    pub(crate) fn new(consensus: Consensus, last_lsn: Lsn, seconds: Histogram) -> Self {
+    pub(crate) fn new(
+        consensus: Consensus,
+        term: Term,
+        last_lsn: Lsn,
+        seconds: Histogram,
+    ) -> Self {
         Self {
+            term,
             commits: consensus.commits(),
             counters: consensus.counters(),
             consensus,
@@ -54,11 +61,12 @@ impl Log {
         if self.records.iter().any(|record| record.awaited) {
             (self.awaited).push_back((self.last_lsn, self.seconds.start_timer()));
         }
-        for record in std::mem::take(&mut self.records) {
-            if let Err(error) = self.consensus.push(record).await {
-                self.failure.get_or_insert(error);
-                return;
-            }
+        if self.records.is_empty() {
+            return;
+        }
+        let records = std::mem::take(&mut self.records);
+        if let Err(error) = self.consensus.push(self.term, records).await {
+            self.failure.get_or_insert(error);
         }
     }
 

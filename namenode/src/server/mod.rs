@@ -249,7 +249,7 @@ async fn prepare(
     };
     let consensus =
         Consensus::start(journal, options.journal.clone(), read, (MemberId(1), this)).await?;
-    let (_, last_lsn) = consensus.lead().await?;
+    let (term, last_lsn) = consensus.lead().await?;
     let historian = Historian::start(
         data_dir::history_dir(&options.data_dir),
         options.analysis_interval,
@@ -260,7 +260,7 @@ async fn prepare(
         namespace,
         formatted,
         cluster,
-        log: Log::new(consensus, last_lsn, metrics.journal.clone()),
+        log: Log::new(consensus, term, last_lsn, metrics.journal.clone()),
         records_since_snapshot: last_lsn - snapshot_lsn,
         tokens,
         historian,
