@@ -30,6 +30,7 @@ pub mod name;
 pub mod node;
 pub mod outlook;
 pub mod panics;
+pub mod peer;
 pub mod placement;
 pub mod planted;
 pub mod replica_layout;

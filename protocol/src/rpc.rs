@@ -6,6 +6,7 @@ use crate::admin::{AdminReply, AdminRequest};
 use crate::error::FsError;
 use crate::meta::{MetaCall, MetaReply, Mutated, OpenSession, SessionOpened};
 use crate::node::{NodeReply, NodeRequest};
+use crate::peer::{PeerReply, PeerRequest};
 
 /// A request to the namenode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub enum Request {
     Node(NodeRequest),
     /// Of an operator.
     Admin(AdminRequest),
+    /// Of another namenode of the group.
+    Peer(PeerRequest),
 }
 
 /// The namenode's reply.
@@ -44,6 +47,8 @@ pub enum Reply {
     Node(NodeReply),
     /// To `Admin`.
     Admin(AdminReply),
+    /// To `Peer`.
+    Peer(PeerReply),
 }
 
 /// What the namenode answers.

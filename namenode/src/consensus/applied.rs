@@ -2,25 +2,68 @@
 //! noted how far they are, and which members they name.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use openraft::entry::RaftEntry;
 use openraft::storage::{EntryResponder, RaftStateMachine};
-use openraft::{OptionalSend, RaftSnapshotBuilder};
+use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
+use tokio::sync::mpsc;
 
 use super::store::LogStore;
-use super::{Group, LogId, Snapshot, SnapshotMeta, StoredMembers};
+use super::{Group, LogId, Snapshot, SnapshotMeta, StoredMembers, Term};
+use crate::journal::Lsn;
+
+/// What is committed, for the owner of the engine.
+#[derive(Debug)]
+pub enum Committed {
+    /// The term of a leader began.
+    Term {
+        /// The entry.
+        lsn: Lsn,
+        /// The term.
+        term: Term,
+    },
+    /// A command of the engine, encoded, which this member did not execute itself.
+    Command {
+        /// The entry.
+        lsn: Lsn,
+        /// The command.
+        command: Bytes,
+    },
+    /// There are other members from here on.
+    Members {
+        /// The entry.
+        lsn: Lsn,
+    },
+}
 
 /// The state machine of openraft.
 pub(super) struct Applied {
     store: LogStore,
     last: Option<LogId>,
+    /// The engine has the commands up to there.
+    executed: Arc<AtomicU64>,
+    owner: mpsc::Sender<Committed>,
 }
 
 impl Applied {
-    /// Everything up to `last` is applied.
-    pub(super) fn new(store: LogStore, last: Option<LogId>) -> Self {
-        Self { store, last }
+    /// Everything up to `last` is applied. What is committed then, and is not `executed` by the owner of the engine
+    /// before, is sent to it.
+    pub(super) fn new(
+        store: LogStore,
+        last: Option<LogId>,
+        executed: Arc<AtomicU64>,
+        owner: mpsc::Sender<Committed>,
+    ) -> Self {
+        Self {
+            store,
+            last,
+            executed,
+            owner,
+        }
     }
 }
 
@@ -58,9 +101,25 @@ impl RaftStateMachine<Group> for Applied {
         while let Some(next) = entries.next().await {
             let (entry, responder) = next?;
             self.last = Some(entry.log_id());
-            if let Some(members) = entry.get_membership() {
-                let members = StoredMembers::new(self.last, members);
-                self.store.keep_members(members).map_err(io::Error::other)?;
+            let (lsn, term) = (entry.index(), entry.log_id.committed_leader_id().term);
+            let is_executed = lsn <= self.executed.load(Ordering::Acquire);
+            let committed = match entry.payload {
+                EntryPayload::Normal(_) if is_executed => None,
+                EntryPayload::Normal(record) => Some(Committed::Command {
+                    lsn,
+                    command: record.command,
+                }),
+                EntryPayload::Blank => Some(Committed::Term { lsn, term }),
+                EntryPayload::Membership(members) => {
+                    let members = StoredMembers::new(self.last, members);
+                    (self.store.keep_members(members)).map_err(io::Error::other)?;
+                    Some(Committed::Members { lsn })
+                }
+            };
+            if let Some(committed) = committed {
+                // It is gone when this member is about to be.
+                let sent = self.owner.send(committed).await;
+                sent.map_err(|_| io::Error::other("the namenode stops"))?;
             }
             if let Some(responder) = responder {
                 responder.send(());

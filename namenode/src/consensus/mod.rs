@@ -8,17 +8,24 @@ mod member_file;
 mod peers;
 mod runtime;
 mod store;
+mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::peer::{PeerReply, PeerRequest};
+use harvestfs_protocol::transport::Endpoint;
+use openraft::Instant as _;
+use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
 use openraft::{Config, Raft, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use self::applied::Applied;
 use self::entry::log_id;
@@ -29,6 +36,7 @@ use crate::journal::{
     Journal, JournalCounters, JournalError, JournalWriter, JournalWriterOptions, Lsn,
 };
 
+pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use runtime::MachineRuntime;
 
@@ -91,7 +99,7 @@ pub struct Commits {
 impl Commits {
     /// The last record that is committed.
     pub fn last(&self) -> Lsn {
-        let last = if self.is_sole_voter.load(Ordering::Acquire) {
+        let last = if self.is_alone() {
             &self.durable
         } else {
             &self.committed
@@ -102,6 +110,11 @@ impl Commits {
     /// Waits until more is, or the consensus ended. One waits at a time.
     pub async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// This member is the only voter.
+    pub fn is_alone(&self) -> bool {
+        self.is_sole_voter.load(Ordering::Acquire)
     }
 
     /// Nothing more will be committed.
@@ -120,7 +133,7 @@ impl Commits {
 
     fn committed(&self, lsn: Lsn) {
         self.committed.fetch_max(lsn, Ordering::AcqRel);
-        if !self.is_sole_voter.load(Ordering::Acquire) {
+        if !self.is_alone() {
             self.changed.notify_one();
         }
     }
@@ -130,6 +143,11 @@ impl Commits {
 const HEARTBEAT_MS: u64 = 50;
 /// A member that heard nothing of a leader for so long asks for an election: at least, and at most.
 const ELECTION_MS: (u64, u64) = (200, 400);
+/// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
+/// elections, for clocks that do not run alike.
+const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);
+/// What is committed and waits for the owner of the engine.
+const COMMITTED_QUEUED_MAX: usize = 1_024;
 /// Messages that wait for openraft; beyond it the owner waits. Each may be as large as a record.
 const QUEUED_MAX: u64 = 64;
 
@@ -160,6 +178,20 @@ pub struct Consensus {
     store: LogStore,
     journal: Arc<JournalWriter>,
     commits: Arc<Commits>,
+    leadership: LeadershipReceiver,
+    executed: Arc<AtomicU64>,
+}
+
+/// Who leads, as far as this member knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leadership {
+    /// Nobody, for now.
+    #[default]
+    Nobody,
+    /// The one that listens there.
+    Other(SocketAddr),
+    /// This member, in this term.
+    This(Term),
 }
 
 impl Consensus {
@@ -172,7 +204,8 @@ impl Consensus {
         options: JournalWriterOptions,
         read: ReadLog,
         this: (MemberId, Member),
-    ) -> Result<Self, ConsensusError> {
+        endpoint: Endpoint,
+    ) -> Result<(Self, mpsc::Receiver<Committed>), ConsensusError> {
         let (id, member) = this;
         let mut kept = match member_file::read(&*journal.disk())? {
             Some(kept) => kept,
@@ -198,7 +231,19 @@ impl Consensus {
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));
         let is_sole_voter = kept.members.voter_ids().eq([id]);
-        commits.is_sole_voter.store(is_sole_voter, Ordering::Release);
+        // Of a group, others may have removed what is at the end.
+        let applied = if is_sole_voter {
+            last
+        } else {
+            let snapshot_lsn = read.snapshot_lsn;
+            log_id(
+                member_file::term_of(&kept.terms, snapshot_lsn),
+                snapshot_lsn,
+            )
+        };
+        commits
+            .is_sole_voter
+            .store(is_sole_voter, Ordering::Release);
         let store = LogStore::start(journal, options, Some(last), kept, Arc::clone(&commits))?;
         let config = Config {
             cluster_name: "harvestfs".to_owned(),
@@ -212,10 +257,23 @@ impl Consensus {
         };
         let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
         let config = config.validate().map_err(|error| stopped(&error))?;
-        let applied = Applied::new(store.clone(), Some(last));
-        let raft = Raft::new(id, Arc::new(config), Peers, store.clone(), applied)
-            .await
-            .map_err(|error| stopped(&error))?;
+        let (committed, receiver) = mpsc::channel(COMMITTED_QUEUED_MAX);
+        let executed = Arc::new(AtomicU64::new(read.last_lsn));
+        let applied = Applied::new(
+            store.clone(),
+            Some(applied),
+            Arc::clone(&executed),
+            committed,
+        );
+        let raft = Raft::new(
+            id,
+            Arc::new(config),
+            Peers { endpoint },
+            store.clone(),
+            applied,
+        )
+        .await
+        .map_err(|error| stopped(&error))?;
         let journal = store.writer().expect("it was just started");
         let mut progress = raft.watch_commit_progress();
         let following = Arc::clone(&commits);
@@ -225,33 +283,58 @@ impl Consensus {
             }
             following.progress(None);
         });
-        Ok(Self {
+        let (sender, leadership) = tokio::sync::watch::channel(Leadership::Nobody);
+        let mut metrics = raft.server_metrics();
+        tokio::spawn(async move {
+            loop {
+                let now = leadership_of(&metrics.borrow_watched());
+                sender.send_if_modified(|before| std::mem::replace(before, now) != now);
+                if metrics.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        let consensus = Self {
             raft,
             store,
             journal,
             commits,
-        })
+            leadership,
+            executed,
+        };
+        Ok((consensus, receiver))
     }
 
-    /// Waits until this member leads. The last entry, which begins its term.
+    /// Asks for an election at once, where there is nobody to wait for.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]
-    pub async fn lead(&self) -> Result<(Term, Lsn), ConsensusError> {
-        let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
-        self.raft
-            .trigger()
-            .elect(false)
-            .await
-            .map_err(|error| stopped(&error))?;
-        let leads = |metrics: &openraft::RaftMetrics<Group>| {
-            metrics.current_leader == Some(metrics.id)
-                && (metrics.last_applied.as_ref())
-                    .is_some_and(|it| it.committed_leader_id().term == metrics.current_term)
-        };
-        let metrics = self.raft.wait(None).metrics(leads, "leads").await;
-        let metrics = metrics.map_err(|error| stopped(&error))?;
-        Ok((metrics.current_term, metrics.last_log_index.unwrap_or(0)))
+    pub async fn elect_if_alone(&self) -> Result<(), ConsensusError> {
+        if !self.commits.is_alone() {
+            return Ok(());
+        }
+        let asked = self.raft.trigger().elect(false).await;
+        asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
+    }
+
+    /// Whether a new leader would know all that this member answers now: nobody else is elected before its lease is over.
+    pub fn has_lease(&self) -> bool {
+        if self.commits.is_alone() {
+            return true;
+        }
+        let acknowledged = self.raft.data_metrics().borrow_watched().last_quorum_acked;
+        acknowledged.is_some_and(|at| at.elapsed() < LEASE)
+    }
+
+    /// Whether this member leads, as far as it knows, and who does otherwise.
+    #[must_use]
+    pub fn leadership(&self) -> LeadershipReceiver {
+        self.leadership.clone()
+    }
+
+    /// The engine has the commands up to there: they are not sent to it when they are committed.
+    pub fn executed(&self, lsn: Lsn) {
+        self.executed.fetch_max(lsn, Ordering::AcqRel);
     }
 
     /// Hands over records of the leader of a term, which follow the last one.
@@ -267,6 +350,14 @@ impl Consensus {
             pushed.map_err(|error| stopped(&error))?;
         }
         Ok(())
+    }
+
+    /// What answers the other members.
+    #[must_use]
+    pub fn service(&self) -> Service {
+        Service {
+            raft: self.raft.clone(),
+        }
     }
 
     /// How far the log is committed.
@@ -299,3 +390,67 @@ impl Consensus {
         self.store.close()
     }
 }
+
+/// Answers the other members. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    raft: Raft<Group, Applied>,
+}
+
+impl Service {
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// [`FsError::Protocol`] for what is no entry; [`FsError::Internal`] when the consensus stopped.
+    pub async fn answer(&self, request: PeerRequest) -> Result<PeerReply, FsError> {
+        let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
+        match request {
+            PeerRequest::Vote {
+                ballot,
+                last,
+                is_trial,
+                is_transfer,
+            } => {
+                let request = wire::asks_for_vote(ballot, last, is_transfer);
+                let voted = if is_trial {
+                    self.raft.pre_vote(request).await
+                } else {
+                    self.raft.vote(request).await
+                };
+                Ok(wire::voted(&voted.map_err(|error| stopped(&error))?))
+            }
+            PeerRequest::Append {
+                ballot,
+                before,
+                records,
+                committed,
+            } => {
+                let request = wire::append(ballot, before, records, committed)
+                    .map_err(|error| FsError::Protocol(error.to_string()))?;
+                let appended = self.raft.append_entries(request).await;
+                Ok(wire::appended(&appended.map_err(|error| stopped(&error))?))
+            }
+            PeerRequest::Transfer { ballot, to, last } => {
+                let request = wire::transfer(ballot, to, last);
+                let transferred = self.raft.handle_transfer_leader(request).await;
+                let taken = transferred.map_err(|error| stopped(&error))?;
+                taken.map_err(|error| FsError::InvalidArgument(error.to_string()))?;
+                Ok(PeerReply::Transferred)
+            }
+        }
+    }
+}
+
+fn leadership_of(metrics: &openraft::metrics::RaftServerMetrics<Group>) -> Leadership {
+    match metrics.current_leader {
+        Some(leader) if leader == metrics.id => Leadership::This(metrics.vote.leader_id.term),
+        Some(leader) => {
+            let member = metrics.membership_config.get_node(&leader);
+            member.map_or(Leadership::Nobody, |it| Leadership::Other(it.addr))
+        }
+        None => Leadership::Nobody,
+    }
+}
+
+/// To see who leads, and to wait until that changes.
+pub type LeadershipReceiver = tokio::sync::watch::Receiver<Leadership>;

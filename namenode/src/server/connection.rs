@@ -5,17 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
-use harvestfs_protocol::identity::Peer;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
-use harvestfs_protocol::rpc::{Request, Response};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{
     CloseCode, Connection, ConnectionCounts, Incoming, NoticeSender, RpcServer, TransportError,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::metrics::{RequestMetrics, Responder};
 use super::observer::Question;
 use super::sessions::ConnectionId;
+use crate::consensus::Service;
 
 /// How long a connection may take until it has opened its request stream.
 const FIRST_STREAM_DEADLINE: Duration = Duration::from_secs(10);
@@ -51,12 +53,23 @@ pub(crate) enum Event {
     },
 }
 
+/// What connections are served with.
+#[derive(Clone)]
+pub(crate) struct Served {
+    /// To the owner of the engine.
+    pub events: mpsc::Sender<Event>,
+    /// Answers other namenodes.
+    pub service: Service,
+    /// Its sender is gone: nothing is answered any more.
+    pub ended: watch::Receiver<()>,
+}
+
 /// Serves a connection until it ends.
 pub(crate) async fn serve(
     id: ConnectionId,
     incoming: Incoming,
     counts: &ConnectionCounts,
-    events: mpsc::Sender<Event>,
+    served: Served,
     metrics: &Arc<RequestMetrics>,
 ) {
     let remote = incoming.remote_addr();
@@ -86,10 +99,21 @@ pub(crate) async fn serve(
         notices: server.notice_sender(),
     };
     // The owner is gone when the namenode stops; then there is nothing to report.
+    if peer.role == Role::Namenode {
+        if let Err(error) = serve_member(&mut server, served, metrics).await {
+            tracing::debug!(%remote, %peer, %error, "another namenode disconnected");
+        }
+        return;
+    }
+    let events = served.events;
     if events.send(connected).await.is_err() {
         return;
     }
-    let ended = forward(id, &mut server, &events, metrics).await;
+    let mut over = served.ended;
+    let ended = tokio::select! {
+        ended = forward(id, &mut server, &events, metrics) => ended,
+        _ = over.changed() => Err(TransportError::Closed),
+    };
     match ended {
         Ok(()) | Err(TransportError::ClosedByPeer { .. } | TransportError::Closed) => {
             tracing::debug!(%remote, %peer, connection = id, "disconnected");
@@ -141,4 +165,33 @@ async fn forward(
         }
     }
     Ok(())
+}
+
+/// Answers another namenode of the group.
+async fn serve_member(
+    server: &mut RpcServer<Request, Response, Notice>,
+    mut served: Served,
+    metrics: &Arc<RequestMetrics>,
+) -> Result<(), TransportError> {
+    loop {
+        let next = tokio::select! {
+            next = server.next() => next?,
+            _ = served.ended.changed() => return Err(TransportError::Closed),
+        };
+        let Some((request, responder)) = next else {
+            return Ok(());
+        };
+        let responder = Responder::new(&request, responder, metrics);
+        let Request::Peer(request) = request else {
+            let what = "a namenode asks others only for consensus".to_owned();
+            responder.send(&Err(FsError::RoleDenied(what)));
+            continue;
+        };
+        // Votes do not wait for entries on their way to the disk.
+        let service = served.service.clone();
+        tokio::spawn(async move {
+            let answer = service.answer(request).await;
+            responder.send(&answer.map(Reply::Peer));
+        });
+    }
 }

@@ -69,6 +69,9 @@ pub enum NamenodeError {
     /// The journal cannot be opened, or stopped.
     #[error(transparent)]
     Journal(Arc<JournalError>),
+    /// Another namenode was elected.
+    #[error("another namenode leads from here on")]
+    Deposed,
     /// The namenodes' consensus stopped.
     #[error("the namenodes' consensus stopped: {0}")]
     Consensus(String),

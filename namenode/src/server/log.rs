@@ -12,7 +12,8 @@ use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
-    term: Term,
+    /// The term in which this namenode leads; none: it does not.
+    term: Option<Term>,
     consensus: Consensus,
     commits: Arc<Commits>,
     counters: Arc<JournalCounters>,
@@ -27,15 +28,10 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Continues after the record `last_lsn`, which began the term of this namenode.
-    pub(crate) fn new(
-        consensus: Consensus,
-        term: Term,
-        last_lsn: Lsn,
-        seconds: Histogram,
-    ) -> Self {
+    /// Follows the group after the record `last_lsn`.
+    pub(crate) fn new(consensus: Consensus, last_lsn: Lsn, seconds: Histogram) -> Self {
         Self {
-            term,
+            term: None,
             commits: consensus.commits(),
             counters: consensus.counters(),
             consensus,
@@ -47,12 +43,39 @@ impl Log {
         }
     }
 
+    /// The engine has what another namenode committed, up to this record.
+    pub(crate) fn followed(&mut self, lsn: Lsn) {
+        assert!(
+            self.term.is_none(),
+            "record {lsn} of another, and this namenode leads"
+        );
+        self.last_lsn = self.last_lsn.max(lsn);
+        self.consensus.executed(lsn);
+    }
+
+    /// This namenode leads from here on, in this term.
+    pub(crate) fn lead(&mut self, term: Term) {
+        self.term = Some(term);
+    }
+
+    /// Whether it is the only voter.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.commits.is_alone()
+    }
+
+    /// Whether this namenode may answer by itself just now: nobody else can have been elected.
+    pub(crate) fn has_lease(&self) -> bool {
+        self.consensus.has_lease()
+    }
+
     /// Adds a record to the round and returns its number. Unless it is `awaited`, it is committed
     /// with the next that is, or a few milliseconds later.
     pub(crate) fn push(&mut self, command: Vec<u8>, awaited: bool) -> Lsn {
+        assert!(self.term.is_some(), "a standby executes nothing");
         let command = Bytes::from(command);
         self.records.push(Record { command, awaited });
         self.last_lsn += 1;
+        self.consensus.executed(self.last_lsn);
         self.last_lsn
     }
 
@@ -65,7 +88,10 @@ impl Log {
             return;
         }
         let records = std::mem::take(&mut self.records);
-        if let Err(error) = self.consensus.push(self.term, records).await {
+        let Some(term) = self.term else {
+            unreachable!("records are pushed by a leader");
+        };
+        if let Err(error) = self.consensus.push(term, records).await {
             self.failure.get_or_insert(error);
         }
     }

@@ -31,7 +31,7 @@ use super::classes::of_pattern;
 use super::overview::Overview;
 
 /// The names of requests that are no metadata operations.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 9] = [
     "open_session",
     "close_session",
     "keep_alive",
@@ -40,6 +40,7 @@ const OTHERS: [&str; 8] = [
     "heartbeat",
     "block_report",
     "admin",
+    "peer",
 ];
 
 /// The names of all kinds of requests, in the order of [`index_of`].
@@ -65,6 +66,7 @@ fn index_of(request: &Request) -> usize {
             NodeRequest::BlockReport(_) | NodeRequest::IncrementalReport(_) | NodeRequest::Stopping,
         ) => 6,
         Request::Admin(_) => 7,
+        Request::Peer(_) => 8,
         Request::Meta(call) => match &call.op {
             MetaOp::Query(query) => QUERIES + query.index(),
             MetaOp::Mutation(call) => MUTATIONS + call.mutation.index(),

@@ -46,7 +46,8 @@ use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::{ConnectionCounts, Endpoint};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 
 pub use data_dir::{FormatOptions, format, journal_dir};
 pub use error::NamenodeError;
@@ -56,13 +57,14 @@ pub use options::{NamenodeOptions, SnapshotTrigger};
 pub use token_keys::TokenKeyError;
 
 use self::clock::Clock;
+use self::connection::Served;
 use self::history::Historian;
 use self::log::Log;
 use self::metrics::{Metrics, RequestMetrics};
 use self::owner::{Owner, Parts, Stop};
 use self::recovery::Restored;
 use self::token_keys::TokenKeys;
-use crate::consensus::{Consensus, Member, MemberId};
+use crate::consensus::{Consensus, Member, MemberId, Service};
 use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::disk::Disk;
 
@@ -218,7 +220,8 @@ async fn prepare(
     options: &NamenodeOptions,
     disk: Option<Arc<dyn Disk>>,
     metrics: &Metrics,
-) -> Result<Owner, NamenodeError> {
+    endpoint: &Endpoint,
+) -> Result<(Owner, Service), NamenodeError> {
     let Restored {
         namespace,
         formatted,
@@ -247,20 +250,31 @@ async fn prepare(
         name: options.identity.peer().name.clone(),
         addr: options.listen,
     };
-    let consensus =
-        Consensus::start(journal, options.journal.clone(), read, (MemberId(1), this)).await?;
-    let (term, last_lsn) = consensus.lead().await?;
+    let last_lsn = read.last_lsn;
+    let writing = options.journal.clone();
+    let started = Consensus::start(
+        journal,
+        writing,
+        read,
+        (MemberId(1), this),
+        endpoint.clone(),
+    );
+    let (consensus, committed) = started.await?;
+    consensus.elect_if_alone().await?;
+    let service = consensus.service();
     let historian = Historian::start(
         data_dir::history_dir(&options.data_dir),
         options.analysis_interval,
     )
     .map_err(NamenodeError::Thread)?;
-    Owner::new(Parts {
+    let owner = Owner::new(Parts {
+        leadership: consensus.leadership(),
+        committed,
         options: options.clone(),
         namespace,
         formatted,
         cluster,
-        log: Log::new(consensus, term, last_lsn, metrics.journal.clone()),
+        log: Log::new(consensus, last_lsn, metrics.journal.clone()),
         records_since_snapshot: last_lsn - snapshot_lsn,
         tokens,
         historian,
@@ -269,14 +283,15 @@ async fn prepare(
             None => machine::rng(),
         },
         clock,
-    })
+    });
+    Ok((owner, service))
 }
 
 async fn serve(
     options: &NamenodeOptions,
     disk: Option<Arc<dyn Disk>>,
     ready: oneshot::Sender<Ready>,
-    stop: oneshot::Receiver<Stop>,
+    mut stop: oneshot::Receiver<Stop>,
 ) -> Result<(), NamenodeError> {
     let listen_error = |source| NamenodeError::Listen {
         addr: options.listen,
@@ -285,24 +300,56 @@ async fn serve(
     let endpoint = Endpoint::bind(options.listen, &options.identity, options.transport.clone())
         .map_err(listen_error)?;
     let local_addr = endpoint.local_addr().map_err(listen_error)?;
-    // Blocks this thread; peers that dial meanwhile try again.
     let metrics = Arc::new(Metrics::new());
-    let owner = prepare(options, disk, &metrics).await?;
-    let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
-    let accepting = tokio::spawn(accept(
-        endpoint.clone(),
-        ConnectionCounts::new(options.connections_per_address_max),
-        events_sender.clone(),
-        Arc::clone(&metrics.requests),
-    ));
-    tracing::info!(%local_addr, "the namenode is ready");
-    // The caller that started it may be gone; then it is stopped next.
-    let _ = ready.send(Ready {
-        local_addr,
-        observer: Observer::new(events_sender, owner.commits(), metrics),
-    });
-    let result = owner.run(events, stop).await;
-    accepting.abort();
+    let mut ready = Some(ready);
+    let mut observer: Option<Observer> = None;
+    let result = loop {
+        // Blocks this thread; peers that dial meanwhile try again.
+        let (owner, service) = prepare(options, disk.clone(), &metrics, &endpoint).await?;
+        let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+        // Dropped with this round: connections end with it.
+        let (_serving, ended) = watch::channel(());
+        let accepting = Abort(tokio::spawn(accept(
+            endpoint.clone(),
+            ConnectionCounts::new(options.connections_per_address_max),
+            Served {
+                events: events_sender.clone(),
+                service,
+                ended,
+            },
+            Arc::clone(&metrics.requests),
+        )));
+        let observer = match &observer {
+            Some(observer) => {
+                observer.follow(events_sender, owner.commits());
+                observer.clone()
+            }
+            None => {
+                let first = Observer::new(events_sender, owner.commits(), Arc::clone(&metrics));
+                observer.insert(first).clone()
+            }
+        };
+        let result = owner
+            .run(events, &mut stop, || {
+                if let Some(ready) = ready.take() {
+                    tracing::info!(%local_addr, "the namenode is ready");
+                    let observer = observer.clone();
+                    // The caller that started it may be gone; then it is stopped next.
+                    let _ = ready.send(Ready {
+                        local_addr,
+                        observer,
+                    });
+                }
+            })
+            .await;
+        drop(accepting);
+        match result {
+            Err(NamenodeError::Deposed) => {
+                tracing::warn!("another namenode leads: this one becomes a standby");
+            }
+            ended => break ended,
+        }
+    };
     tokio::time::sleep(LAST_REPLIES_GRACE).await;
     endpoint.close("the namenode stops");
     if let Err(error) = endpoint.wait_idle(CLOSE_DEADLINE).await {
@@ -311,10 +358,19 @@ async fn serve(
     result
 }
 
+/// Aborts a task when it is dropped.
+struct Abort(JoinHandle<()>);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 async fn accept(
     endpoint: Endpoint,
     counts: ConnectionCounts,
-    events: mpsc::Sender<connection::Event>,
+    served: Served,
     metrics: Arc<RequestMetrics>,
 ) {
     let open = Arc::new(AtomicUsize::new(0));
@@ -327,10 +383,10 @@ async fn accept(
         }
         next_id += 1;
         open.fetch_add(1, Ordering::Relaxed);
-        let (events, open) = (events.clone(), Arc::clone(&open));
+        let (served, open) = (served.clone(), Arc::clone(&open));
         let (metrics, counts) = (Arc::clone(&metrics), counts.clone());
         tokio::spawn(async move {
-            connection::serve(next_id, incoming, &counts, events, &metrics).await;
+            connection::serve(next_id, incoming, &counts, served, &metrics).await;
             open.fetch_sub(1, Ordering::Relaxed);
         });
     }

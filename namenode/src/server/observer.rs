@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Event;
@@ -25,9 +26,15 @@ pub(crate) struct Gone;
 /// Looks at a running namenode, from any thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Observer {
+    owner: Arc<Mutex<OwnerHandle>>,
+    metrics: Arc<Metrics>,
+}
+
+/// How to reach the owner of the engine; another one after each time that the namenode was deposed.
+#[derive(Clone)]
+struct OwnerHandle {
     events: mpsc::Sender<Event>,
     commits: Arc<Commits>,
-    metrics: Arc<Metrics>,
 }
 
 impl Observer {
@@ -37,10 +44,14 @@ impl Observer {
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
-            events,
-            commits,
+            owner: Arc::new(Mutex::new(OwnerHandle { events, commits })),
             metrics,
         }
+    }
+
+    /// Asks another owner from here on.
+    pub(super) fn follow(&self, events: mpsc::Sender<Event>, commits: Arc<Commits>) {
+        *self.owner.lock() = OwnerHandle { events, commits };
     }
 
     /// Asks the owner. An answer that may show an unacknowledged change is held until that change
@@ -54,11 +65,12 @@ impl Observer {
             // The caller may have gone.
             let _ = sender.send((question(owner), owner.undurable()));
         });
-        let sent = self.events.send(Event::Look(question)).await;
+        let OwnerHandle { events, commits } = self.owner.lock().clone();
+        let sent = events.send(Event::Look(question)).await;
         sent.map_err(|_| Gone)?;
         let (answer, record): (T, Option<Lsn>) = answer.await.map_err(|_| Gone)?;
-        while record.is_some_and(|record| self.commits.last() < record) {
-            if self.events.is_closed() {
+        while record.is_some_and(|record| commits.last() < record) {
+            if events.is_closed() {
                 return Err(Gone);
             }
             tokio::time::sleep(DURABLE_POLL).await;

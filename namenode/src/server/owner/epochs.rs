@@ -53,10 +53,7 @@ impl Owner {
         let (_, lsn) = self.execute(&command, true)?;
         self.timeline.entered(epoch, gives_up);
         self.epoch_record = lsn;
-        self.cluster.set_allocated(
-            self.namespace.allocated_ranges(),
-            self.namespace.unsettled_blocks(),
-        );
+        self.note_allocated();
         tracing::info!(%epoch, record = lsn, "an epoch begins");
         Ok(lsn)
     }
@@ -95,7 +92,7 @@ impl Owner {
                 epoch: self.timeline.epoch(),
                 record: self.log.commits().last(),
             },
-            recovering: self.timeline.is_recovering(),
+            recovering: self.timeline.is_recovering() || !self.leads(),
         }
     }
 

@@ -17,6 +17,7 @@ mod mutate;
 mod node;
 mod placement;
 mod session;
+mod standby;
 mod upkeep;
 mod watch;
 
@@ -33,6 +34,7 @@ use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::transport::NoticeSender;
 use harvestfs_telemetry::analysis::Analysis;
 use rand::rngs::StdRng;
@@ -42,6 +44,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
 use self::deferred::Deferred;
+use self::standby::Part;
 use self::upkeep::Upkeep;
 use super::activity::Activity;
 use super::clock::{self, Clock};
@@ -56,7 +59,7 @@ use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::Commits;
+use crate::consensus::{Commits, Committed, LeadershipReceiver, Term};
 use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
 use crate::journal::Lsn;
@@ -70,6 +73,9 @@ const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
 /// Ticks further apart than this show that the namenode did not run in between.
 const PAUSE_MIN_MS: u64 = 2_000;
+
+/// How often a leader without a lease looks whether it has one.
+const LEASE_POLL: Duration = Duration::from_millis(5);
 
 /// How long requests in flight may take when the namenode stops.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
@@ -119,6 +125,12 @@ pub(crate) struct Owner {
     /// What the historian found last.
     analysis: Option<Arc<Analysis>>,
     timeline: Timeline,
+    part: Part,
+    leadership: LeadershipReceiver,
+    /// What others committed.
+    committed: mpsc::Receiver<Committed>,
+    /// The last term that began, as far as the engine has followed.
+    begun_term: Option<Term>,
     /// The record that began the current epoch: no peer learns of the epoch before it is durable.
     epoch_record: Lsn,
     /// The session that compacts, and until when no other may.
@@ -160,12 +172,13 @@ pub(super) struct Parts {
     pub historian: Historian,
     pub rng: StdRng,
     pub clock: Clock,
+    pub leadership: LeadershipReceiver,
+    pub committed: mpsc::Receiver<Committed>,
 }
 
 impl Owner {
-    /// # Errors
-    /// The engine refuses to begin an epoch.
-    pub(super) fn new(parts: Parts) -> Result<Self, NamenodeError> {
+    /// As a standby, until it is elected.
+    pub(super) fn new(parts: Parts) -> Self {
         let Parts {
             options,
             namespace,
@@ -177,11 +190,12 @@ impl Owner {
             historian,
             rng,
             clock,
+            leadership,
+            committed,
         } = parts;
         let lease_ms = u64::try_from(options.lease.as_millis()).unwrap_or(u64::MAX);
         let leases = Leases::new(lease_ms, options.grants_max);
         let restored = log.last_lsn();
-        let epoch = epochs::following(&namespace, []);
         let mut owner = Self {
             checkpoints: Checkpoints::new(&log, records_since_snapshot),
             options,
@@ -208,90 +222,83 @@ impl Owner {
             stopping: false,
             historian,
             analysis: None,
-            timeline: Timeline::new(epoch, restored),
+            // Until it leads, it is in none.
+            timeline: Timeline::new(Epoch::default(), restored),
+            part: Part::Standby,
+            leadership,
+            committed,
+            begun_term: None,
             epoch_record: restored,
             compactor: None,
             upkeep: Upkeep::default(),
             activity: Activity::default(),
         };
-        // First: no two timelines have different records with the same position.
-        owner
-            .enter_epoch(epoch, false)
-            .map_err(NamenodeError::Engine)?;
-        owner.enter_edition().map_err(NamenodeError::Engine)?;
         owner.restore_soft_state();
-        Ok(owner)
+        owner
     }
 
-    /// What follows from the namespace: servers, blocks and sessions that are known to exist.
-    fn restore_soft_state(&mut self) {
-        let now_ms = self.clock.now_ms();
-        for server in self.namespace.servers() {
-            self.cluster.add_server(server.node, server.server);
-            self.cluster.set_draining(now_ms, server.node, server.held);
-            let until_ms =
-                placement::left_ms(server.maintenance_until).map(|left_ms| now_ms + left_ms);
-            self.cluster.set_maintenance(now_ms, server.node, until_ms);
-            self.historian.server(server.node, history::known(&server));
-        }
-        for view in self.namespace.blocks() {
-            for change in locate::changes_of(&view) {
-                self.cluster.apply_change(now_ms, &change);
-            }
-        }
-        for view in self.namespace.sessions() {
-            self.sessions
-                .restored(now_ms, view.session, view.client.to_owned());
-            self.leases.restored(now_ms, view.session);
-        }
-        self.restore_operations();
-        self.release_orphans_unless_missing();
-    }
-
-    /// Works until it is stopped or the journal fails.
+    /// Works until it is stopped, is deposed, or the journal fails. `ready` is called as soon as it serves, and again.
     pub(crate) async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
-        mut stop: oneshot::Receiver<Stop>,
+        stop: &mut oneshot::Receiver<Stop>,
+        ready: impl FnMut(),
     ) -> Result<(), NamenodeError> {
+        let worked = self.work(&mut events, stop, ready).await;
+        self.checkpoints.cancel();
+        if let Ok(Stop::Gracefully) = worked {
+            self.answer_what_is_in_flight(events).await;
+        }
+        self.historian.stop(clock::unix_now_s());
+        // Replies that are still held are given up: their mutations may be repeated.
+        let closed = self.log.close().await;
+        worked.and(closed)
+    }
+
+    async fn work(
+        &mut self,
+        events: &mut mpsc::Receiver<Event>,
+        stop: &mut oneshot::Receiver<Stop>,
+        mut ready: impl FnMut(),
+    ) -> Result<Stop, NamenodeError> {
         let commits = self.log.commits();
-        self.log.flush().await;
+        let mut leadership = self.leadership.clone();
         let mut tick = tokio::time::interval(self.options.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = Vec::with_capacity(ROUND_EVENTS_MAX);
-        let how = loop {
+        loop {
+            // What may have been deposed answers nothing until it knows.
+            let may_answer = !self.leads() || self.log.has_lease();
             tokio::select! {
                 biased;
-                how = &mut stop => break how.unwrap_or(Stop::AtOnce),
+                how = &mut *stop => return Ok(how.unwrap_or(Stop::AtOnce)),
+                Ok(()) = leadership.changed() => {}
+                Some(committed) = self.committed.recv() => self.on_committed(committed)?,
+                () = tokio::time::sleep(LEASE_POLL), if !may_answer => {}
                 () = commits.changed() => self.on_progress(),
                 _ = tick.tick() => self.on_tick(),
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),
-                taken = events.recv_many(&mut round, ROUND_EVENTS_MAX) => {
+                taken = events.recv_many(&mut round, ROUND_EVENTS_MAX), if may_answer => {
                     if taken == 0 {
-                        break Stop::Gracefully;
+                        return Ok(Stop::Gracefully);
                     }
                     for event in round.drain(..) {
                         self.on_event(event);
                     }
                 }
             }
+            self.take_over_if_elected()?;
             self.log.flush().await;
+            if self.serves() {
+                ready();
+            }
             self.begin_checkpoint_if_due().await;
             if let Some(failure) = self.log.failure() {
-                tracing::error!(error = %failure, "the namenode stops: nothing more is committed");
-                self.checkpoints.cancel();
-                self.historian.stop(clock::unix_now_s());
+                tracing::error!(error = %failure, "nothing more is committed");
                 return Err(failure);
             }
-        };
-        self.checkpoints.cancel();
-        if how == Stop::Gracefully {
-            self.answer_what_is_in_flight(events).await;
         }
-        self.historian.stop(clock::unix_now_s());
-        // Replies that are still held are given up: their mutations may be repeated.
-        self.log.close().await
     }
 
     /// Takes what has arrived before the stop and waits until it is answered.
@@ -374,6 +381,9 @@ impl Owner {
             // Dropping the responder notifies the client that no answer will come.
             return;
         }
+        let Some((request, responder)) = self.unless_standby(request, responder) else {
+            return;
+        };
         match (role, request) {
             (Role::Client | Role::Admin, Request::OpenSession(open)) => {
                 self.open_session(connection, open, responder);
@@ -441,7 +451,7 @@ impl Owner {
         self.note_happenings();
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
-        if !self.timeline.is_recovering() {
+        if self.leads() && !self.timeline.is_recovering() {
             self.end_silent_sessions(now_ms);
             self.keep_up();
             self.renew_epoch();

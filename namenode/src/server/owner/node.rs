@@ -115,7 +115,12 @@ impl Owner {
             )));
         }
         check_obeyed(clock::unix_now_s().into(), register.obeyed)?;
-        let verdict = self.judge_position(register.obeyed);
+        // A standby commands nobody, and lags behind what datanodes obeyed.
+        let verdict = if self.leads() {
+            self.judge_position(register.obeyed)
+        } else {
+            Verdict::Behind
+        };
         if let Verdict::Refuse(obeyed) = verdict {
             tracing::error!(
                 name = server.name,
@@ -165,6 +170,9 @@ impl Owner {
             && known.storages == storages
         {
             return Ok((known.node, self.undurable.last()));
+        }
+        if !self.leads() {
+            return Err(self.not_leader());
         }
         let command = Command::RegisterServer {
             server: server.clone(),

@@ -1,0 +1,150 @@
+//! While another namenode leads: the engine follows what is committed, datanodes report, and everybody else is sent to
+//! the leader. And how this namenode takes over.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::rpc::Request;
+
+use super::{Owner, epochs, locate};
+use crate::consensus::{Committed, Leadership, Term};
+use crate::engine::namespace::{Command, Outcome};
+use crate::journal::Lsn;
+use crate::server::NamenodeError;
+use crate::server::metrics::Responder;
+
+/// What this namenode is in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Another one leads, or none.
+    Standby,
+    /// It leads and serves.
+    Leader(Term),
+}
+
+impl Owner {
+    pub(super) fn leads(&self) -> bool {
+        matches!(self.part, Part::Leader(_))
+    }
+
+    /// Whether it does what it is for: it leads, or follows others.
+    pub(super) fn serves(&self) -> bool {
+        self.leads() || !self.log.is_alone()
+    }
+
+    /// The reply to a client while this namenode does not lead.
+    pub(super) fn not_leader(&self) -> FsError {
+        let leader = match *self.leadership.borrow() {
+            Leadership::Other(addr) => Some(addr),
+            Leadership::Nobody | Leadership::This(_) => None,
+        };
+        FsError::NotLeader { leader }
+    }
+
+    /// Refuses what only the leader answers. Gives back the rest.
+    pub(super) fn unless_standby(
+        &self,
+        request: Request,
+        responder: Responder,
+    ) -> Option<(Request, Responder)> {
+        if self.leads() || matches!(request, Request::Node(_)) {
+            return Some((request, responder));
+        }
+        responder.send(&Err(self.not_leader()));
+        None
+    }
+
+    /// Something is committed that this namenode did not execute.
+    pub(super) fn on_committed(&mut self, committed: Committed) -> Result<(), NamenodeError> {
+        match committed {
+            Committed::Command { lsn, command } => self.follow(lsn, &command)?,
+            Committed::Term { lsn, term } => {
+                self.log.followed(lsn);
+                self.begun_term = Some(term);
+            }
+            Committed::Members { lsn } => self.log.followed(lsn),
+        }
+        self.take_over_if_elected()
+    }
+
+    fn follow(&mut self, lsn: Lsn, command: &[u8]) -> Result<(), NamenodeError> {
+        let command =
+            Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
+        let applied = self.namespace.apply(&command);
+        let applied = applied.map_err(|source| NamenodeError::Replay { lsn, source })?;
+        self.log.followed(lsn);
+        let now_ms = self.clock.now_ms();
+        for change in &applied.effects.blocks {
+            self.cluster.apply_change(now_ms, change);
+        }
+        match (command, applied.reply) {
+            (Command::RegisterServer { server, .. }, Outcome::Node(node)) => {
+                self.cluster.add_server(node, &server);
+                self.tell_historian(node, &server.name);
+            }
+            (Command::Operate(_), _) => self.restore_operations(),
+            (Command::BeginEpoch { .. }, _) => self.note_allocated(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether this namenode was elected and has all that was committed before.
+    pub(super) fn take_over_if_elected(&mut self) -> Result<(), NamenodeError> {
+        let leadership = *self.leadership.borrow();
+        match (self.part, leadership) {
+            (Part::Standby, Leadership::This(term)) if self.begun_term == Some(term) => {
+                self.part = Part::Leader(term);
+                self.log.lead(term);
+                self.take_over().map_err(NamenodeError::Engine)
+            }
+            (Part::Leader(led), now) if now != Leadership::This(led) => Err(NamenodeError::Deposed),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_over(&mut self) -> Result<(), FsError> {
+        let epoch = epochs::following(&self.namespace, []);
+        // First: no two timelines have different records with the same position.
+        self.enter_epoch(epoch, false)?;
+        self.enter_edition()?;
+        self.cluster.set_recovering(false);
+        let now_ms = self.clock.now_ms();
+        for server in self.namespace.servers() {
+            self.cluster.set_draining(now_ms, server.node, server.held);
+            let until_ms =
+                super::placement::left_ms(server.maintenance_until).map(|left_ms| now_ms + left_ms);
+            self.cluster.set_maintenance(now_ms, server.node, until_ms);
+        }
+        for view in self.namespace.sessions() {
+            (self.sessions).restored(now_ms, view.session, view.client.to_owned());
+            self.leases.restored(now_ms, view.session);
+        }
+        self.release_orphans_unless_missing();
+        tracing::info!(%epoch, "this namenode leads");
+        Ok(())
+    }
+
+    /// What follows from the namespace: servers and blocks that are known to exist.
+    pub(super) fn restore_soft_state(&mut self) {
+        let now_ms = self.clock.now_ms();
+        for server in self.namespace.servers() {
+            self.cluster.add_server(server.node, server.server);
+            self.historian
+                .server(server.node, super::history::known(&server));
+        }
+        for view in self.namespace.blocks() {
+            for change in locate::changes_of(&view) {
+                self.cluster.apply_change(now_ms, &change);
+            }
+        }
+        self.restore_operations();
+        self.note_allocated();
+        self.cluster.set_recovering(true);
+    }
+
+    pub(super) fn note_allocated(&mut self) {
+        self.cluster.set_allocated(
+            self.namespace.allocated_ranges(),
+            self.namespace.unsettled_blocks(),
+        );
+    }
+}
