@@ -253,6 +253,8 @@ impl Consensus {
             snapshot_policy: SnapshotPolicy::Never,
             api_channel_size: Some(QUEUED_MAX),
             enable_pre_vote: Some(true),
+            // What it wrote and did not sync before a crash may be with others: no term leads twice.
+            enable_leader_restore: Some(false),
             ..Config::default()
         };
         let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());

@@ -62,8 +62,8 @@ async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
     assert_eq!(again.node, second.node);
     assert_eq!(
         cluster.status().await.journal_lsn,
-        // That an epoch began.
-        lsn + 1,
+        // That a term and an epoch began.
+        lsn + 2,
         "nothing new to journal"
     );
     let info = &located.blocks[0];

@@ -69,8 +69,8 @@ async fn everything_is_there_after_a_restart() {
     let before = cluster.status().await;
     cluster.restart().await;
     let after = cluster.status().await;
-    // That an epoch began.
-    assert_eq!(after.journal_lsn, before.journal_lsn + 1);
+    // That a term and an epoch began.
+    assert_eq!(after.journal_lsn, before.journal_lsn + 2);
     assert!(after.epoch.number > before.epoch.number);
     assert_eq!(names(&cluster).await.len(), 50);
 }
