@@ -90,16 +90,23 @@ mod files;
 mod format;
 mod log;
 mod reader;
+mod received;
+mod replicated;
 mod segment;
 mod snapshot;
+mod store;
 mod writer;
 
 pub use error::JournalError;
 pub use log::{Journal, JournalOptions, Recovered, TailReport};
-pub use reader::RecordReader;
+pub use reader::{JournalReader, RecordReader, SnapshotFile};
+pub use received::{ReceivedSnapshot, SnapshotReceiver};
+pub use replicated::SnapshotReceived;
 pub use snapshot::{SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter};
+pub use store::Purged;
 pub use writer::{
-    Batch, Completion, JournalCounters, JournalWriter, JournalWriterOptions, SnapshotCompletion,
+    Batch, Completion, InstallCompletion, JournalCounters, JournalWriter, JournalWriterOptions,
+    SnapshotCompletion, TruncateCompletion,
 };
 
 /// Log sequence number: the number of a record, one more than that of the record before it. The
