@@ -44,17 +44,23 @@ impl Journal {
         // It may hold none of the records that stay: then it becomes empty.
         let last_first_lsn = live.segment_of(lsn + 1);
         let old = SegmentReader::open(disk, last_first_lsn, store.cluster_id)?;
-        let copy =
-            ActiveSegment::truncated_copy_of(disk, old, lsn, new_salt(), self.segment_bytes)?;
-        let kept = live
-            .segments
-            .partition_point(|&first| first <= last_first_lsn);
-        let (segments, removed) = live.segments.split_at(kept);
-        store.replace_live(segments, lsn);
+        // Higher than that of any segment: the one that holds `lsn` may be much older.
+        let generation = self.segment.header.generation + 1;
+        let segment_bytes = self.segment_bytes;
+        let copy = ActiveSegment::truncated_copy_of(
+            disk,
+            old,
+            lsn,
+            generation,
+            new_salt(),
+            segment_bytes,
+        )?;
+        store.truncate_live(last_first_lsn, lsn);
         // This is the moment: the segments after it are of an earlier generation.
         self.segment = copy.install(disk)?;
-        store.replace_live(segments, lsn);
-        remove_segments(disk, removed.iter())?;
+        store.truncate_live(last_first_lsn, lsn);
+        let removed = live.segments.iter();
+        remove_segments(disk, removed.filter(|&&first| first > last_first_lsn))?;
         self.next_lsn = lsn + 1;
         self.synced_lsn = lsn;
         Ok(())

@@ -80,19 +80,20 @@ impl ActiveSegment {
     }
 
     /// Copies the records up to `through_lsn` of a segment that has them, as
-    /// [`ActiveSegment::copy_of`] does, to one of the next generation: once it has the name of the
-    /// old one, segments that follow and are of an earlier generation no longer count.
+    /// [`ActiveSegment::copy_of`] does, to one of `generation`: once it has the name of the old one,
+    /// segments that follow and are of an earlier generation no longer count.
     pub(super) fn truncated_copy_of(
         disk: &dyn Disk,
         mut old: SegmentReader,
         through_lsn: Lsn,
+        generation: u32,
         salt: u64,
         segment_bytes: u64,
     ) -> Result<Self, JournalError> {
         let header = FileHeader {
             salt,
             len_bytes: segment_bytes.max(old.len_bytes),
-            generation: old.header.generation + 1,
+            generation,
             ..old.header
         };
         let mut copy = || {

@@ -121,6 +121,16 @@ impl Store {
         self.live.lock().segments.push(first_lsn);
     }
 
+    /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the segment
+    /// `last_first_lsn` holds the last. To be called before it is replaced, and after: what is opened in between
+    /// may be of before.
+    pub(super) fn truncate_live(&self, last_first_lsn: Lsn, last_lsn: Lsn) {
+        let mut live = self.live.lock();
+        live.segments.retain(|&first| first <= last_first_lsn);
+        live.last_lsn = last_lsn;
+        live.epoch += 1;
+    }
+
     /// Only these segments and records are there, as far as readers are concerned. To be called before files are
     /// replaced, and after: what is opened in between may be of before.
     pub(super) fn replace_live(&self, segments: &[Lsn], last_lsn: Lsn) {

@@ -135,12 +135,20 @@ enum Operation {
 }
 
 impl Operation {
-    fn run(self, journal: &mut Journal) {
+    /// Does it; what is returned gives the answer.
+    fn run(self, journal: &mut Journal) -> Box<dyn FnOnce()> {
         match self {
-            Self::Snapshot(done) => done(journal.begin_snapshot().map_err(Arc::new)),
-            Self::Truncate(lsn, done) => done(journal.truncate_after(lsn).map_err(Arc::new)),
+            Self::Snapshot(done) => {
+                let plan = journal.begin_snapshot().map_err(Arc::new);
+                Box::new(move || done(plan))
+            }
+            Self::Truncate(lsn, done) => {
+                let truncated = journal.truncate_after(lsn).map_err(Arc::new);
+                Box::new(move || done(truncated))
+            }
             Self::Install(received, done) => {
-                done(journal.install_snapshot(received).map_err(Arc::new));
+                let installed = journal.install_snapshot(received).map_err(Arc::new);
+                Box::new(move || done(installed))
             }
         }
     }

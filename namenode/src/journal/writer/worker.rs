@@ -71,13 +71,14 @@ impl Shared {
         }
     }
 
-    /// Does an operation, which answers for itself. The journal stops if that left it unusable.
+    /// Does an operation and answers it. The journal stops if that left it unusable.
     fn operate(&self, journal: &mut Journal, operation: Operation) {
-        operation.run(journal);
+        let answer = operation.run(journal);
         if let Err(error) = journal.check_not_failed() {
             self.fail(error);
         }
         self.publish_durable_lsn(journal);
+        answer();
     }
 
     /// Writes a group, syncs if anyone waits for that or if it is `overdue`, and answers
