@@ -158,6 +158,7 @@ pub fn journal_recovery(input: &[u8]) {
             let (_, recovered) = open(&directory).expect("it was opened before");
             assert_eq!(recovered.tail, TailReport::Clean, "it was written anew");
             assert_eq!(read_all(recovered), expected);
+            truncate(&directory, expected);
         }
         // Only something after the good records can prove that more were there.
         Err(JournalError::Corrupt { lsn, .. }) => {
@@ -166,6 +167,27 @@ pub fn journal_recovery(input: &[u8]) {
         }
         Err(other) => panic!("{other}"),
     }
+}
+
+/// Half of the records are removed; then exactly the others are there, for readers and after a start.
+fn truncate(directory: &Path, mut expected: Vec<Vec<u8>>) {
+    let (mut journal, recovered) = open(directory).expect("it was opened before");
+    drop(recovered);
+    expected.truncate(expected.len() / 2);
+    let kept = expected.len() as u64;
+    journal.truncate_after(kept).expect("the disk works");
+    let read = journal.reader().read(1, u64::MAX, usize::MAX);
+    let read = read.expect("the records are there").into_iter();
+    assert_eq!(
+        read.map(|(_, payload)| payload).collect::<Vec<_>>(),
+        expected
+    );
+    assert_eq!(journal.append(&[b"anew"]).expect("there is room"), kept + 1);
+    journal.sync().expect("the disk works");
+    drop(journal);
+    expected.push(b"anew".to_vec());
+    let (_, recovered) = open(directory).expect("it was written anew");
+    assert_eq!(read_all(recovered), expected);
 }
 
 #[derive(Debug, Arbitrary)]

@@ -131,6 +131,13 @@ impl Commits {
         self.changed.notify_one();
     }
 
+    /// Entries were removed: those up to there are left.
+    fn removed_after(&self, lsn: Lsn) {
+        let committed = self.committed.load(Ordering::Acquire);
+        assert!(committed <= lsn, "record {committed} is committed, and all after {lsn} are removed");
+        self.durable.fetch_min(lsn, Ordering::AcqRel);
+    }
+
     fn committed(&self, lsn: Lsn) {
         self.committed.fetch_max(lsn, Ordering::AcqRel);
         if !self.is_alone() {

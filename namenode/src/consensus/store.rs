@@ -10,18 +10,23 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
-use super::entry::{Record, encode, log_id};
+use super::entry::{Record, encode, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
 use super::{Commits, Entry, Group, LogId, StoredMembers, Term, Vote};
 use crate::journal::disk::Disk;
 use crate::journal::{
-    Batch, Journal, JournalCounters, JournalError, JournalWriter, JournalWriterOptions, Lsn,
+    Batch, Journal, JournalCounters, JournalError, JournalReader, JournalWriter,
+    JournalWriterOptions, Lsn,
 };
 
 /// Bytes of records that are handed to the journal as one batch; the record that reaches it is the last. Far
 /// below the size of a segment, into which a batch has to fit.
 const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of records that are read from the journal at once.
+const READ_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of commands of the newest entries that are kept in memory, to be applied and sent.
 const RECENT_BYTES_MAX: usize = 32 << 20;
@@ -30,10 +35,11 @@ const RECENT_BYTES_MAX: usize = 32 << 20;
 #[derive(Debug)]
 pub(super) struct Deposed;
 
-/// The log of one member. Cheap to clone.
+/// The log of one member. Cheap to clone; each clone reads on where it stopped.
 #[derive(Clone)]
 pub(super) struct LogStore {
     shared: Arc<Shared>,
+    reader: JournalReader,
 }
 
 struct Shared {
@@ -42,6 +48,7 @@ struct Shared {
     /// None: it was closed.
     writer: Mutex<Option<Arc<JournalWriter>>>,
     tail: Arc<Mutex<Tail>>,
+    commits: Arc<Commits>,
     kept: Mutex<Kept>,
 }
 
@@ -162,26 +169,29 @@ impl LogStore {
         commits: Arc<Commits>,
     ) -> Result<Self, JournalError> {
         let disk = journal.disk();
+        let purged = journal.reader().first_lsn() - 1;
         let tail = Arc::new(Mutex::new(Tail {
-            purged: last,
+            purged: Some(log_id(term_of(&kept.terms, purged), purged)),
             last,
             durable: journal.durable_lsn(),
             term: kept.vote.map_or(0, |vote| vote.leader_id.term),
             ..Tail::default()
         }));
-        let progressing = Arc::clone(&tail);
+        let (progressing, following) = (Arc::clone(&tail), Arc::clone(&commits));
         let progress = move |durable: Result<Lsn, &Arc<JournalError>>| {
             progressing.lock().progress(durable);
-            commits.progress(durable.ok());
+            following.progress(durable.ok());
         };
         let writer = JournalWriter::start(journal, options)?;
         writer.on_progress(Box::new(progress));
         Ok(Self {
+            reader: writer.reader(),
             shared: Arc::new(Shared {
                 disk,
                 counters: writer.counters(),
                 writer: Mutex::new(Some(Arc::new(writer))),
                 tail,
+                commits,
                 kept: Mutex::new(kept),
             }),
         })
@@ -242,10 +252,71 @@ impl LogStore {
         Ok(())
     }
 
+    /// The first entry here that is not the one of this number among `entries`: this member submitted it as a leader that
+    /// had been deposed already, so that openraft never had it.
+    fn conflict_with(&self, entries: &[Entry]) -> Option<Lsn> {
+        let tail = self.shared.tail.lock();
+        let differs = |entry: &&Entry| {
+            let here = tail.recent(entry.index());
+            here.is_some_and(|here| here.log_id() != entry.log_id())
+        };
+        entries.iter().find(differs).map(RaftEntry::index)
+    }
+
+    /// Removes the entries after this one, which another leader replaces.
+    async fn remove_after(&self, lsn: Lsn) -> Result<(), io::Error> {
+        let Some(writer) = self.writer() else {
+            return Err(io::Error::other("the journal is closed"));
+        };
+        {
+            let mut tail = self.shared.tail.lock();
+            while let Some(newest) = tail.recent.pop_back_if(|entry| entry.index() > lsn) {
+                tail.recent_bytes -= bytes_of(&newest);
+            }
+            let mut kept = self.shared.kept.lock();
+            tail.last = Some(log_id(term_of(&kept.terms, lsn), lsn));
+            tail.durable = tail.durable.min(lsn);
+            kept.terms.retain(|(first, _)| *first <= lsn);
+        }
+        self.shared.commits.removed_after(lsn);
+        let (sender, removed) = oneshot::channel();
+        let done = Box::new(move |outcome| {
+            // The caller waits, or this member stops.
+            let _ = sender.send(outcome);
+        });
+        writer.truncate_after(lsn, done).await;
+        match removed.await {
+            Ok(outcome) => outcome.map_err(io::Error::other),
+            Err(_) => Err(io::Error::other("the journal is closed")),
+        }
+    }
+
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
         let mut kept = self.shared.kept.lock();
         change(&mut kept);
         member_file::write(&self.shared.disk, &kept)
+    }
+}
+
+impl LogStore {
+    /// The entries from `first` on that are not in memory any more.
+    fn read_before_recent(&mut self, first: Lsn, end: Lsn) -> Result<Vec<Entry>, io::Error> {
+        let oldest = {
+            let tail = self.shared.tail.lock();
+            let last = tail.last.map_or(0, |last| last.index());
+            tail.recent.front().map_or(last + 1, RaftEntry::index)
+        };
+        let (mut next, end) = (first.max(1), end.min(oldest));
+        let mut entries = Vec::new();
+        while next < end {
+            let read = (self.reader.read(next, end, READ_BYTES_MAX)).map_err(io::Error::other)?;
+            assert!(!read.is_empty(), "records from {next} to {end} are in the journal");
+            for (lsn, record) in read {
+                entries.push(entry_of(lsn, record).map_err(io::Error::other)?);
+                next = lsn + 1;
+            }
+        }
+        Ok(entries)
     }
 }
 
@@ -254,23 +325,28 @@ impl RaftLogReader<Group> for LogStore {
     where
         R: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
-        let tail = self.shared.tail.lock();
         let first = match range.start_bound() {
             Bound::Included(first) => *first,
             Bound::Excluded(before) => before + 1,
             Bound::Unbounded => 0,
         };
-        let is_in = |entry: &&Entry| range.contains(&entry.index());
-        match tail.recent.front() {
-            Some(oldest) if oldest.index() <= first => {
-                let skipped = (first - oldest.index()) as usize;
-                let from = tail.recent.iter().skip(skipped);
-                Ok(from.take_while(is_in).cloned().collect())
-            }
-            _ => Err(io::Error::other(
-                "not implemented: reading from the journal",
-            )),
+        let end = match range.end_bound() {
+            Bound::Included(last) => last + 1,
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => Lsn::MAX,
+        };
+        let mut entries = self.read_before_recent(first, end)?;
+        let tail = self.shared.tail.lock();
+        let next = entries.last().map_or(first, |last| last.index() + 1);
+        let Some(oldest) = tail.recent.front().map(RaftEntry::index) else {
+            return Ok(entries);
+        };
+        // They may have become older meanwhile: what is returned has no gaps, and may end early.
+        if let Some(skipped) = next.checked_sub(oldest) {
+            let from = tail.recent.iter().skip(skipped as usize);
+            entries.extend(from.take_while(|entry| entry.index() < end).cloned());
         }
+        Ok(entries)
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -308,6 +384,10 @@ impl RaftLogStorage<Group> for LogStore {
         let Some(writer) = self.writer() else {
             return Err(io::Error::other("the journal is closed"));
         };
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        if let Some(lsn) = self.conflict_with(&entries) {
+            self.remove_after(lsn - 1).await?;
+        }
         let mut batches = Batches::default();
         {
             let mut tail = self.shared.tail.lock();
@@ -315,7 +395,7 @@ impl RaftLogStorage<Group> for LogStore {
             for entry in entries {
                 last = entry.index();
                 if tail.last.is_some_and(|it| it.index() >= last) {
-                    // Submitted by the owner, before.
+                    // Submitted by the owner, before. What was submitted and never reached openraft was removed.
                     let here = tail.recent(last).map(RaftEntry::log_id);
                     assert_eq!(here, Some(entry.log_id()), "an entry is what was submitted");
                     continue;
@@ -338,12 +418,14 @@ impl RaftLogStorage<Group> for LogStore {
         Ok(())
     }
 
-    async fn truncate_after(&mut self, _last: Option<LogId>) -> Result<(), io::Error> {
-        Err(io::Error::other("not implemented: truncating"))
+    async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
+        self.remove_after(last.map_or(0, |last| last.index())).await
     }
 
-    async fn purge(&mut self, _upto: LogId) -> Result<(), io::Error> {
-        // Snapshots remove what they cover.
+    async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
+        // Its files go when the next snapshot is installed.
+        let mut tail = self.shared.tail.lock();
+        tail.purged = tail.purged.max(Some(upto));
         Ok(())
     }
 }

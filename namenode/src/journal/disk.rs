@@ -50,7 +50,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// An open journal file.
-pub trait DiskFile: Send {
+pub trait DiskFile: Send + Sync {
     /// Size in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
 

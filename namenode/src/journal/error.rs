@@ -75,7 +75,7 @@ pub enum JournalError {
 
     /// A file was written by a version of the format that this program does not know.
     #[error(
-        "journal: {file} has format version {found}, this program reads version {supported}; \
+        "journal: {file} has format version {found}, this program reads versions up to {supported}; \
          start the newer program that wrote it"
     )]
     UnsupportedVersion {
@@ -83,7 +83,7 @@ pub enum JournalError {
         file: String,
         /// Version found in the file.
         found: u32,
-        /// Version that this program reads and writes.
+        /// The newest version that this program reads.
         supported: u32,
     },
 
@@ -146,6 +146,61 @@ pub enum JournalError {
     /// A snapshot is still being written; one at a time.
     #[error("journal: a snapshot is already being written")]
     SnapshotInProgress,
+
+    /// What the snapshot was to cover was removed, or a newer one came from a peer, while it was being
+    /// written. It is not installed; the journal is as good as before.
+    #[error("journal: the snapshot up to record {lsn} was superseded while it was being written")]
+    SnapshotSuperseded {
+        /// The last record that it would have covered.
+        lsn: Lsn,
+    },
+
+    /// A snapshot from a peer covers nothing that the newest one does not. Nothing was changed.
+    #[error(
+        "journal: the received snapshot up to record {lsn} is not newer than the one up to record \
+         {newest_lsn}"
+    )]
+    SnapshotNotNewer {
+        /// The last record covered by the received one.
+        lsn: Lsn,
+        /// The last record covered by the newest one.
+        newest_lsn: Lsn,
+    },
+
+    /// What a peer sent is not a whole snapshot. It is never installed; nothing was changed.
+    #[error(
+        "journal: the received snapshot up to record {lsn} is damaged at byte {offset}: {reason}; \
+         it has to be sent again"
+    )]
+    ReceivedSnapshotDamaged {
+        /// The last record that it should cover.
+        lsn: Lsn,
+        /// Byte offset of the damage.
+        offset: u64,
+        /// What is wrong there.
+        reason: String,
+    },
+
+    /// Records that a snapshot covers cannot be removed by a truncation. Nothing was changed.
+    #[error(
+        "journal: the records after {lsn} cannot be removed, since a snapshot covers those up to \
+         {snapshot_lsn}"
+    )]
+    TruncatesSnapshot {
+        /// The last record that was to stay.
+        lsn: Lsn,
+        /// The last record covered by the newest snapshot.
+        snapshot_lsn: Lsn,
+    },
+
+    /// A record that was asked for is no longer in the journal; a snapshot covers it.
+    #[error("journal: record {lsn} was purged; the first one that is there is {first_lsn}")]
+    RecordPurged {
+        /// The record asked for.
+        lsn: Lsn,
+        /// The first record that can be read, or the next one when there is none.
+        first_lsn: Lsn,
+    },
 
     /// An earlier write or sync failed. What was appended since the last successful sync may or
     /// may not be on the disk, so nothing more is acknowledged until the journal is reopened.

@@ -3,8 +3,14 @@
 
 use super::{JournalError, Lsn};
 
-/// Version of the layout of segments and snapshots.
-pub(super) const FORMAT_VERSION: u32 = 1;
+/// Newest version of the layout of segments and snapshots.
+pub(super) const FORMAT_VERSION: u32 = 2;
+
+/// The version without what only replicated journals have. It is written as long as it suffices, so
+/// that a release that knows no other can go on with the journal.
+const FORMAT_VERSION_ALONE: u32 = 1;
+
+const FLAG_FROM_PEER: u32 = 1;
 
 /// Size of the header of a segment or snapshot as encoded.
 pub(super) const FILE_HEADER_BYTES: usize = 64;
@@ -24,6 +30,7 @@ pub(super) const SNAPSHOT_MAGIC: [u8; 8] = *b"HFSJSNP\0";
 
 const SEGMENT_PREFIX: &str = "segment-";
 const SNAPSHOT_PREFIX: &str = "snapshot-";
+const RECEIVED_PREFIX: &str = "received-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
 pub(super) fn segment_name(first_lsn: Lsn) -> String {
@@ -32,6 +39,11 @@ pub(super) fn segment_name(first_lsn: Lsn) -> String {
 
 pub(super) fn snapshot_name(lsn: Lsn) -> String {
     format!("{SNAPSHOT_PREFIX}{lsn:020}")
+}
+
+/// What a snapshot from a peer is called until it is installed.
+pub(super) fn received_name(lsn: Lsn) -> String {
+    temporary_name(&format!("{RECEIVED_PREFIX}{lsn:020}"))
 }
 
 /// What a segment or snapshot is called until it is complete.
@@ -66,6 +78,13 @@ impl FileKind {
             Self::Segment(lsn)
         } else if let Some(lsn) = stem.strip_prefix(SNAPSHOT_PREFIX).and_then(number) {
             Self::Snapshot(lsn)
+        } else if temporary
+            && stem
+                .strip_prefix(RECEIVED_PREFIX)
+                .and_then(number)
+                .is_some()
+        {
+            return Self::Temporary;
         } else {
             return Self::Other;
         };
@@ -84,17 +103,30 @@ pub(super) struct FileHeader {
     pub(super) salt: u64,
     /// Size the file was created with; 0 for a snapshot, which grows as it is written.
     pub(super) len_bytes: u64,
+    /// How often a suffix of the journal had been removed when the segment was made; 0 for a
+    /// snapshot. A segment that follows one of a higher generation was removed with such a suffix.
+    pub(super) generation: u32,
+    /// Snapshot: it came from a peer, and the journal may have ended before it. Segment: it was begun after such a
+    /// snapshot, and no older segment connects with it.
+    pub(super) from_peer: bool,
 }
 
 impl FileHeader {
     pub(super) fn encode(&self, magic: [u8; 8]) -> [u8; FILE_HEADER_BYTES] {
         let mut bytes = [0; FILE_HEADER_BYTES];
         bytes[0..8].copy_from_slice(&magic);
-        bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        let flags = if self.from_peer { FLAG_FROM_PEER } else { 0 };
+        let version = match (self.generation, flags) {
+            (0, 0) => FORMAT_VERSION_ALONE,
+            _ => FORMAT_VERSION,
+        };
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.cluster_id.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.lsn.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.salt.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.len_bytes.to_le_bytes());
+        bytes[56..60].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[60..64].copy_from_slice(&flags.to_le_bytes());
         let checksum = file_header_checksum(&bytes);
         bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
         bytes
@@ -119,7 +151,7 @@ impl FileHeader {
             return Err(corrupt("the checksum of the header does not match"));
         }
         let version = u32_at(bytes, 8);
-        if version != FORMAT_VERSION {
+        if !(FORMAT_VERSION_ALONE..=FORMAT_VERSION).contains(&version) {
             return Err(JournalError::UnsupportedVersion {
                 file: file.to_owned(),
                 found: version,
@@ -131,7 +163,12 @@ impl FileHeader {
             lsn: u64_at(bytes, 32),
             salt: u64_at(bytes, 40),
             len_bytes: u64_at(bytes, 48),
+            generation: u32_at(bytes, 56),
+            from_peer: u32_at(bytes, 60) == FLAG_FROM_PEER,
         };
+        if u32_at(bytes, 60) > FLAG_FROM_PEER {
+            return Err(corrupt("the header has unknown flags"));
+        }
         if header.cluster_id != cluster_id {
             return Err(JournalError::WrongCluster {
                 file: file.to_owned(),

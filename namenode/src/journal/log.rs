@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use harvestfs_protocol::machine;
 use harvestfs_protocol::planted::{self, Bug};
-use parking_lot::Mutex;
 
 use super::disk::{Disk, RealDisk};
-use super::files::JournalFiles;
-use super::format::{RECORD_HEADER_BYTES, RECORDS_OFFSET, encode_record};
+use super::files::{Chain, JournalFiles};
+use super::format::{FileHeader, RECORD_HEADER_BYTES, RECORDS_OFFSET, encode_record};
 use super::reader::RecordReader;
-use super::segment::{ActiveSegment, SegmentTail};
-use super::snapshot::{SnapshotPlan, SnapshotReader, SnapshotState};
+use super::segment::{ActiveSegment, SegmentReader, SegmentTail};
+use super::snapshot::{SnapshotPlan, SnapshotReader};
+use super::store::{Store, remove_segments};
 use super::{JournalError, Lsn, RECORD_BYTES_MAX};
 
 const SEGMENT_BYTES_MIN: u64 = 16 * 1024;
@@ -83,13 +83,11 @@ pub enum TailReport {
 ///
 /// Blocking; [`super::JournalWriter`] runs it on a thread of its own.
 pub struct Journal {
-    disk: Arc<dyn Disk>,
-    cluster_id: u128,
-    segment_bytes: u64,
-    segment: ActiveSegment,
-    next_lsn: Lsn,
-    synced_lsn: Lsn,
-    snapshot_state: Arc<Mutex<SnapshotState>>,
+    pub(super) store: Arc<Store>,
+    pub(super) segment_bytes: u64,
+    pub(super) segment: ActiveSegment,
+    pub(super) next_lsn: Lsn,
+    pub(super) synced_lsn: Lsn,
     /// The first failure of a write or sync; nothing is written after it.
     failed: Option<String>,
     buffer: Vec<u8>,
@@ -124,27 +122,49 @@ impl Journal {
         if files.segments.is_empty() && files.snapshots.is_empty() {
             return Self::create(disk, options);
         }
-        let (base_lsn, skipped_snapshots) = newest_good_snapshot(&*disk, &files, cluster_id)?;
-        let Some(&newest_first_lsn) = files.segments.last() else {
+        let (base, skipped_snapshots) = newest_good_snapshot(&*disk, &files, cluster_id)?;
+        let base_lsn = base.map_or(0, |header| header.lsn);
+        if files.segments.is_empty() {
+            return Err(JournalError::MissingRecords { lsn: base_lsn + 1 });
+        }
+        let mut chain = Chain::of(&*disk, &files.segments, base_lsn, cluster_id)?;
+        let Some(&newest_first_lsn) = chain.segments.last() else {
             return Err(JournalError::MissingRecords { lsn: base_lsn + 1 });
         };
-        let (segment, tail) = ActiveSegment::copy_of(
-            &*disk,
-            newest_first_lsn,
-            cluster_id,
-            new_salt(),
-            options.segment_bytes,
-        )?;
-        let last_lsn = tail.last_lsn;
+        let newest = SegmentReader::open(&*disk, newest_first_lsn, cluster_id)?;
+        let (mut segment, tail) =
+            ActiveSegment::copy_of(&*disk, newest, new_salt(), options.segment_bytes)?;
+        let mut last_lsn = tail.last_lsn;
+        let tail = TailReport::new(&segment.name, &tail);
         let newest_snapshot_lsn = files.snapshots.last().copied().unwrap_or(0);
         if last_lsn < newest_snapshot_lsn {
-            // A snapshot is begun by starting the segment after it.
-            return Err(JournalError::MissingRecords { lsn: last_lsn + 1 });
+            match base {
+                // A power loss while it was being installed, before the segment after it was begun.
+                Some(base) if base.from_peer && base.lsn == newest_snapshot_lsn => {
+                    segment.discard(&*disk);
+                    let header = FileHeader {
+                        lsn: base_lsn + 1,
+                        salt: new_salt(),
+                        len_bytes: options.segment_bytes,
+                        from_peer: true,
+                        ..segment.header
+                    };
+                    segment = ActiveSegment::prepare(&*disk, header)?;
+                    last_lsn = base_lsn;
+                    chain.superfluous.append(&mut chain.segments);
+                    chain.superfluous.sort_unstable();
+                    chain.segments.push(header.lsn);
+                }
+                // A snapshot is begun by starting the segment after it.
+                Some(_) | None => {
+                    return Err(JournalError::MissingRecords { lsn: last_lsn + 1 });
+                }
+            }
         }
         let records = RecordReader::new(
             Arc::clone(&disk),
             cluster_id,
-            &files.segments,
+            &chain.segments,
             base_lsn + 1,
             last_lsn,
         )?;
@@ -155,15 +175,21 @@ impl Journal {
         // From here on the records that were found are durable, also if no sync of before wrote them. What
         // refuses to open has changed nothing but the temporary file.
         let segment = segment.install(&*disk)?;
+        remove_segments(&*disk, chain.superfluous.iter())?;
         let recovered = Recovered {
             snapshot,
             records,
             last_lsn,
-            tail: TailReport::new(&segment.name, &tail),
+            tail,
             skipped_snapshots,
         };
-        let journal = Self::with_segment(disk, options, segment, last_lsn, base_lsn);
-        Ok((journal, recovered))
+        let before_base = files.snapshots.iter().rev().find(|&&lsn| lsn < base_lsn);
+        let snapshot_lsns = (base_lsn, before_base.copied().unwrap_or(0));
+        let store = Store::new(disk, cluster_id, chain.segments, last_lsn, snapshot_lsns);
+        Ok((
+            Self::with_segment(store, options, segment, last_lsn),
+            recovered,
+        ))
     }
 
     fn create(
@@ -176,8 +202,15 @@ impl Journal {
             });
         }
         let cluster_id = options.cluster_id;
-        let segment =
-            ActiveSegment::create(&*disk, 1, cluster_id, new_salt(), options.segment_bytes)?;
+        let header = FileHeader {
+            cluster_id,
+            lsn: 1,
+            salt: new_salt(),
+            len_bytes: options.segment_bytes,
+            generation: 0,
+            from_peer: false,
+        };
+        let segment = ActiveSegment::create(&*disk, header)?;
         let recovered = Recovered {
             snapshot: None,
             records: RecordReader::new(Arc::clone(&disk), cluster_id, &[1], 1, 0)?,
@@ -185,29 +218,22 @@ impl Journal {
             tail: TailReport::Clean,
             skipped_snapshots: Vec::new(),
         };
-        let journal = Self::with_segment(disk, options, segment, 0, 0);
-        Ok((journal, recovered))
+        let store = Store::new(disk, cluster_id, vec![1], 0, (0, 0));
+        Ok((Self::with_segment(store, options, segment, 0), recovered))
     }
 
     fn with_segment(
-        disk: Arc<dyn Disk>,
+        store: Store,
         options: &JournalOptions,
         segment: ActiveSegment,
         last_lsn: Lsn,
-        snapshot_lsn: Lsn,
     ) -> Self {
-        let snapshot_state = SnapshotState {
-            running: false,
-            newest_lsn: snapshot_lsn,
-        };
         Self {
-            disk,
-            cluster_id: options.cluster_id,
+            store: Arc::new(store),
             segment_bytes: options.segment_bytes,
             segment,
             next_lsn: last_lsn + 1,
             synced_lsn: last_lsn,
-            snapshot_state: Arc::new(Mutex::new(snapshot_state)),
             failed: None,
             buffer: Vec::new(),
         }
@@ -228,7 +254,7 @@ impl Journal {
         self.buffer.clear();
         let mut lsn = self.next_lsn;
         for record in records {
-            let salt = self.segment.salt;
+            let salt = self.segment.header.salt;
             encode_record(
                 &mut self.buffer,
                 record.as_ref(),
@@ -243,6 +269,7 @@ impl Journal {
             self.remember_failure(written)?;
         }
         self.next_lsn = lsn;
+        self.store.appended(lsn - 1);
         Ok(lsn - 1)
     }
 
@@ -266,7 +293,7 @@ impl Journal {
 
     /// The disk that it is on, for files beside it.
     pub fn disk(&self) -> Arc<dyn Disk> {
-        Arc::clone(&self.disk)
+        Arc::clone(&self.store.disk)
     }
 
     /// The last record appended; 0 when there is none.
@@ -283,25 +310,15 @@ impl Journal {
     /// snapshot of everything appended so far. `None` when the newest snapshot covers that.
     pub fn begin_snapshot(&mut self) -> Result<Option<SnapshotPlan>, JournalError> {
         self.check_not_failed()?;
-        {
-            let state = self.snapshot_state.lock();
-            if state.running {
-                return Err(JournalError::SnapshotInProgress);
-            }
-            if state.newest_lsn == self.last_lsn() {
-                return Ok(None);
-            }
+        self.store.check_no_plan()?;
+        if self.store.newest_snapshot_lsn() == self.last_lsn() {
+            return Ok(None);
         }
-        if self.segment.first_lsn < self.next_lsn {
+        if self.segment.header.lsn < self.next_lsn {
             self.rotate()?;
         }
-        Ok(Some(SnapshotPlan::new(
-            Arc::clone(&self.disk),
-            self.cluster_id,
-            self.last_lsn(),
-            new_salt(),
-            Arc::clone(&self.snapshot_state),
-        )))
+        let store = Arc::clone(&self.store);
+        Ok(Some(SnapshotPlan::new(store, self.last_lsn(), new_salt())))
     }
 
     /// Continues in a new segment. The old one is synced first: recovery relies on only the
@@ -309,18 +326,20 @@ impl Journal {
     /// at the start other than by a copy, so this sync proves that all of it is on the disk.
     fn rotate(&mut self) -> Result<(), JournalError> {
         self.sync()?;
-        let created = ActiveSegment::create(
-            &*self.disk,
-            self.next_lsn,
-            self.cluster_id,
-            new_salt(),
-            self.segment_bytes,
-        );
+        let header = FileHeader {
+            lsn: self.next_lsn,
+            salt: new_salt(),
+            len_bytes: self.segment_bytes,
+            from_peer: false,
+            ..self.segment.header
+        };
+        let created = ActiveSegment::create(&*self.store.disk, header);
         match created {
             // Nothing was changed; the caller may try again when there is space.
             Err(e @ JournalError::DiskFull { .. }) => Err(e),
             created => {
                 self.segment = self.remember_failure(created)?;
+                self.store.rotated(self.next_lsn);
                 Ok(())
             }
         }
@@ -354,7 +373,7 @@ impl Journal {
         self.segment_bytes - RECORDS_OFFSET
     }
 
-    fn check_not_failed(&self) -> Result<(), JournalError> {
+    pub(super) fn check_not_failed(&self) -> Result<(), JournalError> {
         match &self.failed {
             None => Ok(()),
             Some(first) => Err(JournalError::Stopped {
@@ -363,7 +382,10 @@ impl Journal {
         }
     }
 
-    fn remember_failure<T>(&mut self, result: Result<T, JournalError>) -> Result<T, JournalError> {
+    pub(super) fn remember_failure<T>(
+        &mut self,
+        result: Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
         if let Err(e) = &result {
             self.failed.get_or_insert_with(|| e.to_string());
         }
@@ -398,17 +420,20 @@ fn check_options(options: &JournalOptions) -> Result<(), JournalError> {
     })
 }
 
-/// The newest snapshot without damage (0: none), and the errors of the damaged ones after it.
+/// The header of the newest snapshot without damage, and the errors of the damaged ones after it.
 fn newest_good_snapshot(
     disk: &dyn Disk,
     files: &JournalFiles,
     cluster_id: u128,
-) -> Result<(Lsn, Vec<JournalError>), JournalError> {
+) -> Result<(Option<FileHeader>, Vec<JournalError>), JournalError> {
     let mut skipped = Vec::new();
     for &lsn in files.snapshots.iter().rev() {
-        let verified = SnapshotReader::open(disk, lsn, cluster_id).and_then(SnapshotReader::verify);
+        let verified = SnapshotReader::open(disk, lsn, cluster_id).and_then(|snapshot| {
+            let header = snapshot.header;
+            snapshot.verify().map(|()| header)
+        });
         match verified {
-            Ok(()) => return Ok((lsn, skipped)),
+            Ok(header) => return Ok((Some(header), skipped)),
             Err(e @ JournalError::Corrupt { .. }) => skipped.push(e),
             Err(e) => return Err(e),
         }
@@ -419,13 +444,13 @@ fn newest_good_snapshot(
         Some(damage) if !starts_at_first_record => Err(damage),
         Some(damage) => {
             skipped.push(damage);
-            Ok((0, skipped))
+            Ok((None, skipped))
         }
-        None => Ok((0, skipped)),
+        None => Ok((None, skipped)),
     }
 }
 
 /// A number that the clients whose bytes are in records cannot know.
-fn new_salt() -> u64 {
+pub(super) fn new_salt() -> u64 {
     machine::random()
 }

@@ -15,7 +15,7 @@
 //! | `lock` | empty; locked (`flock`) by the process that has the journal open |
 //! | `segment-<lsn>` | records from `<lsn>` on, up to the first record of the next segment |
 //! | `snapshot-<lsn>` | the state after the records up to `<lsn>` |
-//! | `*.tmp` | a segment or snapshot being created; removed at the next start |
+//! | `*.tmp` | a segment or snapshot being created, or a snapshot (`received-<lsn>.tmp`) that comes from a peer; removed at the next start |
 //!
 //! Segments and snapshots are written under a temporary name, synced, renamed, and the directory
 //! synced: a file with a final name is complete.
@@ -25,13 +25,14 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic: `HFSJSEG\0` or `HFSJSNP\0` |
-//! | 8 | 4 | format version, 1 |
+//! | 8 | 4 | format version: 1, or 2 if the last two fields are not both zero |
 //! | 12 | 4 | checksum of bytes 0..12 and 16..64 |
 //! | 16 | 16 | cluster id |
 //! | 32 | 8 | lsn, as in the name |
 //! | 40 | 8 | salt: random, enters all checksums below |
 //! | 48 | 8 | size of the file when created (0 in a snapshot) |
-//! | 56 | 8 | zero |
+//! | 56 | 4 | segment: generation, how often a suffix had been removed when it was made; else 0 |
+//! | 60 | 4 | 1: the snapshot came from a peer, or the segment was begun after such a one; else 0 |
 //!
 //! ## Segment
 //!
@@ -82,7 +83,25 @@
 //!
 //! The engine above knows nothing of this module: it is handed records in order. A Raft log
 //! keeps its entries in this same [`Journal`] (an entry is an opaque record, the term is part of
-//! its payload) and decides when an entry counts; it takes the place of [`JournalWriter`].
+//! its payload) and decides when an entry counts.
+//!
+//! **A suffix is removed** ([`Journal::truncate_after`]) by writing the segment that holds the last
+//! record that stays anew, without what came after it, with a salt of its own and a generation above
+//! all others. It takes the name of the old one, durably: from this moment on, segments that
+//! follow and are of a lower generation do not count, so it does not matter which of them a crash leaves. They are
+//! removed before anything is appended, and at each start. A segment that is damaged or missing is no such case, and
+//! refused as before.
+//!
+//! **A snapshot from a peer** ([`Journal::install_snapshot`]) is a snapshot whose header says so. Such
+//! a one may be newer than the last record, as no other may: then the journal goes on in a
+//! segment that begins after it and says that no older one connects with it. The moment is that in
+//! which the snapshot gets its name, durably; a start that finds it without that segment begins one.
+//!
+//! **Purging** removes segments one durably after the other, the oldest first, so that those that
+//! are left have no gap. The last two snapshots, and the records after the older of them, always stay.
+//!
+//! **Reading while the journal is open** ([`JournalReader`]) is from files that were opened anew if a segment
+//! was replaced since.
 
 pub mod disk;
 mod error;
@@ -90,17 +109,23 @@ mod files;
 mod format;
 mod log;
 mod reader;
+mod received;
+mod replicated;
 mod segment;
 mod snapshot;
+mod store;
 mod writer;
 
 pub use error::JournalError;
 pub use log::{Journal, JournalOptions, Recovered, TailReport};
-pub use reader::RecordReader;
+pub use reader::{JournalReader, RecordReader, SnapshotFile};
+pub use received::{ReceivedSnapshot, SnapshotReceiver};
+pub use replicated::SnapshotReceived;
 pub use snapshot::{SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter};
+pub use store::Purged;
 pub use writer::{
-    Batch, Completion, JournalCounters, JournalWriter, JournalWriterOptions, Progress,
-    SnapshotCompletion,
+    Batch, Completion, InstallCompletion, JournalCounters, JournalWriter, JournalWriterOptions,
+    Progress, SnapshotCompletion, TruncateCompletion,
 };
 
 /// Log sequence number: the number of a record, one more than that of the record before it. The

@@ -1,10 +1,14 @@
-//! Reading records back across segments.
+//! Reading records back across segments: at the start, and while the journal is open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::disk::Disk;
+use super::format::RECORD_HEADER_BYTES;
+use super::received::SnapshotReceiver;
 use super::segment::{SegmentReader, Step};
+use super::snapshot::SnapshotReader;
+use super::store::{Live, Purged, Store};
 use super::{JournalError, Lsn};
 
 /// Streams the records of a range of log sequence numbers, in order and without gaps.
@@ -101,5 +105,188 @@ impl Iterator for RecordReader {
         let result = self.read_next();
         self.failed = result.is_err();
         Some(result)
+    }
+}
+
+/// Reads records, and the newest snapshot, of a journal that is open and may be appended to, truncated
+/// and purged meanwhile, on any thread.
+///
+/// It remembers where it stopped, so that reading on from there is cheap; give each peer that is
+/// read for a clone of its own.
+pub struct JournalReader {
+    store: Arc<Store>,
+    /// The segment that was read last, and the epoch of the journal in which it was opened.
+    at: Option<(u64, SegmentReader)>,
+}
+
+impl JournalReader {
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self { store, at: None }
+    }
+
+    /// The first record that can be read, or the next one when there is none.
+    pub fn first_lsn(&self) -> Lsn {
+        self.store.live().first_lsn()
+    }
+
+    /// The last record written, durable or not; the one before [`JournalReader::first_lsn`] when there is none.
+    pub fn last_lsn(&self) -> Lsn {
+        self.store.live().last_lsn
+    }
+
+    /// Reads the records from `from_lsn` on, up to and without `to_lsn`, in order and without gaps:
+    /// as many as fit into `bytes_max` bytes (28 more for each than its own), at least one if there is
+    /// one. Records that were appended but not synced are among them; those not appended yet are left out.
+    ///
+    /// Blocks on the disk. [`JournalError::RecordPurged`] if `from_lsn` is no longer there, or never was
+    /// because a snapshot from a peer took its place.
+    pub fn read(
+        &mut self,
+        from_lsn: Lsn,
+        to_lsn: Lsn,
+        bytes_max: usize,
+    ) -> Result<Vec<(Lsn, Vec<u8>)>, JournalError> {
+        if let Some((_, segment)) = &mut self.at {
+            segment.forget_window();
+        }
+        loop {
+            let live = self.store.live();
+            let first_lsn = live.first_lsn();
+            if from_lsn < first_lsn {
+                return Err(JournalError::RecordPurged {
+                    lsn: from_lsn,
+                    first_lsn,
+                });
+            }
+            let through_lsn = live.last_lsn.min(to_lsn.saturating_sub(1));
+            let read = self.read_live(&live, from_lsn, through_lsn, bytes_max);
+            let now = self.store.live();
+            // A truncation may have come between two segments.
+            if now.epoch == live.epoch {
+                return read.inspect_err(|_| self.at = None);
+            }
+        }
+    }
+
+    fn read_live(
+        &mut self,
+        live: &Live,
+        from_lsn: Lsn,
+        through_lsn: Lsn,
+        bytes_max: usize,
+    ) -> Result<Vec<(Lsn, Vec<u8>)>, JournalError> {
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        let mut wanted = from_lsn;
+        while wanted <= through_lsn && bytes < bytes_max.max(1) {
+            let first_lsn = live.segment_of(wanted);
+            let segment = match &mut self.at {
+                Some((epoch, segment))
+                    if *epoch == live.epoch
+                        && segment.header.lsn == first_lsn
+                        && segment.next_lsn <= wanted =>
+                {
+                    segment
+                }
+                _ => {
+                    let opened =
+                        SegmentReader::open(&*self.store.disk, first_lsn, self.store.cluster_id);
+                    let opened = opened.map_err(|e| self.purged_or(e, wanted))?;
+                    &mut self.at.insert((live.epoch, opened)).1
+                }
+            };
+            let offset = segment.offset;
+            match segment.step()? {
+                Step::Record { lsn, .. } if lsn < wanted => {}
+                Step::Record { lsn, payload } => {
+                    bytes += RECORD_HEADER_BYTES + payload.len();
+                    if bytes > bytes_max && !records.is_empty() {
+                        segment.step_back(offset, lsn);
+                        break;
+                    }
+                    records.push((lsn, payload));
+                    wanted = lsn + 1;
+                }
+                Step::End if self.store.forget_gap(first_lsn, segment.next_lsn) => {
+                    let first_lsn = self.store.live().first_lsn();
+                    return Err(JournalError::RecordPurged {
+                        lsn: wanted,
+                        first_lsn,
+                    });
+                }
+                Step::End => {
+                    let (lsn, reason) = (segment.next_lsn, "the segment ends too early");
+                    return Err(JournalError::corrupt(&segment.name, offset, lsn, reason));
+                }
+                Step::Bad { reason } => {
+                    let lsn = segment.next_lsn;
+                    return Err(JournalError::corrupt(&segment.name, offset, lsn, reason));
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    /// The error of a record whose segment is not found because it was purged meanwhile, or `error`.
+    fn purged_or(&self, error: JournalError, lsn: Lsn) -> JournalError {
+        match self.store.live().first_lsn() {
+            first_lsn if lsn < first_lsn => JournalError::RecordPurged { lsn, first_lsn },
+            _ => error,
+        }
+    }
+
+    /// See [`super::Journal::receive_snapshot`].
+    pub(super) fn receive_snapshot(&self, lsn: Lsn) -> Result<SnapshotReceiver, JournalError> {
+        SnapshotReceiver::new(Arc::clone(&self.store), lsn)
+    }
+
+    /// See [`super::Journal::purge`].
+    pub(super) fn purge(&self, through_lsn: Lsn) -> Purged {
+        self.store.purge(through_lsn)
+    }
+
+    /// The newest snapshot as a peer needs it; `None` without one.
+    pub fn newest_snapshot(&self) -> Result<Option<SnapshotFile>, JournalError> {
+        match self.store.newest_snapshot_lsn() {
+            0 => Ok(None),
+            lsn => {
+                let store = &*self.store;
+                let file = SnapshotReader::open(&*store.disk, lsn, store.cluster_id)?;
+                Ok(Some(SnapshotFile(file)))
+            }
+        }
+    }
+}
+
+impl Clone for JournalReader {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.store))
+    }
+}
+
+/// The bytes of a snapshot file, with their checksums, for [`super::SnapshotReceiver`]. It can be read
+/// also when it was superseded and removed meanwhile.
+pub struct SnapshotFile(SnapshotReader);
+
+impl SnapshotFile {
+    /// The last record that the snapshot covers.
+    pub fn lsn(&self) -> Lsn {
+        self.0.header.lsn
+    }
+
+    /// Size of the file in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.0.len_bytes
+    }
+
+    /// Reads at `offset` until `buffer` is full or the file ends; returns the bytes read. They are
+    /// not checked here, but by who receives all of them.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, JournalError> {
+        self.0.read_file_at(buffer, offset)
+    }
+
+    /// Its content, from the start, checked as it is read.
+    pub fn into_content(self) -> SnapshotReader {
+        self.0
     }
 }

@@ -22,9 +22,7 @@ const READ_CHUNK_BYTES: usize = 1024 * 1024;
 pub(super) struct ActiveSegment {
     file: Box<dyn DiskFile>,
     pub(super) name: String,
-    pub(super) first_lsn: Lsn,
-    pub(super) salt: u64,
-    len_bytes: u64,
+    pub(super) header: FileHeader,
     /// Where the next record goes.
     offset: u64,
     /// Up to here the file holds records or zeros that were written.
@@ -34,22 +32,19 @@ pub(super) struct ActiveSegment {
 impl ActiveSegment {
     /// Creates an empty segment; it is durable, name included, when this returns. If it fails,
     /// the journal is as it was.
-    pub(super) fn create(
-        disk: &dyn Disk,
-        first_lsn: Lsn,
-        cluster_id: u128,
-        salt: u64,
-        len_bytes: u64,
-    ) -> Result<Self, JournalError> {
-        let begun = Self::begin(disk, first_lsn, cluster_id, salt, len_bytes);
+    pub(super) fn create(disk: &dyn Disk, header: FileHeader) -> Result<Self, JournalError> {
+        Self::prepare(disk, header)?.install(disk)
+    }
+
+    /// Creates an empty segment, which is durable when this returns and gets its name with
+    /// [`ActiveSegment::install`].
+    pub(super) fn prepare(disk: &dyn Disk, header: FileHeader) -> Result<Self, JournalError> {
+        let begun = Self::begin(disk, header);
         let synced = begun.and_then(|mut segment| segment.file.sync().map(|()| segment));
-        match synced {
-            Ok(segment) => segment.install(disk),
-            Err(e) => {
-                remove_temporary(disk, first_lsn);
-                Err(JournalError::create(&segment_name(first_lsn), len_bytes, e))
-            }
-        }
+        synced.map_err(|e| {
+            remove_temporary(disk, header.lsn);
+            JournalError::create(&segment_name(header.lsn), header.len_bytes, e)
+        })
     }
 
     /// Copies the records of the newest segment to a new file, which is durable when this returns
@@ -64,65 +59,98 @@ impl ActiveSegment {
     /// they are.
     pub(super) fn copy_of(
         disk: &dyn Disk,
-        first_lsn: Lsn,
-        cluster_id: u128,
+        mut old: SegmentReader,
         salt: u64,
         segment_bytes: u64,
     ) -> Result<(Self, SegmentTail), JournalError> {
-        let mut old = SegmentReader::open(disk, first_lsn, cluster_id)?;
-        let len_bytes = segment_bytes.max(old.len_bytes);
+        let header = FileHeader {
+            salt,
+            len_bytes: segment_bytes.max(old.len_bytes),
+            ..old.header
+        };
         let copy = || {
-            let mut segment = Self::begin(disk, first_lsn, cluster_id, salt, len_bytes)
-                .map_err(|e| JournalError::create(&segment_name(first_lsn), len_bytes, e))?;
-            segment.take_records(&mut old)?;
+            let mut segment = Self::begin(disk, header)
+                .map_err(|e| JournalError::create(&old.name, header.len_bytes, e))?;
+            segment.take_records(&mut old, Lsn::MAX)?;
             let tail = old.tail()?;
             segment.sync()?;
             Ok((segment, tail))
         };
-        copy().inspect_err(|_| remove_temporary(disk, first_lsn))
+        copy().inspect_err(|_| remove_temporary(disk, header.lsn))
+    }
+
+    /// Copies the records up to `through_lsn` of a segment that has them, as
+    /// [`ActiveSegment::copy_of`] does, to one of `generation`: once it has the name of the old one,
+    /// segments that follow and are of an earlier generation no longer count.
+    pub(super) fn truncated_copy_of(
+        disk: &dyn Disk,
+        mut old: SegmentReader,
+        through_lsn: Lsn,
+        generation: u32,
+        salt: u64,
+        segment_bytes: u64,
+    ) -> Result<Self, JournalError> {
+        let header = FileHeader {
+            salt,
+            len_bytes: segment_bytes.max(old.len_bytes),
+            generation,
+            ..old.header
+        };
+        let mut copy = || {
+            let mut segment = Self::begin(disk, header)
+                .map_err(|e| JournalError::create(&old.name, header.len_bytes, e))?;
+            segment.take_records(&mut old, through_lsn)?;
+            if old.next_lsn != through_lsn + 1 {
+                let reason = "a record that was written cannot be read";
+                return Err(JournalError::corrupt(
+                    &old.name,
+                    old.offset,
+                    old.next_lsn,
+                    reason,
+                ));
+            }
+            segment.sync()?;
+            Ok(segment)
+        };
+        copy().inspect_err(|_| remove_temporary(disk, header.lsn))
     }
 
     /// Starts a segment under its temporary name; nothing of it is durable.
-    fn begin(
-        disk: &dyn Disk,
-        first_lsn: Lsn,
-        cluster_id: u128,
-        salt: u64,
-        len_bytes: u64,
-    ) -> io::Result<Self> {
-        let name = segment_name(first_lsn);
+    fn begin(disk: &dyn Disk, header: FileHeader) -> io::Result<Self> {
+        let name = segment_name(header.lsn);
+        let len_bytes = header.len_bytes;
         let mut file = disk.create(&temporary_name(&name), len_bytes)?;
         let zeroed_to = len_bytes.min(zero_ahead_bytes(len_bytes));
         let mut start = vec![0; zeroed_to as usize];
-        let header = FileHeader {
-            cluster_id,
-            lsn: first_lsn,
-            salt,
-            len_bytes,
-        };
         start[..FILE_HEADER_BYTES].copy_from_slice(&header.encode(SEGMENT_MAGIC));
         file.write_at(&start, 0)?;
         Ok(Self {
             file,
             name,
-            first_lsn,
-            salt,
-            len_bytes,
+            header,
             offset: RECORDS_OFFSET,
             zeroed_to,
         })
     }
 
-    /// Writes all records that `old` yields. They fit: the segment is at least as large.
-    fn take_records(&mut self, old: &mut SegmentReader) -> Result<(), JournalError> {
+    /// Writes the records that `old` yields, up to `through_lsn`. They fit: the segment is at least
+    /// as large.
+    fn take_records(
+        &mut self,
+        old: &mut SegmentReader,
+        through_lsn: Lsn,
+    ) -> Result<(), JournalError> {
         let mut buffer = Vec::new();
         let mut copied = false;
         while !copied {
-            match old.step()? {
-                Step::Record { lsn, payload } => {
-                    encode_record(&mut buffer, &payload, lsn, lsn - 1, self.salt);
+            copied = old.next_lsn > through_lsn;
+            if !copied {
+                match old.step()? {
+                    Step::Record { lsn, payload } => {
+                        encode_record(&mut buffer, &payload, lsn, lsn - 1, self.header.salt);
+                    }
+                    Step::End | Step::Bad { .. } => copied = true,
                 }
-                Step::End | Step::Bad { .. } => copied = true,
             }
             if copied || buffer.len() >= READ_CHUNK_BYTES {
                 // No zeros are written ahead: the next piece follows at once.
@@ -146,13 +174,18 @@ impl ActiveSegment {
         Ok(self)
     }
 
+    /// Removes a segment that was not installed.
+    pub(super) fn discard(&self, disk: &dyn Disk) {
+        remove_temporary(disk, self.header.lsn);
+    }
+
     /// Bytes of encoded records that still fit.
     pub(super) fn room_bytes(&self) -> u64 {
-        match self.len_bytes.checked_sub(self.offset) {
+        match self.header.len_bytes.checked_sub(self.offset) {
             Some(room) => room,
             None => panic!(
                 "{} has {} bytes, but records up to {}",
-                self.name, self.len_bytes, self.offset
+                self.name, self.header.len_bytes, self.offset
             ),
         }
     }
@@ -162,13 +195,14 @@ impl ActiveSegment {
     pub(super) fn write(&mut self, buffer: &mut Vec<u8>) -> Result<(), JournalError> {
         let records_end = self.offset + buffer.len() as u64;
         assert!(
-            records_end <= self.len_bytes,
+            records_end <= self.header.len_bytes,
             "records up to byte {records_end} do not fit {}, which has {} bytes",
             self.name,
-            self.len_bytes
+            self.header.len_bytes
         );
         if records_end > self.zeroed_to {
-            let zeroed_to = (records_end + zero_ahead_bytes(self.len_bytes)).min(self.len_bytes);
+            let zeroed_to =
+                (records_end + zero_ahead_bytes(self.header.len_bytes)).min(self.header.len_bytes);
             buffer.resize((zeroed_to - self.offset) as usize, 0);
             self.zeroed_to = zeroed_to;
         }
@@ -206,9 +240,8 @@ pub(super) enum Step {
 pub(super) struct SegmentReader {
     file: Box<dyn DiskFile>,
     pub(super) name: String,
-    salt: u64,
+    pub(super) header: FileHeader,
     len_bytes: u64,
-    created_len_bytes: u64,
     /// Where the next record is expected.
     pub(super) offset: u64,
     /// Number that the next record must have.
@@ -236,9 +269,8 @@ impl SegmentReader {
         Ok(Self {
             file,
             name,
-            salt: header.salt,
+            header,
             len_bytes,
-            created_len_bytes: header.len_bytes,
             offset: RECORDS_OFFSET,
             next_lsn: first_lsn,
             window: Vec::new(),
@@ -248,7 +280,7 @@ impl SegmentReader {
 
     /// Looks at the next place. After anything but [`Step::Record`] the reader stays there.
     pub(super) fn step(&mut self) -> Result<Step, JournalError> {
-        let salt = self.salt;
+        let salt = self.header.salt;
         let bad = |reason| Ok(Step::Bad { reason });
         let bytes = self.view(self.offset, RECORD_HEADER_BYTES)?;
         let Some(bytes) = bytes.and_then(|bytes| bytes.try_into().ok()) else {
@@ -282,6 +314,17 @@ impl SegmentReader {
         })
     }
 
+    /// Goes back to where the record `lsn` was found, so that it is the next one again.
+    pub(super) fn step_back(&mut self, offset: u64, lsn: Lsn) {
+        self.offset = offset;
+        self.next_lsn = lsn;
+    }
+
+    /// Forgets what was read ahead: the segment may have grown.
+    pub(super) fn forget_window(&mut self) {
+        self.window.clear();
+    }
+
     /// Judges what follows the last valid record, where [`SegmentReader::step`] stopped.
     pub(super) fn tail(mut self) -> Result<SegmentTail, JournalError> {
         let end_offset = self.offset;
@@ -292,7 +335,7 @@ impl SegmentReader {
             // A header may lie across the end of the chunk, so the chunks overlap.
             let view_bytes =
                 (self.len_bytes - at).min((READ_CHUNK_BYTES + RECORD_HEADER_BYTES - 1) as u64);
-            let (next_lsn, salt) = (self.next_lsn, self.salt);
+            let (next_lsn, salt) = (self.next_lsn, self.header.salt);
             let Some(bytes) = self.view(at, view_bytes as usize)? else {
                 break;
             };
@@ -319,7 +362,7 @@ impl SegmentReader {
             last_lsn: self.next_lsn - 1,
             end_offset,
             written_to,
-            missing_bytes: self.created_len_bytes.saturating_sub(self.len_bytes),
+            missing_bytes: self.header.len_bytes.saturating_sub(self.len_bytes),
         })
     }
 

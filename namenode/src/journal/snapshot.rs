@@ -3,15 +3,13 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::disk::{Disk, DiskFile};
-use super::files::JournalFiles;
 use super::format::{
-    FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, payload_checksum, segment_name, snapshot_name,
-    temporary_name, u32_at, u64_at,
+    FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, payload_checksum, snapshot_name, temporary_name,
+    u32_at, u64_at,
 };
 use super::reader::RecordReader;
+use super::store::Store;
 use super::{JournalError, Lsn};
 
 /// Payload of one chunk of a snapshot file.
@@ -19,23 +17,14 @@ const CHUNK_BYTES: usize = 256 * 1024;
 const CHUNK_HEADER_BYTES: usize = 8;
 /// A snapshot is synced as it grows: one sync of everything at the end would hold up the syncs
 /// of the journal, which share the disk.
-const SYNC_EVERY_BYTES: u64 = 4 * 1024 * 1024;
-
-/// What journal and snapshot writer share.
-#[derive(Debug, Default)]
-pub(super) struct SnapshotState {
-    /// A [`SnapshotPlan`] or its [`SnapshotWriter`] exists.
-    pub(super) running: bool,
-    /// Last record covered by the newest snapshot known to be good; 0 without one.
-    pub(super) newest_lsn: Lsn,
-}
+pub(super) const SYNC_EVERY_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Marks the snapshot as running until dropped.
-struct Running(Arc<Mutex<SnapshotState>>);
+struct Running(Arc<Store>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.lock().running = false;
+        self.0.plan_ends();
     }
 }
 
@@ -45,8 +34,6 @@ impl Drop for Running {
 /// [`SnapshotPlan::records`], write the resulting state through [`SnapshotPlan::writer`], call
 /// [`SnapshotWriter::install`]. Dropping the plan or the writer gives the snapshot up.
 pub struct SnapshotPlan {
-    disk: Arc<dyn Disk>,
-    cluster_id: u128,
     base_lsn: Lsn,
     lsn: Lsn,
     salt: u64,
@@ -54,26 +41,17 @@ pub struct SnapshotPlan {
 }
 
 impl SnapshotPlan {
-    pub(super) fn new(
-        disk: Arc<dyn Disk>,
-        cluster_id: u128,
-        lsn: Lsn,
-        salt: u64,
-        state: Arc<Mutex<SnapshotState>>,
-    ) -> Self {
-        let base_lsn = {
-            let mut state = state.lock();
-            state.running = true;
-            state.newest_lsn
-        };
+    pub(super) fn new(store: Arc<Store>, lsn: Lsn, salt: u64) -> Self {
         Self {
-            disk,
-            cluster_id,
-            base_lsn,
+            base_lsn: store.plan_begins(lsn),
             lsn,
             salt,
-            running: Running(state),
+            running: Running(store),
         }
+    }
+
+    fn store(&self) -> &Store {
+        &self.running.0
     }
 
     /// The last record that the snapshot will cover.
@@ -86,17 +64,18 @@ impl SnapshotPlan {
         if self.base_lsn == 0 {
             return Ok(None);
         }
-        let reader = SnapshotReader::open(&*self.disk, self.base_lsn, self.cluster_id)?;
-        Ok(Some((self.base_lsn, reader)))
+        let (lsn, store) = (self.base_lsn, self.store());
+        let reader = SnapshotReader::open(&*store.disk, lsn, store.cluster_id)?;
+        Ok(Some((lsn, reader)))
     }
 
     /// The records between [`SnapshotPlan::base`] and [`SnapshotPlan::lsn`].
     pub fn records(&self) -> Result<RecordReader, JournalError> {
-        let files = JournalFiles::list(&*self.disk)?;
+        let store = self.store();
         RecordReader::new(
-            Arc::clone(&self.disk),
-            self.cluster_id,
-            &files.segments,
+            Arc::clone(&store.disk),
+            store.cluster_id,
+            &store.live().segments,
             self.base_lsn + 1,
             self.lsn,
         )
@@ -107,12 +86,15 @@ impl SnapshotPlan {
         let name = snapshot_name(self.lsn);
         let temporary = temporary_name(&name);
         let header = FileHeader {
-            cluster_id: self.cluster_id,
+            cluster_id: self.store().cluster_id,
             lsn: self.lsn,
             salt: self.salt,
             len_bytes: 0,
+            generation: 0,
+            from_peer: false,
         };
         let mut file = self
+            .store()
             .disk
             .create(&temporary, 0)
             .map_err(|e| JournalError::create(&temporary, 0, e))?;
@@ -168,7 +150,36 @@ impl SnapshotWriter {
     /// Makes the snapshot durable and valid in one atomic step, then removes what it
     /// supersedes. The snapshot before it and the segments after that one stay, so that a
     /// snapshot that turns out damaged does not lose anything.
+    ///
+    /// Not installed is what a truncation or a snapshot from a peer has superseded meanwhile
+    /// ([`JournalError::SnapshotSuperseded`]).
     pub fn install(mut self) -> Result<SnapshotInstalled, JournalError> {
+        self.make_valid()?;
+        let purged = self.plan.store().purge(Lsn::MAX);
+        Ok(self.installed(purged.removed_files, purged.removal_error))
+    }
+
+    /// As [`SnapshotWriter::install`], but removes nothing: records that the snapshot covers can still
+    /// be read by peers that lag, until [`super::Journal::purge`].
+    pub fn install_and_keep(mut self) -> Result<SnapshotInstalled, JournalError> {
+        self.make_valid()?;
+        Ok(self.installed(0, None))
+    }
+
+    fn installed(
+        &self,
+        removed_files: usize,
+        removal_error: Option<JournalError>,
+    ) -> SnapshotInstalled {
+        SnapshotInstalled {
+            lsn: self.plan.lsn,
+            content_bytes: self.content_bytes,
+            removed_files,
+            removal_error,
+        }
+    }
+
+    fn make_valid(&mut self) -> Result<(), JournalError> {
         let name = self.name.clone();
         let write_error = |e| JournalError::io("write", &name, e);
         if self.failed {
@@ -185,43 +196,15 @@ impl SnapshotWriter {
         self.file
             .sync()
             .map_err(|e| JournalError::io("sync", &name, e))?;
-        let disk = Arc::clone(&self.plan.disk);
+        let store = Arc::clone(&self.plan.running.0);
+        store.plan_installs()?;
         if let Some(temporary) = self.temporary.take() {
-            disk.install(&temporary, &name)
+            store
+                .disk
+                .install(&temporary, &name)
                 .map_err(|e| JournalError::io("install", &name, e))?;
         }
-        self.plan.running.0.lock().newest_lsn = self.plan.lsn;
-        let mut removed_files = 0;
-        let removal = self.remove_superseded(&mut removed_files);
-        Ok(SnapshotInstalled {
-            lsn: self.plan.lsn,
-            content_bytes: self.content_bytes,
-            removed_files,
-            removal_error: removal.err(),
-        })
-    }
-
-    fn remove_superseded(&self, removed_files: &mut usize) -> Result<(), JournalError> {
-        let (lsn, base_lsn) = (self.plan.lsn, self.plan.base_lsn);
-        let files = JournalFiles::list(&*self.plan.disk)?;
-        let snapshots = files
-            .snapshots
-            .iter()
-            .filter(|&&old| old < lsn && old != base_lsn)
-            .map(|&old| snapshot_name(old));
-        // A segment ends where the next one begins.
-        let segments = files
-            .segments
-            .windows(2)
-            .filter(|pair| pair[1] <= base_lsn + 1)
-            .map(|pair| segment_name(pair[0]));
-        for name in snapshots.chain(segments) {
-            self.plan
-                .disk
-                .remove(&name)
-                .map_err(|e| JournalError::io("remove", &name, e))?;
-            *removed_files += 1;
-        }
+        store.snapshot_installed(self.plan.lsn, true);
         Ok(())
     }
 
@@ -271,7 +254,7 @@ impl Drop for SnapshotWriter {
     fn drop(&mut self) {
         if let Some(temporary) = self.temporary.take() {
             // The next start of the journal removes it otherwise.
-            let _ = self.plan.disk.remove(&temporary);
+            let _ = self.plan.store().disk.remove(&temporary);
         }
     }
 }
@@ -281,9 +264,8 @@ impl Drop for SnapshotWriter {
 pub struct SnapshotReader {
     file: Box<dyn DiskFile>,
     name: String,
-    lsn: Lsn,
-    salt: u64,
-    len_bytes: u64,
+    pub(super) header: FileHeader,
+    pub(super) len_bytes: u64,
     offset: u64,
     chunk: Vec<u8>,
     chunk_read: usize,
@@ -294,7 +276,16 @@ pub struct SnapshotReader {
 
 impl SnapshotReader {
     pub(super) fn open(disk: &dyn Disk, lsn: Lsn, cluster_id: u128) -> Result<Self, JournalError> {
-        let name = snapshot_name(lsn);
+        Self::open_named(disk, snapshot_name(lsn), lsn, cluster_id)
+    }
+
+    /// Opens a snapshot that may have another name than it will have.
+    pub(super) fn open_named(
+        disk: &dyn Disk,
+        name: String,
+        lsn: Lsn,
+        cluster_id: u128,
+    ) -> Result<Self, JournalError> {
         let file = disk
             .open(&name)
             .map_err(|e| JournalError::io("open", &name, e))?;
@@ -306,8 +297,7 @@ impl SnapshotReader {
         Ok(Self {
             file,
             name,
-            lsn,
-            salt: header.salt,
+            header,
             len_bytes,
             offset: FILE_HEADER_BYTES as u64,
             chunk: Vec::new(),
@@ -338,7 +328,7 @@ impl SnapshotReader {
         let mut chunk = std::mem::take(&mut self.chunk);
         chunk.resize(if is_end { 8 } else { len }, 0);
         self.read_exact_at(&mut chunk, self.offset + CHUNK_HEADER_BYTES as u64)?;
-        if payload_checksum(&chunk, self.chunk_index, self.salt) != u32_at(&header, 4) {
+        if payload_checksum(&chunk, self.chunk_index, self.header.salt) != u32_at(&header, 4) {
             return Err(self.corrupt("the checksum of a chunk does not match"));
         }
         self.offset += (CHUNK_HEADER_BYTES + chunk.len()) as u64;
@@ -356,19 +346,27 @@ impl SnapshotReader {
         Ok(())
     }
 
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), JournalError> {
-        let read = self
-            .file
+    /// Reads the file itself at `offset` until `buffer` is full or the file ends; returns the bytes
+    /// read.
+    pub(super) fn read_file_at(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, JournalError> {
+        self.file
             .read_at(buffer, offset)
-            .map_err(|e| JournalError::io("read", &self.name, e))?;
-        if read < buffer.len() {
+            .map_err(|e| JournalError::io("read", &self.name, e))
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), JournalError> {
+        if self.read_file_at(buffer, offset)? < buffer.len() {
             return Err(self.corrupt("the snapshot ends too early"));
         }
         Ok(())
     }
 
     fn corrupt(&self, reason: &str) -> JournalError {
-        JournalError::corrupt(&self.name, self.offset, self.lsn, reason)
+        JournalError::corrupt(&self.name, self.offset, self.header.lsn, reason)
     }
 }
 

@@ -17,13 +17,21 @@ fn open(image: &Image) -> Result<(Journal, Recovered), JournalError> {
     Journal::open_on(Arc::new(SimDisk::holding(image)), &options())
 }
 
-/// A journal of [`LAST_LSN`] records, acknowledged ten at a time, with a snapshot at 100.
+/// A journal of [`LAST_LSN`] records, acknowledged ten at a time, with a snapshot at 100. In between,
+/// other records after 200 were there, in several segments, and were removed.
 fn history() -> Image {
     let disk = SimDisk::default();
     let (mut journal, _) = Journal::open_on(Arc::new(disk.clone()), &options()).unwrap();
     for from in (1..=LAST_LSN).step_by(10) {
         journal.append(&records(from, from + 9)).unwrap();
         journal.sync().unwrap();
+        if from == 191 {
+            let others: Vec<_> = (201..=300).map(|lsn| record_in_epoch(lsn, 1)).collect();
+            for other in others {
+                journal.append(&[other]).unwrap();
+            }
+            journal.truncate_after(200).unwrap();
+        }
         if from == 91 {
             let plan = journal.begin_snapshot().unwrap().unwrap();
             plan.writer().unwrap().install().unwrap();

@@ -293,7 +293,7 @@ fn another_cluster_and_a_newer_format_are_refused() {
 
     let mut image = disk.image();
     let header = image.values_mut().next().unwrap();
-    header[8] = 2;
+    header[8] = 3;
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&header[..12]);
     hasher.update(&header[16..64]);
@@ -301,6 +301,6 @@ fn another_cluster_and_a_newer_format_are_refused() {
     let opened = open(&SimDisk::holding(&image));
     assert!(matches!(
         opened,
-        Err(JournalError::UnsupportedVersion { found: 2, .. })
+        Err(JournalError::UnsupportedVersion { found: 3, .. })
     ));
 }

@@ -6,6 +6,8 @@ mod crash;
 mod damage;
 mod failures;
 mod kill;
+mod replicated;
+mod replicated_crash;
 mod sim_disk;
 
 use std::pin::pin;

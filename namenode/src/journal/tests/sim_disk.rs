@@ -60,6 +60,8 @@ pub(super) enum Op {
     Acknowledged(Lsn),
     /// The snapshot up to this record is installed.
     Installed(Lsn),
+    /// From here on, the test expects other things: those that it has under this index.
+    Mark(usize),
 }
 
 /// Which operation is to fail, counted from now on: 0 is the next one.
@@ -250,6 +252,7 @@ pub(super) struct Replay {
     pub(super) appending: Lsn,
     pub(super) acknowledged: Lsn,
     pub(super) installed: Lsn,
+    pub(super) mark: usize,
 }
 
 impl Replay {
@@ -304,6 +307,7 @@ impl Replay {
             Op::Appending(lsn) => self.appending = *lsn,
             Op::Acknowledged(lsn) => self.acknowledged = *lsn,
             Op::Installed(lsn) => self.installed = *lsn,
+            Op::Mark(mark) => self.mark = *mark,
         }
     }
 
@@ -382,6 +386,7 @@ fn apply_name(names: &mut BTreeMap<String, FileId>, op: &Op) {
         | Op::SyncDir
         | Op::Appending(_)
         | Op::Acknowledged(_)
-        | Op::Installed(_) => {}
+        | Op::Installed(_)
+        | Op::Mark(_) => {}
     }
 }

@@ -1,0 +1,314 @@
+//! What the journal shares with those who read it while it is open, and with those who write
+//! snapshots beside it.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::disk::Disk;
+use super::files::JournalFiles;
+use super::format::{segment_name, snapshot_name};
+use super::{JournalError, Lsn};
+
+/// The files of an open journal. No lock is held while one of them is read, written or removed.
+pub(super) struct Store {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) cluster_id: u128,
+    live: Mutex<Live>,
+    snapshots: Mutex<Snapshots>,
+}
+
+/// The records that can be read.
+#[derive(Debug, Clone)]
+pub(super) struct Live {
+    /// First record of each segment, ascending; there is one at least.
+    pub(super) segments: Vec<Lsn>,
+    /// The last record written.
+    pub(super) last_lsn: Lsn,
+    /// Raised when a segment is replaced: one that was opened before may hold other records than
+    /// the one that has its name now.
+    pub(super) epoch: u64,
+}
+
+impl Live {
+    /// The first record that can be read, or the next one when there is none.
+    pub(super) fn first_lsn(&self) -> Lsn {
+        self.segments[0]
+    }
+
+    /// The segment that holds `lsn`, or will; `lsn` is not before the first record.
+    pub(super) fn segment_of(&self, lsn: Lsn) -> Lsn {
+        self.segments[self.segments.partition_point(|&first| first <= lsn) - 1]
+    }
+}
+
+#[derive(Debug)]
+struct Snapshots {
+    plan: Option<RunningPlan>,
+    /// One is being received from a peer, or waits for its installation.
+    receiving: bool,
+    /// Last record covered by the newest snapshot known to be good; 0 without one.
+    newest_lsn: Lsn,
+    /// The same of the snapshot before it.
+    previous_lsn: Lsn,
+}
+
+/// A [`super::SnapshotPlan`] or its [`super::SnapshotWriter`] that exists.
+#[derive(Debug)]
+struct RunningPlan {
+    lsn: Lsn,
+    phase: Phase,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    Writing,
+    /// What it would cover was removed or replaced.
+    Superseded,
+    Installing,
+}
+
+/// What a purge did.
+#[derive(Debug)]
+pub struct Purged {
+    /// The first record that can still be read, or the next one when there is none.
+    pub first_lsn: Lsn,
+    /// Segments and snapshots that were removed.
+    pub removed_files: usize,
+    /// Why not all superfluous files could be removed. They do no harm, and the next purge tries
+    /// again.
+    pub removal_error: Option<JournalError>,
+}
+
+impl Store {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        cluster_id: u128,
+        segments: Vec<Lsn>,
+        last_lsn: Lsn,
+        (newest_lsn, previous_lsn): (Lsn, Lsn),
+    ) -> Self {
+        assert!(!segments.is_empty(), "a journal has a segment");
+        Self {
+            disk,
+            cluster_id,
+            live: Mutex::new(Live {
+                segments,
+                last_lsn,
+                epoch: 0,
+            }),
+            snapshots: Mutex::new(Snapshots {
+                plan: None,
+                receiving: false,
+                newest_lsn,
+                previous_lsn,
+            }),
+        }
+    }
+
+    pub(super) fn live(&self) -> Live {
+        self.live.lock().clone()
+    }
+
+    /// Records up to `last_lsn` were written.
+    pub(super) fn appended(&self, last_lsn: Lsn) {
+        self.live.lock().last_lsn = last_lsn;
+    }
+
+    /// A segment was added.
+    pub(super) fn rotated(&self, first_lsn: Lsn) {
+        self.live.lock().segments.push(first_lsn);
+    }
+
+    /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the segment
+    /// `last_first_lsn` holds the last. To be called before it is replaced, and after: what is opened in between
+    /// may be of before.
+    pub(super) fn truncate_live(&self, last_first_lsn: Lsn, last_lsn: Lsn) {
+        let mut live = self.live.lock();
+        live.segments.retain(|&first| first <= last_first_lsn);
+        live.last_lsn = last_lsn;
+        live.epoch += 1;
+    }
+
+    /// Only these segments and records are there, as far as readers are concerned. To be called before files are
+    /// replaced, and after: what is opened in between may be of before.
+    pub(super) fn replace_live(&self, segments: &[Lsn], last_lsn: Lsn) {
+        let mut live = self.live.lock();
+        live.segments = segments.to_vec();
+        live.last_lsn = last_lsn;
+        live.epoch += 1;
+    }
+
+    /// The segment that begins with `first_lsn` ends before `next_lsn`. Whether that is since the next
+    /// ones were purged, which readers know from then on: releases before the format version 2 removed several
+    /// at once, and a power loss may have left any of them.
+    pub(super) fn forget_gap(&self, first_lsn: Lsn, next_lsn: Lsn) -> bool {
+        let newest_snapshot_lsn = self.newest_snapshot_lsn();
+        let mut live = self.live.lock();
+        let following = live.segments.iter().find(|&&first| first > first_lsn);
+        match following.copied() {
+            Some(following) if next_lsn < following && following <= newest_snapshot_lsn + 1 => {
+                tracing::warn!(
+                    next_lsn,
+                    following,
+                    "records between two segments are missing"
+                );
+                live.segments.retain(|&first| first >= following);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Last record covered by the newest snapshot; 0 without one.
+    pub(super) fn newest_snapshot_lsn(&self) -> Lsn {
+        self.snapshots.lock().newest_lsn
+    }
+
+    pub(super) fn check_no_plan(&self) -> Result<(), JournalError> {
+        match self.snapshots.lock().plan {
+            Some(_) => Err(JournalError::SnapshotInProgress),
+            None => Ok(()),
+        }
+    }
+
+    /// A plan begins, on top of the snapshot whose number is returned (0: none).
+    pub(super) fn plan_begins(&self, lsn: Lsn) -> Lsn {
+        let mut snapshots = self.snapshots.lock();
+        let phase = Phase::Writing;
+        snapshots.plan = Some(RunningPlan { lsn, phase });
+        snapshots.newest_lsn
+    }
+
+    /// What the plan wrote is to get its name; no longer possible when it was superseded.
+    pub(super) fn plan_installs(&self) -> Result<(), JournalError> {
+        match &mut self.snapshots.lock().plan {
+            Some(plan) if plan.phase == Phase::Superseded => {
+                Err(JournalError::SnapshotSuperseded { lsn: plan.lsn })
+            }
+            Some(plan) => {
+                plan.phase = Phase::Installing;
+                Ok(())
+            }
+            None => unreachable!("a plan that exists is counted"),
+        }
+    }
+
+    pub(super) fn plan_ends(&self) {
+        self.snapshots.lock().plan = None;
+    }
+
+    pub(super) fn receiving_begins(&self) -> Result<(), JournalError> {
+        let mut snapshots = self.snapshots.lock();
+        if snapshots.receiving {
+            return Err(JournalError::SnapshotInProgress);
+        }
+        snapshots.receiving = true;
+        Ok(())
+    }
+
+    pub(super) fn receiving_ends(&self) {
+        self.snapshots.lock().receiving = false;
+    }
+
+    /// The records after `lsn` are about to be removed: what would cover them must not be installed.
+    pub(super) fn forbid_snapshots_after(&self, lsn: Lsn) -> Result<(), JournalError> {
+        let mut snapshots = self.snapshots.lock();
+        let snapshot_lsn = snapshots.newest_lsn;
+        if lsn < snapshot_lsn {
+            return Err(JournalError::TruncatesSnapshot { lsn, snapshot_lsn });
+        }
+        match &mut snapshots.plan {
+            Some(plan) if plan.lsn > lsn => match plan.phase {
+                Phase::Installing => return Err(JournalError::SnapshotInProgress),
+                Phase::Writing | Phase::Superseded => plan.phase = Phase::Superseded,
+            },
+            Some(_) | None => {}
+        }
+        Ok(())
+    }
+
+    /// A snapshot up to `lsn` is in place. The one before it stays useful if the records between
+    /// them are there.
+    pub(super) fn snapshot_installed(&self, lsn: Lsn, connected: bool) {
+        let mut snapshots = self.snapshots.lock();
+        if lsn > snapshots.newest_lsn {
+            snapshots.previous_lsn = if connected { snapshots.newest_lsn } else { 0 };
+            snapshots.newest_lsn = lsn;
+        }
+        match &mut snapshots.plan {
+            Some(plan) if !connected && plan.phase == Phase::Writing => {
+                plan.phase = Phase::Superseded;
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    /// Removes the segments that hold no record after `through_lsn`, and the snapshots before the
+    /// last two. The records after the last snapshot but one stay, so that a snapshot that turns out damaged does
+    /// not lose anything.
+    pub(super) fn purge(&self, through_lsn: Lsn) -> Purged {
+        let through_lsn = through_lsn.min(self.snapshots.lock().previous_lsn);
+        let first_lsn = {
+            let mut live = self.live.lock();
+            let last = live.segments.len() - 1;
+            // A segment ends where the next one begins.
+            let superfluous = live.segments[1..]
+                .iter()
+                .take_while(|&&next| next <= through_lsn + 1)
+                .count();
+            live.segments.drain(..superfluous.min(last));
+            live.first_lsn()
+        };
+        let mut removed_files = 0;
+        let removal = self.remove_before(first_lsn, &mut removed_files);
+        Purged {
+            first_lsn,
+            removed_files,
+            removal_error: removal.err(),
+        }
+    }
+
+    fn remove_before(&self, first_lsn: Lsn, removed_files: &mut usize) -> Result<(), JournalError> {
+        let (newest_lsn, previous_lsn) = {
+            let snapshots = self.snapshots.lock();
+            (snapshots.newest_lsn, snapshots.previous_lsn)
+        };
+        let files = JournalFiles::list(&*self.disk)?;
+        let snapshots = files.snapshots.iter();
+        for &lsn in snapshots.filter(|&&lsn| lsn < newest_lsn && lsn != previous_lsn) {
+            *removed_files += remove(&*self.disk, &snapshot_name(lsn))?;
+        }
+        let segments = files.segments.iter();
+        *removed_files += remove_segments(&*self.disk, segments.filter(|&&lsn| lsn < first_lsn))?;
+        Ok(())
+    }
+}
+
+/// Removes segments, of which `segments` names the first records, one durably before the next:
+/// after a crash, there is no gap between those that are left. Returns how many there were.
+pub(super) fn remove_segments<'a>(
+    disk: &dyn Disk,
+    segments: impl Iterator<Item = &'a Lsn>,
+) -> Result<usize, JournalError> {
+    let mut removed = 0;
+    for &first_lsn in segments {
+        let was_there = remove(disk, &segment_name(first_lsn))?;
+        if was_there > 0 {
+            disk.sync_dir()
+                .map_err(|e| JournalError::io("sync", &disk.location(), e))?;
+        }
+        removed += was_there;
+    }
+    Ok(removed)
+}
+
+/// Removes a file, which another purge may have done. Returns how many there were.
+fn remove(disk: &dyn Disk, name: &str) -> Result<usize, JournalError> {
+    match disk.remove(name) {
+        Ok(()) => Ok(1),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(JournalError::io("remove", name, e)),
+    }
+}
