@@ -147,8 +147,8 @@ pub enum JournalError {
     #[error("journal: a snapshot is already being written")]
     SnapshotInProgress,
 
-    /// What the snapshot was to cover was removed, or a newer one came from a peer, while it was being
-    /// written. It is not installed; the journal is as good as before.
+    /// What the snapshot was to cover was removed, or a newer one came from a peer, while it was
+    /// being written. It is not installed; the journal is as good as before.
     #[error("journal: the snapshot up to record {lsn} was superseded while it was being written")]
     SnapshotSuperseded {
         /// The last record that it would have covered.

@@ -106,8 +106,8 @@ pub(super) struct FileHeader {
     /// How often a suffix of the journal had been removed when the segment was made; 0 for a
     /// snapshot. A segment that follows one of a higher generation was removed with such a suffix.
     pub(super) generation: u32,
-    /// Snapshot: it came from a peer, and the journal may have ended before it. Segment: it was begun after such a
-    /// snapshot, and no older segment connects with it.
+    /// Snapshot: it came from a peer, and the journal may have ended before it. Segment: it was
+    /// begun after such a snapshot, and no older segment connects with it.
     pub(super) from_peer: bool,
 }
 

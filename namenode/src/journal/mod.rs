@@ -86,22 +86,24 @@
 //! its payload) and decides when an entry counts.
 //!
 //! **A suffix is removed** ([`Journal::truncate_after`]) by writing the segment that holds the last
-//! record that stays anew, without what came after it, with a salt of its own and a generation above
-//! all others. It takes the name of the old one, durably: from this moment on, segments that
-//! follow and are of a lower generation do not count, so it does not matter which of them a crash leaves. They are
-//! removed before anything is appended, and at each start. A segment that is damaged or missing is no such case, and
-//! refused as before.
+//! record that stays anew, without what came after it, with a salt of its own and a generation
+//! above all others. It takes the name of the old one, durably: from this moment on, segments that
+//! follow and are of a lower generation do not count, so it does not matter which of them a crash
+//! leaves. They are removed before anything is appended, and at each start. A segment that is
+//! damaged or missing is no such case, and refused as before.
 //!
-//! **A snapshot from a peer** ([`Journal::install_snapshot`]) is a snapshot whose header says so. Such
-//! a one may be newer than the last record, as no other may: then the journal goes on in a
+//! **A snapshot from a peer** ([`Journal::install_snapshot`]) is a snapshot whose header says so.
+//! Such a one may be newer than the last record, as no other may: then the journal goes on in a
 //! segment that begins after it and says that no older one connects with it. The moment is that in
-//! which the snapshot gets its name, durably; a start that finds it without that segment begins one.
+//! which the snapshot gets its name, durably; a start that finds it without that segment begins
+//! one.
 //!
 //! **Purging** removes segments one durably after the other, the oldest first, so that those that
-//! are left have no gap. The last two snapshots, and the records after the older of them, always stay.
+//! are left have no gap. The last two snapshots, and the records after the older of them, always
+//! stay.
 //!
-//! **Reading while the journal is open** ([`JournalReader`]) is from files that were opened anew if a segment
-//! was replaced since.
+//! **Reading while the journal is open** ([`JournalReader`]) is from files that were opened anew if
+//! a segment was replaced since.
 
 pub mod disk;
 mod error;

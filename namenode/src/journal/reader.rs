@@ -108,8 +108,8 @@ impl Iterator for RecordReader {
     }
 }
 
-/// Reads records, and the newest snapshot, of a journal that is open and may be appended to, truncated
-/// and purged meanwhile, on any thread.
+/// Reads records, and the newest snapshot, of a journal that is open and may be appended to,
+/// truncated and purged meanwhile, on any thread.
 ///
 /// It remembers where it stopped, so that reading on from there is cheap; give each peer that is
 /// read for a clone of its own.
@@ -129,17 +129,19 @@ impl JournalReader {
         self.store.live().first_lsn()
     }
 
-    /// The last record written, durable or not; the one before [`JournalReader::first_lsn`] when there is none.
+    /// The last record written, durable or not; the one before [`JournalReader::first_lsn`] when
+    /// there is none.
     pub fn last_lsn(&self) -> Lsn {
         self.store.live().last_lsn
     }
 
     /// Reads the records from `from_lsn` on, up to and without `to_lsn`, in order and without gaps:
-    /// as many as fit into `bytes_max` bytes (28 more for each than its own), at least one if there is
-    /// one. Records that were appended but not synced are among them; those not appended yet are left out.
+    /// as many as fit into `bytes_max` bytes (28 more for each than its own), at least one if there
+    /// is one. Records that were appended but not synced are among them; those not appended yet are
+    /// left out.
     ///
-    /// Blocks on the disk. [`JournalError::RecordPurged`] if `from_lsn` is no longer there, or never was
-    /// because a snapshot from a peer took its place.
+    /// Blocks on the disk. [`JournalError::RecordPurged`] if `from_lsn` is no longer there, or
+    /// never was because a snapshot from a peer took its place.
     pub fn read(
         &mut self,
         from_lsn: Lsn,
@@ -227,7 +229,8 @@ impl JournalReader {
         Ok(records)
     }
 
-    /// The error of a record whose segment is not found because it was purged meanwhile, or `error`.
+    /// The error of a record whose segment is not found because it was purged meanwhile, or
+    /// `error`.
     fn purged_or(&self, error: JournalError, lsn: Lsn) -> JournalError {
         match self.store.live().first_lsn() {
             first_lsn if lsn < first_lsn => JournalError::RecordPurged { lsn, first_lsn },
@@ -264,8 +267,8 @@ impl Clone for JournalReader {
     }
 }
 
-/// The bytes of a snapshot file, with their checksums, for [`super::SnapshotReceiver`]. It can be read
-/// also when it was superseded and removed meanwhile.
+/// The bytes of a snapshot file, with their checksums, for [`super::SnapshotReceiver`]. It can be
+/// read also when it was superseded and removed meanwhile.
 pub struct SnapshotFile(SnapshotReader);
 
 impl SnapshotFile {

@@ -28,8 +28,8 @@ impl Drop for ReceivedFile {
 }
 
 /// Takes the bytes of a [`super::SnapshotFile`] of a peer, in order, through [`Write`], into a file
-/// beside. Nothing of it counts before [`super::Journal::install_snapshot`]; dropping it removes the
-/// file.
+/// beside. Nothing of it counts before [`super::Journal::install_snapshot`]; dropping it removes
+/// the file.
 pub struct SnapshotReceiver {
     received: ReceivedFile,
     file: Box<dyn DiskFile>,
@@ -69,8 +69,8 @@ impl SnapshotReceiver {
     }
 
     /// Makes what was received durable and checks all of it, as a snapshot is checked at a start.
-    /// [`JournalError::ReceivedSnapshotDamaged`], or an error of its header, if it is not the whole snapshot of
-    /// that number.
+    /// [`JournalError::ReceivedSnapshotDamaged`], or an error of its header, if it is not the whole
+    /// snapshot of that number.
     ///
     /// Reads the whole file; call it on a thread that may block.
     pub fn finish(mut self) -> Result<ReceivedSnapshot, JournalError> {

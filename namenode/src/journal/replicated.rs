@@ -1,5 +1,5 @@
-//! What a journal needs besides when peers have the same records: removing a suffix, reading while it
-//! is open, a snapshot from a peer, and purging.
+//! What a journal needs besides when peers have the same records: removing a suffix, reading while
+//! it is open, a snapshot from a peer, and purging.
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use super::{JournalError, Lsn};
 
 impl Journal {
     /// Removes all records after `lsn`, durably; what is appended next gets the number after it.
-    /// Records up to `lsn` are durable when this returns. Nothing happens if there are none after it.
+    /// Records up to `lsn` are durable when this returns. Nothing happens if there are none after
+    /// it.
     ///
     /// After a crash, either the records of before are found or exactly those up to `lsn`.
     /// A snapshot plan for records after `lsn` is superseded.
     ///
     /// [`JournalError::TruncatesSnapshot`], [`JournalError::SnapshotInProgress`] (one that covers
-    /// more is being installed) and [`JournalError::DiskFull`] (the segment that holds `lsn` is written anew) leave the
-    /// journal unchanged and usable; any other error is final.
+    /// more is being installed) and [`JournalError::DiskFull`] (the segment that holds `lsn` is
+    /// written anew) leave the journal unchanged and usable; any other error is final.
     pub fn truncate_after(&mut self, lsn: Lsn) -> Result<(), JournalError> {
         self.check_not_failed()?;
         if lsn >= self.last_lsn() {
@@ -78,14 +79,14 @@ impl Journal {
     }
 
     /// Makes a snapshot from a peer the newest one, durably. When the journal ends before it, it
-    /// continues after it: the next record has the number after those that the snapshot covers, and what was
-    /// there before is removed. Otherwise all records stay; if those of the peer differ, they have to be
-    /// truncated before.
+    /// continues after it: the next record has the number after those that the snapshot covers, and
+    /// what was there before is removed. Otherwise all records stay; if those of the peer differ,
+    /// they have to be truncated before.
     ///
     /// After a crash, either all is as before or the snapshot is in place.
     ///
-    /// The file is removed when it is not installed. [`JournalError::SnapshotNotNewer`] and [`JournalError::DiskFull`] leave the journal unchanged
-    /// and usable; any other error is final.
+    /// The file is removed when it is not installed. [`JournalError::SnapshotNotNewer`] and
+    /// [`JournalError::DiskFull`] leave the journal unchanged and usable; any other error is final.
     pub fn install_snapshot(
         &mut self,
         received: ReceivedSnapshot,

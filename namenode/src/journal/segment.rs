@@ -80,8 +80,8 @@ impl ActiveSegment {
     }
 
     /// Copies the records up to `through_lsn` of a segment that has them, as
-    /// [`ActiveSegment::copy_of`] does, to one of `generation`: once it has the name of the old one,
-    /// segments that follow and are of an earlier generation no longer count.
+    /// [`ActiveSegment::copy_of`] does, to one of `generation`: once it has the name of the old
+    /// one, segments that follow and are of an earlier generation no longer count.
     pub(super) fn truncated_copy_of(
         disk: &dyn Disk,
         mut old: SegmentReader,

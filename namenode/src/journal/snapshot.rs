@@ -159,8 +159,8 @@ impl SnapshotWriter {
         Ok(self.installed(purged.removed_files, purged.removal_error))
     }
 
-    /// As [`SnapshotWriter::install`], but removes nothing: records that the snapshot covers can still
-    /// be read by peers that lag, until [`super::Journal::purge`].
+    /// As [`SnapshotWriter::install`], but removes nothing: records that the snapshot covers can
+    /// still be read by peers that lag, until [`super::Journal::purge`].
     pub fn install_and_keep(mut self) -> Result<SnapshotInstalled, JournalError> {
         self.make_valid()?;
         Ok(self.installed(0, None))

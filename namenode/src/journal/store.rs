@@ -121,9 +121,9 @@ impl Store {
         self.live.lock().segments.push(first_lsn);
     }
 
-    /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the segment
-    /// `last_first_lsn` holds the last. To be called before it is replaced, and after: what is opened in between
-    /// may be of before.
+    /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the
+    /// segment `last_first_lsn` holds the last. To be called before it is replaced, and after: what
+    /// is opened in between may be of before.
     pub(super) fn truncate_live(&self, last_first_lsn: Lsn, last_lsn: Lsn) {
         let mut live = self.live.lock();
         live.segments.retain(|&first| first <= last_first_lsn);
@@ -131,8 +131,8 @@ impl Store {
         live.epoch += 1;
     }
 
-    /// Only these segments and records are there, as far as readers are concerned. To be called before files are
-    /// replaced, and after: what is opened in between may be of before.
+    /// Only these segments and records are there, as far as readers are concerned. To be called
+    /// before files are replaced, and after: what is opened in between may be of before.
     pub(super) fn replace_live(&self, segments: &[Lsn], last_lsn: Lsn) {
         let mut live = self.live.lock();
         live.segments = segments.to_vec();
@@ -140,9 +140,9 @@ impl Store {
         live.epoch += 1;
     }
 
-    /// The segment that begins with `first_lsn` ends before `next_lsn`. Whether that is since the next
-    /// ones were purged, which readers know from then on: releases before the format version 2 removed several
-    /// at once, and a power loss may have left any of them.
+    /// The segment that begins with `first_lsn` ends before `next_lsn`. Whether that is since the
+    /// next ones were purged, which readers know from then on: releases before the format version 2
+    /// removed several at once, and a power loss may have left any of them.
     pub(super) fn forget_gap(&self, first_lsn: Lsn, next_lsn: Lsn) -> bool {
         let newest_snapshot_lsn = self.newest_snapshot_lsn();
         let mut live = self.live.lock();
@@ -212,7 +212,8 @@ impl Store {
         self.snapshots.lock().receiving = false;
     }
 
-    /// The records after `lsn` are about to be removed: what would cover them must not be installed.
+    /// The records after `lsn` are about to be removed: what would cover them must not be
+    /// installed.
     pub(super) fn forbid_snapshots_after(&self, lsn: Lsn) -> Result<(), JournalError> {
         let mut snapshots = self.snapshots.lock();
         let snapshot_lsn = snapshots.newest_lsn;
@@ -246,8 +247,8 @@ impl Store {
     }
 
     /// Removes the segments that hold no record after `through_lsn`, and the snapshots before the
-    /// last two. The records after the last snapshot but one stay, so that a snapshot that turns out damaged does
-    /// not lose anything.
+    /// last two. The records after the last snapshot but one stay, so that a snapshot that turns
+    /// out damaged does not lose anything.
     pub(super) fn purge(&self, through_lsn: Lsn) -> Purged {
         let through_lsn = through_lsn.min(self.snapshots.lock().previous_lsn);
         let first_lsn = {

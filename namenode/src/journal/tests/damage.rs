@@ -17,8 +17,8 @@ fn open(image: &Image) -> Result<(Journal, Recovered), JournalError> {
     Journal::open_on(Arc::new(SimDisk::holding(image)), &options())
 }
 
-/// A journal of [`LAST_LSN`] records, acknowledged ten at a time, with a snapshot at 100. In between,
-/// other records after 200 were there, in several segments, and were removed.
+/// A journal of [`LAST_LSN`] records, acknowledged ten at a time, with a snapshot at 100. In
+/// between, other records after 200 were there, in several segments, and were removed.
 fn history() -> Image {
     let disk = SimDisk::default();
     let (mut journal, _) = Journal::open_on(Arc::new(disk.clone()), &options()).unwrap();

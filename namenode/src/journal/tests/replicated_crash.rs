@@ -1,6 +1,6 @@
-//! Power loss at every operation of random histories of a replicated journal: appending, truncating,
-//! snapshots of its own and of a peer, purging, with syncs that fail and restarts. Then recovery,
-//! power loss during that, and recovery again.
+//! Power loss at every operation of random histories of a replicated journal: appending,
+//! truncating, snapshots of its own and of a peer, purging, with syncs that fail and restarts. Then
+//! recovery, power loss during that, and recovery again.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;

@@ -309,8 +309,9 @@ impl JournalWriter {
         self.operate(Operation::Snapshot(done)).await;
     }
 
-    /// Calls [`Journal::truncate_after`] on the journal thread, behind what is queued; so `lsn` may be of
-    /// a record that is queued. A failure that is final stops the journal, as that of a batch does.
+    /// Calls [`Journal::truncate_after`] on the journal thread, behind what is queued; so `lsn` may
+    /// be of a record that is queued. A failure that is final stops the journal, as that of a batch
+    /// does.
     pub async fn truncate_after(&self, lsn: Lsn, done: TruncateCompletion) {
         self.operate(Operation::Truncate(lsn, done)).await;
     }
@@ -344,8 +345,8 @@ impl JournalWriter {
         self.reader.receive_snapshot(lsn)
     }
 
-    /// See [`Journal::purge`]. Removes files on this thread, beside the journal thread; call it on one that
-    /// may block.
+    /// See [`Journal::purge`]. Removes files on this thread, beside the journal thread; call it on
+    /// one that may block.
     pub fn purge(&self, through_lsn: Lsn) -> Purged {
         self.reader.purge(through_lsn)
     }
