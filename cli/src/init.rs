@@ -327,6 +327,7 @@ pub fn cluster(
                 class: None,
             },
             segment_bytes: SEGMENT_BYTES,
+            group: None,
         },
     )
     .context("cannot format the namenode's journal")

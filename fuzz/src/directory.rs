@@ -75,6 +75,7 @@ fn make(directory: &Path, records: &mut &[u8]) {
                 class: None,
             },
             segment_bytes: SEGMENT_BYTES,
+            group: None,
         },
     )
     .expect("a new directory");

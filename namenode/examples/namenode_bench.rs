@@ -97,6 +97,7 @@ async fn measure(dir: &Path, row_time: Duration) -> Result<(), Failure> {
         block_bytes: 64 << 20,
         default_rules: rules,
         segment_bytes: 64 << 20,
+        group: None,
     };
     format(&data_dir, &format_options)?;
     let authority = CertificateAuthority::in_memory()?;

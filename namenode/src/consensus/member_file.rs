@@ -10,12 +10,14 @@
 //! | 12 | 4 | checksum (CRC-32) of the content |
 //! | 16 | | content, by postcard |
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use openraft::Membership;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{decode_members, encode_members, log_id};
-use super::{MemberId, StoredMembers, Term, Vote};
+use super::{ConsensusError, Member, MemberId, StoredMembers, Term, Vote};
 use crate::journal::disk::Disk;
 use crate::journal::{JournalError, Lsn};
 
@@ -27,16 +29,42 @@ const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 16;
 
 /// What is kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
+    /// This member.
+    pub this: MemberId,
     pub vote: Option<Vote>,
     pub members: StoredMembers,
     /// The first entry of each term, in order; of all entries that are in the journal, and of the last one before.
     pub terms: Vec<(Lsn, Term)>,
 }
 
+impl Kept {
+    /// Of a new member of a group that begins with these.
+    pub(super) fn founding(
+        this: MemberId,
+        members: BTreeMap<MemberId, Member>,
+    ) -> Result<Self, ConsensusError> {
+        if !members.contains_key(&this) {
+            return Err(ConsensusError::Stopped(format!(
+                "{this} is not among the members"
+            )));
+        }
+        let voters: BTreeSet<MemberId> = members.keys().copied().collect();
+        let members = Membership::new(vec![voters], members)
+            .map_err(|error| ConsensusError::Stopped(error.to_string()))?;
+        Ok(Self {
+            this,
+            vote: None,
+            members: StoredMembers::new(None, members),
+            terms: Vec::new(),
+        })
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Content {
+    this: MemberId,
     /// Term, candidate, and whether it was elected.
     vote: Option<(Term, MemberId, bool)>,
     /// The entry with the members, if one said so.
@@ -92,6 +120,7 @@ fn parse(bytes: &[u8]) -> Option<Kept> {
     let members = decode_members(&content.members).ok()?;
     let entry = content.members_entry.map(|(term, lsn)| log_id(term, lsn));
     Some(Kept {
+        this: content.this,
         vote,
         members: StoredMembers::new(entry, members),
         terms: content.terms,
@@ -101,6 +130,7 @@ fn parse(bytes: &[u8]) -> Option<Kept> {
 /// Replaces the file; durable when this returns.
 pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalError> {
     let content = Content {
+        this: kept.this,
         vote: kept.vote.map(|vote| {
             (
                 vote.leader_id.term,

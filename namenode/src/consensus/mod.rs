@@ -10,7 +10,7 @@ mod runtime;
 mod store;
 mod wire;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -134,7 +134,10 @@ impl Commits {
     /// Entries were removed: those up to there are left.
     fn removed_after(&self, lsn: Lsn) {
         let committed = self.committed.load(Ordering::Acquire);
-        assert!(committed <= lsn, "record {committed} is committed, and all after {lsn} are removed");
+        assert!(
+            committed <= lsn,
+            "record {committed} is committed, and all after {lsn} are removed"
+        );
         self.durable.fetch_min(lsn, Ordering::AcqRel);
     }
 
@@ -189,6 +192,19 @@ pub struct Consensus {
     executed: Arc<AtomicU64>,
 }
 
+/// Makes a new journal that of a member of a group that begins with these members.
+///
+/// # Errors
+/// The disk refuses, or the members cannot be a group.
+pub fn found(
+    journal: &Journal,
+    this: MemberId,
+    members: BTreeMap<MemberId, Member>,
+) -> Result<(), ConsensusError> {
+    let kept = Kept::founding(this, members)?;
+    Ok(member_file::write(&journal.disk(), &kept)?)
+}
+
 /// Who leads, as far as this member knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leadership {
@@ -210,25 +226,15 @@ impl Consensus {
         journal: Journal,
         options: JournalWriterOptions,
         read: ReadLog,
-        this: (MemberId, Member),
+        this: Member,
         endpoint: Endpoint,
     ) -> Result<(Self, mpsc::Receiver<Committed>), ConsensusError> {
-        let (id, member) = this;
         let mut kept = match member_file::read(&*journal.disk())? {
             Some(kept) => kept,
             // A group of one, as every namenode was before there were groups.
-            None => Kept {
-                members: StoredMembers::new(
-                    None,
-                    openraft::Membership::new(
-                        vec![BTreeSet::from([id])],
-                        BTreeMap::from([(id, member)]),
-                    )
-                    .map_err(|error| ConsensusError::Stopped(error.to_string()))?,
-                ),
-                ..Kept::default()
-            },
+            None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this)]))?,
         };
+        let id = kept.this;
         kept.terms.retain(|(first, _)| *first <= read.snapshot_lsn);
         kept.terms.extend(read.terms);
         let last = log_id(

@@ -310,7 +310,10 @@ impl LogStore {
         let mut entries = Vec::new();
         while next < end {
             let read = (self.reader.read(next, end, READ_BYTES_MAX)).map_err(io::Error::other)?;
-            assert!(!read.is_empty(), "records from {next} to {end} are in the journal");
+            assert!(
+                !read.is_empty(),
+                "records from {next} to {end} are in the journal"
+            );
             for (lsn, record) in read {
                 entries.push(entry_of(lsn, record).map_err(io::Error::other)?);
                 next = lsn + 1;

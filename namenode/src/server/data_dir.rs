@@ -8,6 +8,7 @@
 //! | `token-keys` | the keys that sign block tokens |
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use harvestfs_protocol::types::{PlacementRules, Timestamp};
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
+use crate::consensus::{self, Member, MemberId};
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::{Journal, JournalOptions};
 
@@ -44,6 +46,20 @@ pub struct FormatOptions {
     pub default_rules: PlacementRules,
     /// Size of one segment of the journal in bytes, at least 4 MiB.
     pub segment_bytes: u64,
+    /// The namenodes that agree; none: this one alone.
+    pub group: Option<GroupOptions>,
+}
+
+/// The namenodes with which a cluster begins. The directories of all are made with the same options, but for `this`:
+/// their journals begin with the same record.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// The one whose directory is made.
+    pub this: MemberId,
+    /// All, with their numbers.
+    pub members: BTreeMap<MemberId, Member>,
+    /// When.
+    pub now: Timestamp,
 }
 
 /// Makes the data directory of a new cluster. An attempt that was interrupted can be repeated.
@@ -101,7 +117,10 @@ fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
 fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
     let command = Command::Format {
         cluster: options.cluster,
-        now: Timestamp::now(),
+        now: match &options.group {
+            Some(group) => group.now,
+            None => Timestamp::now(),
+        },
         root_uid: options.root_uid,
         root_gid: options.root_gid,
         block_bytes: options.block_bytes,
@@ -120,6 +139,9 @@ fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), Namenod
     let (mut journal, _) = Journal::open(&journal_options)?;
     journal.append(&[record])?;
     journal.sync()?;
+    if let Some(group) = &options.group {
+        consensus::found(&journal, group.this, group.members.clone())?;
+    }
     Ok(())
 }
 

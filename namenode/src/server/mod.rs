@@ -49,7 +49,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-pub use data_dir::{FormatOptions, format, journal_dir};
+pub use data_dir::{FormatOptions, GroupOptions, format, journal_dir};
 pub use error::NamenodeError;
 pub(crate) use observer::Gone;
 pub use observer::Observer;
@@ -64,7 +64,7 @@ use self::metrics::{Metrics, RequestMetrics};
 use self::owner::{Owner, Parts, Stop};
 use self::recovery::Restored;
 use self::token_keys::TokenKeys;
-use crate::consensus::{Consensus, Member, MemberId, Service};
+use crate::consensus::{Consensus, Member, Service};
 use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::disk::Disk;
 
@@ -252,13 +252,7 @@ async fn prepare(
     };
     let last_lsn = read.last_lsn;
     let writing = options.journal.clone();
-    let started = Consensus::start(
-        journal,
-        writing,
-        read,
-        (MemberId(1), this),
-        endpoint.clone(),
-    );
+    let started = Consensus::start(journal, writing, read, this, endpoint.clone());
     let (consensus, committed) = started.await?;
     consensus.elect_if_alone().await?;
     let service = consensus.service();

@@ -203,6 +203,7 @@ pub fn format_options() -> FormatOptions {
         block_bytes: BLOCK_BYTES,
         default_rules: RULES,
         segment_bytes: 4 << 20,
+        group: None,
     }
 }
 
@@ -214,6 +215,10 @@ pub struct Link {
 }
 
 impl Link {
+    pub fn new(rpc: Rpc, endpoint: Endpoint) -> Self {
+        Self { rpc, endpoint }
+    }
+
     pub async fn ask(&self, request: Request) -> Response {
         self.try_ask(request).await.unwrap()
     }
@@ -237,6 +242,15 @@ pub struct Client {
 }
 
 impl Client {
+    pub fn new(link: Link, notices: mpsc::Receiver<Notice>, session: SessionId) -> Self {
+        Self {
+            link,
+            notices,
+            session,
+            sequence: 0,
+        }
+    }
+
     /// The call with the next sequence number, if it is a mutation.
     pub fn number(&mut self, op: impl Into<Op>) -> MetaCall {
         let op = match op.into() {

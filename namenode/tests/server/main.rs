@@ -4,6 +4,7 @@
 
 mod access;
 mod delegations;
+mod group;
 mod harness;
 mod history;
 mod leases;

@@ -179,6 +179,7 @@ impl World {
             block_bytes: BLOCK_BYTES,
             default_rules: rules,
             segment_bytes: SEGMENT_BYTES,
+            group: None,
         };
         format(&world.path(Part::Namenode), &options).map_err(io::Error::other)?;
         for part in world.parts() {

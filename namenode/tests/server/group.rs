@@ -1,0 +1,165 @@
+//! Three namenodes that agree.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harvestfs_namenode::consensus::{Member, MemberId};
+use harvestfs_namenode::server::{FormatOptions, GroupOptions, Namenode, NamenodeOptions, format};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
+use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::meta::OpenSession;
+use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportOptions};
+use harvestfs_protocol::types::Timestamp;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::harness::{Client, Link, format_options};
+
+const ROOT: InodeId = InodeId::ROOT;
+/// An election takes less than a second on an idle machine.
+const ELECTED_WITHIN: Duration = Duration::from_secs(30);
+
+struct Group {
+    authority: CertificateAuthority,
+    dir: TempDir,
+    addrs: Vec<SocketAddr>,
+    namenodes: Vec<Option<Namenode>>,
+}
+
+impl Group {
+    async fn new(count: usize) -> Self {
+        // Held together, so that they differ, and free again when they are dropped.
+        let sockets: Vec<UdpSocket> = (0..count)
+            .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let addrs = sockets.iter().map(|it| it.local_addr().unwrap()).collect();
+        drop(sockets);
+        let mut group = Self {
+            authority: CertificateAuthority::in_memory().unwrap(),
+            dir: tempfile::tempdir().unwrap(),
+            addrs,
+            namenodes: (0..count).map(|_| None).collect(),
+        };
+        let now = Timestamp::now();
+        for at in 0..count {
+            let options = FormatOptions {
+                group: Some(GroupOptions {
+                    this: id(at),
+                    members: group.members(),
+                    now,
+                }),
+                ..format_options()
+            };
+            format(&group.data_dir(at), &options).unwrap();
+        }
+        for at in 0..count {
+            group.start(at).await;
+        }
+        group
+    }
+
+    fn members(&self) -> BTreeMap<MemberId, Member> {
+        let member = |(at, addr): (usize, &SocketAddr)| {
+            let member = Member {
+                name: "nn".to_owned(),
+                addr: *addr,
+            };
+            (id(at), member)
+        };
+        self.addrs.iter().enumerate().map(member).collect()
+    }
+
+    fn data_dir(&self, at: usize) -> PathBuf {
+        self.dir.path().join(format!("nn-{at}"))
+    }
+
+    async fn start(&mut self, at: usize) {
+        let validity = Duration::from_secs(3600);
+        let identity = (self.authority)
+            .issue(Role::Namenode, "nn", validity)
+            .unwrap();
+        let mut options = NamenodeOptions::new(self.data_dir(at), self.addrs[at], identity);
+        options.segment_bytes = 4 << 20;
+        options.tick = Duration::from_millis(10);
+        self.namenodes[at] = Some(Namenode::start(options).await.unwrap());
+    }
+
+    async fn kill(&mut self, at: usize) {
+        self.namenodes[at].take().unwrap().kill().await.unwrap();
+    }
+
+    /// A client of the one that leads, and which that is.
+    async fn client(&self, name: &str, resume: Option<SessionId>) -> (Client, usize) {
+        let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
+        loop {
+            for at in 0..self.addrs.len() {
+                if self.namenodes[at].is_some()
+                    && let Some(client) = self.try_client(at, name, resume).await
+                {
+                    return (client, at);
+                }
+            }
+            assert!(tokio::time::Instant::now() < deadline, "none leads");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn try_client(&self, at: usize, name: &str, resume: Option<SessionId>) -> Option<Client> {
+        let validity = Duration::from_secs(3600);
+        let identity = self.authority.issue(Role::Client, name, validity).unwrap();
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let endpoint = Endpoint::bind(local, &identity, TransportOptions::default()).unwrap();
+        let namenode = Peer::new(Role::Namenode, "nn").unwrap();
+        let deadline = Duration::from_secs(2);
+        let connection = endpoint.connect(self.addrs[at], &namenode, deadline).await;
+        let (sender, notices) = mpsc::channel(1_024);
+        let rpc = RpcClient::start(connection.ok()?, sender).await.ok()?;
+        let link = Link::new(rpc, endpoint);
+        let open = Request::OpenSession(OpenSession {
+            resume,
+            holds: vec![],
+            delegations: None,
+            seen: None,
+        });
+        match link.try_ask(open).await {
+            Ok(Ok(Reply::SessionOpened(opened))) => {
+                Some(Client::new(link, notices, opened.session))
+            }
+            Ok(Err(FsError::NotLeader { .. })) | Err(_) => None,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+fn id(at: usize) -> MemberId {
+    MemberId(at as u64 + 1)
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_is_there_when_the_leader_is_killed() {
+    let mut group = Group::new(3).await;
+    let (mut alice, mut leader) = group.client("alice", None).await;
+    let mut names = Vec::new();
+    for round in 0..3 {
+        for number in 0..20 {
+            let name = format!("file-{round}-{number}");
+            alice.create(ROOT, &name).await;
+            names.push(name);
+        }
+        group.kill(leader).await;
+        let (session, sequence) = (alice.session, alice.last_sequence());
+        let killed = leader;
+        (alice, leader) = group.client("alice", Some(session)).await;
+        alice.set_sequence(sequence);
+        assert_ne!(leader, killed);
+        assert_eq!(alice.session, session, "the session goes on");
+        for name in &names {
+            alice.lookup(ROOT, name).await.unwrap();
+        }
+        group.start(killed).await;
+    }
+}
