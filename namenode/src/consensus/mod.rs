@@ -381,6 +381,15 @@ impl Consensus {
         Arc::clone(&self.commits)
     }
 
+    /// Prepares for a snapshot that covers everything up to `lsn`, which is committed.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn before_snapshot(&self, lsn: Lsn) -> Result<(), JournalError> {
+        assert!(lsn <= self.commits.last(), "record {lsn} is not committed");
+        self.store.keep_terms(lsn)
+    }
+
     /// The journal.
     #[must_use]
     pub fn journal(&self) -> &JournalWriter {

@@ -291,6 +291,15 @@ impl LogStore {
         }
     }
 
+    /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
+    pub(super) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
+        let oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
+        self.keep(|kept| {
+            let before = kept.terms.partition_point(|(first, _)| *first <= oldest);
+            kept.terms.drain(..before.saturating_sub(1));
+        })
+    }
+
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
         let mut kept = self.shared.kept.lock();
         change(&mut kept);

@@ -8,7 +8,7 @@ use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
 use crate::consensus::{Commits, Consensus, ConsensusError, Record, Term};
-use crate::journal::{JournalCounters, JournalWriter, Lsn};
+use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
@@ -114,6 +114,17 @@ impl Log {
             .is_some()
         {}
         committed
+    }
+
+    /// Whether the journal has nothing but what the engine has: entries of a leader that are not committed yet are left
+    /// out of snapshots.
+    pub(crate) fn is_caught_up(&self) -> bool {
+        self.consensus.journal().reader().last_lsn() <= self.last_lsn
+    }
+
+    /// Prepares for a snapshot of everything that was handed over.
+    pub(crate) fn before_snapshot(&self) -> Result<(), JournalError> {
+        self.consensus.before_snapshot(self.last_lsn)
     }
 
     /// Waits until everything that was handed over is committed, or nothing more will be.

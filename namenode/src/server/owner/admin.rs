@@ -322,6 +322,9 @@ impl Owner {
         else {
             return;
         };
+        if !self.leads() && !self.log.is_caught_up() {
+            return;
+        }
         if purpose == Purpose::Check && self.log.last_lsn() == self.checkpoints.last.lsn {
             // The journal shows what it has only for something new: a record that changes nothing.
             let nothing = Command::ReleaseOrphans {
@@ -345,12 +348,21 @@ impl Owner {
         // A snapshot covers nothing that other namenodes may never have.
         self.log.all_committed().await;
         self.on_progress();
+        if self.log.failure().is_some() {
+            return;
+        }
+        if let Err(error) = self.log.before_snapshot() {
+            self.checkpoints.last = self.checkpoints.next;
+            return self.checkpoint_failed(&error.to_string());
+        }
         self.checkpoints.next = Covered {
             lsn: self.log.last_lsn(),
             appended_bytes: self.log.appended_bytes(),
         };
         let running = self.namespace.counts();
-        match Checkpoint::start(purpose, running, self.checkpoints.sender.clone()) {
+        let keeps_records = !self.log.is_alone();
+        let sender = self.checkpoints.sender.clone();
+        match Checkpoint::start(purpose, running, keeps_records, sender) {
             Ok((checkpoint, begin)) => {
                 tracing::debug!(?purpose, lsn = self.log.last_lsn(), "a checkpoint begins");
                 self.checkpoints.running = Some(checkpoint);
