@@ -34,6 +34,8 @@ enum ChaosCommand {
     /// Start a cluster, let clients work, inflict faults, heal, and compare every byte.
     Run(RunArgs),
     /// Show what a scenario would do, and do nothing.
+    #[command(after_help = "Example:\n  \
+        harvestfs chaos plan chaos/scenarios/smoke.toml --seed 17")]
     Plan {
         /// The scenario.
         #[arg(value_name = "SCENARIO.toml")]
@@ -45,6 +47,8 @@ enum ChaosCommand {
     /// Measure what HarvestFS costs a primary tenant that computes on the same machine: in turns,
     /// the primary is alone, and shares the machine with five datanodes at work. Its server's disk is
     /// in the temporary directory, those of the others in memory.
+    #[command(after_help = "Example:\n  \
+        harvestfs chaos slowdown --threads 2 --pairs 5")]
     Slowdown {
         /// Threads of the primary [default: half of the CPUs: with more it counts as busy, and
         /// accesses would be denied].

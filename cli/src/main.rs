@@ -86,6 +86,8 @@ enum Command {
     /// What the spare cycles of a cluster are good for.
     Cycles(cycles::CyclesArgs),
     /// Print a completion script for a shell.
+    #[command(after_help = "Example:\n  \
+        harvestfs completions bash               for a file in /etc/bash_completion.d")]
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -215,7 +217,8 @@ mod tests {
         fn check(command: &clap::Command, path: &str, without: &mut Vec<String>) {
             let help = command.get_after_help().map(ToString::to_string);
             let examples = help.as_deref().map(examples).unwrap_or_default();
-            if examples.is_empty() {
+            let is_typed = !command.is_hide_set() && command.get_subcommands().next().is_none();
+            if examples.is_empty() && is_typed {
                 without.push(path.to_owned());
             }
             for words in examples {
@@ -234,30 +237,7 @@ mod tests {
         }
         let mut without = Vec::new();
         check(&Cli::command(), "harvestfs", &mut without);
-        for needs_one in [
-            "up",
-            "mount",
-            "fs put",
-            "fs get",
-            "fs cp",
-            "fs mv",
-            "fs rm",
-            "fs setrep",
-            "fs find",
-            "fs quota",
-            "fs snapshot create",
-            "init cluster",
-            "init datanode",
-            "init client",
-            "admin decommission start",
-            "admin maintenance start",
-            "admin quota",
-            "chaos run",
-            "checkpoint dump",
-        ] {
-            let path = format!("harvestfs {needs_one}");
-            assert!(!without.contains(&path), "no example of {needs_one}");
-        }
+        assert!(without.is_empty(), "no example in the help of {without:?}");
     }
 
     /// What every command takes is in a few lines, or nobody finds the options of the command itself.

@@ -138,6 +138,10 @@ fn waves(inputs: &[Vec<usize>], outputs: &[Vec<usize>]) -> Result<Vec<Vec<usize>
         seen += wave.len();
         let mut next = Vec::new();
         for &output in wave.iter().flat_map(|&stage| &outputs[stage]) {
+            assert!(
+                missing[output] > 0,
+                "stage {output} begins before the end of all that it reads: {inputs:?}"
+            );
             missing[output] -= 1;
             if missing[output] == 0 {
                 next.push(output);

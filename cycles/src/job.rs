@@ -156,16 +156,22 @@ impl Thresholds {
         }
         work += last.work_core_s;
         cuts.push((last.length_s * 2.0, work));
-        let nearest = |share: f64| {
-            let distance = |cut: &(f64, f64)| (cut.1 - share * work).abs();
-            let nearest = cuts
-                .iter()
-                .min_by(|a, b| distance(a).total_cmp(&distance(b)));
-            nearest.map_or(first.length_s, |cut| cut.0)
+        // The place of one of these from one on: rounding may make a smaller share nearer to a later one.
+        let nearest = |from: usize, share: f64| {
+            let distance = |place: &usize| (cuts[*place].1 - share * work).abs();
+            let nearest = (from..cuts.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)));
+            nearest.expect("there is a cut behind the last run")
         };
+        let short = nearest(0, unpredictable / capacity);
+        let long = nearest(short, (unpredictable + periodic) / capacity);
+        let (short_below_s, long_above_s) = (cuts[short].0, cuts[long].0);
+        assert!(
+            short_below_s <= long_above_s,
+            "shorter than {short_below_s} s are short, and longer than {long_above_s} s are long: {cuts:?}"
+        );
         Ok(Self {
-            short_below_s: nearest(unpredictable / capacity),
-            long_above_s: nearest((unpredictable + periodic) / capacity),
+            short_below_s,
+            long_above_s,
         })
     }
 

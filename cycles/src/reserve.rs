@@ -123,6 +123,11 @@ impl Capacity {
             missing = missing.less(container.size());
             going.push(container);
         }
+        assert!(
+            missing.is_none(),
+            "{missing:?} are missing when all of {} containers are gone",
+            containers.len()
+        );
         let rule = match order {
             Order::YoungestFirst => &Kills as &dyn PreemptionRule,
             Order::CheapestFirst(rule) => {
@@ -133,6 +138,14 @@ impl Capacity {
                 rule
             }
         };
+        let kept_back = used(&mut containers.iter()).less(used(&mut going.iter().copied()));
+        assert!(
+            kept_back.less(self.harvestable(owner)).is_none(),
+            "{kept_back:?} stay in use of {:?}, when {} of {} containers go",
+            self.harvestable(owner),
+            going.len(),
+            containers.len()
+        );
         let mut queue_s = 0.0;
         let evictions = going.into_iter().map(|container| {
             let how = rule.preempt(&container.victim, queue_s);

@@ -72,8 +72,10 @@ impl Weights {
     #[must_use]
     pub fn of(&self, job_type: JobType, pattern: Pattern) -> f64 {
         let mut ranks = job_type.preferred().into_iter().zip(self.by_rank);
-        let rank = ranks.find(|(preferred, _)| *preferred == pattern);
-        rank.map_or(self.by_rank[2], |(_, weight)| weight)
+        match ranks.find(|(preferred, _)| *preferred == pattern) {
+            Some((_, weight)) => weight,
+            None => panic!("{pattern:?} has no rank for {job_type:?} jobs"),
+        }
     }
 }
 
@@ -198,7 +200,14 @@ impl Headrooms {
         };
         let now = millicores.min(server.cores.get().saturating_mul(1_000));
         let class = &mut self.classes[server.class.0 as usize];
-        class.used_millicores = class.used_millicores + u64::from(now) - u64::from(*used);
+        let before = u64::from(*used);
+        assert!(
+            before <= class.used_millicores && class.used_millicores <= class.cores * 1_000,
+            "a server used {before} thousandths of a core, of {} that its class used of {} cores",
+            class.used_millicores,
+            class.cores
+        );
+        class.used_millicores = class.used_millicores - before + u64::from(now);
         *used = now;
     }
 
@@ -276,6 +285,10 @@ impl Headrooms {
             picked.push(class);
             room += of_class;
         }
+        assert!(
+            picked.len() > 1,
+            "{need} cores were picked in {picked:?} alone, which has room for {room}"
+        );
         Ok(Selection::Several(picked))
     }
 }

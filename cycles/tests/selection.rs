@@ -303,3 +303,20 @@ fn types_go_by_the_last_run() {
     let only = Thresholds::from_history(&[run], constant).unwrap();
     assert_eq!(only.job_type(Some(1.0)), JobType::Long);
 }
+
+/// Beside a very large job, all small ones are equally far from a share of the work.
+#[test]
+fn thresholds_are_in_order_also_where_work_is_lost_in_rounding() {
+    let run = |length_s: f64, work_core_s: f64| PastRun {
+        length_s,
+        work_core_s,
+    };
+    let runs = [run(1.0, 1.0), run(2.0, 1.0), run(3.0, 1e20)];
+    let capacities = Capacities {
+        unpredictable: 1e-20,
+        periodic: 0.4,
+        constant: 0.6,
+    };
+    let found = Thresholds::from_history(&runs, capacities).unwrap();
+    assert_eq!((found.short_below_s(), found.long_above_s()), (1.5, 1.5));
+}

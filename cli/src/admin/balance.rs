@@ -12,6 +12,9 @@ use super::placement;
 
 /// `harvestfs admin balance`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs admin balance\n  \
+    harvestfs admin balance 20                servers may be 20 % of their quotas apart")]
 pub struct BalanceArgs {
     /// How many percent of their quotas apart servers may be before replicas move, `on` for what is
     /// configured, or `off`; holds until the configuration changes.

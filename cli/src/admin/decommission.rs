@@ -37,6 +37,8 @@ pub enum DecommissionCommand {
         json: bool,
     },
     /// Show how much is still to be copied; exit status 1 while blocks would lack replicas.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin decommission status --rack r7")]
     Status {
         #[command(flatten)]
         which: Which,
@@ -45,6 +47,8 @@ pub enum DecommissionCommand {
         json: bool,
     },
     /// Use the servers again.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin decommission stop dn3 dn4")]
     Stop {
         #[command(flatten)]
         which: Which,

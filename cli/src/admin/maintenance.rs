@@ -31,6 +31,8 @@ pub enum MaintenanceCommand {
         force: bool,
     },
     /// End it: servers that are still away are repaired, the others are used again.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin maintenance stop --rack r7")]
     Stop {
         #[command(flatten)]
         which: Which,

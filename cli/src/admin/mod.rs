@@ -42,6 +42,8 @@ pub struct AdminArgs {
 enum AdminCommand {
     /// Check everything that an operator can put right: clocks, versions, certificates, configuration,
     /// disks, quotas, mounts. Says what to do; exit status 1 when something is wrong.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin doctor")]
     Doctor {
         /// Print JSON.
         #[arg(long)]
@@ -55,18 +57,25 @@ enum AdminCommand {
 #[derive(Debug, Subcommand)]
 enum NamenodeCommand {
     /// Show the cluster at a glance.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin status")]
     Status {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Show the datanodes.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin nodes")]
     Nodes {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Check the namespace and every block; exit status 1 when something is wrong.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin fsck\n  \
+        harvestfs admin fsck --recover /root/read-back")]
     Fsck {
         /// Print JSON.
         #[arg(long)]
@@ -78,12 +87,16 @@ enum NamenodeCommand {
     /// End recovery: let the namenode go on without the changes that it lacks, but datanodes know of.
     Recover(recovery::RecoverArgs),
     /// List the blocks that the namenode never allocated and that datanodes keep for a while.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin quarantine")]
     Quarantine {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Have the namenode write a snapshot of its journal now.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin snapshot")]
     Snapshot,
     /// What is known of the primary tenants: CPU use and reimages.
     #[command(subcommand)]
@@ -158,10 +171,10 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
             } else {
                 print_fsck(&report);
             }
-            if report.healthy {
-                Ok(())
-            } else {
-                anyhow::bail!("the file system is not healthy")
+            match Verdict::on(&report) {
+                Verdict::Healthy => Ok(()),
+                Verdict::IsRemoving => anyhow::bail!("what no file uses is not removed yet"),
+                Verdict::NotHealthy => anyhow::bail!("the file system is not healthy"),
             }
         }
         NamenodeCommand::Snapshot => {
@@ -282,6 +295,30 @@ fn print_nodes(nodes: &[NodeStatus]) {
     }
 }
 
+/// What a report comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Healthy,
+    /// Only what files do not use any more is still there.
+    IsRemoving,
+    NotHealthy,
+}
+
+impl Verdict {
+    fn on(report: &FsckReport) -> Self {
+        if report.healthy {
+            return Self::Healthy;
+        }
+        let of_files = report.lost_blocks + report.missing_replicas + report.excess_replicas;
+        // Each of these replicas is one finding: there is no other one.
+        if of_files == 0 && report.findings.len() as u64 == report.orphan_blocks {
+            Self::IsRemoving
+        } else {
+            Self::NotHealthy
+        }
+    }
+}
+
 fn print_fsck(report: &FsckReport) {
     for finding in &report.findings {
         match &finding.path {
@@ -300,19 +337,55 @@ fn print_fsck(report: &FsckReport) {
         count(report.lost_blocks, "lost block"),
         count(report.missing_replicas, "missing replica"),
         count(report.excess_replicas, "excess replica"),
-        count(report.orphan_blocks, "orphan block")
+        count(report.orphan_blocks, "unused replica")
     );
-    let verdict = if report.healthy {
-        "healthy"
-    } else {
-        "NOT healthy"
-    };
-    println!("The file system is {verdict}.");
+    match Verdict::on(report) {
+        Verdict::Healthy => println!("The file system is healthy."),
+        Verdict::IsRemoving => println!(
+            "All files are whole. What is left of removed and overwritten files is still to be removed."
+        ),
+        Verdict::NotHealthy => println!("The file system is NOT healthy."),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use harvestfs_protocol::admin::FsckFinding;
+
     use super::*;
+
+    #[test]
+    fn what_is_left_of_removed_files_harms_none() {
+        let finding = FsckFinding {
+            ino: None,
+            path: None,
+            block: None,
+            message: String::new(),
+        };
+        let report = |healthy, counts: [u64; 4], findings| FsckReport {
+            healthy,
+            files: 1,
+            directories: 1,
+            blocks: 1,
+            lost_blocks: counts[0],
+            missing_replicas: counts[1],
+            excess_replicas: counts[2],
+            orphan_blocks: counts[3],
+            findings: vec![finding.clone(); findings],
+        };
+        let verdict = |healthy, counts, findings| Verdict::on(&report(healthy, counts, findings));
+        assert_eq!(verdict(true, [0; 4], 0), Verdict::Healthy);
+        // What is in quarantine is found, too.
+        assert_eq!(verdict(true, [0; 4], 1), Verdict::Healthy);
+        assert_eq!(verdict(false, [0, 0, 0, 3], 3), Verdict::IsRemoving);
+        assert_eq!(verdict(false, [0, 0, 0, 3], 4), Verdict::NotHealthy);
+        assert_eq!(verdict(false, [0; 4], 1), Verdict::NotHealthy);
+        for other in 0..3 {
+            let mut counts = [0, 0, 0, 3];
+            counts[other] = 1;
+            assert_eq!(verdict(false, counts, 3), Verdict::NotHealthy);
+        }
+    }
 
     #[test]
     fn servers_are_in_the_order_of_their_numbers() {

@@ -25,6 +25,9 @@ const QUOTA_CONFIRM_DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug, Subcommand)]
 pub enum PlacementCommand {
     /// Show the grid, its tenants, how diverse blocks are, and why a block sits where it does.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin placement\n  \
+        harvestfs admin placement --file /photos/one.jpg    why its blocks are where they are")]
     Placement {
         /// A block to explain, 16 hexadecimal digits; may be repeated.
         #[arg(long = "block", value_name = "ID", value_parser = block)]
@@ -40,6 +43,9 @@ pub enum PlacementCommand {
         json: bool,
     },
     /// Show the policy, or replace it until the configuration names another one.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin policy\n  \
+        harvestfs admin policy greedy")]
     Policy {
         /// `stock`, `greedy`, `history` or `harvest`.
         name: Option<PolicyKind>,
@@ -48,6 +54,10 @@ pub enum PlacementCommand {
     Repair(RepairArgs),
     /// Tell whether servers may be reimaged; exit status 1 when data would be lost, or left with
     /// its last replica.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin safe-to-reimage dn3\n  \
+        harvestfs admin safe-to-reimage dn3 --hold --timeout 2h\n  \
+        harvestfs admin safe-to-reimage dn3 --release")]
     SafeToReimage {
         /// Names of servers.
         #[arg(required = true)]
@@ -85,6 +95,9 @@ pub enum PlacementCommand {
 
 /// `harvestfs admin repair`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs admin repair\n  \
+    harvestfs admin repair --per-hour 60 --at-once 4")]
 pub struct RepairArgs {
     /// Repairs per hour and server, as source and as target each.
     #[arg(long)]

@@ -26,6 +26,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// `harvestfs admin recover`
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs admin recover --accept-loss")]
 pub struct RecoverArgs {
     /// Go on without what the namenode lacks. What was written since its copy was made is no longer
     /// in the file system, but stays in quarantine for a while.

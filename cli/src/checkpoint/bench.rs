@@ -28,6 +28,8 @@ const CHANGED_PERCENT: u64 = 10;
 
 /// Arguments of `harvestfs checkpoint bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs checkpoint bench --sizes 256MiB,1GiB --replicas 1,3")]
 pub struct BenchArgs {
     /// How much memory the process has, several separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "256MiB,1GiB,2GiB,4GiB")]

@@ -12,6 +12,8 @@ use crate::units;
 
 /// Arguments of `harvestfs checkpoint list`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs checkpoint list train")]
 pub struct ListArgs {
     /// Only this job.
     job: Option<JobName>,
@@ -22,6 +24,9 @@ pub struct ListArgs {
 
 /// Arguments of `harvestfs checkpoint rm`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs checkpoint rm train\n  \
+    harvestfs checkpoint rm train --number 3")]
 pub struct RmArgs {
     /// Name of the job.
     job: JobName,
@@ -32,6 +37,8 @@ pub struct RmArgs {
 
 /// Arguments of `harvestfs checkpoint gc`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs checkpoint gc --keep 3")]
 pub struct GcArgs {
     /// Only this job.
     job: Option<JobName>,

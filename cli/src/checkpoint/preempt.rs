@@ -16,6 +16,8 @@ use crate::units::{self, Size};
 
 /// Arguments of `harvestfs checkpoint preempt`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs checkpoint preempt --free 8GiB train=4711 index=4712 --dry-run")]
 pub struct PreemptArgs {
     /// How much memory is needed; as many jobs are preempted as have it.
     #[arg(long)]

@@ -20,6 +20,9 @@ const ID_TICK: Duration = Duration::from_millis(20);
 
 /// Arguments of `harvestfs checkpoint restore`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs checkpoint restore train\n  \
+    harvestfs checkpoint restore train --number 3")]
 pub struct RestoreArgs {
     /// Name of the job.
     job: JobName,

@@ -26,6 +26,9 @@ const LOCATIONS_BYTES_MAX: usize = 1 << 20;
 
 /// Arguments of `harvestfs checkpoint resume`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs checkpoint resume train\n  \
+    harvestfs checkpoint resume train --remote dn3=2GiB --dry-run")]
 pub struct ResumeArgs {
     /// Name of the job.
     job: JobName,

@@ -17,6 +17,8 @@ const BANDWIDTHS: [f64; 5] = [5e7, 1e8, 3e8, 1e9, 5e9];
 
 /// Arguments of `harvestfs checkpoint simulate`.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs checkpoint simulate --hours 4 --json runs.json")]
 pub struct SimulateArgs {
     /// Machines.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=2000))]

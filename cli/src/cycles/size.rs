@@ -88,7 +88,7 @@ fn measure(nodes: &Nodes, workload: &Workload, rates: &Rates, goal: Goal, name: 
         Goal::Deadline(deadline_s) => tried.iter().position(|it| it.length_s <= deadline_s),
         _ => (0..tried.len()).min_by(|&a, &b| tried[a].cost.total_cmp(&tried[b].cost)),
     };
-    let best = best.unwrap_or(0);
+    let best = best.expect("some number of volunteers was tried, and took the least time");
     let decided = simulate(nodes, workload, rates, Size::Decided(goal));
     Record {
         workload: workload.name,

@@ -51,6 +51,8 @@ impl Kind {
 
 /// `harvestfs fs test`
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs fs test -e /done               exit status 0 if it is there")]
 pub(super) struct TestArgs {
     #[command(flatten)]
     what: What,

@@ -19,6 +19,9 @@ use crate::units;
 
 /// `harvestfs fs ls`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs ls -lh /photos\n  \
+    harvestfs fs ls -R /")]
 pub struct LsArgs {
     /// Path in the cluster.
     #[arg(default_value = "/")]

@@ -56,6 +56,9 @@ enum FsCommand {
     #[command(disable_help_flag = true)]
     Ls(list::LsArgs),
     /// Show the attributes of a file or directory.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs stat /notes.txt\n  \
+        harvestfs fs stat --usage /photos         how much is below it")]
     Stat {
         /// Path in the cluster.
         path: OsString,
@@ -67,6 +70,8 @@ enum FsCommand {
         json: bool,
     },
     /// Print files.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs cat /notes.txt")]
     Cat {
         /// Paths in the cluster.
         #[arg(required = true)]
@@ -160,6 +165,9 @@ enum FsCommand {
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
     /// Make directories.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs mkdir /photos\n  \
+        harvestfs fs mkdir -p /photos/2026/summer")]
     Mkdir {
         /// Paths in the cluster.
         #[arg(required = true)]
@@ -169,12 +177,17 @@ enum FsCommand {
         parents: bool,
     },
     /// Set the times of files to now; make those that do not exist.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs touch /done")]
     Touch {
         /// Paths in the cluster.
         #[arg(required = true)]
         paths: Vec<OsString>,
     },
     /// Change permissions.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs chmod 640 /notes.txt\n  \
+        harvestfs fs chmod -R go-w /photos")]
     Chmod {
         /// As for chmod(1): `750`, `u+x,go-w`.
         #[arg(allow_hyphen_values = true)]
@@ -187,6 +200,9 @@ enum FsCommand {
         recursive: bool,
     },
     /// Change owners and groups. Names are those of this machine.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs chown root:root /notes.txt\n  \
+        harvestfs fs chown -R :1000 /photos       the group, by its number")]
     Chown {
         /// `USER`, `USER:GROUP` or `:GROUP`, as names or numbers.
         owner: Owner,
@@ -222,6 +238,9 @@ enum FsCommand {
     Test(find::TestArgs),
     /// Show how many bytes there are in and below directories (of files, one copy).
     #[command(disable_help_flag = true)]
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs du -h /photos\n  \
+        harvestfs fs du -sh /photos /shared")]
     Du {
         /// Paths in the cluster.
         #[arg(default_value = "/")]
@@ -239,6 +258,9 @@ enum FsCommand {
     /// Show what is below a directory and its quotas, or set these.
     Quota(quota::QuotaArgs),
     /// Show how much space there is, as far as quotas leave it.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs df\n  \
+        harvestfs fs df /photos                   within its quota")]
     Df {
         /// Path in the cluster.
         #[arg(default_value = "/")]
@@ -248,6 +270,8 @@ enum FsCommand {
         json: bool,
     },
     /// Show where the replicas of a file's blocks are.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs locations /notes.txt")]
     Locations {
         /// Path in the cluster.
         path: OsString,
@@ -257,6 +281,8 @@ enum FsCommand {
     },
     /// Get the space back that mostly unused blocks take: what files still use of them is copied into
     /// new blocks. Mounts do this in the background.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs compact --rate 16MiB")]
     Compact {
         /// Most bytes to copy per second.
         #[arg(long, default_value = "64MiB", value_name = "SIZE")]

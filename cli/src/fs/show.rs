@@ -20,6 +20,9 @@ const SEARCH_BYTES: u64 = 64 << 10;
 
 /// `harvestfs fs tail`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs tail -n 20 /log\n  \
+    harvestfs fs tail -f /log                 and what is added, until Ctrl-C")]
 pub(super) struct TailArgs {
     /// Path in the cluster.
     path: OsString,

@@ -38,6 +38,8 @@ pub(super) enum SnapshotCommand {
         name: Option<OsString>,
     },
     /// Show the snapshots of a directory.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs snapshot ls /photos")]
     Ls {
         /// A directory of the cluster.
         path: OsString,
@@ -46,6 +48,9 @@ pub(super) enum SnapshotCommand {
         json: bool,
     },
     /// Show what was added (+), removed (-) and changed (M) since a snapshot.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs snapshot diff /photos monday            what changed since\n  \
+        harvestfs fs snapshot diff /photos monday tuesday    and what did between the two")]
     Diff {
         /// A directory of the cluster.
         path: OsString,
@@ -55,6 +60,8 @@ pub(super) enum SnapshotCommand {
         later: Option<OsString>,
     },
     /// Remove snapshots.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs snapshot rm /photos monday tuesday")]
     Rm {
         /// A directory of the cluster.
         path: OsString,

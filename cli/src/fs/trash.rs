@@ -29,12 +29,17 @@ const EXPIRES: &[u8] = b"user.harvestfs.trash_expires_s";
 pub(super) enum TrashCommand {
     /// Show what you removed, and as root what all users did: its name in the trash, until when it is
     /// kept, where it was.
+    #[command(after_help = "Example:\n  \
+        harvestfs fs trash ls")]
     Ls {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Put something back where it was.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs trash restore 1000/0cfdaef70000000a-photos\n  \
+        harvestfs fs trash restore 1000/0cfdaef70000000a-photos --to /photos.before")]
     Restore {
         /// Its name in the trash.
         entry: OsString,
@@ -43,6 +48,9 @@ pub(super) enum TrashCommand {
         to: Option<OsString>,
     },
     /// Remove from the trash for good.
+    #[command(after_help = "Examples:\n  \
+        harvestfs fs trash purge 1000/0cfdaef70000000a-photos\n  \
+        harvestfs fs trash purge --all")]
     Purge {
         /// Names in the trash.
         #[arg(required_unless_present = "all")]

@@ -11,6 +11,8 @@ use harvestfs_telemetry::scaling::Scaling;
 use super::{Campaign, DatacentreArgs, OutputArgs, SetupArgs, bad_argument, choose, numbers};
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs simulate availability --datacentre dc9 --scaling linear --utilisation 40,60")]
 pub struct AvailabilityArgs {
     #[command(flatten)]
     datacentres: DatacentreArgs,

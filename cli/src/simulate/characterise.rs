@@ -11,6 +11,8 @@ use harvestfs_chaos::simulate::characterise::characterise;
 use super::{DatacentreArgs, print_statements, records_json, write_file};
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs simulate characterise --plots figures")]
 pub struct CharacteriseArgs {
     #[command(flatten)]
     datacentres: DatacentreArgs,

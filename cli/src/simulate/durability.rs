@@ -17,6 +17,9 @@ use parking_lot::Mutex;
 use super::{Campaign, DatacentreArgs, OutputArgs, Setup, SetupArgs, bad_argument};
 
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs simulate durability --datacentre dc3 --blocks 200000\n  \
+    harvestfs simulate durability --policy all --replication 2,3 --json runs.json --svg lost.svg")]
 pub struct DurabilityArgs {
     #[command(flatten)]
     datacentres: DatacentreArgs,

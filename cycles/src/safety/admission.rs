@@ -113,6 +113,10 @@ fn fits(size: Size, free: Size) -> bool {
 }
 
 fn less(free: Size, size: Size) -> Size {
+    assert!(
+        fits(size, free),
+        "{size:?} cores and MiB are taken of {free:?}"
+    );
     (free.0 - size.0, free.1 - size.1)
 }
 
@@ -267,7 +271,7 @@ impl Cluster {
             }
         }
         let Some((_, number, bag, free)) = best else {
-            return Err(denied.unwrap_or(Denied::NoTasks));
+            return Err(denied.expect("a bag of its own was tried"));
         };
         let admitted = Admitted {
             bag: number,
@@ -347,6 +351,14 @@ impl Cluster {
             free[server] = less(free[server], bag.size);
         }
         bag.backups = order;
+        assert!(
+            bag.backups.len() <= bag.tasks.len() && bag.probability < self.threshold,
+            "{} backups of {} tasks, of which more are lost with probability {}, and {} is allowed",
+            bag.backups.len(),
+            bag.tasks.len(),
+            bag.probability,
+            self.threshold
+        );
         Ok((bag, free))
     }
 

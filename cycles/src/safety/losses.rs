@@ -59,12 +59,18 @@ impl Losses {
             *probability *= stays;
         }
         losses.probabilities[all] += domain.fails.get();
-        let sum: f64 = losses.probabilities.iter().sum();
+        losses.checked()
+    }
+
+    fn checked(self) -> Self {
+        let least = self.probabilities.iter().copied().fold(1.0, f64::min);
+        assert!(least >= 0.0, "a number of losses has probability {least}");
+        let sum: f64 = self.probabilities.iter().sum();
         assert!(
             (sum - 1.0).abs() < 1e-6,
             "probabilities of losses add up to {sum}: what is missing would seem safe"
         );
-        losses
+        self
     }
 
     fn of_parts(parts: &[Domain]) -> Self {
@@ -102,7 +108,7 @@ impl Losses {
                 }
             }
         }
-        Self { probabilities: sum }
+        Self { probabilities: sum }.checked()
     }
 
     /// The most that can be lost.

@@ -141,11 +141,24 @@ impl Fleet {
         });
         let mut owners = datacentre.owners.clone();
         owners.sort_by_key(|&tenant| (class_of_tenant[tenant as usize], tenant));
-        let class_of = owners.iter().map(|&it| class_of_tenant[it as usize]);
+        let class_of: Vec<u32> = owners
+            .iter()
+            .map(|&it| class_of_tenant[it as usize])
+            .collect();
+        assert!(
+            class_of.is_sorted() && class_of.iter().all(|&it| (it as usize) < histories.len()),
+            "servers are not in order of {} classes: {class_of:?}",
+            histories.len()
+        );
         let loads: Vec<Vec<f32>> = tenants.iter().map(|tenant| scale(&tenant.now)).collect();
         let mean = |samples: &Vec<f32>| {
             samples.iter().map(|&it| f64::from(it)).sum::<f64>() / slots as f64
         };
+        assert_eq!(
+            servers.iter().map(|&it| u64::from(it)).sum::<u64>(),
+            owners.len() as u64,
+            "servers of all tenants"
+        );
         let of_servers = loads
             .iter()
             .zip(&servers)
@@ -156,7 +169,7 @@ impl Fleet {
             target,
             slot_ms: u64::from(datacentre.slot_s.max(1)) * 1_000,
             utilisation: of_servers.sum::<f64>() / owners.len() as f64,
-            class_of: class_of.collect(),
+            class_of,
             owners,
             loads,
             classes: histories,

@@ -128,6 +128,11 @@ impl Jobs {
             .last()
             .expect("a job that waits for a core has a task");
         let state = &mut job.stages[usize::from(stage)];
+        assert!(
+            state.waiting > 0 && state.waiting <= state.left && state.inputs_left == 0,
+            "a task of stage {stage} of query {} begins: {state:?}",
+            job.query
+        );
         state.waiting -= 1;
         if state.waiting == 0 {
             job.ready.pop();
@@ -145,6 +150,11 @@ impl Jobs {
     pub(super) fn task_ended(&mut self, job: u32, stage: u16) -> Ended {
         let job = &mut self.jobs[job as usize];
         let state = &mut job.stages[usize::from(stage)];
+        assert!(
+            state.left > state.waiting,
+            "a task of stage {stage} of query {} ends, and none has begun: {state:?}",
+            job.query
+        );
         state.left -= 1;
         let mut more_wait = false;
         if state.left == 0 {
@@ -166,7 +176,12 @@ impl Jobs {
 
     /// A job has ended.
     pub(super) fn finished(&mut self, job: u32, length_s: f64) {
-        self.jobs[job as usize].length_s = Some(length_s);
+        let finished = &mut self.jobs[job as usize];
+        assert!(
+            finished.stages_left == 0 && !finished.has_waiting() && finished.length_s.is_none(),
+            "job {job} has ended: {finished:?}"
+        );
+        finished.length_s = Some(length_s);
         self.unfinished -= 1;
     }
 

@@ -228,5 +228,15 @@ pub fn run(
     let stretch = options.stretch.unwrap_or_else(|| larger.sqrt().max(1.0));
     let thresholds = Thresholds::PAPER.times(stretch);
     let thresholds = thresholds.expect("a stretch from 0.01 to 1000 keeps their order");
-    World::new(fleet, *options, stretch, thresholds).run(progress)
+    let record = World::new(fleet, *options, stretch, thresholds).run(progress)?;
+    let placed = record.jobs_in_one_class + record.jobs_in_several_classes;
+    assert!(
+        placed <= record.jobs && record.unfinished_jobs <= record.jobs,
+        "more jobs than there are: {record:?}"
+    );
+    assert!(
+        record.killed_tasks + record.suspended_tasks <= record.containers,
+        "more tasks go than there are containers: {record:?}"
+    );
+    Ok(record)
 }

@@ -80,6 +80,11 @@ fn draw(rng: &mut SmallRng) -> Drawn {
     // The longest way through the stages becomes the length of the query. Inputs come before their readers.
     let mut ends_s = vec![0.0_f64; tasks.len()];
     for stage in 0..tasks.len() {
+        assert!(
+            inputs[stage].iter().all(|&input| input < stage),
+            "stage {stage} reads {:?}",
+            inputs[stage]
+        );
         let begins_s = inputs[stage].iter().map(|&it: &usize| ends_s[it]);
         ends_s[stage] = begins_s.fold(0.0, f64::max) + task_s[stage];
     }

@@ -34,6 +34,11 @@ impl Urn {
         if before == weight {
             return;
         }
+        assert!(
+            u64::from(before) <= self.total,
+            "server {server} had {before} tickets of {}",
+            self.total
+        );
         self.total = self.total - u64::from(before) + u64::from(weight);
         let mut at = server + 1;
         while at < self.sums.len() {
@@ -57,6 +62,11 @@ impl Urn {
             }
             step /= 2;
         }
+        assert!(
+            left < u64::from(self.weights[at]),
+            "ticket {ticket} of {total} is number {left} of server {at}, which has {}",
+            self.weights[at]
+        );
         at
     }
 }

@@ -121,6 +121,11 @@ impl Controller {
             self.saturates_at = Some(least.min(interval.potential));
         }
         let bin = interval.potential.round() as u32;
+        assert!(
+            self.curve.is_sorted_by(|a, b| a.0 < b.0),
+            "what was seen is out of order: {:?}",
+            self.curve
+        );
         match self.curve.binary_search_by_key(&bin, |it| it.0) {
             Ok(place) => {
                 let (_, potential, actual, count) = &mut self.curve[place];
@@ -160,6 +165,11 @@ impl Controller {
         if most.is_finite() && !matches!(self.goal, Goal::Deadline(_)) {
             return allowed;
         }
+        assert!(
+            allowed <= potentials.len(),
+            "{allowed} of {} volunteers are allowed",
+            potentials.len()
+        );
         let sizes = 0..=allowed;
         match self.goal {
             Goal::Cost | Goal::Energy => {
@@ -169,7 +179,7 @@ impl Controller {
                 };
                 sizes
                     .min_by(|a, b| cost(a).total_cmp(&cost(b)))
-                    .unwrap_or(0)
+                    .expect("no volunteers are a number, too")
             }
             Goal::Deadline(deadline_s) => {
                 let left_s = deadline_s - f64::from(self.intervals) * INTERVAL_S;

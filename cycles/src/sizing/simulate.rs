@@ -181,6 +181,12 @@ pub fn simulate(nodes: &Nodes, workload: &Workload, rates: &Rates, size: Size) -
         };
         let before = std::mem::take(&mut used);
         used.extend(predicted.iter().take(count).map(|it| it.0));
+        assert_eq!(
+            used.len(),
+            count,
+            "volunteers are used, of {}",
+            predicted.len()
+        );
         let mut means = [0.0; 4];
         let mut in_interval_s = 0.0;
         while in_interval_s < INTERVAL_S && done < workload.work_core_s {
@@ -210,6 +216,11 @@ pub fn simulate(nodes: &Nodes, workload: &Workload, rates: &Rates, size: Size) -
                 *mean += value * step_s;
             }
         }
+        assert!(
+            in_interval_s > 0.0,
+            "nothing is done from {now_s} s on, with {done} of {} core-seconds done",
+            workload.work_core_s
+        );
         let [potential, actual, busiest, disk] = means.map(|sum| sum / in_interval_s);
         controller.observe(&Interval {
             potential,

@@ -35,6 +35,12 @@ impl Budget {
             .paid_at
             .map_or(earliest, |paid_at| paid_at.max(earliest));
         let paid_at = start + cost;
+        // Otherwise callers that come later would be served before.
+        assert!(
+            self.paid_at.is_none_or(|before| before <= paid_at),
+            "{bytes} bytes are paid for at {paid_at:?}, before what was spent until {:?}",
+            self.paid_at
+        );
         self.paid_at = Some(paid_at);
         paid_at
     }

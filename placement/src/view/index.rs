@@ -42,7 +42,8 @@ pub(crate) struct Index {
     pub(crate) space: [u64; PLACES],
     /// The part of it whose tenants were never or rarely busy.
     pub(crate) calm_space: [u64; PLACES],
-    /// Free blocks of each server, about; 0 when it is not open.
+    /// Free blocks of each server, about; 0 when it is not open. Of those behind the last one that was ever open
+    /// there is nothing: most indexes of single classes stay empty.
     blocks: Vec<u32>,
 }
 
@@ -54,7 +55,11 @@ impl Index {
 
     /// Free blocks of a server, about; 0 when it is not open.
     pub(crate) fn blocks(&self, slot: u32) -> u32 {
-        self.blocks.get(slot as usize).copied().unwrap_or(0)
+        match self.blocks.get(slot as usize) {
+            Some(&blocks) => blocks,
+            // It was never open here.
+            None => 0,
+        }
     }
 
     /// Takes note of how many blocks a server can take; 0 when it is closed.

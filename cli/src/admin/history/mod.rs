@@ -36,6 +36,9 @@ pub enum HistoryCommand {
     /// on), `at_s,server` (reimages), `series,period_s,start_unix_s,values` (CPU use of the tenant
     /// ENVIRONMENT/MACHINE_FUNCTION in 0.01 %, one series in a line), or a synthetic datacentre:
     /// tenants, servers, reimages, and the series that its tenants follow.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin history import owners.csv reimages.csv\n  \
+        harvestfs admin history import use.csv.gz --ends 2026-11-01")]
     Import {
         /// Files, in any order.
         #[arg(required = true)]
@@ -45,12 +48,16 @@ pub enum HistoryCommand {
         ends: Option<u32>,
     },
     /// Show the tenants with their reimages, CPU use, pattern and utilisation class.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin history show")]
     Show {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
     /// Analyse now, not only once a day, and place by the result.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin history analyse")]
     Analyse,
 }
 

@@ -10,7 +10,7 @@ use harvestfs_protocol::types::{
 };
 
 use super::Session;
-use crate::engine::cache::extents::ExtentMap;
+use crate::engine::cache::extents::{ExtentMap, is_sound};
 use crate::error::ClientError;
 
 /// How often a file is asked for again that another session changes all the time.
@@ -89,6 +89,9 @@ impl Session {
         complete: bool,
     ) -> Result<Arc<ExtentMap>, ClientError> {
         let mut map = ExtentMap::default();
+        if !known.iter().all(is_sound) {
+            return Err(ClientError::UnexpectedReply(query::Open::NAME));
+        }
         let mut from_offset = known.last().map_or(0, Extent::file_end);
         map.apply(&known);
         let mut complete = complete;
@@ -97,6 +100,9 @@ impl Session {
             let MetaReply::Extents { extents, end } = self.query(credentials, op).await? else {
                 return Err(ClientError::UnexpectedReply(query::GetExtents::NAME));
             };
+            if !extents.iter().all(is_sound) {
+                return Err(ClientError::UnexpectedReply(query::GetExtents::NAME));
+            }
             map.apply(&extents);
             let next = extents.last().map_or(from_offset, Extent::file_end);
             if !end && next <= from_offset {

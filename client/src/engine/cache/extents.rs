@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, FILE_BYTES_MAX};
 use harvestfs_protocol::types::Extent;
 
 /// Disjoint extents by file offset.
@@ -16,27 +17,31 @@ impl ExtentMap {
         self.extents.len()
     }
 
-    /// Puts extents on top of what is there, in order.
+    /// Puts [sound](is_sound) extents on top of what is there, in order.
     pub(crate) fn apply(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.clear(extent.file_offset..extent.file_end());
-            self.extents.insert(extent.file_offset, *extent);
+            self.insert(*extent);
         }
+    }
+
+    fn insert(&mut self, extent: Extent) {
+        let hidden = self.extents.insert(extent.file_offset, extent);
+        assert!(hidden.is_none(), "{extent:?} is put over {hidden:?}");
     }
 
     /// Makes a hole.
     pub(crate) fn clear(&mut self, range: Range<u64>) {
         for start in self.starts(&range) {
-            let Some(extent) = self.extents.remove(&start) else {
-                continue;
-            };
+            let extent = self.extents.remove(&start);
+            let extent = extent.expect("an extent starts there");
             if extent.file_offset < range.start {
                 let head = cut(&extent, &(extent.file_offset..range.start));
-                self.extents.insert(head.file_offset, head);
+                self.insert(head);
             }
             if extent.file_end() > range.end {
                 let rest = cut(&extent, &(range.end..extent.file_end()));
-                self.extents.insert(rest.file_offset, rest);
+                self.insert(rest);
             }
         }
     }
@@ -45,8 +50,7 @@ impl ExtentMap {
     pub(crate) fn overlapping(&self, range: &Range<u64>) -> Vec<Extent> {
         self.starts(range)
             .into_iter()
-            .filter_map(|start| self.extents.get(&start))
-            .map(|extent| cut(extent, range))
+            .map(|start| cut(&self.extents[&start], range))
             .collect()
     }
 
@@ -73,9 +77,21 @@ impl ExtentMap {
     }
 }
 
+/// Whether an extent that the namenode sent can be one.
+pub(crate) fn is_sound(extent: &Extent) -> bool {
+    let ends = |start: u64, max| {
+        let end = start.checked_add(extent.length_bytes);
+        end.is_some_and(|end| end <= max)
+    };
+    extent.length_bytes > 0
+        && ends(extent.file_offset, FILE_BYTES_MAX)
+        && ends(extent.block_offset, BLOCK_BYTES_MAX)
+}
+
 fn cut(extent: &Extent, range: &Range<u64>) -> Extent {
     let from = extent.file_offset.max(range.start);
     let to = extent.file_end().min(range.end);
+    assert!(from < to, "nothing of {extent:?} is in {range:?}");
     Extent {
         file_offset: from,
         length_bytes: to - from,
@@ -123,6 +139,28 @@ mod tests {
             prop_assert_eq!(&found, &model);
             let from = map.from(100).map(Extent::file_end).collect::<Vec<_>>();
             prop_assert!(from.iter().all(|end| *end > 100));
+        }
+    }
+
+    #[test]
+    fn what_the_namenode_says_is_checked() {
+        let sound = |file_offset, length_bytes, block_offset| {
+            is_sound(&Extent {
+                file_offset,
+                length_bytes,
+                block: BlockId(1),
+                block_offset,
+            })
+        };
+        assert!(sound(FILE_BYTES_MAX - 1, 1, BLOCK_BYTES_MAX - 1));
+        for (file_offset, length_bytes, block_offset) in [
+            (0, 0, 0),
+            (FILE_BYTES_MAX, 1, 0),
+            (u64::MAX, 1, 0),
+            (0, 1, BLOCK_BYTES_MAX),
+            (0, u64::MAX, 1),
+        ] {
+            assert!(!sound(file_offset, length_bytes, block_offset));
         }
     }
 }

@@ -131,6 +131,11 @@ impl MetaCache {
     /// To be called before a request is sent.
     pub(crate) fn ticket(&self) -> Ticket {
         let mut inner = self.inner.lock();
+        assert!(
+            inner.tickets > 0 || inner.events.is_empty(),
+            "{} events are remembered for no request",
+            inner.events.len()
+        );
         inner.tickets += 1;
         Ticket {
             at: inner.now,
@@ -341,7 +346,8 @@ impl Inner {
             .map_or(0, |(_, extents)| extents.len() / EXTENTS_PER_ENTRY);
         let before = std::mem::replace(&mut inode.weight, 1 + units);
         inode.extents = extents;
-        self.entries = self.entries + 1 + units - before;
+        self.left(before);
+        self.entries += 1 + units;
     }
 
     fn directory_mut(&mut self, ino: InodeId) -> &mut Directory {
@@ -355,11 +361,35 @@ impl Inner {
         let directory = self.directory_mut(parent);
         if directory.complete && to.is_none() {
             if directory.names.remove(name).is_some() {
-                self.entries -= 1;
+                self.left(1);
             }
         } else if directory.names.insert(name.clone(), to).is_none() {
             self.entries += 1;
         }
+    }
+
+    /// All names of a directory at once: were a part of them evicted meanwhile, they would seem not to exist.
+    fn set_listing(
+        &mut self,
+        ino: InodeId,
+        names: BTreeMap<Name, Option<InodeId>>,
+        parent: Option<InodeId>,
+    ) {
+        self.remove_directory(ino);
+        if names.len() >= self.entries_max {
+            return;
+        }
+        self.entries += names.len();
+        self.make_room();
+        let directory = self.directory_mut(ino);
+        assert!(
+            directory.names.is_empty(),
+            "{} names of {ino} are left of before",
+            directory.names.len()
+        );
+        directory.names = names;
+        directory.complete = true;
+        directory.parent = parent;
     }
 
     fn forget_inode(&mut self, ino: InodeId) {
@@ -373,7 +403,8 @@ impl Inner {
                 weight: 1,
                 ..Inode::default()
             };
-            self.entries = self.entries + 1 - before;
+            self.left(before);
+            self.entries += 1;
         }
     }
 
@@ -381,15 +412,27 @@ impl Inner {
         if let Some(directory) = self.dirs.get_mut(&parent) {
             directory.complete = false;
             if directory.names.remove(name).is_some() {
-                self.entries -= 1;
+                self.left(1);
             }
         }
     }
 
     fn remove_directory(&mut self, ino: InodeId) {
         if let Some(directory) = self.dirs.remove(&ino) {
-            self.entries -= directory.names.len();
+            self.left(directory.names.len());
         }
+    }
+
+    /// So much does not count any more.
+    fn left(&mut self, count: usize) {
+        assert!(
+            count <= self.entries,
+            "{count} entries leave the cache, which has {}: {} inodes, {} directories",
+            self.entries,
+            self.inodes.len(),
+            self.dirs.len()
+        );
+        self.entries -= count;
     }
 
     /// Evicts what was not used for a while until there is room. Bounded: each step either evicts
@@ -397,6 +440,14 @@ impl Inner {
     fn make_room(&mut self) {
         while self.entries >= self.entries_max {
             let Some(ino) = self.clock.pop_front() else {
+                // It names all that is here.
+                assert!(
+                    self.entries == 0,
+                    "{} entries cannot be evicted: {} inodes, {} directories",
+                    self.entries,
+                    self.inodes.len(),
+                    self.dirs.len()
+                );
                 return;
             };
             let used_inode = self.inodes.get_mut(&ino).map(|inode| &mut inode.used);
@@ -408,7 +459,7 @@ impl Inner {
                 continue;
             }
             if let Some(inode) = self.inodes.remove(&ino) {
-                self.entries -= inode.weight;
+                self.left(inode.weight);
             }
             self.remove_directory(ino);
         }

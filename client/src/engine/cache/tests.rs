@@ -166,3 +166,27 @@ proptest! {
         }
     }
 }
+
+/// Otherwise the names that were evicted would seem not to exist.
+#[test]
+fn a_directory_that_is_evicted_while_its_listing_is_learned_is_not_complete() {
+    let entry = |number: u64| DirEntry {
+        name: name(&format!("{number}")),
+        ino: InodeId(100 + number),
+        kind: FileKind::Regular,
+        attr: None,
+    };
+    let entries: Vec<DirEntry> = (0..30).map(entry).collect();
+    for known in 0..40 {
+        let cache = MetaCache::new(40);
+        cache.ticket().learn_attr(&attr(DIR.0, 0));
+        for other in 0..known {
+            cache.ticket().learn_attr(&attr(1_000 + other, 0));
+        }
+        cache.ticket().learn_listing(DIR, DIR, &entries, true);
+        for entry in &entries {
+            let found = cache.entry(DIR, &entry.name);
+            assert_ne!(found, Some(Entry::Absent), "{known} {entry:?}");
+        }
+    }
+}

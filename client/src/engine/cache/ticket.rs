@@ -86,14 +86,9 @@ impl Ticket {
             }
         }
         if complete && inner.is_fresh(self.at, &Subject::Listing(ino)) {
-            inner.remove_directory(ino);
-            for entry in entries {
-                inner.set_entry(ino, &entry.name, Some(entry.ino));
-            }
             let is_there = inner.is_fresh(self.at, &Subject::Inode(ino));
-            let directory = inner.directory_mut(ino);
-            directory.complete = true;
-            directory.parent = is_there.then_some(parent);
+            let names = entries.iter().map(|it| (it.name.clone(), Some(it.ino)));
+            inner.set_listing(ino, names.collect(), is_there.then_some(parent));
         }
     }
 }
@@ -231,6 +226,19 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut inner = self.inner.lock();
+        assert!(
+            inner.tickets > 0,
+            "a request ends, and none is in flight: it was sent after event {}",
+            self.at
+        );
+        // Otherwise a reply would count as newer than what overtook it.
+        assert!(
+            self.at <= inner.now && inner.floor <= inner.now,
+            "a request was sent after event {}, all are from before {}, and {} was the last one",
+            self.at,
+            inner.floor,
+            inner.now
+        );
         inner.tickets -= 1;
         if inner.tickets == 0 {
             // No request is left to which an event could matter.

@@ -104,7 +104,7 @@ impl<D> Ahead<D> {
         let keep_from = self.high.saturating_sub(DISORDER_BYTES);
         self.units.retain(|unit| unit.file_end > keep_from);
         let ahead = range.start..(self.high + self.window).min(file.size_bytes);
-        let mut allowed = self.high.saturating_sub(range.start) + self.window;
+        let mut allowed = self.high - range.start + self.window;
         for extent in file.extents.from(ahead.start) {
             if extent.file_offset >= ahead.end {
                 break;
@@ -148,6 +148,11 @@ impl<D> Ahead<D> {
 
     /// This is being fetched.
     pub(crate) fn started(&mut self, fetch: Fetch, data: D) {
+        let (block, start) = (fetch.at.block, fetch.range.start);
+        assert!(
+            self.unit(block, start).is_none(),
+            "{fetch:?} is fetched twice"
+        );
         self.units.push_back(Unit {
             block: fetch.at.block,
             file_end: fetch.file_end(),
@@ -172,6 +177,11 @@ impl<D: Clone> Ahead<D> {
 
 /// The part of what was fetched of a range that starts at the start of another one.
 pub(crate) fn cut(data: &Bytes, fetched: &Range<u64>, wanted: &Range<u64>) -> Bytes {
+    assert!(
+        fetched.contains(&wanted.start) && data.len() as u64 == fetched.end - fetched.start,
+        "{wanted:?} is wanted of {} bytes that were fetched at {fetched:?}",
+        data.len()
+    );
     let from = wanted.start - fetched.start;
     let to = wanted.end.min(fetched.end) - fetched.start;
     data.slice(in_memory(from)..in_memory(to))

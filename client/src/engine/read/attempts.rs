@@ -128,6 +128,15 @@ impl Attempts {
         now: Instant,
     ) -> Result<Duration, ClientError> {
         let block = self.block;
+        assert!(
+            (0.0..=1.0).contains(&chance),
+            "the return to {block} is spread by {chance}"
+        );
+        assert!(
+            round.other_failure || round.retry_after.is_none() || !round.last.is_empty(),
+            "a replica of {block} is busy for {:?}, and none was asked",
+            round.retry_after
+        );
         let waited = now.saturating_duration_since(self.started);
         if let Some(retry_after) = round.retry_after.filter(|_| !round.other_failure) {
             if waited + retry_after > self.patience.busy {

@@ -61,6 +61,10 @@ impl<L: Clone> Lenders<L> {
 
     /// It is on this host, and connected.
     pub(crate) fn opened(&mut self, node: NodeId, lender: L) {
+        assert!(
+            self.nodes.contains_key(&node),
+            "{node} lends its files, and was not asked"
+        );
         self.nodes.insert(node, Access::Open(lender));
     }
 
@@ -131,6 +135,12 @@ impl<F: Clone> Loans<F> {
             let until = asked_at + valid_for;
             self.answers.insert(block, Answer { file, until });
         }
+        // Each has a file open.
+        assert!(
+            self.answers.len() <= LOANS_MAX,
+            "{} files are lent, more than {LOANS_MAX}",
+            self.answers.len()
+        );
     }
 
     /// Gives back what is no longer lent.

@@ -33,6 +33,30 @@ struct Inner {
     bytes: usize,
 }
 
+impl Inner {
+    fn remove_oldest(&mut self) {
+        let oldest = self.order.pop_front();
+        let Some(data) = oldest.and_then(|oldest| self.pieces.remove(&oldest)) else {
+            panic!(
+                "the oldest of {} pieces with {} bytes is {oldest:?}, which is not there",
+                self.pieces.len(),
+                self.bytes
+            );
+        };
+        self.left(&data);
+    }
+
+    fn left(&mut self, data: &Bytes) {
+        let size_bytes = data.len() + PIECE_OVERHEAD_BYTES;
+        assert!(
+            size_bytes <= self.bytes,
+            "a piece of {size_bytes} bytes leaves, of {} in all",
+            self.bytes
+        );
+        self.bytes -= size_bytes;
+    }
+}
+
 impl Recent {
     /// A piece of a block was committed, and is known to be as it was written.
     pub(crate) fn keep(&self, place: Place, data: &Bytes) {
@@ -44,17 +68,13 @@ impl Recent {
         let data = Bytes::copy_from_slice(data);
         let size_bytes = data.len() + PIECE_OVERHEAD_BYTES;
         let mut inner = self.inner.lock();
-        if inner.pieces.insert(key, data).is_some() {
-            return;
-        }
-        inner.order.push_back(key);
         inner.bytes += size_bytes;
-        while inner.bytes > KEPT_BYTES_MAX
-            && let Some(oldest) = inner.order.pop_front()
-        {
-            if let Some(data) = inner.pieces.remove(&oldest) {
-                inner.bytes -= data.len() + PIECE_OVERHEAD_BYTES;
-            }
+        match inner.pieces.insert(key, data) {
+            Some(before) => inner.left(&before),
+            None => inner.order.push_back(key),
+        }
+        while inner.bytes > KEPT_BYTES_MAX {
+            inner.remove_oldest();
         }
     }
 

@@ -31,6 +31,10 @@ pub(crate) fn sections(
         if offset >= range.end {
             break;
         }
+        assert!(
+            at <= offset,
+            "what is in memory at {offset} begins before {at}, in {range:?}"
+        );
         below(&mut parts, at..offset, extents);
         let left = in_memory(range.end - offset);
         data.truncate(left);
@@ -59,8 +63,8 @@ fn below(parts: &mut Vec<Section>, range: Range<u64>, extents: &ExtentMap) {
         });
         at = extent.file_end();
     }
-    // What is in memory may reach beyond the range, and then there is nothing below it.
-    zeros(parts, range.end.saturating_sub(at));
+    assert!(at <= range.end, "{range:?} is read up to {at}");
+    zeros(parts, range.end - at);
 }
 
 fn zeros(parts: &mut Vec<Section>, length_bytes: u64) {

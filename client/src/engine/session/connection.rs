@@ -33,6 +33,11 @@ impl KeepAlive {
 
     /// A look at what remains of the lease.
     pub(crate) fn look(&mut self, lease_remaining: Duration) -> Due {
+        assert!(
+            self.looks < LEASE_LOOKS,
+            "a keepalive is overdue: {} looks at the lease, with {lease_remaining:?} left",
+            self.looks
+        );
         self.looks += 1;
         if lease_remaining.is_zero() {
             self.looks = 0;
@@ -65,6 +70,10 @@ pub(crate) struct Retry {
 impl Reconnect {
     /// An attempt failed, with so much left of the lease.
     pub(crate) fn failed(&mut self, lease_remaining: Duration) -> Retry {
+        assert!(
+            self.failures > 0 || !self.forgotten,
+            "the cache was forgotten before an attempt failed"
+        );
         let is_over = lease_remaining.is_zero();
         let forget = is_over && !std::mem::replace(&mut self.forgotten, is_over);
         let doublings = self.failures.min(16);

@@ -32,6 +32,11 @@ impl Delegations {
     /// it may have been this one.
     pub(crate) fn given(&self, ino: InodeId, before: Takings) {
         let mut state = self.state.lock();
+        assert!(
+            before.0 <= state.takings.0,
+            "{ino} was asked for after {before:?}, and these are all: {:?}",
+            state.takings
+        );
         if state.takings == before {
             state.inodes.insert(ino);
         }

@@ -85,7 +85,7 @@ impl Holds {
     /// Closed once; with `keep`, the hold stays for a while.
     pub(crate) fn closed(&mut self, ino: InodeId, now: Instant, keep: bool) {
         let Some(opens) = self.open.get_mut(&ino) else {
-            return;
+            panic!("{ino} is closed, and not among {} open", self.open.len());
         };
         *opens -= 1;
         if *opens > 0 {
@@ -97,8 +97,11 @@ impl Holds {
             self.to_release.insert(ino);
             return;
         }
-        self.idle_since.insert(ino, now);
-        self.idle.insert((now, ino));
+        let before = self.idle_since.insert(ino, now);
+        assert!(
+            before.is_none() && self.idle.insert((now, ino)),
+            "{ino} was open, and idle since {before:?}"
+        );
         while self.idle.len() > self.idle_max {
             self.release_oldest();
         }
@@ -158,14 +161,22 @@ impl Holds {
 
     fn take_idle(&mut self, ino: InodeId) -> bool {
         match self.idle_since.remove(&ino) {
-            Some(since) => self.idle.remove(&(since, ino)),
+            Some(since) => {
+                assert!(
+                    self.idle.remove(&(since, ino)),
+                    "{ino} is idle since {since:?}, and not in the order of {}",
+                    self.idle.len()
+                );
+                true
+            }
             None => false,
         }
     }
 
     fn release_oldest(&mut self) {
         if let Some((_, ino)) = self.idle.pop_first() {
-            self.idle_since.remove(&ino);
+            let since = self.idle_since.remove(&ino);
+            assert!(since.is_some(), "{ino} is not idle, and in the order");
             self.to_release.insert(ino);
         }
     }

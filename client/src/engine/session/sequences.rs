@@ -47,7 +47,11 @@ impl Sequences {
         }
         let sequence = self.next;
         self.next += 1;
-        self.in_flight.insert(sequence);
+        assert!(
+            self.in_flight.insert(sequence),
+            "number {sequence} of generation {} is given twice",
+            self.generation
+        );
         Some(Number {
             generation: self.generation,
             sequence,
@@ -65,7 +69,11 @@ impl Sequences {
             return false;
         }
         let was_oldest = self.in_flight.first() == Some(&number.sequence);
-        self.in_flight.remove(&number.sequence);
+        assert!(
+            self.in_flight.remove(&number.sequence),
+            "{number:?} ends, and is not in flight: {} are",
+            self.in_flight.len()
+        );
         was_oldest
     }
 }
@@ -103,6 +111,11 @@ impl<T> Unconfirmed<T> {
 
     /// Everything with at most this number is durable; returns what is not kept any more.
     pub(crate) fn confirm(&mut self, through: u64) -> Vec<T> {
+        assert!(
+            through <= self.last,
+            "{through} is durable, and {} was the last one",
+            self.last
+        );
         self.durable_through = self.durable_through.max(through);
         let count = self.waiting.partition_point(|(last, _)| *last <= through);
         let confirmed = self.waiting.drain(..count);

@@ -220,6 +220,17 @@ impl<J> Block<J> {
         while self.in_flight.front().is_some_and(is_acked)
             && let Some(packet) = self.in_flight.pop_front()
         {
+            assert!(
+                packet.bytes <= self.unacked_bytes
+                    && (self.acked_bytes..=self.sent_bytes).contains(&packet.data_end),
+                "packet {} with {} bytes up to {} is acknowledged, of {} in flight from {} to {}",
+                packet.number,
+                packet.bytes,
+                packet.data_end,
+                self.unacked_bytes,
+                self.acked_bytes,
+                self.sent_bytes
+            );
             self.unacked_bytes -= packet.bytes;
             self.acked_bytes = packet.data_end;
             if packet.bytes > 0 {

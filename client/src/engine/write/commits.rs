@@ -8,6 +8,7 @@ use harvestfs_protocol::types::Extent;
 
 use super::file::Commit;
 use super::writeback::Order;
+use crate::engine::cache::extents::is_sound;
 
 /// Requests of one kind in flight. Two keep the namenode busy; with more, fewer files share one.
 const REQUESTS_MAX: usize = 2;
@@ -19,15 +20,19 @@ pub(crate) struct Entry<F> {
 }
 
 impl<F> Entry<F> {
-    /// The extents as they are in the file when the end of it was here.
-    pub(crate) fn final_extents(&self, append_offset: u64) -> Vec<Extent> {
+    /// The extents as they are in the file when the end of it was here; none if it cannot have been.
+    pub(crate) fn final_extents(&self, append_offset: u64) -> Option<Vec<Extent>> {
         let extents = self.commit.commit.extents.iter().copied();
         match self.commit.order {
-            Order::File => extents.collect(),
+            Order::File => Some(extents.collect()),
             Order::Append => extents
-                .map(|extent| Extent {
-                    file_offset: extent.file_offset + append_offset,
-                    ..extent
+                .map(|extent| {
+                    let file_offset = extent.file_offset.checked_add(append_offset)?;
+                    let moved = Extent {
+                        file_offset,
+                        ..extent
+                    };
+                    is_sound(&moved).then_some(moved)
                 })
                 .collect(),
         }
@@ -52,6 +57,11 @@ impl<F> Default for Commits<F> {
 impl<F> Commits<F> {
     /// Adds an entry; returns what is to go out in another request, if one more may be in flight.
     pub(crate) fn submit(&mut self, entry: Entry<F>) -> Option<Vec<Entry<F>>> {
+        assert!(
+            self.requests > 0 || self.entries.is_empty(),
+            "{} commits wait, and no request is in flight that they wait for",
+            self.entries.len()
+        );
         self.entries.push_back(entry);
         if self.requests == REQUESTS_MAX {
             return None;
@@ -62,6 +72,12 @@ impl<F> Commits<F> {
 
     /// A request was answered; returns what is to go out in the next one, if there is anything.
     pub(crate) fn answered(&mut self) -> Option<Vec<Entry<F>>> {
+        assert!(
+            (1..=REQUESTS_MAX).contains(&self.requests),
+            "one of {} requests is answered, and {} commits wait",
+            self.requests,
+            self.entries.len()
+        );
         let batch = self.take_batch();
         if batch.is_empty() {
             self.requests -= 1;
@@ -130,7 +146,11 @@ mod tests {
     fn appends_are_where_the_file_ended() {
         let offsets = |order| -> Vec<u64> {
             let extents = entry(0, 0, 2, order).final_extents(100);
-            extents.iter().map(|extent| extent.file_offset).collect()
+            extents
+                .expect("sound extents")
+                .iter()
+                .map(|extent| extent.file_offset)
+                .collect()
         };
         assert_eq!(offsets(Order::File), [0, 1]);
         assert_eq!(offsets(Order::Append), [100, 101]);

@@ -106,7 +106,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         let length = data.len() as u64;
         let hidden = self.remove(offset..offset + length);
         if length > 0 {
-            self.segments.insert(offset, (data, tag));
+            self.put(offset, data, tag);
             self.bytes += length;
         }
         hidden
@@ -125,7 +125,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
             if start > at {
                 let piece = data.slice(index(at - offset)..index(start - offset));
                 self.bytes += piece.len() as u64;
-                self.segments.insert(at, (piece, tag));
+                self.put(at, piece, tag);
             }
             at = taken_end;
         }
@@ -139,9 +139,9 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         }
         self.starts(&range)
             .into_iter()
-            .filter_map(|start| {
-                let (data, tag) = self.segments.get(&start)?;
-                Some(cut(start, data, *tag, &range))
+            .map(|start| {
+                let (data, tag) = &self.segments[&start];
+                cut(start, data, *tag, &range)
             })
             .collect()
     }
@@ -176,29 +176,51 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         let (offset, (mut data, tag)) = self.segments.pop_first()?;
         if data.len() > max_bytes {
             let rest = data.split_off(max_bytes);
-            self.segments.insert(offset + max_bytes as u64, (rest, tag));
+            self.put(offset + max_bytes as u64, rest, tag);
         }
-        self.bytes -= data.len() as u64;
+        self.left(data.len());
         Some(Segment { offset, data, tag })
+    }
+
+    /// Where no segment begins. What it covers is to be removed before.
+    fn put(&mut self, offset: u64, data: Bytes, tag: T) {
+        let length = data.len();
+        let hidden = self.segments.insert(offset, (data, tag));
+        assert!(
+            length > 0 && hidden.is_none(),
+            "{length} bytes at {offset} hide {:?} bytes that still count",
+            hidden.map(|(data, _)| data.len())
+        );
+    }
+
+    /// So many bytes are in no segment any more.
+    fn left(&mut self, length: usize) {
+        let bytes = length as u64;
+        assert!(
+            bytes <= self.bytes,
+            "{bytes} bytes leave, of {} in {} segments",
+            self.bytes,
+            self.segments.len()
+        );
+        self.bytes -= bytes;
     }
 
     fn remove_from_segments(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
         let mut removed = Vec::new();
         for start in self.starts(&range) {
-            let Some((data, tag)) = self.segments.remove(&start) else {
-                continue;
-            };
+            let segment = self.segments.remove(&start);
+            let (data, tag) = segment.expect("a segment starts there");
             let piece = cut(start, &data, tag, &range);
             if start < piece.offset {
                 let head = data.slice(..index(piece.offset - start));
-                self.segments.insert(start, (head, tag));
+                self.put(start, head, tag);
             }
             let end = start + data.len() as u64;
             if piece.end() < end {
                 let rest = data.slice(index(piece.end() - start)..);
-                self.segments.insert(piece.end(), (rest, tag));
+                self.put(piece.end(), rest, tag);
             }
-            self.bytes -= piece.data.len() as u64;
+            self.left(piece.data.len());
             removed.push(piece);
         }
         removed
@@ -221,8 +243,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
 
     fn freeze_tail(&mut self) {
         if let Some(tail) = self.tail.take() {
-            self.segments
-                .insert(tail.offset, (tail.data.freeze(), tail.tag));
+            self.put(tail.offset, tail.data.freeze(), tail.tag);
         }
     }
 }

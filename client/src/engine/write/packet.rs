@@ -41,6 +41,13 @@ pub(crate) fn fill<P: Piece>(queue: &mut VecDeque<P>, room: usize) -> Option<Lay
     let mut pieces: Vec<(usize, P)> = Vec::new();
     let mut end = 0;
     while let Some(next) = queue.front() {
+        // It would fit into no packet, and be tried in one block after the other.
+        assert!(
+            next.data().len() <= PACKET_BYTES_MAX,
+            "a piece of {} bytes of {}",
+            next.data().len(),
+            next.file()
+        );
         let start = match pieces.last() {
             Some((_, last)) if last.is_continued_by(next) => end,
             _ => aligned(end, next.data().len()),
@@ -65,6 +72,7 @@ pub(crate) fn fill<P: Piece>(queue: &mut VecDeque<P>, room: usize) -> Option<Lay
             data.freeze()
         }
     };
+    assert_eq!(data.len(), end, "data of {} pieces", pieces.len());
     let sync = pieces.iter().any(|(_, piece)| piece.sync());
     Some(Layout { data, pieces, sync })
 }

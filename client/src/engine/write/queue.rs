@@ -122,6 +122,10 @@ impl<J: Piece> Queue<J> {
                 (None, _) => Step::Wait,
             };
         };
+        assert!(
+            block.unacked_packets > 0 || block.unacked_bytes == 0,
+            "bytes are in flight, and no packet is: {block:?}"
+        );
         let holds_data = block.acked_bytes > 0 || block.unacked_packets > 0;
         let lacks_replicas = block.lacks_replicas && block.age > LACKING_AGE_MAX;
         if holds_data && (lacks_replicas || block.is_of_earlier_epoch) {

@@ -72,6 +72,10 @@ impl Stock {
     ) -> Option<NewBlock> {
         let blocks = self.blocks.get_mut(&rules)?;
         while let Some(new) = blocks.pop() {
+            assert!(
+                !new.lacks_replicas(),
+                "a block with too few replicas was kept: {new:?}"
+            );
             if usable.permits(&new) {
                 return Some(new);
             }

@@ -84,7 +84,7 @@ impl Trouble {
             return Ok(Duration::ZERO);
         }
         let pause = busy.unwrap_or_else(|| self.pause());
-        Ok(pause.min(patience.saturating_sub(waited)))
+        Ok(pause.min(patience - waited))
     }
 
     fn pause(&self) -> Duration {

@@ -175,6 +175,11 @@ impl<'a> World<'a> {
     }
 
     fn pass_until(&mut self, now_ms: u64) {
+        assert!(
+            self.now_ms <= now_ms,
+            "time goes back from {} to {now_ms} ms",
+            self.now_ms
+        );
         self.busy_core_ms += self.running * (now_ms - self.now_ms);
         self.now_ms = now_ms;
     }
@@ -189,8 +194,10 @@ impl<'a> World<'a> {
 
     fn free_cores(&self, server: usize) -> u32 {
         let state = &self.servers[server];
-        // Between a change of load and the evictions it causes there is less than none.
-        state.room.saturating_sub(state.running.len() as u32)
+        let Some(free) = state.room.checked_sub(state.running.len() as u32) else {
+            panic!("containers run on server {server} for which there is no room: {state:?}");
+        };
+        free
     }
 
     /// A server's containers or its room have changed: tells those that draw servers.
@@ -278,7 +285,9 @@ impl<'a> World<'a> {
         for eviction in self.capacity.evict(owner, &containers, order) {
             let mut running = self.servers[server].running.iter();
             let place = running.position(|&it| self.containers[it as usize].id == eviction.id);
-            let Some(place) = place else { continue };
+            let Some(place) = place else {
+                panic!("{eviction:?} does not run on server {server}");
+            };
             let container = self.servers[server].running.remove(place);
             let it = self.containers[container as usize];
             self.gone(container);
@@ -294,6 +303,10 @@ impl<'a> World<'a> {
                     self.record.suspended_tasks += 1;
                     self.suspension_core_ms += (costs.dump_s + costs.restore_s) * 1_000.0;
                     queue_s += costs.dump_s;
+                    assert!(
+                        progress_ms <= it.task.left_ms,
+                        "{progress_ms} ms are done of {it:?}"
+                    );
                     let task = Task {
                         left_ms: it.task.left_ms - progress_ms,
                         restore_ms: Some((costs.restore_s * 1_000.0) as u64),
@@ -315,17 +328,23 @@ impl<'a> World<'a> {
     }
 
     fn gone(&mut self, container: u32) {
-        self.containers[container as usize].id = u64::MAX;
+        let gone = &mut self.containers[container as usize];
+        assert!(
+            gone.id != u64::MAX && self.running > 0,
+            "a container goes, of {} that run: {gone:?}",
+            self.running
+        );
+        gone.id = u64::MAX;
         self.unused.push(container);
         self.running -= 1;
     }
 
     fn task_can_go_on(&mut self) {
-        if let Some(Reverse((_, number, job))) = self.suspended.pop() {
-            let task = self.suspended_tasks[number as usize];
-            self.wait_for_core(job, task);
-            self.place(job);
-        }
+        let next = self.suspended.pop();
+        let Reverse((_, number, job)) = next.expect("its time has come");
+        let task = self.suspended_tasks[number as usize];
+        self.wait_for_core(job, task);
+        self.place(job);
     }
 
     fn wait_for_core(&mut self, job: u32, task: Task) {
@@ -398,7 +417,9 @@ impl<'a> World<'a> {
                 None => (0..self.urns.len()).find(|&it| holds(it)),
                 Some(classes) => classes.iter().map(|it| it.0 as usize).find(|&it| holds(it)),
             };
-            let Some(class) = class else { return };
+            let Some(class) = class else {
+                panic!("of {all} free cores for job {job}, no class has the one that was drawn");
+            };
             let server = self.begins[class] + self.urns[class].holder(ticket);
             self.start(job, server);
         }
@@ -442,9 +463,8 @@ impl<'a> World<'a> {
     }
 
     fn task_ends(&mut self) {
-        let Some(Reverse((_, id, place))) = self.ends.pop() else {
-            return;
-        };
+        let next = self.ends.pop();
+        let Reverse((_, id, place)) = next.expect("its time has come");
         let it = self.containers[place as usize];
         if it.id != id {
             return;

@@ -20,6 +20,10 @@ pub struct Looks {
 impl Looks {
     /// A look, by which the server is denied or not. Returns for how long it was since the one before.
     pub fn look(&mut self, is_denied: bool, now: Instant) -> Duration {
+        assert!(
+            self.last.is_some() || !self.was_denied,
+            "the server is left alone since no time"
+        );
         let last = self.last.replace(now);
         let was_denied = std::mem::replace(&mut self.was_denied, is_denied);
         match last {

@@ -32,6 +32,13 @@ impl Health {
 
     /// The disk could not read or write something. Returns whether it is the last of too many errors.
     pub fn has_error(&mut self, now: Instant) -> bool {
+        assert_eq!(
+            self.errors > 0,
+            self.window_start.is_some(),
+            "{} errors since {:?}",
+            self.errors,
+            self.window_start
+        );
         match self.window_start {
             Some(start) if now.saturating_duration_since(start) < ERROR_WINDOW => self.errors += 1,
             _ => {

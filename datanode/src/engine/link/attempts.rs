@@ -25,6 +25,11 @@ impl Default for Attempts {
 impl Attempts {
     /// Which of the addresses, of which there is one at least, is tried next.
     pub fn next<T: Copy>(&mut self, addresses: &[T]) -> T {
+        assert!(
+            !addresses.is_empty(),
+            "attempt {} has no address to try",
+            self.begun
+        );
         let index = self.begun % addresses.len();
         self.begun += 1;
         addresses[index]
@@ -38,6 +43,18 @@ impl Attempts {
     /// The attempt failed, or the connection is lost. Returns the pause before the next one, spread by
     /// `chance` from 0 to 1, so that a restarted namenode is not met by all datanodes at once.
     pub fn pause(&mut self, chance: f64) -> Duration {
+        assert!(
+            (0.0..=1.0).contains(&chance),
+            "a pause of about {:?} is spread by {chance}",
+            self.backoff
+        );
+        // A pause of nothing is never doubled: all datanodes would try without an end.
+        assert!(
+            (BACKOFF_MIN..=BACKOFF_MAX).contains(&self.backoff),
+            "attempt {} is followed by a pause of {:?}",
+            self.begun,
+            self.backoff
+        );
         let pause = self.backoff.mul_f64(0.5 + chance);
         self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
         pause

@@ -37,6 +37,11 @@ impl Default for Changes {
 
 impl Changes {
     pub(super) fn with_limits(queued_max: usize, per_report_max: usize) -> Self {
+        // Reports of nothing would follow each other without an end.
+        assert!(
+            (1..=queued_max).contains(&per_report_max),
+            "{per_report_max} changes in a report, and {queued_max} that wait"
+        );
         Self {
             queue: Vec::new(),
             overflowed: false,
@@ -68,6 +73,12 @@ impl Changes {
 
     /// Puts back what could not be reported, before what came since.
     pub fn put_back(&mut self, mut changes: Vec<Change>) {
+        assert!(
+            changes.len() <= self.per_report_max,
+            "{} changes are put back, and a report has {}",
+            changes.len(),
+            self.per_report_max
+        );
         changes.append(&mut self.queue);
         self.queue = changes;
     }

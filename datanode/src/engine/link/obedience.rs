@@ -41,6 +41,15 @@ pub struct Obedience {
     recovering: bool,
 }
 
+/// Whether who obeyed one position may obey another one.
+fn is_through(before: Position, after: Position) -> bool {
+    if before.epoch == after.epoch {
+        before.record <= after.record
+    } else {
+        before.epoch.number < after.epoch.number
+    }
+}
+
 /// What follows from what a namenode says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
@@ -79,6 +88,11 @@ impl Obedience {
             Err(_) => authority.recovering && !was_recovering,
         };
         if let Ok(obeyed) = result {
+            assert!(
+                self.obeyed.is_none_or(|before| is_through(before, obeyed)),
+                "{obeyed} is obeyed after {:?}: {authority:?}",
+                self.obeyed
+            );
             self.obeyed = Some(obeyed);
         }
         Judgement { result, is_news }
@@ -110,6 +124,13 @@ impl Obedience {
 
     /// A disk has this now.
     pub fn wrote(&mut self, position: Position) {
+        // A datanode that starts again would refuse the namenode that it obeys now.
+        assert!(
+            self.obeyed
+                .is_some_and(|obeyed| is_through(position, obeyed)),
+            "{position} is written, and {:?} was obeyed",
+            self.obeyed
+        );
         self.written = Some(position);
     }
 }

@@ -91,6 +91,10 @@ impl Quota {
         let before = match charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(before) | Err(before) => before,
         };
+        assert!(
+            before <= CHARGED_BYTES_MAX,
+            "{before} bytes are charged, and {bytes} more"
+        );
         Charge {
             quota: self.clone(),
             bytes: bytes.min(CHARGED_BYTES_MAX - before),

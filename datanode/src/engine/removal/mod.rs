@@ -89,6 +89,12 @@ impl Removals {
     /// # Errors
     /// Why not.
     pub fn may_delete(&self, order: &Order, written: Option<Position>) -> Result<(), Withheld> {
+        assert!(
+            order.registration <= self.registration,
+            "commanded after registration {}, and the last one was {}: {order:?}",
+            order.registration,
+            self.registration
+        );
         let place = |position: Position| (position.epoch, position.record);
         if order.obeyed.map(place) > written.map(place) {
             return Err(Withheld::NotWritten);

@@ -27,6 +27,10 @@ impl Steps {
 
     /// So many bytes were cut off: none when the rest is small, or the disk refuses.
     pub fn cut(&mut self, bytes: u64) {
+        assert!(
+            !self.is_cut,
+            "{bytes} bytes are cut off, and the rest was to be removed at once"
+        );
         self.is_cut = bytes == 0;
     }
 }

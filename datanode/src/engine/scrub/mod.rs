@@ -27,6 +27,10 @@ impl Rounds {
 
     /// A round begins.
     pub fn begin(&mut self, now: Instant) {
+        assert!(
+            self.next_at.is_none(),
+            "a round begins before the last one is over: {self:?}"
+        );
         self.next_at = Some(now + self.interval);
     }
 
@@ -43,7 +47,10 @@ impl Rounds {
     /// The round is over. Returns when the next one begins.
     pub fn end(&mut self, now: Instant) -> Instant {
         self.start = 0;
-        self.next_at.take().unwrap_or(now)
+        let Some(next_at) = self.next_at.take() else {
+            panic!("a round is over that did not begin: {self:?}");
+        };
+        next_at.max(now)
     }
 }
 
@@ -106,6 +113,7 @@ mod tests {
         let mut rounds = Rounds::new(Duration::ZERO, 4);
         let blocks: Vec<BlockId> = (0..3).map(BlockId).collect();
         assert_eq!(rounds.order(blocks.clone())[0], BlockId(1));
+        rounds.begin(some_time());
         rounds.end(some_time());
         assert_eq!(rounds.order(blocks.clone()), blocks);
     }

@@ -36,7 +36,14 @@ impl Packets {
                         self.next_offset
                     )));
                 }
-                self.next_offset = round_up_to_chunk(block_offset + data_len as u64);
+                let next_offset = round_up_to_chunk(block_offset + data_len as u64);
+                assert!(
+                    self.next_offset < next_offset
+                        && next_offset.is_multiple_of(CHUNK_BYTES as u64),
+                    "a packet of {data_len} bytes at {} is followed by one at {next_offset}",
+                    self.next_offset
+                );
+                self.next_offset = next_offset;
                 Ok(())
             }
             Packet::Sync | Packet::Seal { .. } if data_len > 0 => {

@@ -53,8 +53,8 @@ impl Cluster {
                 prefetch(self.table.get_ahead(slot));
             }
         }
-        for &(node, _) in &targets {
-            let node = &self.nodes[node as usize];
+        for &(index, _) in &targets {
+            let node = &self.nodes[index as usize];
             for &storage in &node.storages {
                 let volume = &self.table.storages[storage as usize];
                 if let Some(last) = volume.blocks().last() {
@@ -62,8 +62,11 @@ impl Cluster {
                 }
             }
             for &slot in &node.incoming {
-                if let Some(it) = self.in_flight.get(&slot) {
-                    prefetch(&self.nodes[it.source as usize]);
+                match self.in_flight.get(&slot) {
+                    Some(it) if it.target == index => {
+                        prefetch(&self.nodes[it.source as usize]);
+                    }
+                    other => panic!("node {index} is to receive slot {slot}: {other:?}"),
                 }
                 self.prefetch_homes(slot);
             }

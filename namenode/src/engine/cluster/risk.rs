@@ -67,6 +67,12 @@ impl Cluster {
             found.push(self.at_risk(slot, waits_ms, why));
         }
         for entry in self.queue.most_urgent(max) {
+            assert!(
+                !self.in_flight.contains_key(&entry.slot),
+                "slot {} waits for repair, and is under repair: {:?}",
+                entry.slot,
+                self.in_flight.get(&entry.slot)
+            );
             let waits_ms = Some(now_ms.saturating_sub(entry.since_ms));
             let why = self.why_not_repaired(now_ms, entry.slot).to_string();
             found.push(self.at_risk(entry.slot, waits_ms, why));

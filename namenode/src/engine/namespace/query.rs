@@ -237,10 +237,16 @@ impl Namespace {
 /// The extents at and after an offset that fit in a reply, and whether these are all.
 fn extents_from(file: &FileData, offset: u64) -> (Vec<Extent>, bool) {
     let mut rest = file.extents.from(offset);
-    let extents = rest
+    let extents: Vec<Extent> = rest
         .by_ref()
         .take(EXTENTS_PER_REPLY_MAX)
         .map(|piece| piece.extent())
         .collect();
+    let end = extents.last().map_or(0, Extent::file_end);
+    assert!(
+        end <= file.size_bytes,
+        "a file of {} bytes has extents up to {end}",
+        file.size_bytes
+    );
     (extents, rest.next().is_none())
 }

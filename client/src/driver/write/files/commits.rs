@@ -106,8 +106,11 @@ impl Files {
             match result {
                 Ok(committed) => {
                     // The cache first: what leaves the file's memory must be found there.
-                    let extents = entry.final_extents(committed.append_offset);
-                    ticket.committed(&committed.attr, &extents);
+                    match entry.final_extents(committed.append_offset) {
+                        Some(extents) => ticket.committed(&committed.attr, &extents),
+                        // The namenode says what cannot be.
+                        None => ticket.changed_inode(file.ino),
+                    }
                     let number = if durable { 0 } else { relaxed_number };
                     self.commit_done(file, order, number);
                 }

@@ -32,6 +32,13 @@ impl DirtyFile {
             actions.commits.extend(self.commit(order, tight));
         }
         if self.held_bytes() == 0 {
+            assert!(
+                actions.sends.is_empty() && actions.commits.is_empty(),
+                "{}: nothing is in memory, but {} sends and {} commits are to come of it",
+                self.ino,
+                actions.sends.len(),
+                actions.commits.len()
+            );
             actions.holds_owed = std::mem::take(&mut self.holds_owed);
             actions.is_no_longer_early = std::mem::take(&mut self.closed_early);
         }
@@ -43,6 +50,7 @@ impl DirtyFile {
         self.bulk |= self.lane(order).data.dirty_bytes() >= BULK_BYTES;
         let bulk = self.bulk;
         let by_itself = bulk && !self.paused;
+        let ino = self.ino;
         let lane = self.lane(order);
         let wanted = lane.wanted.is_some();
         let mut pieces = Vec::new();
@@ -50,6 +58,7 @@ impl DirtyFile {
         while wanted && lane.data.dirty_bytes() > 0
             || by_itself && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
         {
+            let dirty_bytes = lane.data.dirty_bytes();
             let mut room = PACKET_BYTES_MAX;
             while room > 0
                 && let Some(piece) = lane.data.take(room)
@@ -57,6 +66,12 @@ impl DirtyFile {
                 room -= piece.data.len();
                 pieces.push(piece);
             }
+            // Or there would be no end to it.
+            assert!(
+                lane.data.dirty_bytes() < dirty_bytes,
+                "{ino}: of {dirty_bytes} dirty bytes none is taken, and {} are left",
+                lane.data.dirty_bytes()
+            );
         }
         (!pieces.is_empty()).then_some(Send {
             order,

@@ -227,6 +227,7 @@ impl DirtyFile {
 
     /// A handle is gone; whether it was the last.
     pub(crate) fn handle_closed(&mut self) -> bool {
+        assert!(self.handles > 0, "{} is closed, and not open", self.ino);
         self.handles -= 1;
         self.handles == 0
     }
@@ -315,6 +316,13 @@ impl DirtyFile {
 
     /// How a flush ended; none: it goes on.
     pub(crate) fn flushed(&self, flush: &Flush) -> Option<Result<(), ClientError>> {
+        assert!(
+            flush.losses <= self.losses && flush.failures <= self.failures,
+            "{}: {} losses and {} failures, less than before {flush:?}",
+            self.ino,
+            self.losses,
+            self.failures
+        );
         let since =
             |count, before, error: &Option<ClientError>| error.clone().filter(|_| count > before);
         if let Some(loss) = since(self.losses, flush.losses, &self.loss) {

@@ -415,13 +415,19 @@ impl Writeback {
     }
 
     fn release(&mut self, epoch: Epoch, bytes: usize) {
-        self.held_bytes -= bytes as u64;
-        if let Some(left) = self.outstanding.get_mut(&epoch) {
-            *left -= bytes as u64;
-            if *left == 0 {
-                self.outstanding.remove(&epoch);
-            }
+        let bytes = bytes as u64;
+        let of_flush = self.outstanding.get_mut(&epoch).filter(|it| bytes <= **it);
+        let Some(left) = of_flush else {
+            panic!(
+                "{bytes} bytes of flush {epoch} leave {} in memory: {:?}",
+                self.held_bytes, self.outstanding
+            );
+        };
+        *left -= bytes;
+        if *left == 0 {
+            self.outstanding.remove(&epoch);
         }
+        self.held_bytes -= bytes;
     }
 
     fn position(&self, id: PieceId) -> Option<usize> {

@@ -52,8 +52,14 @@ pub enum Step {
 }
 
 impl Reports {
-    /// These are the volumes that can be used.
+    /// These are the volumes that can be used, where they are to be listed.
     pub fn volumes(&mut self, storages: Vec<StorageId>) {
+        // Else what was not reported yet of others would be left out.
+        assert!(
+            matches!(self.next, Next::Everything),
+            "{storages:?} are listed, but {:?} are next",
+            self.next
+        );
         self.next = Next::Volumes(storages.into());
     }
 
@@ -70,7 +76,7 @@ impl Reports {
         asked: impl FnOnce() -> Option<StorageId>,
     ) -> Step {
         match &mut self.next {
-            Next::Everything => return Self::everything(changes),
+            Next::Everything => return self.everything(changes),
             Next::Volumes(storages) => {
                 if let Some(storage) = storages.pop_front() {
                     return Step::ReportVolume(storage);
@@ -92,12 +98,19 @@ impl Reports {
         }
         self.is_gathered = false;
         match changes.take() {
-            Pending::Changes(changes) => Step::ReportChanges(changes),
-            Pending::Everything => Self::everything(changes),
+            Pending::Changes(changes) => {
+                assert!(
+                    !changes.is_empty(),
+                    "changes were gathered, and there are none: {self:?}"
+                );
+                Step::ReportChanges(changes)
+            }
+            Pending::Everything => self.everything(changes),
         }
     }
 
-    fn everything(changes: &mut Changes) -> Step {
+    fn everything(&mut self, changes: &mut Changes) -> Step {
+        self.next = Next::Everything;
         // Changes until now are part of the full reports. Those from now on are sent after them, so
         // that a full report never takes back a change that was reported after it.
         changes.clear();
