@@ -84,13 +84,13 @@ mod tests {
             assert_eq!(late == Err(DataError::TokenExpired), is_good, "{late:?}");
         };
         check(&tokens, &one, false);
-        tokens.set_keys(LinkId(0), &[one.clone()]);
+        tokens.set_keys(LinkId(0), std::slice::from_ref(&one));
         check(&tokens, &one, true);
         check(&tokens, &two, false);
-        tokens.set_keys(LinkId(1), &[two.clone()]);
+        tokens.set_keys(LinkId(1), std::slice::from_ref(&two));
         check(&tokens, &one, true);
         check(&tokens, &two, true);
-        tokens.set_keys(LinkId(0), &[next.clone()]);
+        tokens.set_keys(LinkId(0), std::slice::from_ref(&next));
         check(&tokens, &one, false);
         check(&tokens, &two, true);
         check(&tokens, &next, true);
