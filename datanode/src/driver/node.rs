@@ -8,7 +8,7 @@ use std::time::Duration;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{Peer, Role};
-use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId};
 use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use harvestfs_protocol::node::NodeRegistered;
 use harvestfs_protocol::timeline::{Authority, Position};
@@ -18,6 +18,7 @@ use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::watch;
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::driver::busy::BusySignal;
 use crate::driver::metrics::{Metrics, Sample};
@@ -59,6 +60,8 @@ pub struct Node {
     pub active_streams: AtomicU32,
     /// What is measured.
     pub metrics: Metrics,
+    /// Held while the volumes become part of a cluster: two namenodes may say of which one at once.
+    claiming: AsyncMutex<()>,
     tokens: RwLock<Tokens>,
     standing: Mutex<Standing>,
     /// `None` before the first one.
@@ -76,6 +79,7 @@ impl Node {
         namenodes: Vec<SocketAddr>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            claiming: AsyncMutex::new(()),
             tokens: RwLock::new(Tokens::new(namenodes.len())),
             standing: Mutex::new(Standing::new(namenodes.len())),
             obedience: Obedience::new(store.read_obeyed(), namenodes),
@@ -99,6 +103,12 @@ impl Node {
         let result = self.obedience.obey(link, authority);
         self.note(|standing| standing.heard(link, result.is_ok()));
         result
+    }
+
+    /// Makes the volumes part of a cluster. Those of another cluster go down.
+    pub async fn claim(&self, cluster: ClusterId) {
+        let _alone = self.claiming.lock().await;
+        self.store.claim(cluster).await;
     }
 
     /// Takes note of what a namenode said at registration.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harvestfs_protocol::error::DataError;
-use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId};
 use harvestfs_protocol::node::NodeCommand;
 use harvestfs_protocol::token::{Right, TokenKey};
 
@@ -237,4 +237,23 @@ async fn it_is_registered_once_the_one_that_leads_knows_it() {
     cluster.standbys[1].node("dn1").await;
     let read = read_with(&cluster, &cluster.standbys[1]).await;
     assert_eq!(read, Err(DataError::NoSuchReplica));
+}
+
+#[tokio::test]
+async fn one_of_another_cluster_is_not_obeyed_whatever_its_epoch() {
+    let cluster = start().await;
+    write(&cluster, 1).await;
+    let [_, stranger] = &cluster.standbys[..] else {
+        panic!("two stand by");
+    };
+    stranger.lock().cluster = Some(ClusterId(0xbad));
+    stranger.lead(9);
+    stranger.disconnect();
+    stranger
+        .wait_for(|state| (state.registered.len() >= 3).then_some(()))
+        .await;
+    assert_eq!(cluster.read(0, 1, (0, 1)).await.map(drop), Ok(()));
+    // The one that leads still does.
+    have_deleted(&cluster.namenode, cluster.nodes[0].node, 1..=1);
+    wait_for_block(&cluster.namenode, 1, false).await;
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Peer;
-use harvestfs_protocol::ids::StorageId;
+use harvestfs_protocol::ids::{ClusterId, StorageId};
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
@@ -64,6 +64,8 @@ enum LinkError {
     Refused(FsError),
     #[error(transparent)]
     Disobeyed(Refusal),
+    #[error("it is a namenode of cluster {0}, and the volumes belong to {1}")]
+    OtherCluster(ClusterId, ClusterId),
     #[error("the namenode's answer does not fit the request")]
     UnexpectedReply,
 }
@@ -141,6 +143,7 @@ impl NamenodeLink {
             | LinkError::Rpc(_)
             | LinkError::Refused(_)
             | LinkError::Disobeyed(_)
+            | LinkError::OtherCluster(..)
             | LinkError::UnexpectedReply => Failure::Lasting,
         }
     }
@@ -162,6 +165,7 @@ impl NamenodeLink {
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
+                self.check_cluster(registered.cluster)?;
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok(client)
@@ -170,11 +174,21 @@ impl NamenodeLink {
         }
     }
 
+    /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the only one, the
+    /// volumes are told.
+    fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
+        let claimed = self.node.store.cluster();
+        match claimed.filter(|&it| it != cluster && self.has_others) {
+            Some(claimed) => Err(LinkError::OtherCluster(cluster, claimed)),
+            None => Ok(()),
+        }
+    }
+
     async fn registered(&self, registered: &NodeRegistered) {
         let (addr, cluster) = (self.addr, registered.cluster);
         tracing::info!(%addr, node = %registered.node, %cluster, "registered");
         // Before its keys are accepted, what belongs to another cluster goes down.
-        self.node.store.claim(registered.cluster).await;
+        self.node.claim(cluster).await;
         self.node.registered(self.id, registered);
     }
 
