@@ -47,8 +47,8 @@ pub struct Datanode {
 }
 
 impl Datanode {
-    /// Opens the volumes, starts to listen, and keeps itself registered with all namenodes from then
-    /// on. Until it is registered, it answers all requests with `Busy` for want of keys.
+    /// Opens the volumes, starts to listen, and keeps itself registered with all namenodes from
+    /// then on. Until it is registered, it answers all requests with `Busy` for want of keys.
     ///
     /// # Errors
     /// [`StartError`]. A volume that cannot be used is an error only if there is no other.
@@ -166,8 +166,8 @@ impl Datanode {
         self.local_addr
     }
 
-    /// Completes once the namenode that leads has accepted this datanode and the first report of its replicas; the
-    /// only one there is need not lead, but may be in recovery.
+    /// Completes once the namenode that leads has accepted this datanode and the first report of
+    /// its replicas; the only one there is need not lead, but may be in recovery.
     pub async fn registered(&self) {
         self.node.known().await;
     }

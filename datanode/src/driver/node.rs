@@ -95,7 +95,8 @@ impl Node {
         })
     }
 
-    /// Whether the namenode on a link, which says so of itself, is to be obeyed. Returns how far it is.
+    /// Whether the namenode on a link, which says so of itself, is to be obeyed. Returns how far it
+    /// is.
     ///
     /// # Errors
     /// Why not.

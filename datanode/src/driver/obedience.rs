@@ -52,7 +52,8 @@ impl Obedience {
         self.state.lock().holds(epoch)
     }
 
-    /// Whether the namenode on a link, which says so, is to be obeyed; takes note of it. Returns how far it is.
+    /// Whether the namenode on a link, which says so, is to be obeyed; takes note of it. Returns
+    /// how far it is.
     ///
     /// # Errors
     /// Why not.

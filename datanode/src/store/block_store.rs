@@ -34,7 +34,8 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// A store over volumes that were opened, with what was found on them. So many namenodes are told of it.
+    /// A store over volumes that were opened, with what was found on them. So many namenodes are
+    /// told of it.
     pub fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         buffers: BufferPool,

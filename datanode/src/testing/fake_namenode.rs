@@ -113,8 +113,8 @@ impl FakeNamenode {
         self.lock().disconnect();
     }
 
-    /// Waits until it has answered a datanode's heartbeat that came after this call, and the datanode has the
-    /// answer: the next one has come, too.
+    /// Waits until it has answered a datanode's heartbeat that came after this call, and the
+    /// datanode has the answer: the next one has come, too.
     pub async fn wait_for_heartbeats(&self) {
         let before = self.lock().heartbeats.len();
         self.wait_for(|state| (state.heartbeats.len() >= before + 2).then_some(()))

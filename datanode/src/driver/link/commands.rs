@@ -1,6 +1,6 @@
 //! What the namenode has this datanode do. Each kind of work has a bounded queue and workers of its
-//! own; what finds its queue full is dropped, because the namenode repeats what was not done. So is what was
-//! not begun when another namenode is obeyed.
+//! own; what finds its queue full is dropped, because the namenode repeats what was not done. So is
+//! what was not begun when another namenode is obeyed.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! The connection to a namenode: registration, and again after every loss, for ever. With several namenodes there
-//! is one such link to each of them, all the time, so that whichever begins to lead knows what is here already.
+//! The connection to a namenode: registration, and again after every loss, for ever. With several
+//! namenodes there is one such link to each of them, all the time, so that whichever begins to lead
+//! knows what is here already.
 //!
 //! On a registered connection two tasks run side by side and wait for nothing of each other:
 //! heartbeats, and reports of replicas.
@@ -174,8 +175,8 @@ impl NamenodeLink {
         }
     }
 
-    /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the only one, the
-    /// volumes are told.
+    /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the
+    /// only one, the volumes are told.
     fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
         let claimed = self.node.store.cluster();
         match claimed.filter(|&it| it != cluster && self.has_others) {

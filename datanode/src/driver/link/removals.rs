@@ -64,8 +64,8 @@ impl Removals {
         self.node.store.pressure_bytes()
     }
 
-    /// What the namenode on a link commanded and is not begun is not done: it may want it otherwise when this
-    /// datanode has registered again.
+    /// What the namenode on a link commanded and is not begun is not done: it may want it otherwise
+    /// when this datanode has registered again.
     pub fn forget_commands(&self, link: LinkId) {
         self.state.lock().registering(link);
     }

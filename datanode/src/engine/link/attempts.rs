@@ -1,4 +1,5 @@
-//! Attempts to reach a namenode: after which pause comes the next, and when is a failure worth a warning.
+//! Attempts to reach a namenode: after which pause comes the next, and when is a failure worth a
+//! warning.
 
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ pub struct Attempts {
 pub enum Failure {
     /// The namenode cannot be reached, or does not work.
     Lasting,
-    /// Of several namenodes, this one does not know the server yet, or does not know yet that another one
-    /// leads. Both pass soon.
+    /// Of several namenodes, this one does not know the server yet, or does not know yet that
+    /// another one leads. Both pass soon.
     Passing,
 }
 
@@ -52,8 +53,8 @@ impl Attempts {
         *self = Self::default();
     }
 
-    /// The attempt failed, or the connection is lost. The pause is spread by `chance` from 0 to 1, so that a
-    /// restarted namenode is not met by all datanodes at once.
+    /// The attempt failed, or the connection is lost. The pause is spread by `chance` from 0 to 1,
+    /// so that a restarted namenode is not met by all datanodes at once.
     pub fn failed(&mut self, failure: Failure, chance: f64) -> After {
         self.passing = match failure {
             Failure::Lasting => 0,

@@ -2,8 +2,8 @@
 
 use super::LinkId;
 
-/// What each namenode has, and whether it is the one obeyed. A namenode that stands by, or is in recovery,
-/// is told everything too, but nothing comes of that, unless it is the only one.
+/// What each namenode has, and whether it is the one obeyed. A namenode that stands by, or is in
+/// recovery, is told everything too, but nothing comes of that, unless it is the only one.
 #[derive(Debug)]
 pub struct Standing {
     links: Vec<Link>,
@@ -48,8 +48,8 @@ impl Standing {
         self.links[link].is_reported = false;
     }
 
-    /// Whether the keys of the namenode that leads are accepted. Until then, a token that nobody else
-    /// signed may be a good one.
+    /// Whether the keys of the namenode that leads are accepted. Until then, a token that nobody
+    /// else signed may be a good one.
     pub fn has_keys_of_leader(&self) -> bool {
         self.counting().any(|it| it.has_given_keys)
     }

@@ -27,8 +27,8 @@ pub struct Removals {
     budget: Budget,
     /// What is to be deleted and is still there, in bytes.
     left_bytes: u64,
-    /// Commands that a namenode gave before a registration with it hold no longer; by link, this is the
-    /// number of the last one.
+    /// Commands that a namenode gave before a registration with it hold no longer; by link, this is
+    /// the number of the last one.
     registrations: Vec<u64>,
 }
 
@@ -77,7 +77,8 @@ impl Removals {
         wanted_bytes.saturating_sub(self.left_bytes)
     }
 
-    /// The datanode is about to register on a link. What the namenodes on others commanded holds as before.
+    /// The datanode is about to register on a link. What the namenodes on others commanded holds as
+    /// before.
     pub fn registering(&mut self, LinkId(link): LinkId) {
         self.registrations[link] += 1;
     }

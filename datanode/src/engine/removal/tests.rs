@@ -189,10 +189,10 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Once a replica is deleted, no namenode is obeyed any more that started before the one that had it
-    /// deleted, however often the datanode crashes. What was commanded before a registration is not
-    /// deleted after it, nor what was commanded before another namenode began to lead; but a registration with
-    /// another one, as one that stands by, takes back nothing.
+    /// Once a replica is deleted, no namenode is obeyed any more that started before the one that
+    /// had it deleted, however often the datanode crashes. What was commanded before a registration
+    /// is not deleted after it, nor what was commanded before another namenode began to lead; but a
+    /// registration with another one, as one that stands by, takes back nothing.
     #[test]
     fn nothing_is_deleted_for_a_namenode_that_could_be_forgotten(
         events in prop::collection::vec(event(), 1..80),

@@ -271,9 +271,9 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever changes while reports are under way, and whichever of them or their answers are lost on which
-    /// link: when there is nothing more to report, each namenode knows what is here, and takes nothing for readable
-    /// that is not.
+    /// Whatever changes while reports are under way, and whichever of them or their answers are
+    /// lost on which link: when there is nothing more to report, each namenode knows what is here,
+    /// and takes nothing for readable that is not.
     #[test]
     fn each_namenode_learns_what_is_here(events in prop::collection::vec(event(), 1..200)) {
         let mut world = World::new();
