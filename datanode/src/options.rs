@@ -29,7 +29,8 @@ pub struct DatanodeOptions {
     pub listen: SocketAddr,
     /// Where others reach the data service, when that is not `listen`.
     pub advertise: Option<SocketAddr>,
-    /// Addresses of the namenode, tried in turn.
+    /// Addresses of all namenodes of the cluster. No two of them may reach the same one at the same
+    /// time: it keeps the connection that was made last.
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenode's certificate.
     pub namenode_name: String,

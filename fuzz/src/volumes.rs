@@ -82,7 +82,7 @@ pub fn replica_files(input: &[u8]) {
     }
     let (volume, found) =
         Volume::open(&options(&path), SERVER, Arc::new(RealDisk), 1).expect("the volume is good");
-    let store = BlockStore::new(vec![(volume, found)], BufferPool::new(1 << 20), 1 << 20);
+    let store = BlockStore::new(vec![(volume, found)], BufferPool::new(1 << 20), 1 << 20, 1);
     for replica in &replicas {
         check(&store, replica);
     }

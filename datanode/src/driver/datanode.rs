@@ -21,6 +21,7 @@ use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
 use crate::driver::{short_circuit, shrinker};
+use crate::engine::link::LinkId;
 use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
 use crate::store::{
     BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions, now,
@@ -46,8 +47,8 @@ pub struct Datanode {
 }
 
 impl Datanode {
-    /// Opens the volumes, starts to listen, and keeps itself registered with the namenode from then
-    /// on. Until it is registered, it answers all requests with `Busy` for want of keys.
+    /// Opens the volumes, starts to listen, and keeps itself registered with all namenodes from
+    /// then on. Until it is registered, it answers all requests with `Busy` for want of keys.
     ///
     /// # Errors
     /// [`StartError`]. A volume that cannot be used is an error only if there is no other.
@@ -93,7 +94,13 @@ impl Datanode {
             .as_deref()
             .and_then(short_circuit::open)
             .unzip();
-        let node = Node::new(store, connections, BusySignal::new(monitor), short_circuit);
+        let node = Node::new(
+            store,
+            connections,
+            BusySignal::new(monitor),
+            short_circuit,
+            options.namenodes.clone(),
+        );
         if let Some(listener) = listener {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
         }
@@ -113,24 +120,33 @@ impl Datanode {
             options.repair_bytes_per_second,
         );
         let scrubber = Scrubber::new(node.clone(), options.scrub_bytes_per_second);
-        let removals = Removals::new(node.clone(), options.removal_bytes_per_second);
-        let link = NamenodeLink {
+        let removals = Removals::new(
+            node.clone(),
+            options.removal_bytes_per_second,
+            options.namenodes.len(),
+        );
+        let commands = Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive);
+        let link = |(index, &addr)| NamenodeLink {
+            id: LinkId(index),
+            addr,
+            has_others: options.namenodes.len() > 1,
             node: node.clone(),
             endpoint: endpoint.clone(),
-            namenode,
-            addrs: options.namenodes,
+            namenode: namenode.clone(),
             server: ServerDescription {
                 name: options.identity.peer().name.clone(),
-                rack: options.rack,
-                environment: options.environment,
-                machine_function: options.machine_function,
+                rack: options.rack.clone(),
+                environment: options.environment.clone(),
+                machine_function: options.machine_function.clone(),
                 data_addr: options.advertise.unwrap_or(local_addr),
             },
-            commands: Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive),
-            removals,
+            commands: commands.clone(),
+            removals: removals.clone(),
             alive: alive.clone(),
         };
-        tokio::spawn(link.run());
+        for link in options.namenodes.iter().enumerate().map(link) {
+            tokio::spawn(link.run());
+        }
         tokio::spawn(shrinker::run(node.clone()));
         tokio::spawn(scrubber.run(options.scrub_interval));
         Ok(Self {
@@ -150,7 +166,8 @@ impl Datanode {
         self.local_addr
     }
 
-    /// Completes once the namenode has accepted this datanode and the first report of its replicas.
+    /// Completes once the namenode that leads has accepted this datanode and the first report of
+    /// its replicas; the only one there is need not lead, but may be in recovery.
     pub async fn registered(&self) {
         self.node.known().await;
     }
@@ -300,6 +317,11 @@ async fn open_volumes(
         return Err(StartError::NoVolume(errors));
     }
     let buffers = BufferPool::new(options.buffer_bytes);
-    let store = BlockStore::new(volumes, buffers, options.table_cache_bytes);
+    let store = BlockStore::new(
+        volumes,
+        buffers,
+        options.table_cache_bytes,
+        options.namenodes.len(),
+    );
     Ok((store, errors))
 }

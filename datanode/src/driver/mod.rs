@@ -14,6 +14,7 @@ mod scrubber;
 mod service;
 mod short_circuit;
 mod shrinker;
+mod tokens;
 mod write_stream;
 
 pub use self::datanode::Datanode;

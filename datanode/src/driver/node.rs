@@ -1,5 +1,6 @@
 //! What all tasks of a datanode share.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -7,20 +8,26 @@ use std::time::Duration;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{Peer, Role};
-use harvestfs_protocol::ids::{BlockId, NodeId};
+use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId};
 use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use harvestfs_protocol::node::NodeRegistered;
-use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
+use harvestfs_protocol::timeline::{Authority, Position};
+use harvestfs_protocol::token::{BlockToken, Right, TokenKey};
 use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::watch;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::driver::busy::BusySignal;
 use crate::driver::metrics::{Metrics, Sample};
 use crate::driver::obedience::Obedience;
 use crate::driver::short_circuit::ShortCircuit;
+use crate::driver::tokens::Tokens;
+use crate::engine::link::LinkId;
+use crate::engine::link::obedience::Refusal;
+use crate::engine::link::standing::Standing;
 use crate::store::BlockStore;
 
 /// When to ask again a datanode that has just started.
@@ -53,7 +60,10 @@ pub struct Node {
     pub active_streams: AtomicU32,
     /// What is measured.
     pub metrics: Metrics,
-    tokens: RwLock<TokenVerifier>,
+    /// Held while the volumes become part of a cluster: two namenodes may say of which one at once.
+    claiming: AsyncMutex<()>,
+    tokens: RwLock<Tokens>,
+    standing: Mutex<Standing>,
     /// `None` before the first one.
     registration: watch::Sender<Option<Registration>>,
     stopping: watch::Sender<bool>,
@@ -66,35 +76,64 @@ impl Node {
         connections: ConnectionPool,
         busy: BusySignal,
         short_circuit: Option<ShortCircuit>,
+        namenodes: Vec<SocketAddr>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            obedience: Obedience::new(store.read_obeyed()),
+            claiming: AsyncMutex::new(()),
+            tokens: RwLock::new(Tokens::new(namenodes.len())),
+            standing: Mutex::new(Standing::new(namenodes.len())),
+            obedience: Obedience::new(store.read_obeyed(), namenodes),
             store,
             connections,
             busy,
             short_circuit,
             active_streams: AtomicU32::new(0),
             metrics: Metrics::new(),
-            tokens: RwLock::default(),
             registration: watch::Sender::new(None),
             stopping: watch::Sender::new(false),
             known: watch::Sender::new(false),
         })
     }
 
-    /// Takes note of what the namenode said at registration.
-    pub fn registered(&self, registered: &NodeRegistered) {
-        self.set_keys(&registered.keys);
-        self.registration.send_replace(Some(Registration {
-            id: registered.node,
-            block_bytes: registered.block_bytes.min(BLOCK_BYTES_MAX),
-        }));
+    /// Whether the namenode on a link, which says so of itself, is to be obeyed. Returns how far it
+    /// is.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn obey(&self, link: LinkId, authority: &Authority) -> Result<Position, Refusal> {
+        let result = self.obedience.obey(link, authority);
+        self.note(|standing| standing.heard(link, result.is_ok()));
+        result
     }
 
-    /// Accepts tokens signed with these keys and no others.
-    pub fn set_keys(&self, keys: &[TokenKey]) {
-        let verifier = TokenVerifier::new(keys);
-        *self.tokens.write() = verifier;
+    /// Makes the volumes part of a cluster. Those of another cluster go down.
+    pub async fn claim(&self, cluster: ClusterId) {
+        let _alone = self.claiming.lock().await;
+        self.store.claim(cluster).await;
+    }
+
+    /// Takes note of what a namenode said at registration.
+    pub fn registered(&self, link: LinkId, registered: &NodeRegistered) {
+        self.set_keys(link, &registered.keys);
+        self.note(|standing| standing.gave_keys(link));
+        let registration = Registration {
+            id: registered.node,
+            block_bytes: registered.block_bytes.min(BLOCK_BYTES_MAX),
+        };
+        // What one that stands by says may be old.
+        let is_old = registered.authority.recovering;
+        self.registration.send_if_modified(|known| {
+            let is_news = known.is_none() || !is_old;
+            if is_news {
+                *known = Some(registration);
+            }
+            is_news
+        });
+    }
+
+    /// Accepts tokens signed with these keys of the namenode on a link, and no others of its.
+    pub fn set_keys(&self, link: LinkId, keys: &[TokenKey]) {
+        self.tokens.write().set_keys(link, keys);
     }
 
     /// What the namenode said at the last registration, if there was one.
@@ -122,22 +161,28 @@ impl Node {
     ///
     /// # Errors
     /// [`DataError::BadToken`] or [`DataError::TokenExpired`]; [`DataError::Busy`] as long as the
-    /// namenode has not yet sent the keys to accept.
+    /// namenode has not yet sent the keys to accept, or, of several, the one that leads.
     pub fn check_token(
         &self,
         token: &BlockToken,
         block: BlockId,
         right: Right,
     ) -> Result<(), DataError> {
+        let unregistered = DataError::Busy {
+            retry_after_ms: UNREGISTERED_RETRY_MS,
+        };
         if self.registration().is_none() {
-            return Err(DataError::Busy {
-                retry_after_ms: UNREGISTERED_RETRY_MS,
-            });
+            return Err(unregistered);
         }
         // A clock before 1970 makes every token look valid for long; it is not trusted.
         let now_unix_ms = unix_now_ms().unwrap_or(u64::MAX);
-        let tokens = self.tokens.read();
-        tokens.verify(token, block, right, now_unix_ms)
+        let verified = self.tokens.read().verify(token, block, right, now_unix_ms);
+        match verified {
+            Err(DataError::BadToken(_)) if !self.standing.lock().has_keys_of_leader() => {
+                Err(unregistered)
+            }
+            result => result,
+        }
     }
 
     /// Opens a block stream to another datanode.
@@ -160,12 +205,26 @@ impl Node {
             .map_err(|error| error.to_string())
     }
 
-    /// Takes note that the namenode knows this datanode and its replicas.
-    pub fn set_known(&self) {
-        self.known.send_replace(true);
+    /// Takes note that a namenode knows this datanode and its replicas.
+    pub fn reported(&self, link: LinkId) {
+        self.note(|standing| standing.reported(link));
     }
 
-    /// Completes once the namenode knows, or has known, this datanode and its replicas.
+    /// Takes note that the connection to a namenode is lost.
+    pub fn lost(&self, link: LinkId) {
+        self.note(|standing| standing.lost(link));
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Standing)) {
+        let mut standing = self.standing.lock();
+        change(&mut standing);
+        if standing.is_known() {
+            self.known
+                .send_if_modified(|known| !std::mem::replace(known, true));
+        }
+    }
+
+    /// Completes once the namenode that leads knows, or has known, this datanode and its replicas.
     pub async fn known(&self) {
         // The sender lives as long as `self`.
         let _ = self.known.subscribe().wait_for(|known| *known).await;

@@ -1,12 +1,14 @@
 //! Keeps it on the disks which namenode is obeyed.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use harvestfs_protocol::timeline::{Authority, Position};
-use parking_lot::Mutex;
+use harvestfs_protocol::timeline::{Authority, Epoch, Position};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::engine;
+use crate::engine::link::LinkId;
 use crate::engine::link::obedience::{Judgement, Refusal};
 use crate::store::{BlockStore, StoreError};
 
@@ -16,6 +18,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What was obeyed, in memory and on the disks.
 pub struct Obedience {
+    namenodes: Vec<SocketAddr>,
     state: Mutex<engine::link::obedience::Obedience>,
     /// Held while it is written.
     writing: AsyncMutex<()>,
@@ -23,10 +26,12 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// With what the disks say.
-    pub fn new(obeyed: Option<Position>) -> Self {
+    /// With what the disks say, and links to these namenodes.
+    pub fn new(obeyed: Option<Position>, namenodes: Vec<SocketAddr>) -> Self {
+        let state = engine::link::obedience::Obedience::new(obeyed, namenodes.len());
         Self {
-            state: Mutex::new(engine::link::obedience::Obedience::new(obeyed)),
+            namenodes,
+            state: Mutex::new(state),
             writing: AsyncMutex::new(()),
             begun: Notify::new(),
         }
@@ -37,32 +42,42 @@ impl Obedience {
         self.state.lock().obeyed()
     }
 
-    /// How far the namenode was that was obeyed, as the disks say.
-    pub fn written(&self) -> Option<Position> {
-        self.state.lock().written()
+    /// What is obeyed, as it is now.
+    pub fn lock(&self) -> MutexGuard<'_, engine::link::obedience::Obedience> {
+        self.state.lock()
     }
 
-    /// Whether a namenode that says so is to be obeyed; takes note of it.
+    /// Whether a command still holds that was given in this epoch.
+    pub fn holds(&self, epoch: Epoch) -> bool {
+        self.state.lock().holds(epoch)
+    }
+
+    /// Whether the namenode on a link, which says so, is to be obeyed; takes note of it. Returns
+    /// how far it is.
     ///
     /// # Errors
     /// Why not.
-    pub fn obey(&self, authority: &Authority) -> Result<(), Refusal> {
+    pub fn obey(&self, link: LinkId, authority: &Authority) -> Result<Position, Refusal> {
         let mut state = self.state.lock();
-        let Judgement { result, is_news } = state.judge(authority);
+        let Judgement { result, is_news } = state.judge(link, authority);
         let obeyed = state.obeyed();
         drop(state);
+        let addr = self.namenodes[link.0];
         match result {
             Ok(obeyed) if is_news => {
-                tracing::info!(epoch = %obeyed.epoch, "an epoch of the namenode is obeyed");
+                tracing::info!(%addr, epoch = %obeyed.epoch, "an epoch of the namenode is obeyed");
                 self.begun.notify_one();
+            }
+            Err(Refusal::Recovering) if is_news && self.namenodes.len() > 1 => {
+                tracing::info!(%addr, position = %authority.position, "the namenode stands by, or is in recovery");
             }
             Err(refusal) if is_news => {
                 let obeyed = obeyed.map(|it| it.to_string());
-                tracing::warn!(position = %authority.position, obeyed, "{refusal}; it is not obeyed");
+                tracing::warn!(%addr, position = %authority.position, obeyed, "{refusal}; it is not obeyed");
             }
             Ok(_) | Err(_) => {}
         }
-        result.map(drop)
+        result
     }
 
     /// Has it on the disks what was obeyed until now.

@@ -34,18 +34,21 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// A store over volumes that were opened, with what was found on them.
+    /// A store over volumes that were opened, with what was found on them. So many namenodes are
+    /// told of it.
     pub fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         buffers: BufferPool,
         table_cache_bytes: usize,
+        namenodes: usize,
     ) -> Self {
+        let inventory = Inventory::new(volumes, buffers, table_cache_bytes, namenodes);
         Self {
-            inventory: Arc::new(Inventory::new(volumes, buffers, table_cache_bytes)),
+            inventory: Arc::new(inventory),
         }
     }
 
-    /// What happens to replicas, for the namenode.
+    /// What happens to replicas, for the namenodes.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.inventory.changes
     }

@@ -142,6 +142,7 @@ impl Inventory {
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         buffers: BufferPool,
         table_cache_bytes: usize,
+        namenodes: usize,
     ) -> Self {
         let mut replicas = FxHashMap::default();
         let mut opened = Vec::with_capacity(volumes.len());
@@ -159,7 +160,7 @@ impl Inventory {
             files: FileCache::default(),
             tables: TableCache::new(table_cache_bytes),
             buffers,
-            changes: Arc::default(),
+            changes: Arc::new(Changes::new(namenodes)),
         }
     }
 

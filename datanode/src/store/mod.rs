@@ -28,6 +28,7 @@ mod workers;
 pub use block_store::BlockStore;
 pub use block_writer::{BlockWriter, WritePacket};
 pub use buffer::BufferPool;
+pub use changes::ChangeQueue;
 pub use clock::now;
 #[cfg(test)]
 pub use disk::DiskFile;

@@ -19,7 +19,10 @@ use crate::{Datanode, DatanodeOptions, VolumeOptions};
 /// A namenode, datanodes, and a client.
 pub struct TestCluster {
     pub authority: CertificateAuthority,
+    /// The one that leads, at the start.
     pub namenode: FakeNamenode,
+    /// Those that stand by.
+    pub standbys: Vec<FakeNamenode>,
     pub client: DataClient,
     pub datanodes: Vec<Option<Datanode>>,
     pub nodes: Vec<NodeInfo>,
@@ -33,17 +36,7 @@ impl TestCluster {
     }
 
     pub async fn start_on<D: Disk>(disks: Vec<Arc<D>>) -> Self {
-        let authority = CertificateAuthority::in_memory().unwrap();
-        let namenode = FakeNamenode::start(&authority, "127.0.0.1:0".parse().unwrap());
-        let mut cluster = Self {
-            client: DataClient::new(&authority, "client1"),
-            authority,
-            namenode,
-            datanodes: Vec::new(),
-            nodes: Vec::new(),
-            primaries: Vec::new(),
-            dir: tempfile::tempdir().unwrap(),
-        };
+        let mut cluster = Self::without_datanodes(0);
         for (index, disk) in disks.into_iter().enumerate() {
             let options = cluster.options(index);
             let primary = TestPrimary::idle();
@@ -57,6 +50,30 @@ impl TestCluster {
         cluster
     }
 
+    /// The namenodes only: one that leads in the first epoch, and so many that stand by.
+    pub fn without_datanodes(standbys: usize) -> Self {
+        let authority = CertificateAuthority::in_memory().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let namenode = FakeNamenode::start(&authority, any);
+        let secrets = (1..).take(standbys);
+        let standbys: Vec<FakeNamenode> = secrets
+            .map(|secret| FakeNamenode::start_with_secret(&authority, any, secret))
+            .collect();
+        for standby in &standbys {
+            standby.stand_by();
+        }
+        Self {
+            client: DataClient::new(&authority, "client1"),
+            authority,
+            namenode,
+            standbys,
+            datanodes: Vec::new(),
+            nodes: Vec::new(),
+            primaries: Vec::new(),
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
     /// The directory of a datanode's only volume.
     pub fn volume(&self, index: usize) -> PathBuf {
         self.dir.path().join(name(index))
@@ -67,8 +84,9 @@ impl TestCluster {
             .authority
             .issue(Role::Datanode, &name(index), VALIDITY)
             .unwrap();
-        let mut options =
-            DatanodeOptions::new(identity, NAMENODE.to_owned(), vec![self.namenode.addr]);
+        let namenodes = std::iter::once(&self.namenode).chain(&self.standbys);
+        let namenodes = namenodes.map(|it| it.addr).collect();
+        let mut options = DatanodeOptions::new(identity, NAMENODE.to_owned(), namenodes);
         options.volumes.push(VolumeOptions {
             path: self.volume(index),
             quota_bytes: 1 << 30,

@@ -16,9 +16,9 @@ use harvestfs_protocol::node::{
     ReplicaChange, ReplicaReport,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::timeline::Authority;
+use harvestfs_protocol::timeline::{Authority, Epoch, Position};
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
-use harvestfs_protocol::transport::{Connection, Endpoint, RpcServer, TransportOptions};
+use harvestfs_protocol::transport::{CloseCode, Connection, Endpoint, RpcServer, TransportOptions};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
 use parking_lot::{Mutex, MutexGuard};
@@ -50,11 +50,22 @@ pub struct State {
     pub block_bytes: u64,
     pub cluster: Option<ClusterId>,
     pub authority: Authority,
+    /// It stands by, and has not learned yet that there are these servers.
+    pub knows_no_server: bool,
     connections: Vec<Connection>,
 }
 
 impl FakeNamenode {
     pub fn start(authority: &CertificateAuthority, addr: SocketAddr) -> Self {
+        Self::start_with_secret(authority, addr, 7)
+    }
+
+    /// One whose first key has the same number as that of any other one, and this secret.
+    pub fn start_with_secret(
+        authority: &CertificateAuthority,
+        addr: SocketAddr,
+        secret: u8,
+    ) -> Self {
         let identity = authority.issue(Role::Namenode, NAMENODE, VALIDITY).unwrap();
         let endpoint = Endpoint::bind(addr, &identity, TransportOptions::default()).unwrap();
         let state = Arc::new(Mutex::new(State {
@@ -63,7 +74,7 @@ impl FakeNamenode {
         }));
         let key = TokenKey {
             key_id: 1,
-            secret: [7; 32],
+            secret: [secret; 32],
         };
         tokio::spawn(accept(endpoint.clone(), state.clone(), key.clone()));
         Self {
@@ -76,6 +87,38 @@ impl FakeNamenode {
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// It leads from now on, in this epoch.
+    pub fn lead(&self, number: u32) {
+        self.lock().authority = Authority {
+            position: Position {
+                epoch: Epoch {
+                    number,
+                    id: u64::from(number),
+                },
+                record: 1,
+            },
+            recovering: false,
+        };
+    }
+
+    /// It stands by from now on.
+    pub fn stand_by(&self) {
+        self.lock().authority.recovering = true;
+    }
+
+    /// Loses all connections.
+    pub fn disconnect(&self) {
+        self.lock().disconnect();
+    }
+
+    /// Waits until it has answered a datanode's heartbeat that came after this call, and the
+    /// datanode has the answer: the next one has come, too.
+    pub async fn wait_for_heartbeats(&self) {
+        let before = self.lock().heartbeats.len();
+        self.wait_for(|state| (state.heartbeats.len() >= before + 2).then_some(()))
+            .await;
     }
 
     /// As a crash: connections are gone, and what was known.
@@ -134,12 +177,7 @@ impl FakeNamenode {
     pub fn command_now(&self, node: NodeId, command: NodeCommand) {
         let mut state = self.lock();
         state.commands.entry(node).or_default().push(command);
-        for connection in state.connections.drain(..) {
-            connection.close(
-                harvestfs_protocol::transport::CloseCode::DONE,
-                "register again",
-            );
-        }
+        state.disconnect();
     }
 }
 
@@ -180,6 +218,12 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
 }
 
 impl State {
+    fn disconnect(&mut self) {
+        for connection in self.connections.drain(..) {
+            connection.close(CloseCode::DONE, "register again");
+        }
+    }
+
     fn answer(
         &mut self,
         peer: &Peer,
@@ -192,6 +236,9 @@ impl State {
             NodeRequest::Register(request) => {
                 assert_eq!(request.server.name, peer.name);
                 self.registered.push(*request);
+                if self.knows_no_server {
+                    return Err(FsError::NotLeader { leader: None });
+                }
                 self.full_reports.remove(&node);
                 NodeReply::Registered(NodeRegistered {
                     node,

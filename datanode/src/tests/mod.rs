@@ -3,6 +3,7 @@
 mod background;
 mod busy;
 mod link;
+mod namenodes;
 mod pipeline;
 mod reading;
 mod security;

@@ -1,5 +1,6 @@
 //! What the namenode has this datanode do. Each kind of work has a bounded queue and workers of its
-//! own; what finds its queue full is dropped, because the namenode repeats what was not done.
+//! own; what finds its queue full is dropped, because the namenode repeats what was not done. So is
+//! what was not begun when another namenode is obeyed.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::COMMANDS_PER_HEARTBEAT_MAX;
 use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use tokio::sync::{Mutex, mpsc};
 
 use super::removals::{Doomed, Removals};
@@ -15,6 +17,7 @@ use crate::driver::node::Node;
 use crate::driver::repair::{Repair, Repairer};
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::Alive;
+use crate::engine::link::LinkId;
 
 /// What several heartbeats bring.
 const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;
@@ -26,15 +29,24 @@ const SEALS_AT_ONCE: usize = 4;
 /// Replicas to verify. More are dropped: the scrubber comes to each of them by itself.
 const VERIFICATIONS_QUEUED_MAX: usize = 64;
 
-/// Queues of work.
+/// By what right a namenode commands.
+#[derive(Clone, Copy, Debug)]
+pub struct Mandate {
+    /// The link on which it does.
+    pub link: LinkId,
+    /// How far it was that was obeyed then.
+    pub obeyed: Position,
+}
+
+/// Queues of work, each with the epoch in which it was commanded.
 #[derive(Clone)]
 pub struct Commands {
-    repairs: mpsc::Sender<Repair>,
+    repairs: mpsc::Sender<(Epoch, Repair)>,
     removals: Arc<Removals>,
-    deletions: mpsc::Sender<Doomed>,
-    seals: mpsc::Sender<(BlockId, u64)>,
-    quotas: mpsc::Sender<(StorageId, u64, Duration)>,
-    verifications: mpsc::Sender<(StorageId, BlockId)>,
+    deletions: mpsc::Sender<(Epoch, Doomed)>,
+    seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
+    quotas: mpsc::Sender<(Epoch, (StorageId, u64, Duration))>,
+    verifications: mpsc::Sender<(Epoch, (StorageId, BlockId))>,
 }
 
 impl Commands {
@@ -89,7 +101,13 @@ impl Commands {
     }
 
     /// Takes a command; never waits.
-    pub fn obey(&self, command: NodeCommand, ask_for_report: &mpsc::Sender<StorageId>) {
+    pub fn obey(
+        &self,
+        command: NodeCommand,
+        by: Mandate,
+        ask_for_report: &mpsc::Sender<StorageId>,
+    ) {
+        let epoch = by.obeyed.epoch;
         let queued = match command {
             NodeCommand::Replicate {
                 block,
@@ -103,27 +121,29 @@ impl Commands {
                     sources,
                     token,
                 };
-                self.repairs.try_send(repair).is_ok()
+                self.repairs.try_send((epoch, repair)).is_ok()
             }
             NodeCommand::Delete { blocks } => {
-                let doomed = self.removals.announce(blocks);
-                self.deletions.try_send(doomed).is_ok()
+                let doomed = self.removals.announce(blocks, by);
+                self.deletions.try_send((epoch, doomed)).is_ok()
             }
             NodeCommand::Seal {
                 block,
                 length_bytes,
-            } => self.seals.try_send((block, length_bytes)).is_ok(),
+            } => self.seals.try_send((epoch, (block, length_bytes))).is_ok(),
             NodeCommand::SetQuota {
                 storage,
                 quota_bytes,
                 deadline_ms,
             } => {
                 let time = Duration::from_millis(deadline_ms);
-                self.quotas.try_send((storage, quota_bytes, time)).is_ok()
+                let quota = (storage, quota_bytes, time);
+                self.quotas.try_send((epoch, quota)).is_ok()
             }
             NodeCommand::ReportBlocks { storage } => ask_for_report.try_send(storage).is_ok(),
             NodeCommand::Verify { storage, block } => {
-                self.verifications.try_send((storage, block)).is_ok()
+                let replica = (storage, block);
+                self.verifications.try_send((epoch, replica)).is_ok()
             }
         };
         if !queued {
@@ -134,7 +154,7 @@ impl Commands {
 
 /// Starts workers that take from a queue, one item after the other each.
 fn work_off<T, F>(
-    queue: mpsc::Receiver<T>,
+    queue: mpsc::Receiver<(Epoch, T)>,
     workers: usize,
     node: &Arc<Node>,
     alive: &Alive,
@@ -151,7 +171,10 @@ fn work_off<T, F>(
                 loop {
                     let item = queue.lock().await.recv().await;
                     match item {
-                        Some(item) => work(item).await,
+                        Some((epoch, item)) if node.obedience.holds(epoch) => work(item).await,
+                        Some((epoch, _)) => {
+                            tracing::debug!(%epoch, "a command of a namenode that is not obeyed any more is dropped");
+                        }
                         None => break,
                     }
                 }

@@ -1,4 +1,6 @@
-//! The connection to the namenode: registration, and again after every loss, for ever.
+//! The connection to a namenode: registration, and again after every loss, for ever. With several
+//! namenodes there is one such link to each of them, all the time, so that whichever begins to lead
+//! knows what is here already.
 //!
 //! On a registered connection two tasks run side by side and wait for nothing of each other:
 //! heartbeats, and reports of replicas.
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Peer;
-use harvestfs_protocol::ids::StorageId;
+use harvestfs_protocol::ids::{ClusterId, StorageId};
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
@@ -30,11 +32,13 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 pub use self::commands::Commands;
+use self::commands::Mandate;
 pub use self::removals::Removals;
 use crate::driver::budget::sleep_until;
 use crate::driver::node::Node;
 use crate::driver::service::Alive;
-use crate::engine::link::attempts::Attempts;
+use crate::engine::link::LinkId;
+use crate::engine::link::attempts::{Attempts, Failure};
 use crate::engine::link::heartbeats::Heartbeats;
 use crate::engine::link::obedience::Refusal;
 use crate::store::now;
@@ -61,16 +65,21 @@ enum LinkError {
     Refused(FsError),
     #[error(transparent)]
     Disobeyed(Refusal),
+    #[error("it is a namenode of cluster {0}, and the volumes belong to {1}")]
+    OtherCluster(ClusterId, ClusterId),
     #[error("the namenode's answer does not fit the request")]
     UnexpectedReply,
 }
 
-/// What the link needs to know.
+/// What a link needs to know.
 pub struct NamenodeLink {
+    pub id: LinkId,
+    pub addr: SocketAddr,
+    /// Whether there are links to other namenodes.
+    pub has_others: bool,
     pub node: Arc<Node>,
     pub endpoint: Endpoint,
     pub namenode: Peer,
-    pub addrs: Vec<SocketAddr>,
     pub server: ServerDescription,
     pub removals: Arc<Removals>,
     pub commands: Commands,
@@ -91,7 +100,7 @@ impl NamenodeLink {
         if let Some(client) = client
             && let Err(error) = call(&client, NodeRequest::Stopping, STOP_DEADLINE).await
         {
-            tracing::debug!(%error, "the namenode does not know that this datanode stops");
+            tracing::debug!(addr = %self.addr, %error, "the namenode does not know that this datanode stops");
         }
         drop(self.alive);
     }
@@ -101,31 +110,53 @@ impl NamenodeLink {
         let note = |client: Option<&Client>| {
             *registered.lock() = client.cloned();
         };
+        let addr = self.addr;
         let mut attempts = Attempts::default();
         loop {
-            let addr = attempts.next(&self.addrs);
-            match self.connect(addr).await {
+            let (error, happened) = match self.connect().await {
                 Ok(client) => {
                     attempts.registered();
                     note(Some(&client));
                     let error = self.serve(&client).await;
                     note(None);
-                    tracing::warn!(%addr, %error, "lost the namenode");
+                    self.node.lost(self.id);
+                    (error, "lost the namenode")
                 }
-                Err(error) => tracing::warn!(%addr, %error, "cannot register with the namenode"),
+                Err(error) => (error, "cannot register with the namenode"),
+            };
+            let after = attempts.failed(self.failure(&error), machine::random());
+            if after.is_warned_of {
+                tracing::warn!(%addr, %error, "{happened}");
+            } else {
+                tracing::debug!(%addr, %error, "{happened}");
             }
-            tokio::time::sleep(attempts.pause(machine::random())).await;
+            tokio::time::sleep(after.pause).await;
         }
     }
 
-    async fn connect(&self, addr: SocketAddr) -> Result<Client, LinkError> {
+    fn failure(&self, error: &LinkError) -> Failure {
+        match error {
+            // Until the one that leads has registered this server, and this one knows.
+            LinkError::Refused(FsError::NotLeader { .. }) => Failure::Passing,
+            // It led, and is to learn from the others that it does no longer.
+            LinkError::Disobeyed(Refusal::Older { .. }) if self.has_others => Failure::Passing,
+            LinkError::Transport(_)
+            | LinkError::Rpc(_)
+            | LinkError::Refused(_)
+            | LinkError::Disobeyed(_)
+            | LinkError::OtherCluster(..)
+            | LinkError::UnexpectedReply => Failure::Lasting,
+        }
+    }
+
+    async fn connect(&self) -> Result<Client, LinkError> {
         let connecting = self
             .endpoint
-            .connect(addr, &self.namenode, CONNECT_DEADLINE);
+            .connect(self.addr, &self.namenode, CONNECT_DEADLINE);
         // Notices are for clients; without a receiver they are ignored.
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
-        self.removals.forget_commands();
+        self.removals.forget_commands(self.id);
         let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.server.clone(),
             volumes: self.node.store.status(),
@@ -135,6 +166,7 @@ impl NamenodeLink {
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
+                self.check_cluster(registered.cluster)?;
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok(client)
@@ -143,11 +175,22 @@ impl NamenodeLink {
         }
     }
 
+    /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the
+    /// only one, the volumes are told.
+    fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
+        let claimed = self.node.store.cluster();
+        match claimed.filter(|&it| it != cluster && self.has_others) {
+            Some(claimed) => Err(LinkError::OtherCluster(cluster, claimed)),
+            None => Ok(()),
+        }
+    }
+
     async fn registered(&self, registered: &NodeRegistered) {
-        tracing::info!(node = %registered.node, cluster = %registered.cluster, "registered");
+        let (addr, cluster) = (self.addr, registered.cluster);
+        tracing::info!(%addr, node = %registered.node, %cluster, "registered");
         // Before its keys are accepted, what belongs to another cluster goes down.
-        self.node.store.claim(registered.cluster).await;
-        self.node.registered(registered);
+        self.node.claim(cluster).await;
+        self.node.registered(self.id, registered);
     }
 
     /// Works on a registered connection until it is lost.
@@ -156,7 +199,7 @@ impl NamenodeLink {
         tokio::select! {
             biased;
             error = self.send_heartbeats(client, &ask_for_report) => error,
-            error = reports::send(&self.node, client, asked) => error,
+            error = reports::send(&self.node, self.id, client, asked) => error,
             error = client.connection().closed() => error.into(),
         }
     }
@@ -208,7 +251,7 @@ impl NamenodeLink {
                 }
                 // The next one may do better; a connection that is gone ends the session elsewhere.
                 Err(LinkError::Rpc(RpcError::Deadline { .. })) => {
-                    tracing::warn!("the namenode did not answer a heartbeat in time");
+                    tracing::warn!(addr = %self.addr, "the namenode did not answer a heartbeat in time");
                 }
                 Err(error) => return error,
             }
@@ -220,27 +263,28 @@ impl NamenodeLink {
         reply: HeartbeatReply,
         ask_for_report: &mpsc::Sender<StorageId>,
     ) -> Result<(), LinkError> {
-        let is_obeyed = self.may_speak(&reply.authority)?;
+        let mandate = self.may_speak(&reply.authority)?;
         if let Some(keys) = reply.keys {
-            self.node.set_keys(&keys);
+            self.node.set_keys(self.id, &keys);
         }
-        if is_obeyed {
+        if let Some(mandate) = mandate {
             for command in reply.commands {
-                self.commands.obey(command, ask_for_report);
+                self.commands.obey(command, mandate, ask_for_report);
             }
         }
         Ok(())
     }
 
-    /// Whether a namenode is obeyed.
+    /// By what right the namenode commands; `None` if it is not obeyed.
     ///
     /// # Errors
     /// It is not to be spoken to either.
-    fn may_speak(&self, authority: &Authority) -> Result<bool, LinkError> {
-        match self.node.obedience.obey(authority) {
-            Ok(()) => Ok(true),
+    fn may_speak(&self, authority: &Authority) -> Result<Option<Mandate>, LinkError> {
+        let link = self.id;
+        match self.node.obey(link, authority) {
+            Ok(obeyed) => Ok(Some(Mandate { link, obeyed })),
             Err(refusal) if refusal.ends_connection() => Err(LinkError::Disobeyed(refusal)),
-            Err(_) => Ok(false),
+            Err(_) => Ok(None),
         }
     }
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use harvestfs_protocol::ids::BlockId;
 use parking_lot::Mutex;
 
+use super::commands::Mandate;
 use crate::driver::budget::sleep_until;
 use crate::driver::node::Node;
 use crate::engine;
+use crate::engine::link::LinkId;
 use crate::engine::link::heartbeats::PRESSURE_INTERVAL;
-use crate::engine::removal::{Order, Step, Steps};
+use crate::engine::removal::{Order, Step, Steps, Withheld};
 use crate::store::{StoreError, now};
 
 /// Deletes replicas within a budget.
@@ -43,10 +45,11 @@ const HAS_ORDER: &str = "what is left to delete has its order until it is droppe
 
 impl Removals {
     /// With a budget of so many bytes in a second; 0 means no limit.
-    pub fn new(node: Arc<Node>, bytes_per_second: u64) -> Arc<Self> {
+    pub fn new(node: Arc<Node>, bytes_per_second: u64, namenodes: usize) -> Arc<Self> {
+        let state = engine::removal::Removals::new(bytes_per_second, namenodes);
         Arc::new(Self {
             node,
-            state: Mutex::new(engine::removal::Removals::new(bytes_per_second)),
+            state: Mutex::new(state),
         })
     }
 
@@ -61,18 +64,17 @@ impl Removals {
         self.node.store.pressure_bytes()
     }
 
-    /// What was commanded and not begun is not done: the namenode may want it otherwise when this
-    /// datanode has registered again.
-    pub fn forget_commands(&self) {
-        self.state.lock().registering();
+    /// What the namenode on a link commanded and is not begun is not done: it may want it otherwise
+    /// when this datanode has registered again.
+    pub fn forget_commands(&self, link: LinkId) {
+        self.state.lock().registering(link);
     }
 
     /// Notes what is to be deleted.
-    pub fn announce(self: &Arc<Self>, blocks: Vec<BlockId>) -> Doomed {
+    pub fn announce(self: &Arc<Self>, blocks: Vec<BlockId>, by: Mandate) -> Doomed {
         let reports = blocks.iter().map(|&block| self.node.store.report(block));
         let bytes = reports.flatten().map(|(_, it)| it.length_bytes).sum();
-        let obeyed = self.node.obedience.obeyed();
-        let order = self.state.lock().ordered(bytes, obeyed);
+        let order = self.state.lock().ordered(by.link, bytes, by.obeyed);
         Doomed {
             blocks,
             left: Left {
@@ -92,8 +94,7 @@ impl Removals {
         let Doomed { blocks, mut left } = doomed;
         let order = left.order.as_mut().expect(HAS_ORDER);
         for block in blocks {
-            let written = self.node.obedience.written();
-            if let Err(reason) = self.state.lock().may_delete(order, written) {
+            if let Err(reason) = self.may_delete(order) {
                 tracing::debug!(%reason, "the rest of a command to delete is not done");
                 break;
             }
@@ -101,6 +102,11 @@ impl Removals {
                 tracing::warn!(%block, %error, "cannot delete a replica");
             }
         }
+    }
+
+    fn may_delete(&self, order: &Order) -> Result<(), Withheld> {
+        let obedience = self.node.obedience.lock();
+        self.state.lock().may_delete(order, &obedience)
     }
 
     async fn delete_one(&self, block: BlockId, order: &mut Order) -> Result<(), StoreError> {

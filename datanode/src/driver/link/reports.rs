@@ -1,4 +1,4 @@
-//! Telling the namenode what is here.
+//! Telling a namenode what is here.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -9,17 +9,23 @@ use tokio::sync::mpsc;
 
 use super::{Client, LinkError, call};
 use crate::driver::node::Node;
+use crate::engine::link::LinkId;
 use crate::engine::link::changes::Change;
 use crate::engine::link::reports::{GATHERING_TIME, Reports, Step, parts};
-use crate::store::BlockStore;
+use crate::store::{BlockStore, ChangeQueue};
 
 /// How long a report may take. The namenode answers once it has taken it in.
 const REPORT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Sends full reports of all volumes, then changes, and full reports that are `asked` for. Returns
 /// why that is over.
-pub async fn send(node: &Node, client: &Client, mut asked: mpsc::Receiver<StorageId>) -> LinkError {
-    match send_all(node, client, &mut asked).await {
+pub async fn send(
+    node: &Node,
+    link: LinkId,
+    client: &Client,
+    mut asked: mpsc::Receiver<StorageId>,
+) -> LinkError {
+    match send_all(node, link, client, &mut asked).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -27,24 +33,26 @@ pub async fn send(node: &Node, client: &Client, mut asked: mpsc::Receiver<Storag
 
 async fn send_all(
     node: &Node,
+    link: LinkId,
     client: &Client,
     asked: &mut mpsc::Receiver<StorageId>,
 ) -> Result<Infallible, LinkError> {
     let store = &node.store;
+    let queue = store.changes().of(link);
     let mut reports = Reports::default();
     loop {
-        let step = reports.next(&mut store.changes().lock(), || asked.try_recv().ok());
+        let step = reports.next(&mut queue.lock(), || asked.try_recv().ok());
         match step {
             Step::ListVolumes => reports.volumes(store.healthy_storages()),
             Step::ReportVolume(storage) => send_full_report(store, client, storage).await?,
             Step::ListCorrupt => {
                 for (storage, block) in store.corrupt_replicas() {
-                    store.changes().push(storage, ReplicaChange::Corrupt(block));
+                    queue.push(storage, ReplicaChange::Corrupt(block));
                 }
-                node.set_known();
+                node.reported(link);
             }
             Step::Gather => tokio::time::sleep(GATHERING_TIME).await,
-            Step::ReportChanges(changes) => send_changes(store, client, changes).await?,
+            Step::ReportChanges(changes) => send_changes(queue, client, changes).await?,
             Step::Wait => {
                 tokio::select! {
                     biased;
@@ -53,7 +61,7 @@ async fn send_all(
                         // Heartbeats are over, and with them this connection.
                         None => std::future::pending().await,
                     },
-                    () = store.changes().wait() => {}
+                    () = queue.wait() => {}
                 }
             }
         }
@@ -73,7 +81,7 @@ async fn send_full_report(
 }
 
 async fn send_changes(
-    store: &BlockStore,
+    queue: &ChangeQueue,
     client: &Client,
     changes: Vec<Change>,
 ) -> Result<(), LinkError> {
@@ -84,7 +92,7 @@ async fn send_changes(
     match call(client, request, REPORT_DEADLINE).await {
         Ok(reply) => accepted(reply),
         Err(error) => {
-            store.changes().lock().put_back(changes);
+            queue.lock().put_back(changes);
             Err(error)
         }
     }

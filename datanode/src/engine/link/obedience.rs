@@ -1,11 +1,13 @@
 //! Which namenode is obeyed: none that knows less than one that was obeyed before.
 
-use harvestfs_protocol::timeline::{Authority, Position};
+use harvestfs_protocol::timeline::{Authority, Epoch, Position};
+
+use super::LinkId;
 
 /// Why a namenode is not obeyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It says itself that it has no authority.
+    /// It says itself that it has no authority: it stands by, or is in recovery.
     #[error("the namenode is in recovery: it lacks what this datanode, or another one, obeyed")]
     Recovering,
     /// It is of an epoch before, or beside, the one obeyed.
@@ -38,7 +40,8 @@ impl Refusal {
 pub struct Obedience {
     obeyed: Option<Position>,
     written: Option<Position>,
-    recovering: bool,
+    /// By link: whether the namenode is in recovery, or stands by.
+    recovering: Vec<bool>,
 }
 
 /// Whether who obeyed one position may obey another one.
@@ -60,12 +63,12 @@ pub struct Judgement {
 }
 
 impl Obedience {
-    /// With what the disks say.
-    pub fn new(obeyed: Option<Position>) -> Self {
+    /// With what the disks say, and links to so many namenodes.
+    pub fn new(obeyed: Option<Position>, namenodes: usize) -> Self {
         Self {
             obeyed,
             written: obeyed,
-            recovering: false,
+            recovering: vec![false; namenodes],
         }
     }
 
@@ -79,9 +82,14 @@ impl Obedience {
         self.written
     }
 
-    /// Judges a namenode that says so of itself.
-    pub fn judge(&mut self, authority: &Authority) -> Judgement {
-        let was_recovering = std::mem::replace(&mut self.recovering, authority.recovering);
+    /// Whether a command still holds that was given in this epoch: no later one is obeyed since.
+    pub fn holds(&self, epoch: Epoch) -> bool {
+        self.obeyed.is_some_and(|it| it.epoch == epoch)
+    }
+
+    /// Judges the namenode on a link, which says so of itself.
+    pub fn judge(&mut self, LinkId(link): LinkId, authority: &Authority) -> Judgement {
+        let was_recovering = std::mem::replace(&mut self.recovering[link], authority.recovering);
         let result = self.after(authority);
         let is_news = match result {
             Ok(obeyed) => self.obeyed.map(|it| it.epoch) != Some(obeyed.epoch),
@@ -137,9 +145,10 @@ impl Obedience {
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::timeline::Epoch;
-
     use super::*;
+
+    const ONE: LinkId = LinkId(0);
+    const TWO: LinkId = LinkId(1);
 
     fn at(number: u32, id: u64, record: u64) -> Authority {
         Authority {
@@ -153,7 +162,7 @@ mod tests {
 
     #[test]
     fn none_is_obeyed_that_is_older_or_beside() {
-        let mut obedience = Obedience::new(None);
+        let mut obedience = Obedience::new(None, 1);
         for (authority, is_obeyed) in [
             (at(5, 1, 10), true),
             (at(5, 1, 20), true),
@@ -168,10 +177,10 @@ mod tests {
                 recovering: true,
                 ..authority
             };
-            let judgement = obedience.judge(&recovering);
+            let judgement = obedience.judge(ONE, &recovering);
             assert_eq!(judgement.result, Err(Refusal::Recovering));
             let before = obedience.obeyed();
-            let judgement = obedience.judge(&authority);
+            let judgement = obedience.judge(ONE, &authority);
             assert_eq!(judgement.result.is_ok(), is_obeyed, "{authority:?}");
             if !is_obeyed {
                 assert_eq!(obedience.obeyed(), before);
@@ -179,15 +188,15 @@ mod tests {
         }
         let end = at(6, 2, 3).position;
         assert_eq!(obedience.obeyed(), Some(end));
-        let mut again = Obedience::new(Some(at(5, 1, 20).position));
-        assert!(again.judge(&at(5, 1, 15)).result.is_ok());
+        let mut again = Obedience::new(Some(at(5, 1, 20).position), 1);
+        assert!(again.judge(ONE, &at(5, 1, 15)).result.is_ok());
         assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
         assert_eq!(again.to_write(), None);
     }
 
     #[test]
     fn a_new_epoch_and_the_beginning_of_a_recovery_are_news() {
-        let mut obedience = Obedience::new(None);
+        let mut obedience = Obedience::new(None, 1);
         let recovering = Authority {
             recovering: true,
             ..at(5, 1, 1)
@@ -204,10 +213,40 @@ mod tests {
         ];
         for (authority, is_news) in news {
             assert_eq!(
-                obedience.judge(&authority).is_news,
+                obedience.judge(ONE, &authority).is_news,
                 is_news,
                 "{authority:?}"
             );
         }
+    }
+
+    #[test]
+    fn of_several_the_one_with_the_highest_epoch_is_obeyed() {
+        let mut obedience = Obedience::new(None, 2);
+        let standby = |authority| Authority {
+            recovering: true,
+            ..authority
+        };
+        let heard = [
+            (ONE, at(5, 1, 10), true, true),
+            (TWO, standby(at(5, 1, 9)), false, true),
+            // That one stands by is no news each time the other one speaks.
+            (ONE, at(5, 1, 11), true, false),
+            (TWO, standby(at(5, 1, 11)), false, false),
+            (TWO, at(6, 2, 12), true, true),
+            (ONE, at(5, 1, 12), false, false),
+            (ONE, standby(at(6, 2, 13)), false, true),
+            (TWO, at(6, 2, 13), true, false),
+        ];
+        for (link, authority, is_obeyed, is_news) in heard {
+            let judgement = obedience.judge(link, &authority);
+            assert_eq!(judgement.result.is_ok(), is_obeyed, "{authority:?}");
+            assert_eq!(judgement.is_news, is_news, "{authority:?}");
+            let later = obedience.obeyed().unwrap().epoch;
+            assert!(obedience.holds(later));
+            let earlier = at(4, 1, 0).position.epoch;
+            assert!(!obedience.holds(earlier));
+        }
+        assert_eq!(obedience.obeyed(), Some(at(6, 2, 13).position));
     }
 }

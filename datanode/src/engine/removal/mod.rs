@@ -18,6 +18,8 @@ use harvestfs_protocol::timeline::Position;
 
 pub use self::steps::{Step, Steps};
 use crate::engine::budget::Budget;
+use crate::engine::link::LinkId;
+use crate::engine::link::obedience::Obedience;
 
 /// All deletions that were commanded.
 #[derive(Debug)]
@@ -25,17 +27,19 @@ pub struct Removals {
     budget: Budget,
     /// What is to be deleted and is still there, in bytes.
     left_bytes: u64,
-    /// Commands given before a registration hold no longer; this is its number.
-    registration: u64,
+    /// Commands that a namenode gave before a registration with it hold no longer; by link, this is
+    /// the number of the last one.
+    registrations: Vec<u64>,
 }
 
 /// A command to delete replicas. It has to be [ended](Removals::end), whether they are deleted or not.
 #[derive(Debug)]
 #[must_use = "what is not deleted counts as left until the order is ended"]
 pub struct Order {
+    link: LinkId,
     registration: u64,
-    /// How far the namenode was that is obeyed.
-    obeyed: Option<Position>,
+    /// How far the namenode was that gave it, and is obeyed.
+    obeyed: Position,
     left_bytes: u64,
 }
 
@@ -49,15 +53,19 @@ pub enum Withheld {
     /// datanode has registered again.
     #[error("the datanode has registered again since it was commanded")]
     RegisteredAgain,
+    /// Another namenode leads since, which knows nothing of this command.
+    #[error("another namenode is obeyed since it was commanded")]
+    AnotherIsObeyed,
 }
 
 impl Removals {
-    /// With a budget of so many bytes in a second; 0 means no limit.
-    pub fn new(bytes_per_second: u64) -> Self {
+    /// With a budget of so many bytes in a second; 0 means no limit. Any of so many namenodes may
+    /// come to command.
+    pub fn new(bytes_per_second: u64, namenodes: usize) -> Self {
         Self {
             budget: Budget::new(bytes_per_second),
             left_bytes: 0,
-            registration: 0,
+            registrations: vec![0; namenodes],
         }
     }
 
@@ -69,38 +77,43 @@ impl Removals {
         wanted_bytes.saturating_sub(self.left_bytes)
     }
 
-    /// The datanode is about to register.
-    pub fn registering(&mut self) {
-        self.registration += 1;
+    /// The datanode is about to register on a link. What the namenodes on others commanded holds as
+    /// before.
+    pub fn registering(&mut self, LinkId(link): LinkId) {
+        self.registrations[link] += 1;
     }
 
-    /// The namenode that is `obeyed` until there commands to delete so many bytes.
-    pub fn ordered(&mut self, bytes: u64, obeyed: Option<Position>) -> Order {
+    /// The namenode on a link, which is `obeyed` until there, commands to delete so many bytes.
+    pub fn ordered(&mut self, link: LinkId, bytes: u64, obeyed: Position) -> Order {
         self.left_bytes += bytes;
         Order {
-            registration: self.registration,
+            link,
+            registration: self.registrations[link.0],
             obeyed,
             left_bytes: bytes,
         }
     }
 
-    /// Whether a replica may be deleted now, with what the disks say of the namenode that was obeyed.
+    /// Whether a replica may be deleted now, with what is obeyed, in memory and on the disks.
     ///
     /// # Errors
     /// Why not.
-    pub fn may_delete(&self, order: &Order, written: Option<Position>) -> Result<(), Withheld> {
+    pub fn may_delete(&self, order: &Order, obedience: &Obedience) -> Result<(), Withheld> {
         assert!(
-            order.registration <= self.registration,
+            order.registration <= self.registrations[order.link.0],
             "commanded after registration {}, and the last one was {}: {order:?}",
             order.registration,
-            self.registration
+            self.registrations[order.link.0]
         );
         let place = |position: Position| (position.epoch, position.record);
-        if order.obeyed.map(place) > written.map(place) {
+        if Some(place(order.obeyed)) > obedience.written().map(place) {
             return Err(Withheld::NotWritten);
         }
-        if order.registration != self.registration {
+        if order.registration != self.registrations[order.link.0] {
             return Err(Withheld::RegisteredAgain);
+        }
+        if !obedience.holds(order.obeyed.epoch) {
+            return Err(Withheld::AnotherIsObeyed);
         }
         Ok(())
     }

@@ -8,11 +8,12 @@ use harvestfs_protocol::node::ReplicaChange;
 
 use super::super::layout::PAGE_BYTES;
 use super::*;
+use crate::engine::link::LinkId;
 use crate::testing::disks::{Fault, FaultyDisk};
 
 fn store_with_threads(path: &Path, disk: &Arc<FaultyDisk>, threads: usize) -> BlockStore {
     let volume = Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), threads).unwrap();
-    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20)
+    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20, 1)
 }
 
 /// A store whose only thread waits for the disk, with what is done to it before.
@@ -154,7 +155,7 @@ async fn a_replica_that_is_created_too_late_is_known() {
     assert_eq!(changes(&store), []);
     tokio::time::resume();
     answer(&disk, &store).await;
-    store.changes().wait().await;
+    store.changes().of(LinkId(0)).wait().await;
     assert!(
         matches!(changes(&store)[..], [ReplicaChange::Have(report)] if report.block == BlockId(1))
     );

@@ -20,6 +20,7 @@ use rand::{Rng, SeedableRng};
 use super::buffer::Buffer;
 use super::volume::Volume;
 use super::*;
+use crate::engine::link::LinkId;
 use crate::engine::link::changes::Pending;
 
 pub const BLOCK_BYTES: u64 = 16 << 20;
@@ -35,7 +36,7 @@ pub fn options(path: &Path, quota_bytes: u64) -> VolumeOptions {
 /// A store over one volume at `path`.
 pub fn store_at(path: &Path, quota_bytes: u64, disk: Arc<dyn Disk>) -> BlockStore {
     let volume = Volume::open(&options(path, quota_bytes), "dn1", disk, 2).unwrap();
-    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20)
+    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20, 1)
 }
 
 pub fn real_store(path: &Path) -> BlockStore {
@@ -99,7 +100,7 @@ pub async fn read(
 
 /// All changes so far.
 pub fn changes(store: &BlockStore) -> Vec<harvestfs_protocol::node::ReplicaChange> {
-    match store.changes().lock().take() {
+    match store.changes().of(LinkId(0)).lock().take() {
         Pending::Changes(changes) => changes.into_iter().map(|(_, change)| change).collect(),
         Pending::Everything => panic!("not that many changes"),
     }

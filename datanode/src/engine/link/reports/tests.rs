@@ -18,21 +18,14 @@ enum Replica {
 }
 
 /// The volumes of a datanode.
+#[derive(Default)]
 struct Volumes {
     replicas: BTreeMap<(StorageId, BlockId), Replica>,
-    changes: Changes,
 }
 
 impl Volumes {
-    fn new() -> Self {
-        Self {
-            replicas: BTreeMap::new(),
-            changes: Changes::with_limits(4 * PART_MAX, PART_MAX),
-        }
-    }
-
-    /// As the store does it: the change and the entry in one step.
-    fn change(&mut self, storage: StorageId, block: BlockId, what: u8) {
+    /// What changes, for all namenodes, if anything does.
+    fn change(&mut self, storage: StorageId, block: BlockId, what: u8) -> Option<ReplicaChange> {
         let known = self.replicas.get(&(storage, block)).copied();
         let change = match (known, what % 4) {
             (None | Some(Replica::Readable(_)), 0..=1) => {
@@ -57,9 +50,9 @@ impl Volumes {
                 self.replicas.remove(&(storage, block));
                 ReplicaChange::Deleted(block)
             }
-            (None, _) => return,
+            (None, _) => return None,
         };
-        self.changes.push(storage, change);
+        Some(change)
     }
 
     fn listed(&self, storage: StorageId) -> Vec<ReplicaReport> {
@@ -136,25 +129,29 @@ enum Fate {
     AnswerLost,
 }
 
-struct World {
-    volumes: Volumes,
+/// The link to a namenode, and the namenode.
+struct Link {
     namenode: Namenode,
+    changes: Changes,
     reports: Reports,
     asked: VecDeque<StorageId>,
     /// Parts that are still to be sent of a full report.
     unsent: VecDeque<BlockReport>,
     is_known: bool,
+    /// Full reports since the last registration.
+    full_reports: usize,
 }
 
-impl World {
+impl Link {
     fn new() -> Self {
         Self {
-            volumes: Volumes::new(),
             namenode: Namenode::default(),
+            changes: Changes::with_limits(4 * PART_MAX, PART_MAX),
             reports: Reports::default(),
             asked: VecDeque::new(),
             unsent: VecDeque::new(),
             is_known: false,
+            full_reports: 0,
         }
     }
 
@@ -163,13 +160,14 @@ impl World {
         self.asked.clear();
         self.unsent.clear();
         self.is_known = false;
+        self.full_reports = 0;
         // A namenode that was restarted knows nothing; one that was not, what it was told.
         self.namenode.parts.clear();
     }
 
     /// A corrupt replica that is gone is not always known to be gone: full reports say nothing of those.
-    fn check_known(&self) -> Result<(), TestCaseError> {
-        let here = &self.volumes.replicas;
+    fn check_known(&self, volumes: &Volumes) -> Result<(), TestCaseError> {
+        let here = &volumes.replicas;
         let mut known = self.namenode.replicas.clone();
         known.retain(|at, replica| here.contains_key(at) || *replica != Replica::Corrupt);
         prop_assert_eq!(&known, here);
@@ -177,7 +175,7 @@ impl World {
     }
 
     /// One step of what sends reports; false when it waits.
-    fn step(&mut self, fate: Fate) -> bool {
+    fn step(&mut self, volumes: &Volumes, fate: Fate) -> bool {
         if let Some(part) = self.unsent.pop_front() {
             if fate != Fate::Lost {
                 self.namenode.take_part(part);
@@ -187,17 +185,18 @@ impl World {
             }
             return true;
         }
-        let (asked, changes) = (&mut self.asked, &mut self.volumes.changes);
-        match self.reports.next(changes, || asked.pop_front()) {
+        let asked = &mut self.asked;
+        match self.reports.next(&mut self.changes, || asked.pop_front()) {
             Step::ListVolumes => self.reports.volumes(STORAGES.to_vec()),
             Step::ReportVolume(storage) => {
-                let replicas = self.volumes.listed(storage);
+                let replicas = volumes.listed(storage);
+                self.full_reports += 1;
                 self.unsent = parts_of(storage, &replicas, PART_MAX).collect();
             }
             Step::ListCorrupt => {
-                for (storage, block) in self.volumes.corrupt() {
+                for (storage, block) in volumes.corrupt() {
                     let change = ReplicaChange::Corrupt(block);
-                    self.volumes.changes.push(storage, change);
+                    self.changes.push(storage, change);
                 }
                 self.is_known = true;
             }
@@ -207,7 +206,7 @@ impl World {
                     self.namenode.take_changes(&changes);
                 }
                 if fate != Fate::Answered {
-                    self.volumes.changes.put_back(changes);
+                    self.changes.put_back(changes);
                     self.reconnect();
                 }
             }
@@ -217,61 +216,101 @@ impl World {
     }
 }
 
+/// A datanode with two namenodes.
+struct World {
+    volumes: Volumes,
+    links: [Link; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            volumes: Volumes::default(),
+            links: [Link::new(), Link::new()],
+        }
+    }
+
+    /// As the store does it: the changes and the entry in one step.
+    fn change(&mut self, storage: StorageId, block: BlockId, what: u8) {
+        if let Some(change) = self.volumes.change(storage, block, what) {
+            for link in &mut self.links {
+                link.changes.push(storage, change);
+            }
+        }
+    }
+
+    /// One step of what sends reports on a link; false when it waits.
+    fn step(&mut self, link: usize, fate: Fate) -> bool {
+        self.links[link].step(&self.volumes, fate)
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Change(usize, u64, u8),
-    Asked(usize),
-    Step(Fate),
-    NamenodeRestarts,
+    Asked(usize, usize),
+    Step(usize, Fate),
+    NamenodeRestarts(usize),
 }
 
 fn event() -> impl Strategy<Value = Event> {
+    let link = 0..2usize;
+    let step = |fate| (0..2usize).prop_map(move |link| Event::Step(link, fate));
     prop_oneof![
         6 => (0..STORAGES.len(), 0..BLOCKS, any::<u8>())
             .prop_map(|(storage, block, what)| Event::Change(storage, block, what)),
-        1 => (0..STORAGES.len()).prop_map(Event::Asked),
-        12 => Just(Event::Step(Fate::Answered)),
-        1 => Just(Event::Step(Fate::Lost)),
-        1 => Just(Event::Step(Fate::AnswerLost)),
-        1 => Just(Event::NamenodeRestarts),
+        1 => (link.clone(), 0..STORAGES.len())
+            .prop_map(|(link, storage)| Event::Asked(link, storage)),
+        20 => step(Fate::Answered),
+        1 => step(Fate::Lost),
+        1 => step(Fate::AnswerLost),
+        1 => link.prop_map(Event::NamenodeRestarts),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever changes while reports are under way, and whichever of them or their answers are lost: when
-    /// there is nothing more to report, the namenode knows what is here, and takes nothing for readable that is
-    /// not.
+    /// Whatever changes while reports are under way, and whichever of them or their answers are
+    /// lost on which link: when there is nothing more to report, each namenode knows what is here,
+    /// and takes nothing for readable that is not.
     #[test]
-    fn the_namenode_learns_what_is_here(events in prop::collection::vec(event(), 1..150)) {
+    fn each_namenode_learns_what_is_here(events in prop::collection::vec(event(), 1..200)) {
         let mut world = World::new();
         for event in events {
             match event {
                 Event::Change(storage, block, what) => {
                     // A block has one replica on a datanode.
                     let storage = STORAGES[(storage + block as usize) % STORAGES.len()];
-                    world.volumes.change(storage, BlockId(block), what);
+                    world.change(storage, BlockId(block), what);
                 }
-                Event::Asked(storage) => world.asked.push_back(STORAGES[storage]),
-                Event::Step(fate) => {
-                    if !world.step(fate) {
-                        world.check_known()?;
+                Event::Asked(link, storage) => world.links[link].asked.push_back(STORAGES[storage]),
+                Event::Step(link, fate) => {
+                    if !world.step(link, fate) {
+                        world.links[link].check_known(&world.volumes)?;
                     }
                 }
-                Event::NamenodeRestarts => {
-                    world.namenode = Namenode::default();
-                    world.reconnect();
+                Event::NamenodeRestarts(link) => {
+                    world.links[link].namenode = Namenode::default();
+                    world.links[link].reconnect();
                 }
             }
         }
         let mut steps = 0;
-        while world.step(Fate::Answered) {
+        while world.step(0, Fate::Answered) | world.step(1, Fate::Answered) {
             steps += 1;
             prop_assert!(steps < 500, "reports do not come to an end");
         }
-        prop_assert!(world.is_known);
-        world.check_known()?;
+        for link in &world.links {
+            prop_assert!(link.is_known);
+            link.check_known(&world.volumes)?;
+        }
+        // What one of them loses from here on has nothing sent to the other one in full.
+        let full_reports = world.links[0].full_reports;
+        world.links[1].reconnect();
+        while world.step(0, Fate::Answered) | world.step(1, Fate::Answered) {}
+        prop_assert_eq!(world.links[0].full_reports, full_reports);
+        world.links[1].check_known(&world.volumes)?;
     }
 }
 
