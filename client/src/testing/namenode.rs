@@ -26,7 +26,7 @@ use harvestfs_protocol::types::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::serving::accept;
+use super::serving::{Member, Part, accept};
 use super::{any_port, bind, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
@@ -93,7 +93,8 @@ impl Namenode {
             block_bytes,
             state: Mutex::new(State::formatted(replication, block_bytes)),
         });
-        tokio::spawn(accept(shared.clone(), endpoint.clone()));
+        let leads = Arc::new(Mutex::new(Part::Leads));
+        tokio::spawn(accept(shared.clone(), endpoint.clone(), leads));
         Self {
             shared,
             identity,
@@ -112,12 +113,29 @@ impl Namenode {
         endpoint.close("crashed");
         endpoint.wait_idle(Duration::from_secs(5)).await.unwrap();
         drop(endpoint);
+        self.begin_epoch();
+    }
+
+    /// What is not durable is forgotten, and no session is connected.
+    fn begin_epoch(&self) {
         let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
         state.acks.clear();
         for sender in state.sessions.values_mut() {
             *sender = None;
         }
+    }
+
+    /// Another namenode with the same journal.
+    pub(crate) fn member(&self, part: Part) -> Member {
+        let endpoint = bind(any_port(), &self.identity);
+        Member::start(self.shared.clone(), endpoint, part)
+    }
+
+    /// Another member leads from now on: all others are to play other parts before.
+    pub(crate) fn elect(&self, member: &Member) {
+        self.begin_epoch();
+        member.plays(Part::Leads);
     }
 
     /// Starts again after [`Namenode::crash`], at the same address.
@@ -130,7 +148,8 @@ impl Namenode {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        tokio::spawn(accept(self.shared.clone(), endpoint.clone()));
+        let leads = Arc::new(Mutex::new(Part::Leads));
+        tokio::spawn(accept(self.shared.clone(), endpoint.clone(), leads));
         *self.endpoint.lock() = Some(endpoint);
     }
 

@@ -370,10 +370,10 @@ mod tests {
 
     fn namenode() -> impl Strategy<Value = Namenode> {
         prop_oneof![
-            Just(Namenode::Leads),
+            1 => Just(Namenode::Leads),
             3 => Just(Namenode::Stands),
-            Just(Namenode::Hangs),
-            Just(Namenode::Refuses),
+            1 => Just(Namenode::Hangs),
+            1 => Just(Namenode::Refuses),
         ]
     }
 
