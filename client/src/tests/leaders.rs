@@ -196,7 +196,6 @@ async fn a_slow_answer_is_no_reason_to_leave() {
     assert!(asking.await.unwrap().unwrap_err().is_gone());
 
     // Nor is one that hangs while no other leads.
-    let hint = Some(group.members[0].addr());
     group.members[0].plays(Part::Hangs);
     let asking = tokio::spawn({
         let client = client.clone();
@@ -204,7 +203,6 @@ async fn a_slow_answer_is_no_reason_to_leave() {
     });
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert!(!asking.is_finished());
-    assert_eq!(hint, group.options().namenodes.first().copied());
     group.members[0].plays(Part::Leads);
     assert!(asking.await.unwrap().unwrap_err().is_gone());
     let after = session.link(Duration::ZERO).await.unwrap();

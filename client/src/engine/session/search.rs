@@ -342,8 +342,8 @@ mod tests {
     fn during_an_election_those_that_stand_are_asked_again_on_their_connections() {
         let mut now = some_time();
         let mut search = Search::among(2, None, now);
+        assert_eq!(steps(&mut search, now), [(0, FIRST_DIAL), (1, FIRST_DIAL)]);
         for index in 0..2 {
-            search.next(now);
             search.came(index, Outcome::Connected, 0.0, now);
         }
         let mut pauses = Vec::new();
