@@ -26,7 +26,7 @@ use harvestfs_protocol::types::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::serving::{Member, Part, accept};
+use super::serving::{Part, accept};
 use super::{any_port, bind, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
@@ -37,8 +37,8 @@ const EXTENTS_PER_REPLY: usize = 3;
 
 /// See the module.
 pub(crate) struct Namenode {
-    shared: Arc<Shared>,
-    identity: Identity,
+    pub(super) shared: Arc<Shared>,
+    pub(super) identity: Identity,
     addr: SocketAddr,
     /// None while it is stopped.
     endpoint: Mutex<Option<Endpoint>>,
@@ -117,25 +117,13 @@ impl Namenode {
     }
 
     /// What is not durable is forgotten, and no session is connected.
-    fn begin_epoch(&self) {
+    pub(super) fn begin_epoch(&self) {
         let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
         state.acks.clear();
         for sender in state.sessions.values_mut() {
             *sender = None;
         }
-    }
-
-    /// Another namenode with the same journal.
-    pub(crate) fn member(&self, part: Part) -> Member {
-        let endpoint = bind(any_port(), &self.identity);
-        Member::start(self.shared.clone(), endpoint, part)
-    }
-
-    /// Another member leads from now on: all others are to play other parts before.
-    pub(crate) fn elect(&self, member: &Member) {
-        self.begin_epoch();
-        member.plays(Part::Leads);
     }
 
     /// Starts again after [`Namenode::crash`], at the same address.

@@ -11,7 +11,8 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{CloseCode, Connection, Endpoint, RpcServer};
 use parking_lot::Mutex;
 
-use super::namenode::Shared;
+use super::namenode::{Namenode, Shared};
+use super::{any_port, bind};
 
 /// What a namenode does among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,20 @@ impl Member {
     /// Ends its connections, and answers nothing any more.
     pub(crate) fn stop(&self) {
         self.endpoint.close("stopped");
+    }
+}
+
+impl Namenode {
+    /// Another namenode with the same journal.
+    pub(crate) fn member(&self, part: Part) -> Member {
+        let endpoint = bind(any_port(), &self.identity);
+        Member::start(self.shared.clone(), endpoint, part)
+    }
+
+    /// Another member leads from now on: all others are to play other parts before.
+    pub(crate) fn elect(&self, member: &Member) {
+        self.begin_epoch();
+        member.plays(Part::Leads);
     }
 }
 

@@ -73,8 +73,8 @@ enum Fault {
     Hangs,
 }
 
-/// The longest that an operation takes of a program that makes directories one after the other, while another
-/// namenode comes to lead. Everything is done, and once.
+/// The longest that an operation takes of a program that makes directories one after the other,
+/// while another namenode comes to lead. Everything is done, and once.
 async fn gap(fault: Fault) -> Duration {
     let group = Group::start().await;
     let client = group.client().await;

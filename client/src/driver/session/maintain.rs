@@ -139,8 +139,8 @@ async fn keep_alive(session: &Session, link: &Link) -> String {
     }
 }
 
-/// When answers do not come, asks the namenode for a sign of life, and then the others whether one of
-/// them leads. Until one does, the connection is kept: no other can be of use. Returns why it is
+/// When answers do not come, asks the namenode for a sign of life, and then the others whether one
+/// of them leads. Until one does, the connection is kept: no other can be of use. Returns why it is
 /// to be given up.
 async fn doubt(session: &Session, link: &Link) -> String {
     let Some(doubts) = &link.doubts else {

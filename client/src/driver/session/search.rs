@@ -133,7 +133,8 @@ impl<'a> Searching<'a> {
     /// Opens a session, or resumes that of a link, at the namenode that leads.
     ///
     /// # Errors
-    /// With `is_first` the last failure, when all will repeat. Otherwise none: it tries until it works.
+    /// With `is_first` the last failure, when all will repeat. Otherwise none: it tries until it
+    /// works.
     pub(super) async fn open(
         &mut self,
         resume: Option<&'a Link>,

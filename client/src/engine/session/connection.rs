@@ -8,8 +8,8 @@ use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
 /// How often the lease is looked at between two keepalives: timers stop while the machine is
 /// suspended, and the lease does not.
 const LEASE_LOOKS: u32 = 5;
-/// Where there are several namenodes: after a request had no answer for so long, the one that leads is
-/// asked for a sign of life.
+/// Where there are several namenodes: after a request had no answer for so long, the one that leads
+/// is asked for a sign of life.
 pub(crate) const DOUBT_AFTER: Duration = Duration::from_millis(300);
 /// Without one for so long, the others are asked whether one of them leads.
 pub(crate) const SIGN_OF_LIFE_WITHIN: Duration = Duration::from_millis(300);
