@@ -419,13 +419,11 @@ impl Session {
         };
         for request in requests {
             let answer = link.ask(&request, ATTEMPT_DEADLINE).await;
-            match answer.map_err(|error| unreachable(Duration::ZERO, &error))? {
-                Err(error @ FsError::NotLeader { leader }) => {
-                    self.deposed(link, leader);
-                    return Err(error.into());
-                }
-                // Other refusals were answers before.
-                Ok(_) | Err(_) => {}
+            let answer = answer.map_err(|error| unreachable(Duration::ZERO, &error))?;
+            // Other refusals were answers before.
+            if let Err(error @ FsError::NotLeader { leader }) = answer {
+                self.deposed(link, leader);
+                return Err(error.into());
             }
         }
         Ok(())
