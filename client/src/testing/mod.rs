@@ -16,6 +16,7 @@ use harvestfs_protocol::unix_now_ms;
 
 pub(crate) use datanode::{Datanode, Mood};
 pub(crate) use namenode::Namenode;
+pub(crate) use serving::{Member, Part};
 
 use crate::{Client, ClientOptions};
 

@@ -26,7 +26,7 @@ use harvestfs_protocol::types::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::serving::accept;
+use super::serving::{Part, accept};
 use super::{any_port, bind, token_key, unix_ms_now};
 
 /// How long the author of a mutation waits for caches elsewhere.
@@ -37,8 +37,8 @@ const EXTENTS_PER_REPLY: usize = 3;
 
 /// See the module.
 pub(crate) struct Namenode {
-    shared: Arc<Shared>,
-    identity: Identity,
+    pub(super) shared: Arc<Shared>,
+    pub(super) identity: Identity,
     addr: SocketAddr,
     /// None while it is stopped.
     endpoint: Mutex<Option<Endpoint>>,
@@ -93,7 +93,8 @@ impl Namenode {
             block_bytes,
             state: Mutex::new(State::formatted(replication, block_bytes)),
         });
-        tokio::spawn(accept(shared.clone(), endpoint.clone()));
+        let leads = Arc::new(Mutex::new(Part::Leads));
+        tokio::spawn(accept(shared.clone(), endpoint.clone(), leads));
         Self {
             shared,
             identity,
@@ -112,6 +113,11 @@ impl Namenode {
         endpoint.close("crashed");
         endpoint.wait_idle(Duration::from_secs(5)).await.unwrap();
         drop(endpoint);
+        self.begin_epoch();
+    }
+
+    /// What is not durable is forgotten, and no session is connected.
+    pub(super) fn begin_epoch(&self) {
         let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
         state.acks.clear();
@@ -130,7 +136,8 @@ impl Namenode {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        tokio::spawn(accept(self.shared.clone(), endpoint.clone()));
+        let leads = Arc::new(Mutex::new(Part::Leads));
+        tokio::spawn(accept(self.shared.clone(), endpoint.clone(), leads));
         *self.endpoint.lock() = Some(endpoint);
     }
 

@@ -1,26 +1,100 @@
 //! How the test namenode takes connections and answers requests.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{CloseCode, Connection, Endpoint, RpcServer};
+use parking_lot::Mutex;
 
-use super::namenode::Shared;
+use super::namenode::{Namenode, Shared};
+use super::{any_port, bind};
 
-pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {
+/// What a namenode does among others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Leads,
+    Stands {
+        leader: Option<SocketAddr>,
+    },
+    /// As a process that is stopped.
+    Hangs,
+}
+
+/// One of several namenodes.
+pub(crate) struct Member {
+    addr: SocketAddr,
+    endpoint: Endpoint,
+    part: Arc<Mutex<Part>>,
+}
+
+impl Member {
+    pub(super) fn start(shared: Arc<Shared>, endpoint: Endpoint, part: Part) -> Self {
+        let member = Self {
+            addr: endpoint.local_addr().unwrap(),
+            endpoint: endpoint.clone(),
+            part: Arc::new(Mutex::new(part)),
+        };
+        tokio::spawn(accept(shared, endpoint, member.part.clone()));
+        member
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(crate) fn plays(&self, part: Part) {
+        *self.part.lock() = part;
+    }
+
+    /// Ends its connections, and answers nothing any more.
+    pub(crate) fn stop(&self) {
+        self.endpoint.close("stopped");
+    }
+}
+
+impl Namenode {
+    /// Another namenode with the same journal.
+    pub(crate) fn member(&self, part: Part) -> Member {
+        let endpoint = bind(any_port(), &self.identity);
+        Member::start(self.shared.clone(), endpoint, part)
+    }
+
+    /// Another member leads from now on: all others are to play other parts before.
+    pub(crate) fn elect(&self, member: &Member) {
+        self.begin_epoch();
+        member.plays(Part::Leads);
+    }
+}
+
+/// The part that is played, once that is not to hang.
+async fn played(part: &Mutex<Part>) -> Part {
+    loop {
+        let now = *part.lock();
+        if now != Part::Hangs {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint, part: Arc<Mutex<Part>>) {
     while let Some(incoming) = endpoint.accept().await {
-        let shared = shared.clone();
+        let (shared, part) = (shared.clone(), part.clone());
         tokio::spawn(async move {
+            played(&part).await;
             if let Ok(connection) = incoming.establish().await {
-                serve(shared, connection).await;
+                serve(shared, connection, &part).await;
             }
         });
     }
 }
 
-async fn serve(shared: Arc<Shared>, connection: Connection) {
+async fn serve(shared: Arc<Shared>, connection: Connection, part: &Mutex<Part>) {
     let Ok((kind, sender, receiver)) = connection.accept_stream().await else {
         return;
     };
@@ -30,6 +104,10 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     let notices = server.notice_sender();
     let mut session = None;
     while let Ok(Some((request, responder))) = server.next().await {
+        if let Part::Stands { leader } = played(part).await {
+            responder.send(&Err(FsError::NotLeader { leader }));
+            continue;
+        }
         if let Request::OpenSession(open) = &request {
             let opened = shared.open_session(open.resume, notices.clone());
             session = opened.as_ref().ok().map(|opened| opened.session);

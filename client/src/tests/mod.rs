@@ -2,6 +2,7 @@
 
 mod faults;
 mod files;
+mod leaders;
 mod models;
 mod names;
 mod overtaken;

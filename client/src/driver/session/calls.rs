@@ -8,6 +8,7 @@
 //! order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use harvestfs_protocol::error::FsError;
@@ -25,7 +26,7 @@ use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::listener::Invalidation;
 use super::sequences::Numbered;
-use super::{Link, Session};
+use super::{Link, Session, unreachable};
 use crate::driver::clock;
 use crate::engine::cache::Ticket;
 use crate::engine::session::call::{
@@ -409,16 +410,21 @@ impl Session {
     /// Replays on a new connection what the namenode may have forgotten in a crash.
     ///
     /// # Errors
-    /// The connection failed again.
-    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), RpcError> {
+    /// The connection failed again, or the namenode does not lead any more.
+    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), ClientError> {
         let requests: Vec<Arc<Request>> = {
             let unconfirmed = self.unconfirmed.lock();
             let waiting = unconfirmed.waiting();
             waiting.map(|(_, request)| request.clone()).collect()
         };
         for request in requests {
-            // Refusals were answers before.
-            let _ = link.rpc.call(&request, ATTEMPT_DEADLINE).await?;
+            let answer = link.ask(&request, ATTEMPT_DEADLINE).await;
+            let answer = answer.map_err(|error| unreachable(Duration::ZERO, &error))?;
+            // Other refusals were answers before.
+            if let Err(error @ FsError::NotLeader { leader }) = answer {
+                self.deposed(link, leader);
+                return Err(error.into());
+            }
         }
         Ok(())
     }
@@ -453,11 +459,13 @@ impl Session {
             let link = self.link(call.left(clock::now())).await;
             let link = link.map_err(|error| call.unanswered(error))?;
             let deadline = call.attempt(link.generation, clock::now())?;
-            let failure = match link.rpc.call(request, deadline).await {
+            let failure = match link.ask(request, deadline).await {
                 Ok(Ok(reply)) => return Ok(reply),
                 Ok(Err(error)) => {
-                    if error == FsError::SessionExpired {
-                        self.session_expired(&link);
+                    match &error {
+                        FsError::SessionExpired => self.session_expired(&link),
+                        FsError::NotLeader { leader } => self.deposed(&link, *leader),
+                        _ => {}
                     }
                     Failure::Refused(error)
                 }

@@ -1,7 +1,7 @@
 //! The task that keeps a session alive: keepalives, notices, and another connection when one is lost.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::Notice;
@@ -12,9 +12,9 @@ use harvestfs_protocol::transport::{CloseCode, NOTICES_QUEUED_MAX};
 use tokio::sync::mpsc;
 
 use super::listener::Invalidation;
-use super::{KEEPALIVE_DEADLINE, Link, LinkState, Session, unreachable};
-use crate::engine::session::connection::{Due, KeepAlive, Reconnect};
-use crate::error::ClientError;
+use super::search::Searching;
+use super::{KEEPALIVE_DEADLINE, Link, LinkState, Session};
+use crate::engine::session::connection::{Due, KeepAlive, Reconnect, SIGN_OF_LIFE_WITHIN};
 
 /// Keeps the session alive and reconnects until the client is closed.
 pub(super) async fn maintain(
@@ -49,40 +49,49 @@ pub(super) async fn maintain(
 
 /// Tries until it works; none when the client is closed.
 async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::Receiver<Notice>)> {
-    let mut attempts = Reconnect::default();
+    let mut reconnect = Reconnect::default();
     loop {
-        let stopped = session.stop.notified();
+        let mut stopped = pin!(session.stop.notified());
         if session.is_closed() {
             return None;
         }
-        tokio::select! {
-            biased;
-            result = resume(session, link) => match result {
-                Ok(connected) => return Some(connected),
-                Err(error) => tracing::debug!(%error, "cannot reconnect yet"),
-            },
-            () = stopped => return None,
+        let mut resumed = pin!(resume(session, link));
+        let resumed = loop {
+            tokio::select! {
+                biased;
+                resumed = &mut resumed => break resumed,
+                () = &mut stopped => return None,
+                () = tokio::time::sleep(KeepAlive::LOOK_INTERVAL) => {}
+            }
+            if reconnect.look(session.lease_remaining()) {
+                session.forget_everything().await;
+            }
+        };
+        match resumed {
+            Ok(connected) => return Some(connected),
+            Err(reason) => tracing::debug!(reason, "the connection was lost again at once"),
         }
-        let retry = attempts.failed(session.lease_remaining());
-        if retry.forget {
-            session.forget_everything().await;
-        }
-        tokio::time::sleep(retry.pause).await;
+        tokio::time::sleep(reconnect.failed()).await;
     }
 }
 
 /// Connects, and replays what the namenode may have forgotten.
+///
+/// # Errors
+/// Why the new connection was lost meanwhile.
 async fn resume(
     session: &Arc<Session>,
     link: &Link,
-) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
-    let connected = session.try_connect(Some(link)).await;
-    let (link, notices) = connected.map_err(|failure| failure.error)?;
-    session
-        .repeat_unconfirmed(&link)
-        .await
-        .map_err(|error| unreachable(Duration::ZERO, &error))?;
-    Ok((link, notices))
+) -> Result<(Link, mpsc::Receiver<Notice>), String> {
+    let mut searching = Searching::everywhere(session);
+    let connected = searching.open(Some(link), false).await;
+    let (link, notices) = connected.map_err(|error| error.to_string())?;
+    let repeated = tokio::select! {
+        biased;
+        repeated = session.repeat_unconfirmed(&link) => repeated.map_err(|error| error.to_string()),
+        reason = doubt(session, &link) => Err(reason),
+    };
+    repeated.map(|()| (link, notices))
 }
 
 /// Sends keepalives and handles notices until the connection fails; returns why it did.
@@ -94,13 +103,14 @@ async fn serve(
     tokio::select! {
         biased;
         reason = keep_alive(session, link) => reason,
+        reason = doubt(session, link) => reason,
         reason = take_notices(session, link, notices) => reason,
         error = link.rpc.connection().closed() => error.to_string(),
         () = session.stop.notified() => "closed".into(),
     }
 }
 
-async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
+async fn keep_alive(session: &Session, link: &Link) -> String {
     let mut keep_alive = KeepAlive::default();
     loop {
         tokio::time::sleep(KeepAlive::LOOK_INTERVAL).await;
@@ -110,7 +120,7 @@ async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
             Due::KeepAlive => {}
         }
         let sent = since_boot();
-        match link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
+        match link.ask(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
             Ok(Ok(_)) => {
                 if session.lease_remaining().is_zero() {
                     // The namenode may have stopped sending us notices meanwhile.
@@ -123,14 +133,55 @@ async fn keep_alive(session: &Arc<Session>, link: &Arc<Link>) -> String {
                 };
                 session.lease.renew(from);
             }
-            Ok(Err(FsError::SessionExpired)) => {
-                session.session_expired(link);
-                return "the session has expired".into();
-            }
-            Ok(Err(error)) => return error.to_string(),
+            Ok(Err(error)) => return refused(session, link, &error),
             Err(error) => return error.to_string(),
         }
     }
+}
+
+/// When answers do not come, asks the namenode for a sign of life, and then the others whether one
+/// of them leads. Until one does, the connection is kept: no other can be of use. Returns why it is
+/// to be given up.
+async fn doubt(session: &Session, link: &Link) -> String {
+    let Some(doubts) = &link.doubts else {
+        return std::future::pending().await;
+    };
+    loop {
+        doubts.notified().await;
+        // It is answered at once by a namenode that leads, whatever its journal is busy with.
+        let sign = link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE);
+        let mut sign = pin!(sign);
+        let early = tokio::time::timeout(SIGN_OF_LIFE_WITHIN, &mut sign).await;
+        let sign = match early {
+            Ok(sign) => sign,
+            Err(_) => {
+                let mut elsewhere = Searching::elsewhere(session, link.namenode);
+                tokio::select! {
+                    biased;
+                    sign = sign => sign,
+                    leader = elsewhere.find() => {
+                        *session.leader.lock() = Some(leader);
+                        return "it does not answer, and another one leads".into();
+                    }
+                }
+            }
+        };
+        match sign {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return refused(session, link, &error),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// A keepalive was refused.
+fn refused(session: &Session, link: &Link, error: &FsError) -> String {
+    match error {
+        FsError::SessionExpired => session.session_expired(link),
+        FsError::NotLeader { leader } => session.deposed(link, *leader),
+        _ => {}
+    }
+    error.to_string()
 }
 
 async fn take_notices(

@@ -6,8 +6,11 @@ pub(crate) mod holds;
 pub(crate) mod listener;
 mod listing;
 mod maintain;
+mod search;
 mod sequences;
 
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,8 +24,7 @@ use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::since_boot;
 use harvestfs_protocol::transport::{
-    CloseCode, Connection, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError,
-    TransportOptions,
+    CloseCode, Endpoint, NOTICES_QUEUED_MAX, RpcClient, RpcError, TransportError, TransportOptions,
 };
 use harvestfs_protocol::types::PlacementRules;
 use harvestfs_protocol::watch;
@@ -32,19 +34,21 @@ use tokio::sync::{Notify, mpsc};
 
 use self::holds::Holds;
 use self::listener::{CacheListener, Invalidation};
+use self::search::{Failure, Searching};
 use self::sequences::{Numbered, Sequences};
 use crate::driver::clock;
 use crate::engine::cache::MetaCache;
 use crate::engine::cache::listings::Listings;
-use crate::engine::session::connection::{Ended, Reconnect};
+use crate::engine::session::connection::{DOUBT_AFTER, Ended};
 use crate::engine::session::delegations::Delegations;
 use crate::engine::session::lease::Lease;
+use crate::engine::session::search::DIAL_DEADLINE;
 use crate::engine::session::sequences::Unconfirmed;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
-/// Dialling one address and the version exchange.
-const DIAL_DEADLINE: Duration = Duration::from_secs(3);
+/// Taking leave.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(3);
 /// The answer to `OpenSession` may wait for the namenode's journal.
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
@@ -60,6 +64,28 @@ pub(crate) struct Link {
     pub(crate) generation: u64,
     /// When the session was asked for, since the machine started: its lease counts from here.
     asked: Duration,
+    /// Which of the namenodes it is with.
+    namenode: usize,
+    /// Where there are others: a request has waited for long, so perhaps another one leads by now.
+    doubts: Option<Notify>,
+}
+
+impl Link {
+    /// As a call of [`Rpc`]. While no answer comes, there are doubts.
+    async fn ask(&self, request: &Request, deadline: Duration) -> Result<Response, RpcError> {
+        let answer = self.rpc.call(request, deadline);
+        let Some(doubts) = &self.doubts else {
+            return answer.await;
+        };
+        let mut answer = pin!(answer);
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return answer,
+                () = tokio::time::sleep(DOUBT_AFTER) => doubts.notify_one(),
+            }
+        }
+    }
 }
 
 /// Whether the namenode can be asked.
@@ -88,6 +114,8 @@ pub(crate) struct Session {
     unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
     link: watch::Sender<LinkState>,
     namenode: Peer,
+    /// The place in the options of the namenode that is thought to lead.
+    leader: Mutex<Option<usize>>,
     lease: Lease,
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
     ended: Mutex<Ended>,
@@ -97,12 +125,6 @@ pub(crate) struct Session {
     /// The number of the epoch in which the namenode was at the last connection.
     epoch: AtomicU32,
     stop: Notify,
-}
-
-/// Why a connection attempt failed, and whether trying again can help.
-struct ConnectFailure {
-    error: ClientError,
-    hopeless: bool,
 }
 
 impl Session {
@@ -136,6 +158,7 @@ impl Session {
                 reason: "not connected yet".into(),
             }),
             namenode,
+            leader: Mutex::new(None),
             lease: Lease::default(),
             listener: Mutex::default(),
             ended: Mutex::default(),
@@ -146,28 +169,25 @@ impl Session {
             endpoint,
             options,
         });
-        let (started, mut attempts) = (clock::now(), Reconnect::default());
-        let (link, notices) = loop {
-            match session.try_connect(None).await {
-                Ok(connected) => break connected,
-                Err(failure) if failure.hopeless => return Err(failure.error),
-                Err(failure) => {
-                    let waited = clock::now() - started;
-                    if waited >= session.options.unreachable_timeout {
-                        return Err(ClientError::Unreachable {
-                            waited,
-                            reason: failure.error.to_string(),
-                        });
-                    }
-                }
-            }
-            let retry = attempts.failed(session.lease_remaining());
-            tokio::time::sleep(retry.pause).await;
-        };
+        let (link, notices) = session.first_link().await?;
         let link = session.publish(link);
         tokio::spawn(maintain::maintain(session.clone(), link, notices));
         tokio::spawn(holds::release_closed(session.clone()));
         Ok((session, recalled))
+    }
+
+    async fn first_link(&self) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
+        let started = clock::now();
+        let mut searching = Searching::everywhere(self);
+        // Also who is impatient dials once.
+        let deadline = self.options.unreachable_timeout.max(DIAL_DEADLINE);
+        match tokio::time::timeout(deadline, searching.open(None, true)).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Unreachable {
+                waited: clock::now() - started,
+                reason: searching.last_error(),
+            }),
+        }
     }
 
     /// The connection, once there is one.
@@ -267,13 +287,33 @@ impl Session {
             .close(CloseCode::DONE, "the session has expired");
     }
 
+    /// The namenode of this link does not lead any more.
+    pub(crate) fn deposed(&self, link: &Link, leader: Option<SocketAddr>) {
+        *self.leader.lock() = leader.and_then(|it| self.namenode_at(it));
+        link.rpc
+            .connection()
+            .close(CloseCode::DONE, "another namenode leads");
+    }
+
+    fn has_several_namenodes(&self) -> bool {
+        self.options.namenodes.len() > 1
+    }
+
+    /// The place of a namenode in the options. One that is not there is not asked.
+    fn namenode_at(&self, addr: SocketAddr) -> Option<usize> {
+        let same = |it: &SocketAddr| {
+            (it.ip().to_canonical(), it.port()) == (addr.ip().to_canonical(), addr.port())
+        };
+        self.options.namenodes.iter().position(same)
+    }
+
     /// Ends the session; what was not committed is lost.
     pub(crate) async fn close(&self) {
         let state = self.link.send_replace(LinkState::Closed);
         self.stop.notify_waiters();
         if let LinkState::Up(link) = state {
             // If it does not arrive, the session times out.
-            let _ = link.rpc.call(&Request::CloseSession, DIAL_DEADLINE).await;
+            let _ = link.rpc.call(&Request::CloseSession, CLOSE_DEADLINE).await;
             link.rpc.connection().close(CloseCode::DONE, "closed");
         }
         self.forget_unconfirmed();
@@ -301,63 +341,13 @@ impl Session {
         link
     }
 
-    /// Tries every namenode once.
-    async fn try_connect(
-        &self,
-        resume: Option<&Link>,
-    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
-        let mut last = ConnectFailure {
-            error: ClientError::Unreachable {
-                waited: Duration::ZERO,
-                reason: "no namenode is configured".into(),
-            },
-            hopeless: true,
-        };
-        for addr in &self.options.namenodes {
-            match self
-                .endpoint
-                .connect(*addr, &self.namenode, DIAL_DEADLINE)
-                .await
-            {
-                Ok(connection) => match self.open_session(connection, resume).await {
-                    Ok(connected) => return Ok(connected),
-                    Err(failure) => last = failure,
-                },
-                Err(error) => {
-                    last = ConnectFailure {
-                        hopeless: matches!(
-                            error,
-                            TransportError::PeerNotTrusted { .. }
-                                | TransportError::RefusedByPeer { .. }
-                                | TransportError::WrongPeer { .. }
-                                | TransportError::Wire(_)
-                        ),
-                        error: error.into(),
-                    };
-                }
-            }
-        }
-        Err(last)
-    }
-
+    /// Opens a session on a connection to a namenode, or resumes that of another link.
     async fn open_session(
         &self,
-        connection: Connection,
+        rpc: Rpc,
+        namenode: usize,
         resume: Option<&Link>,
-    ) -> Result<(Link, mpsc::Receiver<Notice>), ConnectFailure> {
-        let retry = |error: ClientError| ConnectFailure {
-            error,
-            hopeless: false,
-        };
-        let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);
-        let cache = self.cache.clone();
-        let rpc = Rpc::start_observed(connection, sender, move |notice| {
-            if !planted::is(Bug::ObeysNoticesLate) {
-                cache.obey(notice);
-            }
-        })
-        .await
-        .map_err(|error| retry(error.into()))?;
+    ) -> Result<Link, Failure> {
         let asked = since_boot();
         let request = |resumed: Option<&Link>| {
             let resume = resumed.map(|link| link.opened.session);
@@ -395,20 +385,20 @@ impl Session {
                 };
                 self.epoch
                     .store(opened.position.epoch.number, Ordering::Release);
-                let link = Link {
+                Ok(Link {
                     rpc,
                     opened,
                     generation,
                     asked,
-                };
-                Ok((link, notices))
+                    namenode,
+                    doubts: self.has_several_namenodes().then(Notify::new),
+                })
             }
-            Ok(Ok(_)) => Err(retry(ClientError::UnexpectedReply("open_session"))),
-            Ok(Err(error)) => Err(ConnectFailure {
-                hopeless: matches!(error, FsError::RoleDenied(_) | FsError::Protocol(_)),
-                error: error.into(),
-            }),
-            Err(error) => Err(retry(unreachable(Duration::ZERO, &error))),
+            Ok(Ok(_)) => Err(Failure::passing(ClientError::UnexpectedReply(
+                "open_session",
+            ))),
+            Ok(Err(error)) => Err(Failure::refused(error)),
+            Err(error) => Err(Failure::passing(unreachable(Duration::ZERO, &error))),
         }
     }
 

@@ -101,20 +101,27 @@ impl Call {
             Failure::Refused(FsError::SessionExpired) if self.generation.is_none() && !is_over => {
                 Ok(self.pause)
             }
+            // It may have executed it while it led, and the one that leads now may know of that.
+            Failure::Refused(error @ FsError::NotLeader { .. }) => {
+                self.lost(error.to_string(), waited)
+            }
             Failure::Refused(error) => Err(self.unanswered(error.into())),
             Failure::NotEncodable(text) => {
                 Err(self.unanswered(FsError::InvalidArgument(text).into()))
             }
-            Failure::NoAnswer(reason) => {
-                self.maybe_executed = true;
-                if is_over {
-                    return Err(self.unanswered(ClientError::Unreachable { waited, reason }));
-                }
-                let pause = self.pause;
-                self.pause = (pause * 2).min(RETRY_PAUSE_MAX);
-                Ok(pause)
-            }
+            Failure::NoAnswer(reason) => self.lost(reason, waited),
         }
+    }
+
+    /// An attempt got no answer.
+    fn lost(&mut self, reason: String, waited: Duration) -> Result<Duration, Unanswered> {
+        self.maybe_executed = true;
+        if waited >= self.patience.unreachable {
+            return Err(self.unanswered(ClientError::Unreachable { waited, reason }));
+        }
+        let pause = self.pause;
+        self.pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        Ok(pause)
     }
 
     /// It is given up for this reason.
@@ -235,6 +242,7 @@ mod tests {
                 Failure::Refused(FsError::Busy { retry_after_ms: ms })
             }),
             1 => Just(Failure::Refused(FsError::SessionExpired)),
+            1 => Just(Failure::Refused(FsError::NotLeader { leader: None })),
         ];
         (failure, 0u32..=100)
     }
@@ -252,7 +260,10 @@ mod tests {
                 let deadline = call.attempt(1, now).unwrap();
                 prop_assert!(deadline <= ATTEMPT_DEADLINE);
                 now += deadline * *percent / 100;
-                lost |= matches!(failure, Failure::NoAnswer(_));
+                lost |= matches!(
+                    failure,
+                    Failure::NoAnswer(_) | Failure::Refused(FsError::NotLeader { .. })
+                );
                 let waited = now - start;
                 match call.failed(failure.clone(), now) {
                     Ok(pause) => {

@@ -8,6 +8,11 @@ use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
 /// How often the lease is looked at between two keepalives: timers stop while the machine is
 /// suspended, and the lease does not.
 const LEASE_LOOKS: u32 = 5;
+/// Where there are several namenodes: after a request had no answer for so long, the one that leads
+/// is asked for a sign of life.
+pub(crate) const DOUBT_AFTER: Duration = Duration::from_millis(300);
+/// Without one for so long, the others are asked whether one of them leads.
+pub(crate) const SIGN_OF_LIFE_WITHIN: Duration = Duration::from_millis(300);
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -51,37 +56,26 @@ impl KeepAlive {
     }
 }
 
-/// Attempts to connect.
+/// The way back to a session whose connection was lost.
 #[derive(Default)]
 pub(crate) struct Reconnect {
     failures: u32,
     forgotten: bool,
 }
 
-/// What follows from an attempt to connect that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Retry {
-    /// Nothing that is cached is valid any more, since a moment ago.
-    pub(crate) forget: bool,
-    /// Before the next attempt.
-    pub(crate) pause: Duration,
-}
-
 impl Reconnect {
-    /// An attempt failed, with so much left of the lease.
-    pub(crate) fn failed(&mut self, lease_remaining: Duration) -> Retry {
-        assert!(
-            self.failures > 0 || !self.forgotten,
-            "the cache was forgotten before an attempt failed"
-        );
+    /// A look at what remains of the lease, every [`KeepAlive::LOOK_INTERVAL`]: whether nothing that is
+    /// cached is valid any more, since a moment ago.
+    pub(crate) fn look(&mut self, lease_remaining: Duration) -> bool {
         let is_over = lease_remaining.is_zero();
-        let forget = is_over && !std::mem::replace(&mut self.forgotten, is_over);
+        is_over && !std::mem::replace(&mut self.forgotten, is_over)
+    }
+
+    /// A session that was resumed was lost again: after how long the next attempt begins.
+    pub(crate) fn failed(&mut self) -> Duration {
         let doublings = self.failures.min(16);
         self.failures += 1;
-        Retry {
-            forget,
-            pause: (RECONNECT_PAUSE_MIN * 2_u32.pow(doublings)).min(RECONNECT_PAUSE_MAX),
-        }
+        (RECONNECT_PAUSE_MIN * 2_u32.pow(doublings)).min(RECONNECT_PAUSE_MAX)
     }
 }
 
@@ -147,20 +141,20 @@ mod tests {
         #[test]
         fn what_is_cached_is_forgotten_once_and_attempts_go_on(
             lease_ms in 0u64..30_000,
-            attempt_ms in prop::collection::vec(0u64..3_000, 1..100),
+            look_ms in prop::collection::vec(0u64..3_000, 1..100),
         ) {
             let mut reconnect = Reconnect::default();
             let (mut now, lease) = (Duration::ZERO, Duration::from_millis(lease_ms));
             let mut forgotten = 0;
             let mut last = Duration::ZERO;
-            for attempt_ms in attempt_ms {
-                now += Duration::from_millis(attempt_ms);
-                let retry = reconnect.failed(lease.saturating_sub(now));
-                forgotten += u32::from(retry.forget);
+            for look_ms in look_ms {
+                now += Duration::from_millis(look_ms);
+                forgotten += u32::from(reconnect.look(lease.saturating_sub(now)));
                 prop_assert_eq!(forgotten, u32::from(now >= lease));
-                prop_assert!(retry.pause >= last && retry.pause <= RECONNECT_PAUSE_MAX);
-                last = retry.pause;
-                now += retry.pause;
+                let pause = reconnect.failed();
+                prop_assert!(pause >= last && pause <= RECONNECT_PAUSE_MAX);
+                last = pause;
+                now += pause;
             }
         }
     }

@@ -6,4 +6,5 @@ pub(crate) mod connection;
 pub(crate) mod delegations;
 pub(crate) mod holds;
 pub(crate) mod lease;
+pub(crate) mod search;
 pub(crate) mod sequences;

@@ -1,0 +1,295 @@
+//! Finds the namenode that leads, and opens the session there.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::machine;
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::planted::{self, Bug};
+use harvestfs_protocol::rpc::Request;
+use harvestfs_protocol::transport::{NOTICES_QUEUED_MAX, TransportError};
+use tokio::sync::mpsc;
+
+use super::{Link, Rpc, Session, unreachable};
+use crate::driver::clock;
+use crate::engine::session::search::{Outcome, Search, Step};
+use crate::error::ClientError;
+
+/// Whether a namenode leads, it says at once. One that is busy is not dialled anew for it.
+const ASK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A search among some of the namenodes. What is under way ends when it is dropped.
+pub(super) struct Searching<'a> {
+    session: &'a Session,
+    search: Search,
+    candidates: Vec<Candidate<'a>>,
+    /// The last failure.
+    last: Option<ClientError>,
+}
+
+struct Candidate<'a> {
+    /// Its place in the options.
+    namenode: usize,
+    contact: Option<Contact>,
+    work: Option<BoxFuture<'a, Result<Done, Failure>>>,
+}
+
+/// A connection without a session.
+struct Contact {
+    rpc: Rpc,
+    notices: mpsc::Receiver<Notice>,
+}
+
+enum Done {
+    Dialled(Contact),
+    /// The connection has a session now.
+    Opened(Link),
+    Answered(Outcome),
+}
+
+/// Why a step failed, and whether trying again can help.
+pub(super) struct Failure {
+    pub(super) error: ClientError,
+    pub(super) hopeless: bool,
+}
+
+impl Failure {
+    /// Trying again may help.
+    pub(super) fn passing(error: ClientError) -> Self {
+        Self {
+            error,
+            hopeless: false,
+        }
+    }
+
+    pub(super) fn refused(error: FsError) -> Self {
+        Self {
+            hopeless: matches!(error, FsError::RoleDenied(_) | FsError::Protocol(_)),
+            error: error.into(),
+        }
+    }
+}
+
+impl From<TransportError> for Failure {
+    fn from(error: TransportError) -> Self {
+        Self {
+            hopeless: matches!(
+                error,
+                TransportError::PeerNotTrusted { .. }
+                    | TransportError::RefusedByPeer { .. }
+                    | TransportError::WrongPeer { .. }
+                    | TransportError::Wire(_)
+            ),
+            error: error.into(),
+        }
+    }
+}
+
+impl<'a> Searching<'a> {
+    /// Among all.
+    pub(super) fn everywhere(session: &'a Session) -> Self {
+        let all = (0..session.options.namenodes.len()).collect();
+        Self::among(session, all)
+    }
+
+    /// Among all but one.
+    pub(super) fn elsewhere(session: &'a Session, than: usize) -> Self {
+        let all = 0..session.options.namenodes.len();
+        Self::among(session, all.filter(|it| *it != than).collect())
+    }
+
+    fn among(session: &'a Session, namenodes: Vec<usize>) -> Self {
+        let leader = *session.leader.lock();
+        let likely = namenodes.iter().position(|it| Some(*it) == leader);
+        let search = if session.has_several_namenodes() {
+            Search::among(namenodes.len(), likely, clock::now())
+        } else {
+            Search::for_only(clock::now())
+        };
+        let candidate = |namenode| Candidate {
+            namenode,
+            contact: None,
+            work: None,
+        };
+        Self {
+            search,
+            candidates: namenodes.into_iter().map(candidate).collect(),
+            session,
+            last: None,
+        }
+    }
+
+    /// What happened last.
+    pub(super) fn last_error(&self) -> String {
+        match &self.last {
+            Some(error) => error.to_string(),
+            None => "none has answered yet".into(),
+        }
+    }
+
+    /// Opens a session, or resumes that of a link, at the namenode that leads.
+    ///
+    /// # Errors
+    /// With `is_first` the last failure, when all will repeat. Otherwise none: it tries until it
+    /// works.
+    pub(super) async fn open(
+        &mut self,
+        resume: Option<&'a Link>,
+        is_first: bool,
+    ) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
+        loop {
+            while let Some((index, step)) = self.search.next(clock::now()) {
+                self.begin(index, step, resume);
+            }
+            let Some((index, done)) = self.done().await else {
+                continue;
+            };
+            let candidate = &mut self.candidates[index];
+            match done {
+                Ok(Done::Opened(link)) => {
+                    let Some(contact) = candidate.contact.take() else {
+                        unreachable!("a session is opened on a connection");
+                    };
+                    *self.session.leader.lock() = Some(candidate.namenode);
+                    return Ok((link, contact.notices));
+                }
+                Ok(Done::Dialled(contact)) => {
+                    candidate.contact = Some(contact);
+                    self.came(index, Outcome::Connected);
+                }
+                Ok(Done::Answered(outcome)) => self.came(index, outcome),
+                Err(failure) => self.failed(index, failure),
+            }
+            if is_first
+                && self.search.is_hopeless()
+                && let Some(error) = self.last.take()
+            {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Returns once one of them leads: its place in the options.
+    pub(super) async fn find(&mut self) -> usize {
+        loop {
+            while let Some((index, step)) = self.search.next(clock::now()) {
+                if step == Step::Open {
+                    return self.candidates[index].namenode;
+                }
+                self.begin(index, step, None);
+            }
+            let Some((index, done)) = self.done().await else {
+                continue;
+            };
+            match done {
+                Ok(Done::Dialled(contact)) => {
+                    self.candidates[index].contact = Some(contact);
+                    self.came(index, Outcome::Connected);
+                }
+                Ok(Done::Answered(outcome)) => self.came(index, outcome),
+                Ok(Done::Opened(_)) => unreachable!("no session was asked for"),
+                Err(failure) => self.failed(index, failure),
+            }
+        }
+    }
+
+    fn begin(&mut self, index: usize, step: Step, resume: Option<&'a Link>) {
+        let session = self.session;
+        let candidate = &mut self.candidates[index];
+        let namenode = candidate.namenode;
+        let rpc = candidate.contact.as_ref().map(|it| it.rpc.clone());
+        candidate.work = match (step, rpc) {
+            (Step::Dial { deadline }, _) => Some(Box::pin(dial(session, namenode, deadline))),
+            (Step::Ask, Some(rpc)) => Some(Box::pin(ask(rpc))),
+            (Step::Open, Some(rpc)) => {
+                let opening = session.open_session(rpc, namenode, resume);
+                Some(Box::pin(async { opening.await.map(Done::Opened) }))
+            }
+            (Step::Leave, _) => {
+                candidate.contact = None;
+                None
+            }
+            (Step::Ask | Step::Open, None) => {
+                unreachable!("a candidate is dialled before it is asked")
+            }
+        };
+    }
+
+    /// The next step that is over, or none when another one is due before.
+    async fn done(&mut self) -> Option<(usize, Result<Done, Failure>)> {
+        let due = self.search.due();
+        let candidates = &mut self.candidates;
+        let over = poll_fn(|context| {
+            for (index, candidate) in candidates.iter_mut().enumerate() {
+                if let Some(work) = &mut candidate.work
+                    && let Poll::Ready(done) = work.as_mut().poll(context)
+                {
+                    candidate.work = None;
+                    return Poll::Ready((index, done));
+                }
+            }
+            Poll::Pending
+        });
+        match due {
+            Some(due) => tokio::time::timeout_at(due.into(), over).await.ok(),
+            None => Some(over.await),
+        }
+    }
+
+    fn failed(&mut self, index: usize, failure: Failure) {
+        let outcome = match &failure.error {
+            ClientError::Fs(FsError::NotLeader { leader }) => {
+                let leader = leader.and_then(|it| self.session.namenode_at(it));
+                let place = |leader| self.candidates.iter().position(|it| it.namenode == leader);
+                Outcome::Stands {
+                    leader: leader.and_then(place),
+                }
+            }
+            _ => {
+                self.candidates[index].contact = None;
+                Outcome::Failed {
+                    hopeless: failure.hopeless,
+                }
+            }
+        };
+        self.last = Some(failure.error);
+        self.came(index, outcome);
+    }
+
+    fn came(&mut self, index: usize, outcome: Outcome) {
+        let chance = if self.session.has_several_namenodes() {
+            machine::random()
+        } else {
+            0.0
+        };
+        self.search.came(index, outcome, chance, clock::now());
+    }
+}
+
+async fn dial(session: &Session, namenode: usize, deadline: Duration) -> Result<Done, Failure> {
+    let addr = session.options.namenodes[namenode];
+    let dialled = session.endpoint.connect(addr, &session.namenode, deadline);
+    let connection = dialled.await?;
+    let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);
+    let cache = session.cache.clone();
+    let rpc = Rpc::start_observed(connection, sender, move |notice| {
+        if !planted::is(Bug::ObeysNoticesLate) {
+            cache.obey(notice);
+        }
+    });
+    let rpc = rpc.await.map_err(|error| Failure::passing(error.into()))?;
+    Ok(Done::Dialled(Contact { rpc, notices }))
+}
+
+/// Whether it leads. A connection without a session has nothing to keep alive, which only the one
+/// that leads can say.
+async fn ask(rpc: Rpc) -> Result<Done, Failure> {
+    match rpc.call(&Request::KeepAlive, ASK_DEADLINE).await {
+        Ok(Ok(_) | Err(FsError::SessionExpired)) => Ok(Done::Answered(Outcome::Leads)),
+        Ok(Err(error)) => Err(Failure::refused(error)),
+        Err(error) => Err(Failure::passing(unreachable(Duration::ZERO, &error))),
+    }
+}

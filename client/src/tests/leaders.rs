@@ -1,0 +1,228 @@
+//! Several namenodes, of which one leads, and another one from some moment on.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use harvestfs_protocol::ids::InodeId;
+use tokio::time::Instant;
+
+use super::faults::write_all;
+use super::{create, name, pattern, root};
+use crate::testing::{Cluster, Member, Part};
+use crate::{Client, ClientOptions};
+
+/// How long an election takes.
+const ELECTION: Duration = Duration::from_millis(300);
+/// The longest that a program may wait, the election included.
+const GAP_MAX: Duration = Duration::from_secs(2);
+/// So often a gap is measured at most, until it is short enough: the machine has other work, too.
+const MEASUREMENTS: u32 = 5;
+
+const NOBODY: Part = Part::Stands { leader: None };
+
+struct Group {
+    cluster: Cluster,
+    members: Vec<Member>,
+}
+
+impl Group {
+    /// Three namenodes. The first one leads.
+    async fn start() -> Self {
+        let cluster = Cluster::start(3, 3).await;
+        let members = (0..3).map(|_| cluster.namenode.member(NOBODY)).collect();
+        let group = Self { cluster, members };
+        group.elect(0);
+        group
+    }
+
+    fn options(&self) -> ClientOptions {
+        let mut options = self.cluster.options("a");
+        options.namenodes = self.members.iter().map(Member::addr).collect();
+        options
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(self.options()).await.unwrap()
+    }
+
+    /// One leads from now on. The one that led may not notice.
+    fn elect(&self, leader: usize) {
+        let hint = Some(self.members[leader].addr());
+        for member in &self.members {
+            member.plays(Part::Stands { leader: hint });
+        }
+        self.cluster.namenode.elect(&self.members[leader]);
+    }
+
+    fn nobody_leads(&self) {
+        for member in &self.members {
+            member.plays(NOBODY);
+        }
+    }
+}
+
+/// How the one that leads stops doing so.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It says so.
+    Deposed,
+    /// It ends its connections.
+    Stops,
+    Hangs,
+}
+
+/// The longest that an operation takes of a program that makes directories one after the other,
+/// while another namenode comes to lead. Everything is done, and once.
+async fn gap(fault: Fault) -> Duration {
+    let group = Group::start().await;
+    let client = group.client().await;
+    let session = client.core().session.clone();
+    let generation = session.generation();
+    let program = tokio::spawn({
+        let client = client.clone();
+        async move {
+            let (mut longest, mut made) = (Duration::ZERO, 0);
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(3) {
+                let began = Instant::now();
+                let called = name(&format!("dir-{made}"));
+                let dir = client.mkdir(&root(), InodeId::ROOT, &called, 0o755).await;
+                dir.unwrap();
+                made += 1;
+                longest = longest.max(began.elapsed());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            (longest, made)
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    // The last thing that it does is not answered.
+    group.cluster.namenode.lose_replies(1);
+    group.nobody_leads();
+    match fault {
+        Fault::Deposed => {}
+        Fault::Stops => group.members[0].stop(),
+        Fault::Hangs => group.members[0].plays(Part::Hangs),
+    }
+    tokio::time::sleep(ELECTION).await;
+    group.elect(2);
+    if let Fault::Hangs = fault {
+        group.members[0].plays(Part::Hangs);
+    }
+    let (longest, made) = program.await.unwrap();
+    assert_eq!(session.generation(), generation, "the session went on");
+    for number in 0..made {
+        let called = name(&format!("dir-{number}"));
+        client
+            .lookup(&root(), InodeId::ROOT, &called)
+            .await
+            .unwrap();
+    }
+    longest
+}
+
+async fn is_short(fault: Fault) {
+    let mut gaps = Vec::new();
+    for _ in 0..MEASUREMENTS {
+        let gap = gap(fault).await;
+        println!("{fault:?}: {gap:?}");
+        if gap < GAP_MAX {
+            return;
+        }
+        gaps.push(gap);
+    }
+    panic!("{fault:?}: {gaps:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deposed_leader_is_left_within_a_moment() {
+    is_short(Fault::Deposed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_stops_is_replaced_within_a_moment() {
+    is_short(Fault::Stops).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_hangs_is_replaced_within_a_moment() {
+    is_short(Fault::Hangs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_files_and_written_data_outlive_a_change_of_the_leader() {
+    let group = Group::start().await;
+    let client = group.client().await;
+    let (attr, file) = create(&client, "file").await;
+    let content = pattern(3 << 20, 1);
+    write_all(&file, &content[..2 << 20]).await;
+    // Visible, and not durable: the next one to lead does not know of the commit.
+    file.flush().await.unwrap();
+    assert!(client.core().session.has_unconfirmed());
+    client
+        .unlink(&root(), InodeId::ROOT, &name("file"))
+        .await
+        .unwrap();
+    for (offset, leader) in [(2 << 20, 1), (5 << 19, 2)] {
+        let piece = &content[offset..offset + (1 << 19)];
+        file.write(offset as u64, Bytes::copy_from_slice(piece))
+            .await
+            .unwrap();
+        group.elect(leader);
+    }
+    file.sync().await.unwrap();
+    assert!(file.read(0, 4 << 20).await.unwrap() == content);
+    assert!(group.cluster.namenode.inode_exists(attr.ino));
+    assert_eq!(group.cluster.namenode.size_bytes(attr.ino), 3 << 20);
+    assert_eq!(group.cluster.namenode.calls("create"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_answer_is_no_reason_to_leave() {
+    let group = Group::start().await;
+    let client = group.client().await;
+    create(&client, "file").await;
+    let session = client.core().session.clone();
+    let link = session.link(Duration::ZERO).await.unwrap();
+    group.cluster.namenode.hold_lookups(true);
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { client.lookup(&root(), InodeId::ROOT, &name("other")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    group.cluster.namenode.hold_lookups(false);
+    assert!(asking.await.unwrap().unwrap_err().is_gone());
+
+    // Nor is one that hangs while no other leads.
+    group.members[0].plays(Part::Hangs);
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { client.lookup(&root(), InodeId::ROOT, &name("third")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(!asking.is_finished());
+    group.members[0].plays(Part::Leads);
+    assert!(asking.await.unwrap().unwrap_err().is_gone());
+    let after = session.link(Duration::ZERO).await.unwrap();
+    assert!(Arc::ptr_eq(&link, &after), "the connection is the same");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_starts_during_an_election_waits_for_its_end() {
+    let group = Group::start().await;
+    group.nobody_leads();
+    // Nobody answers here.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut options = group.options();
+    options.namenodes[0] = silent.local_addr().unwrap();
+    let connecting = tokio::spawn(Client::connect(options));
+    tokio::time::sleep(ELECTION).await;
+    assert!(!connecting.is_finished());
+    let began = Instant::now();
+    group.elect(1);
+    let client = connecting.await.unwrap().unwrap();
+    println!("connected {:?} after the election", began.elapsed());
+    create(&client, "file").await;
+}
