@@ -1,17 +1,19 @@
 //! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use harvestfs_namenode::server::FormatOptions;
+use harvestfs_namenode::consensus::{Member, MemberId};
+use harvestfs_namenode::server::{FormatOptions, GroupOptions};
 use harvestfs_placement::{Locality, PolicyKind};
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX};
-use harvestfs_protocol::types::{Durability, PlacementRules};
+use harvestfs_protocol::types::{Durability, PlacementRules, Timestamp};
 
 use crate::config::{
     self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
@@ -20,7 +22,10 @@ use crate::config::{
 use crate::http::HttpConfig;
 use crate::units::Size;
 
-/// The name in the namenode's certificate.
+/// How many namenodes a cluster may have.
+const NAMENODES: [usize; 3] = [1, 3, 5];
+
+/// The name in the certificates of all namenodes of a cluster.
 pub const NAMENODE_NAME: &str = "namenode";
 
 /// Certificates are renewed by `init` before they end; ten years outlive the servers.
@@ -48,13 +53,14 @@ enum What {
         /// Directory of the cluster; must not hold one.
         #[arg(long, env = "HARVESTFS_DATA")]
         data: PathBuf,
-        /// Address of the namenode.
-        #[arg(long, default_value = "127.0.0.1:9310")]
-        listen: SocketAddr,
-        /// Address of its page and metrics. They need an administrator's certificate, or the token
-        /// that is made.
-        #[arg(long, value_name = "ADDRESS")]
-        http: Option<SocketAddr>,
+        /// Address of the namenode; three or five, separated by commas, for as many namenodes that agree: the
+        /// cluster works as long as most of them do. They belong on servers of different racks.
+        #[arg(long, default_value = "127.0.0.1:9310", value_delimiter = ',')]
+        listen: Vec<SocketAddr>,
+        /// Address of its page and metrics; one for each namenode. They need an administrator's certificate, or the
+        /// token that is made.
+        #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+        http: Vec<SocketAddr>,
         #[command(flatten)]
         layout: LayoutArgs,
     },
@@ -189,11 +195,25 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             http,
             layout,
         } => {
-            cluster(data, *listen, *http, layout)?;
+            cluster(data, listen, http, layout)?;
+            println!("Made a cluster in {}.", data.display());
+            for (at, listen) in listen.iter().enumerate() {
+                let directory = data.join(namenode_directory(at));
+                if listen.ip().is_loopback() || at == 0 {
+                    println!(
+                        "Start its namenode:  harvestfs namenode --config {}/namenode.toml",
+                        directory.display()
+                    );
+                } else {
+                    println!(
+                        "Move {0} to {1}, then: harvestfs namenode --config {0}/namenode.toml",
+                        directory.display(),
+                        listen.ip()
+                    );
+                }
+            }
             println!(
-                "Made a cluster in {0}.\n\
-                 Start its namenode:  harvestfs namenode --config {0}/namenode/namenode.toml\n\
-                 Add a datanode:      harvestfs init datanode --data {0} ...",
+                "Add a datanode:      harvestfs init datanode --data {} ...",
                 data.display()
             );
         }
@@ -280,25 +300,68 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
 /// When there is one already, or something cannot be written.
 pub fn cluster(
     data: &Path,
-    listen: SocketAddr,
-    http: Option<SocketAddr>,
+    listen: &[SocketAddr],
+    http: &[SocketAddr],
     layout: &LayoutArgs,
 ) -> anyhow::Result<()> {
     if data.join("ca").exists() {
         bail!("{} holds a cluster already", data.display());
     }
+    check_addresses(listen, http)?;
     make_private_directory(data)?;
     let authority = CertificateAuthority::create(&data.join("ca"))?;
-    let namenode = data.join("namenode");
-    make_private_directory(&namenode)?;
-    issue(
-        &authority,
-        Role::Namenode,
-        NAMENODE_NAME,
-        &namenode.join("identity"),
-    )?;
+    for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {
+        client(data, &data.join(name), role, name, listen, None)?;
+    }
+    let format = FormatOptions {
+        cluster: new_cluster_id()?,
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        block_bytes: layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE).0,
+        default_rules: PlacementRules {
+            replication: layout.replication.unwrap_or(LayoutArgs::REPLICATION),
+            durability: Durability::Strict,
+            class: None,
+        },
+        segment_bytes: SEGMENT_BYTES,
+        group: None,
+    };
+    let now = Timestamp::now();
+    for (at, address) in listen.iter().enumerate() {
+        let group = (listen.len() > 1).then(|| GroupOptions {
+            this: member_id(at),
+            members: members(listen),
+            now,
+        });
+        let format = FormatOptions {
+            group,
+            ..format.clone()
+        };
+        let http = http.get(at).copied();
+        namenode(
+            &authority,
+            &data.join(namenode_directory(at)),
+            *address,
+            http,
+            &format,
+        )?;
+    }
+    Ok(())
+}
+
+/// Makes the certificate, the configuration and the data directory of a namenode.
+fn namenode(
+    authority: &CertificateAuthority,
+    directory: &Path,
+    listen: SocketAddr,
+    http: Option<SocketAddr>,
+    format: &FormatOptions,
+) -> anyhow::Result<()> {
+    make_private_directory(directory)?;
+    let identity = directory.join("identity");
+    issue(authority, Role::Namenode, NAMENODE_NAME, &identity)?;
     config::store(
-        &namenode.join("namenode.toml"),
+        &directory.join("namenode.toml"),
         &NamenodeConfig {
             listen,
             identity: "identity".into(),
@@ -308,29 +371,56 @@ pub fn cluster(
             min_write_replicas: config::default_min_write_replicas(),
             repair: RepairConfig::default(),
             quarantine_s: config::default_quarantine(),
-            http: proven(http, &namenode)?,
+            http: proven(http, directory)?,
         },
     )?;
-    for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {
-        client(data, &data.join(name), role, name, &[listen], None)?;
+    harvestfs_namenode::server::format(&directory.join("data"), format)
+        .context("cannot format the namenode's journal")
+}
+
+fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result<()> {
+    let distinct: BTreeSet<SocketAddr> = listen.iter().copied().collect();
+    if distinct.len() != listen.len() {
+        bail!("two namenodes cannot listen on the same address");
     }
-    harvestfs_namenode::server::format(
-        &namenode.join("data"),
-        &FormatOptions {
-            cluster: new_cluster_id()?,
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
-            block_bytes: layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE).0,
-            default_rules: PlacementRules {
-                replication: layout.replication.unwrap_or(LayoutArgs::REPLICATION),
-                durability: Durability::Strict,
-                class: None,
-            },
-            segment_bytes: SEGMENT_BYTES,
-            group: None,
-        },
-    )
-    .context("cannot format the namenode's journal")
+    if !NAMENODES.contains(&listen.len()) {
+        bail!(
+            "{} namenodes were named: make it one, three or five. Most of them have to work, so that an even number \
+             survives no more failures than one less",
+            listen.len()
+        );
+    }
+    if !http.is_empty() && http.len() != listen.len() {
+        bail!(
+            "{} addresses for pages and {} for namenodes: name one for each, or none",
+            http.len(),
+            listen.len()
+        );
+    }
+    Ok(())
+}
+
+/// The directory of a namenode in that of the cluster; the first one's is `namenode`.
+fn namenode_directory(at: usize) -> String {
+    match at {
+        0 => "namenode".to_owned(),
+        _ => format!("namenode-{}", at + 1),
+    }
+}
+
+fn member_id(at: usize) -> MemberId {
+    MemberId(at as u64 + 1)
+}
+
+fn members(listen: &[SocketAddr]) -> BTreeMap<MemberId, Member> {
+    let member = |(at, addr): (usize, &SocketAddr)| {
+        let member = Member {
+            name: NAMENODE_NAME.to_owned(),
+            addr: *addr,
+        };
+        (member_id(at), member)
+    };
+    listen.iter().enumerate().map(member).collect()
 }
 
 /// Makes the certificate and the configuration of a datanode below `out`.

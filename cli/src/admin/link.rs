@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, TransportOptions};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::cluster::{Access, ClusterArgs};
@@ -18,9 +20,18 @@ use crate::init::NAMENODE_NAME;
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A connection to the namenode.
+/// How long an operator's command waits until one of several namenodes leads.
+const ELECTION_DEADLINE: Duration = Duration::from_secs(10);
+const ELECTION_PAUSE: Duration = Duration::from_millis(100);
+
+type Rpc = RpcClient<Request, Response, Notice>;
+
+/// A connection to the namenode that leads.
 pub struct AdminLink {
-    rpc: RpcClient<Request, Response, Notice>,
+    /// To the one that answered last.
+    rpc: Mutex<Rpc>,
+    namenodes: Vec<SocketAddr>,
+    namenode: Peer,
     endpoint: Endpoint,
 }
 
@@ -56,37 +67,54 @@ impl AdminLink {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let endpoint = Endpoint::bind(any, &access.identity, TransportOptions::default())?;
         let namenode = Peer::new(Role::Namenode, NAMENODE_NAME)?;
-        let mut last = None;
-        for address in &access.config.namenodes {
-            match endpoint.connect(*address, &namenode, DIAL_DEADLINE).await {
-                Ok(connection) => {
-                    // Notices are for clients that cache; an operator gets none.
-                    let (notices, _) = mpsc::channel(1);
-                    return Ok(Self {
-                        rpc: RpcClient::start(connection, notices).await?,
-                        endpoint,
-                    });
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        match last {
-            Some(error) => Err(error)
-                .context("cannot reach the namenode (is the cluster running? `harvestfs up`)"),
-            None => anyhow::bail!("the configuration names no namenode"),
-        }
+        let namenodes = access.config.namenodes.clone();
+        let rpc = dial_one(&endpoint, &namenode, &namenodes).await?;
+        Ok(Self {
+            rpc: Mutex::new(rpc),
+            namenodes,
+            namenode,
+            endpoint,
+        })
     }
 
-    /// Asks.
+    /// Asks the namenode that leads.
     pub async fn ask(
         &self,
         request: AdminRequest,
         deadline: Duration,
     ) -> anyhow::Result<AdminReply> {
-        match self.rpc.call(&Request::Admin(request), deadline).await?? {
-            Reply::Admin(reply) => Ok(reply),
-            _ => Err(unexpected()),
+        let request = Request::Admin(request);
+        let began = tokio::time::Instant::now();
+        loop {
+            let rpc = self.rpc.lock().clone();
+            let error = match rpc.call(&request, deadline).await? {
+                Ok(Reply::Admin(reply)) => return Ok(reply),
+                Ok(_) => return Err(unexpected()),
+                Err(error) => error,
+            };
+            let FsError::NotLeader { leader } = error else {
+                return Err(error.into());
+            };
+            if began.elapsed() >= ELECTION_DEADLINE {
+                return Err(error).context("no namenode leads: most of them have to work");
+            }
+            let next = match leader {
+                Some(leader) => self.dial(leader).await,
+                None => {
+                    tokio::time::sleep(ELECTION_PAUSE).await;
+                    dial_one(&self.endpoint, &self.namenode, &self.namenodes).await
+                }
+            };
+            // One that does not answer any more was the leader: another one will be.
+            match next {
+                Ok(rpc) => *self.rpc.lock() = rpc,
+                Err(_) => tokio::time::sleep(ELECTION_PAUSE).await,
+            }
         }
+    }
+
+    async fn dial(&self, namenode: SocketAddr) -> anyhow::Result<Rpc> {
+        dial_one(&self.endpoint, &self.namenode, &[namenode]).await
     }
 
     /// Connects to another part.
@@ -103,6 +131,31 @@ impl AdminLink {
         if self.endpoint.wait_idle(CLOSE_DEADLINE).await.is_err() {
             tracing::debug!("the namenode did not confirm that the connection is closed");
         }
+    }
+}
+
+/// Connects to the first namenode that answers.
+async fn dial_one(
+    endpoint: &Endpoint,
+    namenode: &Peer,
+    addresses: &[SocketAddr],
+) -> anyhow::Result<Rpc> {
+    let mut last = None;
+    for address in addresses {
+        match endpoint.connect(*address, namenode, DIAL_DEADLINE).await {
+            Ok(connection) => {
+                // Notices are for clients that cache; an operator gets none.
+                let (notices, _) = mpsc::channel(1);
+                return Ok(RpcClient::start(connection, notices).await?);
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    match last {
+        Some(error) => {
+            Err(error).context("cannot reach the namenode (is the cluster running? `harvestfs up`)")
+        }
+        None => anyhow::bail!("the configuration names no namenode"),
     }
 }
 

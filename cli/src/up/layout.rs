@@ -73,8 +73,8 @@ impl Layout {
             if !data.join("ca").exists() {
                 init::cluster(
                     &data,
-                    free_address()?,
-                    None,
+                    &[free_address()?],
+                    &[],
                     &LayoutArgs {
                         replication: Some(made.replication),
                         block_size: Some(made.block_size),
