@@ -156,7 +156,8 @@ impl Thresholds {
         }
         work += last.work_core_s;
         cuts.push((last.length_s * 2.0, work));
-        // The place of one of these from one on: rounding may make a smaller share nearer to a later one.
+        // The place of one of these, not before another: rounding may make a larger share nearer to
+        // an earlier one.
         let nearest = |from: usize, share: f64| {
             let distance = |place: &usize| (cuts[*place].1 - share * work).abs();
             let nearest = (from..cuts.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)));

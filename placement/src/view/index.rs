@@ -42,8 +42,8 @@ pub(crate) struct Index {
     pub(crate) space: [u64; PLACES],
     /// The part of it whose tenants were never or rarely busy.
     pub(crate) calm_space: [u64; PLACES],
-    /// Free blocks of each server, about; 0 when it is not open. Of those behind the last one that was ever open
-    /// there is nothing: most indexes of single classes stay empty.
+    /// Free blocks of each server, about; 0 when it is not open. Of those behind the last one that
+    /// was ever open there is nothing: most indexes of single classes stay empty.
     blocks: Vec<u32>,
 }
 

@@ -368,7 +368,8 @@ impl Inner {
         }
     }
 
-    /// All names of a directory at once: were a part of them evicted meanwhile, they would seem not to exist.
+    /// All names of a directory at once: were a part of them evicted meanwhile, they would seem not
+    /// to exist.
     fn set_listing(
         &mut self,
         ino: InodeId,

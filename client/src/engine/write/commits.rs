@@ -20,7 +20,8 @@ pub(crate) struct Entry<F> {
 }
 
 impl<F> Entry<F> {
-    /// The extents as they are in the file when the end of it was here; none if it cannot have been.
+    /// The extents as they are in the file when the end of it was here; none if it cannot have
+    /// been.
     pub(crate) fn final_extents(&self, append_offset: u64) -> Option<Vec<Extent>> {
         let extents = self.commit.commit.extents.iter().copied();
         match self.commit.order {

@@ -243,6 +243,7 @@ mod tests {
         let mut queue = queue(jobs.collect());
         let mut chain = block(Topology::Chain);
         while let Step::Send(layout) = queue.next(Some(&chain), true) {
+            chain.unacked_packets += 1;
             chain.unacked_bytes += layout.data.len() as u64;
         }
         assert_eq!(chain.unacked_bytes, CHAIN_WINDOW_BYTES);
