@@ -124,6 +124,10 @@ impl Cluster {
                 storages.push(storage);
             }
         }
+        if !self.recovering {
+            let storages = &self.nodes[index as usize].storages;
+            self.takeover.registered(index, storages);
+        }
         self.refresh_node(index);
         if moved && self.options.watch_diversity {
             // What it still holds may be in the wrong place now.

@@ -68,6 +68,7 @@ mod salvage;
 mod settle;
 mod status;
 mod table;
+mod takeover;
 #[cfg(test)]
 mod tests;
 
@@ -170,6 +171,7 @@ pub struct Cluster {
     salvage: Salvage,
     /// Nothing is repaired, moved or removed, and no commands are given.
     recovering: bool,
+    takeover: Takeover,
 
     safe_mode: bool,
     /// After safe mode: the next block to settle.
@@ -217,6 +219,7 @@ impl Cluster {
             quarantine: Quarantine::default(),
             salvage: Salvage::default(),
             recovering: false,
+            takeover: Takeover::default(),
             safe_mode: true,
             settle_from: None,
             storm: Storm::default(),

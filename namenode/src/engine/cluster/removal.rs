@@ -79,6 +79,7 @@ impl Cluster {
         let replicas = block.replicas.iter();
         let sealed = replicas.filter(|replica| replica.state == ReplicaState::Sealed);
         sealed
+            .filter(|replica| self.takeover.is_proven(replica.storage))
             .map(|replica| self.table.home(replica.storage))
             .filter(|storage| storage.usable && storage.inventoried && self.is_fresh(storage.node))
             .map(|storage| storage.node)
@@ -158,6 +159,7 @@ impl Cluster {
         if self.recovering {
             return commands;
         }
+        self.takeover.answered(index);
         while commands.len() < max {
             let command = self
                 .next_report(index)

@@ -30,7 +30,9 @@ impl Cluster {
         if report.part == 0 {
             it.epoch = it.epoch.wrapping_add(1);
             it.next_part = 0;
+            self.takeover.report_begun(index, storage);
         }
+        let it = &mut self.table.storages[storage as usize];
         if report.part != it.next_part {
             let expected = it.next_part;
             self.ask_for_report(index, storage);
@@ -84,6 +86,9 @@ impl Cluster {
         for (slot, block) in missing {
             self.nodes[node as usize].deletes.remove(block);
             self.remove_reported(slot, storage);
+        }
+        if !self.takeover.report_complete(storage) {
+            self.ask_for_report(node, storage);
         }
         if self.is_inventoried(&self.nodes[node as usize]) {
             self.reconcile_pipelines_of(node);

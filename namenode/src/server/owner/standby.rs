@@ -106,8 +106,8 @@ impl Owner {
         // First: no two timelines have different records with the same position.
         self.enter_epoch(epoch, false)?;
         self.enter_edition()?;
-        self.cluster.set_recovering(false);
         let now_ms = self.clock.now_ms();
+        self.cluster.take_over(now_ms);
         for server in self.namespace.servers() {
             self.cluster.set_draining(now_ms, server.node, server.held);
             let until_ms =

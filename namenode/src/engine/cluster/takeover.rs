@@ -1,0 +1,120 @@
+//! Taking over from another namenode: what that one commanded may still be carried out.
+//!
+//! A datanode drops the commands of the namenode before as soon as it hears of the epoch of this one. Until then it may
+//! remove a replica that this namenode knows as confirmed, and relies on when it has another one removed. So a replica is
+//! relied on only when a full report of its volume was begun after its datanode had an answer of this epoch. Everything
+//! else goes on meanwhile: reads, writes and repair.
+
+use rustc_hash::FxHashSet;
+
+use super::Cluster;
+use super::table::{NodeIx, StorageIx};
+
+/// Who has not heard of this namenode's epoch yet, as far as is known.
+#[derive(Debug, Default)]
+pub(super) struct Takeover {
+    /// Datanodes without an answer since.
+    unanswered: FxHashSet<NodeIx>,
+    /// Volumes without a full report that was begun after an answer.
+    unproven: FxHashSet<StorageIx>,
+    /// Those of them of which such a report is under way.
+    under_way: FxHashSet<StorageIx>,
+}
+
+impl Takeover {
+    /// Whether what a volume's datanode said of it can be relied on when replicas elsewhere are removed.
+    pub(super) fn is_proven(&self, storage: StorageIx) -> bool {
+        !self.unproven.contains(&storage)
+    }
+
+    /// A datanode registered with this namenode while it leads: its reports come after that.
+    pub(super) fn registered(&mut self, node: NodeIx, storages: &[StorageIx]) {
+        self.unanswered.remove(&node);
+        for storage in storages {
+            self.unproven.remove(storage);
+            self.under_way.remove(storage);
+        }
+    }
+
+    /// A datanode has an answer of this epoch.
+    pub(super) fn answered(&mut self, node: NodeIx) {
+        self.unanswered.remove(&node);
+    }
+
+    /// The first part of a full report came.
+    pub(super) fn report_begun(&mut self, node: NodeIx, storage: StorageIx) {
+        if self.is_proven(storage) {
+            return;
+        }
+        if self.unanswered.contains(&node) {
+            self.under_way.remove(&storage);
+        } else {
+            self.under_way.insert(storage);
+        }
+    }
+
+    /// The last part of a full report came. False: another one is needed.
+    pub(super) fn report_complete(&mut self, storage: StorageIx) -> bool {
+        assert!(
+            self.under_way.is_subset(&self.unproven),
+            "reports are awaited of volumes that are proven: {:?} of {:?}",
+            self.under_way,
+            self.unproven
+        );
+        if self.under_way.remove(&storage) {
+            self.unproven.remove(&storage);
+        }
+        self.is_proven(storage)
+    }
+}
+
+impl Cluster {
+    /// From here on this namenode commands, after it had followed another one.
+    pub fn take_over(&mut self, now_ms: u64) {
+        self.advance(now_ms);
+        assert!(self.recovering, "who commands already takes nothing over");
+        self.recovering = false;
+        let mut storages = Vec::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            storages.extend(
+                node.storages
+                    .iter()
+                    .map(|&storage| (index as NodeIx, storage)),
+            );
+        }
+        self.takeover = Takeover {
+            unanswered: storages.iter().map(|(node, _)| *node).collect(),
+            unproven: storages.iter().map(|(_, storage)| *storage).collect(),
+            under_way: FxHashSet::default(),
+        };
+        for (node, storage) in storages {
+            self.ask_for_report(node, storage);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_report_that_was_begun_after_an_answer_proves_a_volume() {
+        let mut takeover = Takeover {
+            unanswered: FxHashSet::from_iter([1]),
+            unproven: FxHashSet::from_iter([7, 8]),
+            under_way: FxHashSet::default(),
+        };
+        assert!(takeover.is_proven(6));
+        // One that was under way when it took over.
+        assert!(!takeover.report_complete(7));
+        takeover.report_begun(1, 7);
+        takeover.answered(1);
+        assert!(!takeover.report_complete(7));
+        takeover.report_begun(1, 7);
+        assert!(!takeover.is_proven(7));
+        assert!(takeover.report_complete(7));
+        assert!(takeover.is_proven(7) && !takeover.is_proven(8));
+        takeover.registered(1, &[8]);
+        assert!(takeover.is_proven(8));
+    }
+}
