@@ -95,6 +95,7 @@ use salvage::Salvage;
 pub use salvage::ShortenedBlock;
 use settle::Totals;
 use table::{NodeIx, Slot, StorageIx, Table};
+use takeover::Takeover;
 
 /// Why an event of a datanode was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
