@@ -37,6 +37,9 @@ const LENGTH: Duration = Duration::from_secs(12);
 const LENGTH_LONG: Duration = Duration::from_secs(40);
 const ONLY: &str = "HARVESTFS_TESTS_BUGS";
 const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
+/// Other faults, by their names, and another length than those of [`simulations`].
+const FAULTS: &str = "HARVESTFS_TESTS_BUG_FAULTS";
+const LENGTH_S: &str = "HARVESTFS_TESTS_BUG_LENGTH_S";
 
 /// In which simulations a bug is looked for: how long they are, and with which faults.
 fn simulations(bug: Bug) -> (Duration, Vec<FaultKind>) {
@@ -60,7 +63,17 @@ fn simulations(bug: Bug) -> (Duration, Vec<FaultKind>) {
 
 /// What breaks a promise in the simulations of a bug, when it is planted or not; a part that panics breaks one.
 fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<String> {
-    let (length, faults) = simulations(bug);
+    let (mut length, mut faults) = simulations(bug);
+    if let Ok(text) = std::env::var(LENGTH_S) {
+        length = Duration::from_secs(text.parse().expect(LENGTH_S));
+    }
+    if let Ok(text) = std::env::var(FAULTS) {
+        let find = |name: &str| FaultKind::ALL.into_iter().find(|kind| kind.name() == name);
+        faults = text
+            .split(',')
+            .map(|name| find(name).expect(FAULTS))
+            .collect();
+    }
     let options = Options {
         seed,
         length,
