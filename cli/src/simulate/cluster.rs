@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,14 +28,15 @@ const SHAPE: Shape = Shape {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   harvestfs simulate cluster --seeds 100
+  harvestfs simulate cluster --seed 101 --seeds 100
   harvestfs simulate cluster --seed 17 --faults crash,partition --trace seed-17.txt")]
 pub struct ClusterArgs {
-    /// How many simulations, with the seeds 1, 2, 3 and so on.
-    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    /// How many simulations, each with the seed after that of the one before.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Run only this seed.
-    #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
-    seed: Option<u64>,
+    /// The seed of the first one.
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    seed: u64,
     /// How long clients work and faults begin, in minutes of virtual time; then all faults end, and what was
     /// promised is compared [default: 1].
     #[arg(long, value_name = "MINUTES")]
@@ -63,8 +65,7 @@ pub struct ClusterArgs {
     /// Simulations at the same time; the default is one for each processor.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// Write what happened to this file: in the simulation of `--seed`, or in one that broke a promise, which is made smaller
-    /// first.
+    /// Write what happened to this file: in the only simulation, or in one that broke a promise, which is made smaller first.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Where the files of the simulated machines are while it runs. The default is memory, where there is
@@ -110,6 +111,17 @@ impl ClusterArgs {
         })
     }
 
+    fn seed_range(&self) -> anyhow::Result<Range<u64>> {
+        let (first, count) = (self.seed, self.seeds);
+        let end = first.checked_add(count).ok_or_else(|| {
+            bad_argument(format!(
+                "--seed {first} --seeds {count}: there are no seeds above {}",
+                u64::MAX - 1
+            ))
+        })?;
+        Ok(first..end)
+    }
+
     /// The command that runs a simulation again.
     fn again(&self, options: &Options) -> String {
         let Options {
@@ -149,22 +161,19 @@ fn read_replay(file: &Path) -> anyhow::Result<Replay> {
 pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
     let options = args.options()?;
     let interrupted = interrupts()?;
-    let (first, last) = match args.seed {
-        Some(seed) => (seed, seed),
-        None => (1, args.seeds),
-    };
+    let seeds = args.seed_range()?;
     let jobs = match args.jobs {
         Some(jobs) => usize::from(jobs),
         None => std::thread::available_parallelism()?.get(),
     };
-    let next = AtomicU64::new(first);
+    let next = AtomicU64::new(seeds.start);
     let failed = Mutex::new(Vec::new());
     // A part that panics ends its simulation, and is reported like a promise that was broken.
     std::thread::scope(|scope| {
         let work = || -> anyhow::Result<()> {
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed > last || interrupted.load(Ordering::Relaxed) {
+                if !seeds.contains(&seed) || interrupted.load(Ordering::Relaxed) {
                     return Ok(());
                 }
                 let options = Options {
@@ -209,7 +218,7 @@ fn keeps_promises(args: &ClusterArgs, options: &Options) -> anyhow::Result<bool>
         print(seed, &its_report, began.elapsed());
         report = its_report;
     }
-    if let Some(file) = args.trace.as_ref().filter(|_| !kept || args.seed.is_some()) {
+    if let Some(file) = args.trace.as_ref().filter(|_| !kept || args.seeds == 1) {
         write_file(file, &report.trace.join("\n"))?;
     }
     Ok(kept)

@@ -150,6 +150,8 @@ const LASTS_MS: std::ops::Range<u64> = 100..12_000;
 /// Of so many faults, one lasts longer, until leases are over.
 const LONG: u32 = 8;
 const LASTS_LONG_MS: std::ops::Range<u64> = 12_000..45_000;
+/// Of so many faults that can happen to the namenode, which everybody needs, one at least does.
+const NAMENODE: u32 = 8;
 /// So many kinds of faults are in every second simulation, others are not: what needs several of one kind is found so.
 const FEW_KINDS: usize = 3;
 /// Of a hundred datagrams, how many are lost or come twice at most.
@@ -316,7 +318,12 @@ impl Faults {
         let parts = world.parts();
         let of_kind = |part: &&Part| kind.is_for(**part, self.weak);
         let of_kind: Vec<Part> = parts.iter().filter(of_kind).copied().collect();
-        let Some(&part) = of_kind.choose(&mut rng) else {
+        let of_namenode = of_kind.contains(&Part::Namenode) && rng.random_ratio(1, NAMENODE);
+        let chosen = match of_namenode {
+            true => Some(Part::Namenode),
+            false => of_kind.choose(&mut rng).copied(),
+        };
+        let Some(part) = chosen else {
             return Ok(());
         };
         let range = match rng.random_range(0..LONG) {
@@ -364,9 +371,13 @@ impl Faults {
             drift(number, world, journal, &mut rng);
             return Ok(());
         }
-        // One fault at a time for each machine, so that each ends what it began.
-        if self.under_way.iter().any(|fault| fault.part == part) {
-            return Ok(());
+        // One fault at a time for each machine, so that each ends what it began. But a machine goes down whatever is wrong with it.
+        let now = world.now();
+        let mut of_part = self.under_way.iter_mut().filter(|fault| fault.part == part);
+        match of_part.next() {
+            Some(other) if kind.is_down() && !other.kind.is_down() => other.ends = now,
+            Some(_) => return Ok(()),
+            None => {}
         }
         journal.note(
             &part.to_string(),

@@ -1,6 +1,7 @@
 //! The disk of a simulated machine. Its files are in a directory of this machine; beside them is kept what a loss of
 //! power would leave: of what was not synced, each sector as it was after any of the writes since the last sync, each
-//! length, and of the names a state that they went through. What is written past the two traits (small files
+//! length, and of the names a state that they went through. What was moved to another directory is gone if only the one that it
+//! left was synced: POSIX promises no more. What is written past the two traits (small files
 //! that are replaced as a whole) counts as synced, as it is.
 
 mod content;
@@ -59,6 +60,8 @@ enum ChangeKind {
         from: PathBuf,
         to: PathBuf,
         replaced: Option<Shared>,
+        /// The directory that it left was synced since, and has it no more, whatever becomes of the new name.
+        has_left: bool,
     },
 }
 
@@ -140,8 +143,13 @@ impl SimulatedDisk {
                 ChangeKind::Remove(path) => {
                     files.insert(path.clone(), Some(Arc::clone(&change.file)));
                 }
-                ChangeKind::Rename { from, to, replaced } => {
-                    if let Some(file) = files.remove(to) {
+                ChangeKind::Rename {
+                    from,
+                    to,
+                    replaced,
+                    has_left,
+                } => {
+                    if let Some(file) = files.remove(to).filter(|_| !has_left) {
                         files.insert(from.clone(), file);
                     }
                     if let Some(replaced) = replaced {
@@ -179,13 +187,17 @@ impl Change {
     /// Things are named as before it, as far as they can be.
     fn undo(&self) -> io::Result<()> {
         match &self.kind {
-            ChangeKind::Create(path) => match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            },
+            ChangeKind::Create(path) => remove_if_there(path),
             ChangeKind::Remove(path) => write_again(path, &self.file),
-            ChangeKind::Rename { from, to, replaced } => {
-                if to.exists() && !from.exists() {
+            ChangeKind::Rename {
+                from,
+                to,
+                replaced,
+                has_left,
+            } => {
+                if *has_left {
+                    remove_if_there(to)?;
+                } else if to.exists() && !from.exists() {
                     fs::rename(to, from)?;
                 }
                 match replaced {
@@ -208,6 +220,13 @@ fn files_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(files)
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn write_again(path: &Path, file: &Shared) -> io::Result<()> {
@@ -272,7 +291,12 @@ impl State {
         self.files.remove(from);
         self.files.insert(to.to_owned(), Arc::clone(&file));
         let (from, to) = (from.to_owned(), to.to_owned());
-        let kind = ChangeKind::Rename { from, to, replaced };
+        let kind = ChangeKind::Rename {
+            from,
+            to,
+            replaced,
+            has_left: false,
+        };
         self.changes.push(Change { file, kind });
         Ok(())
     }
@@ -297,6 +321,13 @@ impl State {
         left.retain(|change| {
             !(matches!(change.kind, ChangeKind::Create(_)) && lasts(&change.file))
         });
+        for change in &mut left {
+            if let ChangeKind::Rename { from, has_left, .. } = &mut change.kind
+                && from.parent() == Some(path)
+            {
+                *has_left = true;
+            }
+        }
         self.changes = left;
         // What nothing is to be remembered of, nor has open, is opened again when it is needed.
         self.files

@@ -56,8 +56,10 @@ pub(super) async fn check_contents(
         journal.failure(format!("/{directory}, in the end: {problem}"));
     }
     for (name, known) in names {
-        let Known::Content { bytes, .. } = known else {
-            continue;
+        let bytes = match known {
+            Known::Content { bytes, .. } => bytes,
+            Known::Perhaps { bytes } if found.contains_key(name) => bytes,
+            Known::Perhaps { .. } | Known::Nothing => continue,
         };
         check_content(client, &format!("/{directory}/{name}"), bytes, journal).await;
     }

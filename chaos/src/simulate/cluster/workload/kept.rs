@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use harvestfs_client::{Client, ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -15,6 +16,9 @@ use crate::simulate::cluster::journal::Journal;
 
 /// Snapshots that a client has at a time.
 const SNAPSHOTS: usize = 2;
+/// Files that are made one right after the other before a snapshot, and most bytes of one.
+const UNPACKED_MAX: usize = 6;
+const UNPACKED_BYTES_MAX: usize = 4 << 10;
 
 fn snapshot_path(number: u8, snapshot: &str) -> String {
     format!("{}/.snapshot/{snapshot}", own_directory(number))
@@ -77,7 +81,36 @@ impl Worker {
         Ok((directory.ino, Name::new(number.to_string().as_bytes())?))
     }
 
+    /// Makes some small files one right after the other, whose `close` need not wait for their commit.
+    async fn unpack(&self) -> Result<(), ClientError> {
+        let names: Vec<String> = {
+            let known = &self.memory.borrow().names;
+            let names = (0..NAMES).map(|number| format!("f{number}"));
+            names.filter(|name| !known.contains_key(name)).collect()
+        };
+        let me = Credentials::root();
+        for name in names.iter().take(UNPACKED_MAX) {
+            let bytes = self.bytes(UNPACKED_BYTES_MAX);
+            self.begin(
+                &[name],
+                format_args!("unpack {name}: {} bytes", bytes.len()),
+            );
+            let path = self.path(name);
+            let file = self
+                .client
+                .open_path(&me, path.as_bytes(), OpenFlags::WRITE, Some(0o644))
+                .await?;
+            file.write(0, Bytes::copy_from_slice(&bytes)).await?;
+            file.close().await?;
+            self.set(name, bytes, false);
+        }
+        Ok(())
+    }
+
     async fn make_snapshot(&self) -> Result<(), ClientError> {
+        if self.random(0..2) == 0 {
+            self.unpack().await?;
+        }
         let (number, names) = {
             let mut memory = self.memory.borrow_mut();
             memory.last_snapshot += 1;

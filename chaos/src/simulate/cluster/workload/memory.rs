@@ -13,11 +13,25 @@ pub enum Known {
         /// It is there also after a crash of the client.
         durable: bool,
     },
+    /// It is a file with this content, or was removed: its removal has no known outcome.
+    Perhaps { bytes: Vec<u8> },
     /// An operation on it has no known outcome.
     Nothing,
 }
 
 impl Known {
+    /// What is known after a removal that has no known outcome.
+    fn perhaps(self) -> Self {
+        match self {
+            Self::Content {
+                bytes,
+                durable: true,
+            }
+            | Self::Perhaps { bytes } => Self::Perhaps { bytes },
+            Self::Content { durable: false, .. } | Self::Nothing => Self::Nothing,
+        }
+    }
+
     /// What was not synced may be gone, or not.
     pub fn lose_unless_durable(&mut self) {
         if matches!(self, Self::Content { durable: false, .. }) {
@@ -32,6 +46,8 @@ pub struct Memory {
     pub names: BTreeMap<String, Known>,
     /// Names that the operation under way changes.
     pub in_flight: Vec<String>,
+    /// It removes them, and changes nothing of what they hold.
+    pub is_removal: bool,
     /// Some machine lost its power since the operation under way began.
     pub is_power_lost: bool,
     /// What the directory had when each snapshot of it was made.
@@ -46,10 +62,19 @@ pub struct Memory {
 impl Memory {
     /// The client's machine crashed.
     pub fn crashed(&mut self) {
-        for name in std::mem::take(&mut self.in_flight) {
-            self.names.insert(name, Known::Nothing);
-        }
+        self.doubt_in_flight();
         self.lose_what_was_not_synced();
+    }
+
+    /// The operation under way has no known outcome.
+    pub fn doubt_in_flight(&mut self) {
+        for name in std::mem::take(&mut self.in_flight) {
+            let known = match self.names.remove(&name) {
+                Some(known) if self.is_removal => known.perhaps(),
+                _ => Known::Nothing,
+            };
+            self.names.insert(name, known);
+        }
     }
 
     /// A machine lost its power.
@@ -77,14 +102,17 @@ impl Memory {
 pub fn differences(names: &BTreeMap<String, Known>, found: &BTreeMap<String, u64>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, known) in names {
-        let Known::Content { bytes, .. } = known else {
-            continue;
+        let (bytes, may_be_gone) = match known {
+            Known::Content { bytes, .. } => (bytes, false),
+            Known::Perhaps { bytes } => (bytes, true),
+            Known::Nothing => continue,
         };
         match found.get(name) {
             Some(&size) if size == bytes.len() as u64 => {}
             Some(size) => {
                 problems.push(format!("{name} has {size} bytes, not {}", bytes.len()));
             }
+            None if may_be_gone => {}
             None => problems.push(format!("{name} is not there")),
         }
     }

@@ -156,10 +156,10 @@ impl Worker {
             _ => self.write(&name).await,
         };
         let mut memory = self.memory.borrow_mut();
-        if result.is_err() || !self.journal.is_certain() {
-            for name in std::mem::take(&mut memory.in_flight) {
-                memory.names.insert(name, Known::Nothing);
-            }
+        let is_certain = self.journal.is_certain();
+        memory.is_removal &= is_certain;
+        if result.is_err() || !is_certain {
+            memory.doubt_in_flight();
         }
         memory.in_flight.clear();
         let Err(error) = result else {
@@ -174,10 +174,17 @@ impl Worker {
         }
     }
 
+    /// An operation begins that removes a name, and does nothing else to its file.
+    fn begin_removal(&self, name: &str, what: std::fmt::Arguments<'_>) {
+        self.begin(&[name], what);
+        self.memory.borrow_mut().is_removal = true;
+    }
+
     fn begin(&self, names: &[&str], what: std::fmt::Arguments<'_>) {
         let names = names.iter().map(|&name| name.to_owned());
         let mut memory = self.memory.borrow_mut();
         memory.in_flight.extend(names);
+        memory.is_removal = false;
         memory.is_power_lost = false;
         drop(memory);
         self.journal.note(&self.name(), what);
@@ -323,7 +330,7 @@ impl Worker {
     }
 
     async fn unlink(&self, name: &str) -> Result<(), ClientError> {
-        self.begin(&[name], format_args!("unlink {name}"));
+        self.begin_removal(name, format_args!("unlink {name}"));
         let (me, path) = (Credentials::root(), self.path(name));
         let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
         self.client.unlink(&me, parent.ino, &file).await?;

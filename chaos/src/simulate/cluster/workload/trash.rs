@@ -19,7 +19,7 @@ const KEPT_S: u32 = 86_400;
 impl Worker {
     /// Removes a file to the trash.
     pub(super) async fn remove_to_trash(&self, name: &str) -> Result<(), ClientError> {
-        self.begin(&[name], format_args!("remove {name} to the trash"));
+        self.begin_removal(name, format_args!("remove {name} to the trash"));
         let (me, path) = (Credentials::root(), self.path(name));
         let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
         let ino = self.client.lookup(&me, parent.ino, &file).await?.ino;

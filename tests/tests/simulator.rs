@@ -1,0 +1,97 @@
+//! `harvestfs simulate cluster`: which seeds it runs, and that a seed decides everything, whichever process runs it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use harvestfs_tests::harvestfs;
+
+/// How many seeds are compared, unless the variable says so, beginning with 1; and seeds that once gave something else in another
+/// process.
+const SEEDS: u64 = 4;
+const SEEDS_VARIABLE: &str = "HARVESTFS_TESTS_SAME_SEEDS";
+const ODD_SEEDS: [u64; 1] = [13];
+
+fn simulate(arguments: &[&str]) -> Output {
+    let mut command = Command::new(harvestfs());
+    command.args(["simulate", "cluster", "--minutes", "0.05"]);
+    command.args(arguments).output().expect("it runs")
+}
+
+/// The lines that say what came of the seeds, without the time that this machine took.
+fn outcomes(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let seconds = |line: &str| line.rsplit_once(" in ").map(|(rest, _)| rest.to_owned());
+    text.lines().filter_map(seconds).collect()
+}
+
+/// Everything that is known of a seed that was run in a process of its own.
+fn run_alone(seed: u64, trace: &Path) -> (Vec<String>, String) {
+    let trace_name = trace.to_string_lossy();
+    let output = simulate(&["--seed", &seed.to_string(), "--trace", &trace_name]);
+    assert!(output.status.success(), "seed {seed}: {output:?}");
+    let trace = fs::read_to_string(trace).expect("it was written");
+    (outcomes(&output), trace)
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_in_two_processes_to_the_byte() {
+    let seeds: Vec<u64> = match std::env::var(SEEDS_VARIABLE) {
+        Ok(count) => (1..=count.parse().expect(SEEDS_VARIABLE)).collect(),
+        Err(_) => (1..=SEEDS).chain(ODD_SEEDS).collect(),
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let traces = ["one", "other"].map(|name| directory.path().join(name));
+    let mut different = Vec::new();
+    for &seed in &seeds {
+        let [one, other] = traces.each_ref().map(|trace| run_alone(seed, trace));
+        assert_eq!(one.0.len(), 1, "seed {seed}: {:?}", one.0);
+        if let Some((line, (one, other))) = first_difference(&one.1, &other.1) {
+            different.push(format!(
+                "seed {seed}, line {line} of the trace: {one:?}, and {other:?}"
+            ));
+        } else if one.0 != other.0 {
+            different.push(format!("seed {seed}: {:?}, and {:?}", one.0, other.0));
+        }
+    }
+    let count = seeds.len();
+    println!("{} of {count} seeds gave the same", count - different.len());
+    assert!(different.is_empty(), "{different:#?}");
+}
+
+fn first_difference<'a>(one: &'a str, other: &'a str) -> Option<(usize, (&'a str, &'a str))> {
+    if one == other {
+        return None;
+    }
+    let lines = one.lines().zip(other.lines());
+    let different = (1..).zip(lines).find(|(_, (one, other))| one != other);
+    Some(different.unwrap_or((0, ("the end", "the end"))))
+}
+
+#[test]
+fn seeds_begin_where_they_are_asked_to() {
+    let run = |arguments: &[&str]| {
+        let output = simulate(&[&["--faults", "none"], arguments].concat());
+        assert!(output.status.success(), "{output:?}");
+        outcomes(&output)
+    };
+    let mut several = run(&["--seed", "41", "--seeds", "3"]);
+    several.sort();
+    let each = ["41", "42", "43"].map(|seed| run(&["--seed", seed]));
+    assert_eq!(several, each.concat());
+    let first = run(&[]);
+    assert!(first[0].starts_with("seed 1: "), "{first:?}");
+
+    for (arguments, message) in [
+        (
+            ["--seed", "18446744073709551615", "--seeds", "1"],
+            "there are no seeds above",
+        ),
+        (["--seed", "1", "--seeds", "0"], "invalid value '0'"),
+    ] {
+        let output = simulate(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(message), "{said}");
+    }
+}
