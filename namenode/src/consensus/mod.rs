@@ -352,17 +352,29 @@ impl Consensus {
         self.executed.fetch_max(lsn, Ordering::AcqRel);
     }
 
-    /// Hands over records of the leader of a term, which follow the last one.
+    /// Writes records of the leader of a term, which follow the last one. openraft has to hear of them next, by
+    /// [`Consensus::propose`].
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]: this member does not lead any more, or the journal failed.
-    pub async fn push(&self, term: Term, records: Vec<Record>) -> Result<(), ConsensusError> {
-        let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
-        let submitted = self.store.submit(term, records.clone()).await;
-        submitted.map_err(|Deposed| stopped(&"another namenode leads"))?;
+    pub async fn submit(&self, term: Term, records: Vec<Record>) -> Result<(), ConsensusError> {
+        let submitted = self.store.submit(term, records).await;
+        submitted.map_err(|Deposed| {
+            ConsensusError::Stopped("another namenode leads, or the journal failed".to_owned())
+        })
+    }
+
+    /// Has openraft replicate and commit records that were submitted.
+    ///
+    /// # Errors
+    /// [`ConsensusError::Stopped`]
+    pub async fn propose(
+        &self,
+        records: impl Iterator<Item = Record> + Send,
+    ) -> Result<(), ConsensusError> {
         for record in records {
-            let pushed = self.raft.client_write_ff(record, None).await;
-            pushed.map_err(|error| stopped(&error))?;
+            let proposed = self.raft.client_write_ff(record, None).await;
+            proposed.map_err(|error| ConsensusError::Stopped(error.to_string()))?;
         }
         Ok(())
     }

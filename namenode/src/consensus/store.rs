@@ -179,8 +179,9 @@ impl LogStore {
         }));
         let (progressing, following) = (Arc::clone(&tail), Arc::clone(&commits));
         let progress = move |durable: Result<Lsn, &Arc<JournalError>>| {
-            progressing.lock().progress(durable);
+            // Replies first.
             following.progress(durable.ok());
+            progressing.lock().progress(durable);
         };
         let writer = JournalWriter::start(journal, options)?;
         writer.on_progress(Box::new(progress));

@@ -10,6 +10,11 @@ use super::NamenodeError;
 use crate::consensus::{Commits, Consensus, ConsensusError, Record, Term};
 use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
 
+/// Records of a group of one of which openraft hears at once.
+const UNPROPOSED_MAX: usize = 4_096;
+/// The same in bytes, far below what the log keeps in memory.
+const UNPROPOSED_BYTES_MAX: usize = 8 << 20;
+
 /// What the owner writes its records to.
 pub(crate) struct Log {
     /// The term in which this namenode leads; none: it does not.
@@ -20,6 +25,9 @@ pub(crate) struct Log {
     /// Records of this round.
     records: Vec<Record>,
     last_lsn: Lsn,
+    /// Written, and openraft has not heard of them.
+    unproposed: Vec<Record>,
+    unproposed_bytes: usize,
     /// How long what is awaited takes to be committed.
     seconds: Histogram,
     awaited: VecDeque<(Lsn, Timer)>,
@@ -37,6 +45,8 @@ impl Log {
             consensus,
             records: Vec::new(),
             last_lsn,
+            unproposed: Vec::new(),
+            unproposed_bytes: 0,
             seconds,
             awaited: VecDeque::new(),
             failure: None,
@@ -91,7 +101,29 @@ impl Log {
         let Some(term) = self.term else {
             unreachable!("records are pushed by a leader");
         };
-        if let Err(error) = self.consensus.push(term, records).await {
+        self.unproposed_bytes += records.iter().map(|it| it.command.len()).sum::<usize>();
+        self.unproposed.extend(records.iter().cloned());
+        let submitted = self.consensus.submit(term, records).await;
+        self.remember(submitted);
+        // Nobody else waits for those of a group of one, and a message for each would delay replies.
+        let is_due = !self.is_alone()
+            || self.unproposed.len() >= UNPROPOSED_MAX
+            || self.unproposed_bytes >= UNPROPOSED_BYTES_MAX;
+        if is_due {
+            self.propose().await;
+        }
+    }
+
+    /// Has what was written replicated; at the latest some time after it was flushed.
+    pub(crate) async fn propose(&mut self) {
+        self.unproposed_bytes = 0;
+        let records = std::mem::take(&mut self.unproposed);
+        let proposed = self.consensus.propose(records.into_iter()).await;
+        self.remember(proposed);
+    }
+
+    fn remember(&mut self, outcome: Result<(), ConsensusError>) {
+        if let Err(error) = outcome {
             self.failure.get_or_insert(error);
         }
     }

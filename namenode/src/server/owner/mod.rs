@@ -276,7 +276,10 @@ impl Owner {
                 Some(committed) = self.committed.recv() => self.on_committed(committed)?,
                 () = tokio::time::sleep(LEASE_POLL), if !may_answer => {}
                 () = commits.changed() => self.on_progress(),
-                _ = tick.tick() => self.on_tick(),
+                _ = tick.tick() => {
+                    self.on_tick();
+                    self.log.propose().await;
+                }
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),
                 taken = events.recv_many(&mut round, ROUND_EVENTS_MAX), if may_answer => {
