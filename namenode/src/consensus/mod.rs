@@ -298,7 +298,7 @@ impl Consensus {
             }
             following.progress(None);
         });
-        let (sender, leadership) = tokio::sync::watch::channel(Leadership::Nobody);
+        let (sender, leadership) = harvestfs_protocol::watch::channel(Leadership::Nobody);
         let mut metrics = raft.server_metrics();
         tokio::spawn(async move {
             loop {
@@ -489,4 +489,4 @@ fn leadership_of(metrics: &openraft::metrics::RaftServerMetrics<Group>) -> Leade
 }
 
 /// To see who leads, and to wait until that changes.
-pub type LeadershipReceiver = tokio::sync::watch::Receiver<Leadership>;
+pub type LeadershipReceiver = harvestfs_protocol::watch::Receiver<Leadership>;

@@ -12,7 +12,8 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{
     CloseCode, Connection, ConnectionCounts, Incoming, NoticeSender, RpcServer, TransportError,
 };
-use tokio::sync::{mpsc, watch};
+use harvestfs_protocol::watch;
+use tokio::sync::mpsc;
 
 use super::metrics::{RequestMetrics, Responder};
 use super::observer::Question;
@@ -111,8 +112,9 @@ pub(crate) async fn serve(
     }
     let mut over = served.ended;
     let ended = tokio::select! {
-        ended = forward(id, &mut server, &events, metrics) => ended,
+        biased;
         _ = over.changed() => Err(TransportError::Closed),
+        ended = forward(id, &mut server, &events, metrics) => ended,
     };
     match ended {
         Ok(()) | Err(TransportError::ClosedByPeer { .. } | TransportError::Closed) => {
@@ -175,8 +177,9 @@ async fn serve_member(
 ) -> Result<(), TransportError> {
     loop {
         let next = tokio::select! {
-            next = server.next() => next?,
+            biased;
             _ = served.ended.changed() => return Err(TransportError::Closed),
+            next = server.next() => next?,
         };
         let Some((request, responder)) = next else {
             return Ok(());

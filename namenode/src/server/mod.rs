@@ -44,9 +44,10 @@ use futures::future::BoxFuture;
 use harvestfs_protocol::limits::SESSIONS_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::{ConnectionCounts, Endpoint};
+use harvestfs_protocol::watch;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 pub use data_dir::{FormatOptions, GroupOptions, format, journal_dir};
