@@ -142,7 +142,7 @@ pub(super) fn encode(entry: &Entry) -> Vec<u8> {
         }
         EntryPayload::Membership(members) => {
             let mut bytes = head(2);
-            bytes.extend_from_slice(&encode_members(&members));
+            bytes.extend_from_slice(&encode_members(members));
             bytes
         }
     }

@@ -93,12 +93,20 @@ impl Tail {
             self.durable = durable;
         }
         let is_due = |lsn: Lsn| durable.is_err() || Ok(lsn) <= durable.map_err(drop);
-        while let Some((_, flushed)) = self.pending.pop_front_if(|(lsn, _)| is_due(*lsn)) {
+        while self.pending.front().is_some_and(|(lsn, _)| is_due(*lsn))
+            && let Some((_, flushed)) = self.pending.pop_front()
+        {
             flushed.io_completed(match durable {
                 Ok(_) => Ok(()),
                 Err(error) => Err(io::Error::other(Arc::clone(error))),
             });
         }
+    }
+
+    fn last_recent_is_after(&self, lsn: Lsn) -> bool {
+        self.recent
+            .back()
+            .is_some_and(|newest| newest.index() > lsn)
     }
 
     /// The entry with this number, if it is in memory.
@@ -271,7 +279,9 @@ impl LogStore {
         };
         {
             let mut tail = self.shared.tail.lock();
-            while let Some(newest) = tail.recent.pop_back_if(|entry| entry.index() > lsn) {
+            while tail.last_recent_is_after(lsn)
+                && let Some(newest) = tail.recent.pop_back()
+            {
                 tail.recent_bytes -= bytes_of(&newest);
             }
             let mut kept = self.shared.kept.lock();

@@ -17,7 +17,7 @@ use harvestfs_protocol::panics::contained;
 use tokio::sync::mpsc;
 
 use super::NamenodeError;
-use super::recovery::replay;
+use super::recovery::{Replayed, replay};
 use crate::engine::namespace::{Counts, SnapshotError};
 use crate::journal::{JournalError, Lsn, SnapshotCompletion, SnapshotPlan};
 
@@ -176,7 +176,7 @@ impl Work {
         let base = plan.base().map_err(journal)?;
         let records = plan.records().map_err(journal)?;
         let cancelled = || self.cancelled.load(Ordering::Relaxed);
-        let Some((namespace, _)) = replay(base, records, cancelled)? else {
+        let Some(Replayed { namespace, .. }) = replay(base, records, cancelled)? else {
             return Ok(Outcome::Cancelled);
         };
         let replayed = comparable(namespace.counts());

@@ -62,7 +62,7 @@ pub(crate) fn recover(
     }
     report_tail(&tail);
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
-    let Some((namespace, terms)) = replay(snapshot, records, || false)? else {
+    let Some(Replayed { namespace, terms }) = replay(snapshot, records, || false)? else {
         unreachable!("a replay that cannot be cancelled was");
     };
     let formatted = match namespace.formatted() {
@@ -98,13 +98,20 @@ pub(crate) fn recover(
     })
 }
 
-/// Applies records to a snapshot. The namespace, and the first record of each term; `None` when `cancelled` says so
-/// in between.
+/// What was replayed.
+pub(crate) struct Replayed {
+    /// The state after the last record.
+    pub namespace: Namespace,
+    /// The first record of each term.
+    pub terms: Vec<(Lsn, Term)>,
+}
+
+/// Applies records to a snapshot. `None` when `cancelled` says so in between.
 pub(crate) fn replay(
     snapshot: Option<(Lsn, SnapshotReader)>,
     records: RecordReader,
     cancelled: impl Fn() -> bool,
-) -> Result<Option<(Namespace, Vec<(Lsn, Term)>)>, NamenodeError> {
+) -> Result<Option<Replayed>, NamenodeError> {
     let mut namespace = match snapshot {
         None => Namespace::new(),
         Some((lsn, mut reader)) => Namespace::read_snapshot(&mut reader)
@@ -132,7 +139,7 @@ pub(crate) fn replay(
             return Ok(None);
         }
     }
-    Ok(Some((namespace, terms)))
+    Ok(Some(Replayed { namespace, terms }))
 }
 
 fn report_tail(tail: &TailReport) {

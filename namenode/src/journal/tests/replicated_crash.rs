@@ -281,7 +281,7 @@ impl History {
                     let nothing_to_sync = journal.durable_lsn() == last_lsn;
                     assert_eq!(journal.sync().is_ok(), nothing_to_sync);
                     drop(journal);
-                    journal = self.restart(&[self.world.clone()]);
+                    journal = self.restart(std::slice::from_ref(&self.world.clone()));
                 }
                 9..12 => {
                     let back = [3, 30, 300][self.rng.random_range(0..3)];
