@@ -3,7 +3,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -13,7 +12,7 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tokio::sync::mpsc;
 
 use super::store::LogStore;
-use super::{Group, LogId, Snapshot, SnapshotMeta, StoredMembers, Term};
+use super::{Executed, Group, LogId, Snapshot, SnapshotMeta, StoredMembers, Term};
 use crate::journal::Lsn;
 
 /// What is committed, for the owner of the engine.
@@ -45,7 +44,7 @@ pub(super) struct Applied {
     store: LogStore,
     last: Option<LogId>,
     /// The engine has the commands up to there.
-    executed: Arc<AtomicU64>,
+    executed: Arc<Executed>,
     owner: mpsc::Sender<Committed>,
 }
 
@@ -55,7 +54,7 @@ impl Applied {
     pub(super) fn new(
         store: LogStore,
         last: Option<LogId>,
-        executed: Arc<AtomicU64>,
+        executed: Arc<Executed>,
         owner: mpsc::Sender<Committed>,
     ) -> Self {
         Self {
@@ -102,7 +101,7 @@ impl RaftStateMachine<Group> for Applied {
             let (entry, responder) = next?;
             self.last = Some(entry.log_id());
             let (lsn, term) = (entry.index(), entry.log_id.committed_leader_id().term);
-            let is_executed = lsn <= self.executed.load(Ordering::Acquire);
+            let is_executed = lsn <= self.executed.last();
             let committed = match entry.payload {
                 EntryPayload::Normal(_) if is_executed => None,
                 EntryPayload::Normal(record) => Some(Committed::Command {

@@ -189,7 +189,40 @@ pub struct Consensus {
     journal: Arc<JournalWriter>,
     commits: Arc<Commits>,
     leadership: LeadershipReceiver,
-    executed: Arc<AtomicU64>,
+    executed: Arc<Executed>,
+}
+
+/// What the engine has of the log: a standby what is committed, and what was in the journal when it started; a leader
+/// also what is not committed yet.
+#[derive(Debug)]
+struct Executed {
+    last: AtomicU64,
+    /// Another leader replaced some of it: what the engine has is not what the log says.
+    is_replaced: AtomicBool,
+}
+
+impl Executed {
+    fn new(last: Lsn) -> Self {
+        Self {
+            last: AtomicU64::new(last),
+            is_replaced: AtomicBool::new(false),
+        }
+    }
+
+    fn last(&self) -> Lsn {
+        self.last.load(Ordering::Acquire)
+    }
+
+    fn up_to(&self, lsn: Lsn) {
+        self.last.fetch_max(lsn, Ordering::AcqRel);
+    }
+
+    /// The entries after this one are gone.
+    fn removed_after(&self, lsn: Lsn) {
+        if lsn < self.last() {
+            self.is_replaced.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// Makes a new journal that of a member of a group that begins with these members.
@@ -257,7 +290,15 @@ impl Consensus {
         commits
             .is_sole_voter
             .store(is_sole_voter, Ordering::Release);
-        let store = LogStore::start(journal, options, Some(last), kept, Arc::clone(&commits))?;
+        let executed = Arc::new(Executed::new(read.last_lsn));
+        let store = LogStore::start(
+            journal,
+            options,
+            Some(last),
+            kept,
+            Arc::clone(&commits),
+            Arc::clone(&executed),
+        )?;
         let config = Config {
             cluster_name: "harvestfs".to_owned(),
             heartbeat_interval: HEARTBEAT_MS,
@@ -273,7 +314,6 @@ impl Consensus {
         let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
         let config = config.validate().map_err(|error| stopped(&error))?;
         let (committed, receiver) = mpsc::channel(COMMITTED_QUEUED_MAX);
-        let executed = Arc::new(AtomicU64::new(read.last_lsn));
         let applied = Applied::new(
             store.clone(),
             Some(applied),
@@ -349,7 +389,13 @@ impl Consensus {
 
     /// The engine has the commands up to there: they are not sent to it when they are committed.
     pub fn executed(&self, lsn: Lsn) {
-        self.executed.fetch_max(lsn, Ordering::AcqRel);
+        self.executed.up_to(lsn);
+    }
+
+    /// Whether the engine has something that another leader replaced: it has to be built anew.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.executed.is_replaced.load(Ordering::Acquire)
     }
 
     /// Writes records of the leader of a term, which follow the last one. openraft has to hear of them next, by

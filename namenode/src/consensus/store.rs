@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::entry::{Record, encode, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
-use super::{Commits, Entry, Group, LogId, StoredMembers, Term, Vote};
+use super::{Commits, Entry, Executed, Group, LogId, StoredMembers, Term, Vote};
 use crate::journal::disk::Disk;
 use crate::journal::{
     Batch, Journal, JournalCounters, JournalError, JournalReader, JournalWriter,
@@ -49,6 +49,7 @@ struct Shared {
     writer: Mutex<Option<Arc<JournalWriter>>>,
     tail: Arc<Mutex<Tail>>,
     commits: Arc<Commits>,
+    executed: Arc<Executed>,
     kept: Mutex<Kept>,
 }
 
@@ -175,6 +176,7 @@ impl LogStore {
         last: Option<LogId>,
         kept: Kept,
         commits: Arc<Commits>,
+        executed: Arc<Executed>,
     ) -> Result<Self, JournalError> {
         let disk = journal.disk();
         let purged = journal.reader().first_lsn() - 1;
@@ -201,6 +203,7 @@ impl LogStore {
                 writer: Mutex::new(Some(Arc::new(writer))),
                 tail,
                 commits,
+                executed,
                 kept: Mutex::new(kept),
             }),
         })
@@ -290,6 +293,7 @@ impl LogStore {
             kept.terms.retain(|(first, _)| *first <= lsn);
         }
         self.shared.commits.removed_after(lsn);
+        self.shared.executed.removed_after(lsn);
         let (sender, removed) = oneshot::channel();
         let done = Box::new(move |outcome| {
             // The caller waits, or this member stops.
@@ -312,8 +316,11 @@ impl LogStore {
     }
 
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
-        let mut kept = self.shared.kept.lock();
-        change(&mut kept);
+        let kept = {
+            let mut kept = self.shared.kept.lock();
+            change(&mut kept);
+            kept.clone()
+        };
         member_file::write(&self.shared.disk, &kept)
     }
 }

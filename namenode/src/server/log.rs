@@ -68,6 +68,11 @@ impl Log {
         self.term = Some(term);
     }
 
+    /// Whether the engine has something that another leader replaced.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.consensus.is_replaced()
+    }
+
     /// Whether it is the only voter.
     pub(crate) fn is_alone(&self) -> bool {
         self.commits.is_alone()

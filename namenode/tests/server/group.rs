@@ -17,7 +17,7 @@ use harvestfs_protocol::types::Timestamp;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use super::harness::{Client, Link, format_options};
+use super::harness::{Client, Link, create, format_options, meta};
 
 const ROOT: InodeId = InodeId::ROOT;
 /// An election takes less than a second on an idle machine.
@@ -162,4 +162,50 @@ async fn what_was_acknowledged_is_there_when_the_leader_is_killed() {
         }
         group.start(killed).await;
     }
+}
+
+#[tokio::test]
+async fn what_only_a_leader_without_the_others_wrote_is_gone_when_it_comes_back() {
+    let mut group = Group::new(3).await;
+    let (mut alice, first) = group.client("alice", None).await;
+    alice.create(ROOT, "agreed").await;
+    let others: Vec<usize> = (0..3).filter(|at| *at != first).collect();
+    for &at in &others {
+        group.kill(at).await;
+    }
+    // It writes that down, and can never say that it is done.
+    let call = alice.number(create(ROOT, "alone"));
+    let answer = tokio::time::timeout(Duration::from_secs(1), meta(&alice.link, call)).await;
+    assert!(!matches!(answer, Ok(Ok(_))), "nobody agreed: {answer:?}");
+    group.kill(first).await;
+    for &at in &others {
+        group.start(at).await;
+    }
+    let (mut bob, _) = group.client("bob", None).await;
+    bob.create(ROOT, "without-it").await;
+    group.start(first).await;
+    bob.create(ROOT, "with-it").await;
+    // Whoever leads, until the first one does.
+    for _ in 0..20 {
+        let (mut carol, leader) = group.client("carol", None).await;
+        for (name, is_there) in [
+            ("agreed", true),
+            ("alone", false),
+            ("without-it", true),
+            ("with-it", true),
+        ] {
+            let found = carol.lookup(ROOT, name).await;
+            assert_eq!(found.is_ok(), is_there, "{name} on {leader}: {found:?}");
+        }
+        if leader == first {
+            return;
+        }
+        group.kill(leader).await;
+        let (_, next) = group.client("dave", None).await;
+        group.start(leader).await;
+        if next == first {
+            continue;
+        }
+    }
+    panic!("the first one was never elected again");
 }

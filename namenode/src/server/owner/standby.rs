@@ -54,6 +54,7 @@ impl Owner {
 
     /// Something is committed that this namenode did not execute.
     pub(super) fn on_committed(&mut self, committed: Committed) -> Result<(), NamenodeError> {
+        self.check_not_replaced()?;
         match committed {
             Committed::Command { lsn, command } => self.follow(lsn, &command)?,
             Committed::Term { lsn, term } => {
@@ -87,8 +88,17 @@ impl Owner {
         Ok(())
     }
 
+    /// What the engine has may have been replaced by another leader: then it starts again, from the journal.
+    fn check_not_replaced(&self) -> Result<(), NamenodeError> {
+        if self.log.is_replaced() {
+            return Err(NamenodeError::Deposed);
+        }
+        Ok(())
+    }
+
     /// Whether this namenode was elected and has all that was committed before.
     pub(super) fn take_over_if_elected(&mut self) -> Result<(), NamenodeError> {
+        self.check_not_replaced()?;
         let leadership = *self.leadership.borrow();
         match (self.part, leadership) {
             (Part::Standby, Leadership::This(term)) if self.begun_term == Some(term) => {
