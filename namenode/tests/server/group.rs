@@ -85,6 +85,8 @@ impl Group {
         let mut options = NamenodeOptions::new(self.data_dir(at), self.addrs[at], identity);
         options.segment_bytes = 4 << 20;
         options.tick = Duration::from_millis(10);
+        // Clients go without a word here, and what they may have cached holds changes back until then.
+        options.lease = Duration::from_millis(300);
         self.namenodes[at] = Some(Namenode::start(options).await.unwrap());
     }
 
