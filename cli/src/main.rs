@@ -249,6 +249,8 @@ mod tests {
         let help = fs.find_subcommand_mut("mkdir").unwrap().render_long_help();
         let help = help.to_string();
         let (_, global) = help.split_once("Global options:").unwrap();
+        // Examples come last.
+        let (global, _) = global.split_once("Example").unwrap();
         assert!(global.contains("`text` or `json`"), "{global}");
         assert!(global.lines().count() <= 12, "{global}");
     }
