@@ -58,7 +58,8 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
     }) else {
         return;
     };
-    let file_names: Vec<String> = (0..4).map(|number| format!("f{number}")).collect();
+    // Enough that the first datanode has five replicas, wherever they are placed.
+    let file_names: Vec<String> = (0..12).map(|number| format!("f{number}")).collect();
     for (seed, name) in (0..).zip(&file_names) {
         let path = mount.join(name);
         fs::write(&path, Pattern { seed }.bytes(FILE_BYTES)).expect("write");
