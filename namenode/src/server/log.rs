@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
@@ -14,6 +15,9 @@ use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
 const UNPROPOSED_MAX: usize = 4_096;
 /// The same in bytes, far below what the log keeps in memory.
 const UNPROPOSED_BYTES_MAX: usize = 8 << 20;
+
+/// How long the owner waits until what it wrote is committed, before it does something else first.
+const COMMIT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
@@ -163,11 +167,16 @@ impl Log {
         self.consensus.before_snapshot(self.last_lsn)
     }
 
-    /// Waits until everything that was handed over is committed, or nothing more will be.
-    pub(crate) async fn all_committed(&mut self) {
-        while self.commits.last() < self.last_lsn && !self.commits.is_ended() {
-            self.commits.changed().await;
-        }
+    /// Whether everything that was handed over is committed; waits for it for a while.
+    pub(crate) async fn all_committed(&self) -> bool {
+        let committed = async {
+            while self.commits.last() < self.last_lsn && !self.commits.is_ended() {
+                self.commits.changed().await;
+            }
+        };
+        // Without a majority it may be long, and nothing is answered meanwhile.
+        let _ = tokio::time::timeout(COMMIT_PATIENCE, committed).await;
+        self.commits.last() >= self.last_lsn
     }
 
     /// Bytes of records since the start.

@@ -336,6 +336,12 @@ impl Owner {
             }
             self.log.flush().await;
         }
+        // A snapshot covers nothing that other namenodes may never have. If that is not certain yet, it begins later.
+        let is_committed = self.log.all_committed().await;
+        self.on_progress();
+        if !is_committed {
+            return;
+        }
         // One checkpoint serves all operators that wait for the same.
         let waiting = std::mem::take(&mut self.checkpoints.wanted);
         for wanted in waiting {
@@ -344,12 +350,6 @@ impl Owner {
             } else {
                 self.checkpoints.wanted.push_back(wanted);
             }
-        }
-        // A snapshot covers nothing that other namenodes may never have.
-        self.log.all_committed().await;
-        self.on_progress();
-        if self.log.failure().is_some() {
-            return;
         }
         if let Err(error) = self.log.before_snapshot() {
             self.checkpoints.last = self.checkpoints.next;
