@@ -137,7 +137,9 @@ impl RaftStateMachine<Group> for Applied {
     }
 
     async fn install_snapshot(&mut self, _: &SnapshotMeta, _: InJournal) -> Result<(), io::Error> {
-        Err(io::Error::other("not implemented"))
+        Err(io::Error::other(
+            "this release takes no snapshot from another namenode",
+        ))
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {

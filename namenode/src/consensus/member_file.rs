@@ -22,7 +22,7 @@ use crate::journal::disk::Disk;
 use crate::journal::{JournalError, Lsn};
 
 /// The name of the file.
-pub(crate) const MEMBER_FILE: &str = "member";
+const MEMBER_FILE: &str = "member";
 const TEMPORARY: &str = "member.tmp";
 const MAGIC: [u8; 8] = *b"HFSMEMB\0";
 const VERSION: u32 = 1;

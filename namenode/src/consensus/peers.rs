@@ -114,6 +114,19 @@ impl Peer {
     }
 }
 
+impl Peer {
+    async fn ask_for_vote(
+        &mut self,
+        request: VoteRequest<Group>,
+        is_trial: bool,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Group>, RPCError<Group>> {
+        let request = wire::vote_request(&request, is_trial);
+        let reply = self.call(request, &option).await?;
+        Ok(wire::vote_response(&reply).ok_or(PeerError::UnexpectedReply)?)
+    }
+}
+
 impl RaftNetworkV2<Group> for Peer {
     type SnapshotData = InJournal;
 
@@ -131,10 +144,7 @@ impl RaftNetworkV2<Group> for Peer {
         request: VoteRequest<Group>,
         option: RPCOption,
     ) -> Result<VoteResponse<Group>, RPCError<Group>> {
-        let reply = self
-            .call(wire::vote_request(&request, false), &option)
-            .await?;
-        Ok(wire::vote_response(&reply).ok_or(PeerError::UnexpectedReply)?)
+        self.ask_for_vote(request, false, option).await
     }
 
     async fn pre_vote(
@@ -142,10 +152,7 @@ impl RaftNetworkV2<Group> for Peer {
         request: VoteRequest<Group>,
         option: RPCOption,
     ) -> Result<VoteResponse<Group>, RPCError<Group>> {
-        let reply = self
-            .call(wire::vote_request(&request, true), &option)
-            .await?;
-        Ok(wire::vote_response(&reply).ok_or(PeerError::UnexpectedReply)?)
+        self.ask_for_vote(request, true, option).await
     }
 
     async fn full_snapshot(

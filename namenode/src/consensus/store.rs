@@ -93,8 +93,8 @@ impl Tail {
         if let Ok(durable) = durable {
             self.durable = durable;
         }
-        let is_due = |lsn: Lsn| durable.is_err() || Ok(lsn) <= durable.map_err(drop);
-        while self.pending.front().is_some_and(|(lsn, _)| is_due(*lsn))
+        let ended = durable.unwrap_or(Lsn::MAX);
+        while self.pending.front().is_some_and(|(lsn, _)| *lsn <= ended)
             && let Some((_, flushed)) = self.pending.pop_front()
         {
             flushed.io_completed(match durable {

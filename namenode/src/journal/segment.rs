@@ -59,7 +59,7 @@ impl ActiveSegment {
     /// they are.
     pub(super) fn copy_of(
         disk: &dyn Disk,
-        mut old: SegmentReader,
+        old: SegmentReader,
         salt: u64,
         segment_bytes: u64,
     ) -> Result<(Self, SegmentTail), JournalError> {
@@ -68,15 +68,7 @@ impl ActiveSegment {
             len_bytes: segment_bytes.max(old.len_bytes),
             ..old.header
         };
-        let copy = || {
-            let mut segment = Self::begin(disk, header)
-                .map_err(|e| JournalError::create(&old.name, header.len_bytes, e))?;
-            segment.take_records(&mut old, Lsn::MAX)?;
-            let tail = old.tail()?;
-            segment.sync()?;
-            Ok((segment, tail))
-        };
-        copy().inspect_err(|_| remove_temporary(disk, header.lsn))
+        Self::copied(disk, old, header, Lsn::MAX, SegmentReader::tail)
     }
 
     /// Copies the records up to `through_lsn` of a segment that has them, as
@@ -84,7 +76,7 @@ impl ActiveSegment {
     /// one, segments that follow and are of an earlier generation no longer count.
     pub(super) fn truncated_copy_of(
         disk: &dyn Disk,
-        mut old: SegmentReader,
+        old: SegmentReader,
         through_lsn: Lsn,
         generation: u32,
         salt: u64,
@@ -96,21 +88,38 @@ impl ActiveSegment {
             generation,
             ..old.header
         };
-        let mut copy = || {
+        let check = |old: SegmentReader| {
+            if old.next_lsn == through_lsn + 1 {
+                return Ok(());
+            }
+            let reason = "a record that was written cannot be read";
+            Err(JournalError::corrupt(
+                &old.name,
+                old.offset,
+                old.next_lsn,
+                reason,
+            ))
+        };
+        let (segment, ()) = Self::copied(disk, old, header, through_lsn, check)?;
+        Ok(segment)
+    }
+
+    /// Copies records up to `through_lsn` to a segment with another header, which is durable when this
+    /// returns and has a temporary name. What was read is judged before.
+    fn copied<T>(
+        disk: &dyn Disk,
+        mut old: SegmentReader,
+        header: FileHeader,
+        through_lsn: Lsn,
+        judge: impl FnOnce(SegmentReader) -> Result<T, JournalError>,
+    ) -> Result<(Self, T), JournalError> {
+        let copy = || {
             let mut segment = Self::begin(disk, header)
                 .map_err(|e| JournalError::create(&old.name, header.len_bytes, e))?;
             segment.take_records(&mut old, through_lsn)?;
-            if old.next_lsn != through_lsn + 1 {
-                let reason = "a record that was written cannot be read";
-                return Err(JournalError::corrupt(
-                    &old.name,
-                    old.offset,
-                    old.next_lsn,
-                    reason,
-                ));
-            }
+            let judged = judge(old)?;
             segment.sync()?;
-            Ok(segment)
+            Ok((segment, judged))
         };
         copy().inspect_err(|_| remove_temporary(disk, header.lsn))
     }
