@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::classes::Classes;
+use crate::group::{GroupRequest, GroupStatus};
 use crate::history::{HistoryReply, HistoryRequest};
 use crate::ids::{BlockId, ClusterId, InodeId, NodeId};
 use crate::node::ServerDescription;
@@ -38,6 +39,8 @@ pub enum AdminRequest {
     },
     /// The utilisation classes now. Reply: [`AdminReply::Classes`].
     Classes,
+    /// About the group of namenodes.
+    Group(GroupRequest),
 }
 
 /// Replies to [`AdminRequest`].
@@ -59,6 +62,8 @@ pub enum AdminReply {
     Quarantine(Vec<QuarantinedBlock>),
     /// The utilisation classes.
     Classes(Box<Classes>),
+    /// The namenodes.
+    Group(GroupStatus),
 }
 
 /// A block that the namenode does not know and whose replicas it keeps for a while: its number may

@@ -20,6 +20,7 @@ pub mod codec;
 pub mod data;
 pub mod durable;
 pub mod error;
+pub mod group;
 pub mod history;
 pub mod identity;
 pub mod ids;

@@ -6,7 +6,7 @@ use crate::admin::{AdminReply, AdminRequest};
 use crate::error::FsError;
 use crate::meta::{MetaCall, MetaReply, Mutated, OpenSession, SessionOpened};
 use crate::node::{NodeReply, NodeRequest};
-use crate::peer::{PeerReply, PeerRequest};
+use crate::peer::{PeerAnswer, PeerCall};
 
 /// A request to the namenode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub enum Request {
     /// Of an operator.
     Admin(AdminRequest),
     /// Of another namenode of the group.
-    Peer(PeerRequest),
+    Peer(PeerCall),
 }
 
 /// The namenode's reply.
@@ -48,7 +48,7 @@ pub enum Reply {
     /// To `Admin`.
     Admin(AdminReply),
     /// To `Peer`.
-    Peer(PeerReply),
+    Peer(PeerAnswer),
 }
 
 /// What the namenode answers.

@@ -171,7 +171,7 @@ impl Store for Segments {
 
     fn compact(&mut self) -> Result<()> {
         self.bytes_since_snapshot = 0;
-        let Some(plan) = self.journal.begin_snapshot()? else {
+        let Some(plan) = self.journal.begin_snapshot(self.journal.last_lsn())? else {
             return Ok(());
         };
         let mut writer = plan.writer()?;
@@ -180,7 +180,8 @@ impl Store for Segments {
             writer.write_all(&key.to_le_bytes())?;
             writer.write_all(value)?;
         }
-        match writer.install()?.removal_error {
+        writer.install()?;
+        match self.journal.purge(u64::MAX).removal_error {
             None => Ok(()),
             Some(e) => Err(e.into()),
         }

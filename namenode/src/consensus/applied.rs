@@ -71,7 +71,7 @@ pub(super) struct InJournal;
 
 /// Snapshots are made by the namenode, when it wants.
 pub(super) struct Newest {
-    meta: SnapshotMeta,
+    store: LogStore,
 }
 
 impl RaftSnapshotBuilder<Group> for Newest {
@@ -79,7 +79,7 @@ impl RaftSnapshotBuilder<Group> for Newest {
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         Ok(Snapshot {
-            meta: self.meta.clone(),
+            meta: self.store.newest_snapshot(),
             snapshot: InJournal,
         })
     }
@@ -90,7 +90,8 @@ impl RaftStateMachine<Group> for Applied {
     type SnapshotBuilder = Newest;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembers), io::Error> {
-        Ok((self.last, self.store.members()))
+        let last = self.last.as_ref().map_or(0, |last| last.index());
+        Ok((self.last, self.store.members_at(last)))
     }
 
     async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
@@ -129,20 +130,18 @@ impl RaftStateMachine<Group> for Applied {
 
     async fn get_snapshot_builder(&mut self) -> Newest {
         Newest {
-            meta: SnapshotMeta {
-                last_log_id: self.last,
-                last_membership: self.store.members(),
-            },
+            store: self.store.clone(),
         }
     }
 
     async fn install_snapshot(&mut self, _: &SnapshotMeta, _: InJournal) -> Result<(), io::Error> {
-        Err(io::Error::other(
-            "this release takes no snapshot from another namenode",
-        ))
+        unreachable!("a member that takes a snapshot starts again with it")
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        Ok(None)
+        Ok(Some(Snapshot {
+            meta: self.store.newest_snapshot(),
+            snapshot: InJournal,
+        }))
     }
 }

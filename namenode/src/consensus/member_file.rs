@@ -1,7 +1,9 @@
-//! What a member keeps beside its log: its vote, the members, and where terms begin.
+//! What a member keeps beside its log: its vote, the members, where terms begin, and what it knows of
+//! the others.
 //!
-//! One file in the journal's directory, replaced as a whole. Big enough for thousands of terms: those of entries that a
-//! snapshot covers are forgotten.
+//! One file in the journal's directory, replaced as a whole. Big enough for thousands of terms: those
+//! of entries that a snapshot covers are forgotten. It says which file it is: a copy of it, which may
+//! lack the newest vote, is recognised.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{decode_members, encode_members, log_id};
 use super::{ConsensusError, Member, MemberId, StoredMembers, Term, Vote};
-use crate::journal::disk::Disk;
+use crate::journal::disk::{Disk, FileId};
 use crate::journal::{JournalError, Lsn};
 
 /// The name of the file.
@@ -34,9 +36,17 @@ pub(super) struct Kept {
     /// This member.
     pub this: MemberId,
     pub vote: Option<Vote>,
-    pub members: StoredMembers,
+    /// The members, by the entries that name them, in order: those after the oldest snapshot, and the
+    /// last one before. None: this namenode waits to be taken into a group.
+    pub members: Vec<StoredMembers>,
     /// The first entry of each term, in order; of all entries that are in the journal, and of the last one before.
     pub terms: Vec<(Lsn, Term)>,
+    /// How often the file was written.
+    pub writes: u64,
+    /// The newest that is known of the others: the number of a start, and its writes.
+    pub known: BTreeMap<MemberId, (u64, u64)>,
+    /// Others knew more of this member than it did itself.
+    pub is_forgetful: bool,
 }
 
 impl Kept {
@@ -54,12 +64,55 @@ impl Kept {
         let members = Membership::new(vec![voters], members)
             .map_err(|error| ConsensusError::Stopped(error.to_string()))?;
         Ok(Self {
-            this,
-            vote: None,
-            members: StoredMembers::new(None, members),
-            terms: Vec::new(),
+            members: vec![StoredMembers::new(None, members)],
+            ..Self::outside(this)
         })
     }
+
+    /// Of a namenode that is in no group yet.
+    pub(super) fn outside(this: MemberId) -> Self {
+        Self {
+            this,
+            vote: None,
+            members: Vec::new(),
+            terms: Vec::new(),
+            writes: 0,
+            known: BTreeMap::new(),
+            is_forgetful: false,
+        }
+    }
+
+    /// The members as of an entry; those that the group began with if it is before the first that is
+    /// known.
+    pub(super) fn members_at(&self, lsn: Lsn) -> &StoredMembers {
+        let later = self
+            .members
+            .partition_point(|it| entry_of(it).is_none_or(|entry| entry <= lsn));
+        let at = later.saturating_sub(1);
+        let members = self.members.get(at);
+        members.unwrap_or_else(|| panic!("{} takes part in no group", self.this))
+    }
+
+    /// There are these members from their entry on.
+    pub(super) fn add_members(&mut self, members: StoredMembers) {
+        let entry = entry_of(&members);
+        self.members.retain(|it| entry_of(it) < entry);
+        self.members.push(members);
+    }
+
+    /// Nothing up to this entry is asked for any more.
+    pub(super) fn forget_before(&mut self, lsn: Lsn) {
+        let before = self.terms.partition_point(|(first, _)| *first <= lsn);
+        self.terms.drain(..before.saturating_sub(1));
+        let before = self
+            .members
+            .partition_point(|it| entry_of(it).is_none_or(|entry| entry <= lsn));
+        self.members.drain(..before.saturating_sub(1));
+    }
+}
+
+fn entry_of(members: &StoredMembers) -> Option<Lsn> {
+    members.log_id().as_ref().map(|it| it.index())
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,10 +120,27 @@ struct Content {
     this: MemberId,
     /// Term, candidate, and whether it was elected.
     vote: Option<(Term, MemberId, bool)>,
-    /// The entry with the members, if one said so.
-    members_entry: Option<(Term, Lsn)>,
-    members: Vec<u8>,
+    members: Vec<MembersContent>,
     terms: Vec<(Lsn, Term)>,
+    writes: u64,
+    known: BTreeMap<MemberId, (u64, u64)>,
+    is_forgetful: bool,
+    /// The file that this is written to.
+    file: Option<FileId>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MembersContent {
+    /// The entry with the members, if one said so.
+    entry: Option<(Term, Lsn)>,
+    members: Vec<u8>,
+}
+
+/// What was read.
+pub(super) struct ReadKept {
+    pub kept: Kept,
+    /// It is a copy of what was written: it may be an older one.
+    pub is_copy: bool,
 }
 
 /// The term of an entry.
@@ -81,7 +151,7 @@ pub(super) fn term_of(terms: &[(Lsn, Term)], lsn: Lsn) -> Term {
 }
 
 /// What the file says; none when there is no such file.
-pub(super) fn read(disk: &dyn Disk) -> Result<Option<Kept>, JournalError> {
+pub(super) fn read(disk: &dyn Disk) -> Result<Option<ReadKept>, JournalError> {
     let io = |operation, error| JournalError::io(operation, MEMBER_FILE, error);
     let names = disk
         .list()
@@ -94,15 +164,19 @@ pub(super) fn read(disk: &dyn Disk) -> Result<Option<Kept>, JournalError> {
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
     let read = file.read_at(&mut bytes, 0).map_err(|e| io("read", e))?;
     bytes.truncate(read);
+    let here = file.id().map_err(|e| io("look at", e))?;
     match parse(&bytes) {
-        Some(kept) => Ok(Some(kept)),
+        Some((kept, written)) => Ok(Some(ReadKept {
+            kept,
+            is_copy: written.is_some() && here.is_some() && written != here,
+        })),
         None => Err(JournalError::Member {
             location: disk.location(),
         }),
     }
 }
 
-fn parse(bytes: &[u8]) -> Option<Kept> {
+fn parse(bytes: &[u8]) -> Option<(Kept, Option<FileId>)> {
     let (header, content) = bytes.split_at_checked(HEADER_BYTES)?;
     let checksum = crc32fast::hash(content).to_le_bytes();
     if header[..8] != MAGIC || header[8..12] != VERSION.to_le_bytes() || header[12..] != checksum {
@@ -117,18 +191,26 @@ fn parse(bytes: &[u8]) -> Option<Kept> {
         };
         elected(term, candidate)
     });
-    let members = decode_members(&content.members).ok()?;
-    let entry = content.members_entry.map(|(term, lsn)| log_id(term, lsn));
-    Some(Kept {
+    let members = content.members.iter().map(|it| {
+        let entry = it.entry.map(|(term, lsn)| log_id(term, lsn));
+        Some(StoredMembers::new(entry, decode_members(&it.members).ok()?))
+    });
+    let kept = Kept {
         this: content.this,
         vote,
-        members: StoredMembers::new(entry, members),
+        members: members.collect::<Option<_>>()?,
         terms: content.terms,
-    })
+        writes: content.writes,
+        known: content.known,
+        is_forgetful: content.is_forgetful,
+    };
+    Some((kept, content.file))
 }
 
 /// Replaces the file; durable when this returns.
 pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalError> {
+    let io = |operation, error| JournalError::io(operation, TEMPORARY, error);
+    let mut file = disk.create(TEMPORARY, 0).map_err(|e| io("create", e))?;
     let content = Content {
         this: kept.this,
         vote: kept.vote.map(|vote| {
@@ -138,10 +220,12 @@ pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalErro
                 vote.committed,
             )
         }),
-        members_entry: (kept.members.log_id().as_ref())
-            .map(|entry| (entry.committed_leader_id().term, entry.index())),
-        members: encode_members(kept.members.membership()),
+        members: kept.members.iter().map(members_content).collect(),
         terms: kept.terms.clone(),
+        writes: kept.writes,
+        known: kept.known.clone(),
+        is_forgetful: kept.is_forgetful,
+        file: file.id().map_err(|e| io("look at", e))?,
     };
     let mut bytes = Vec::from(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -150,13 +234,16 @@ pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalErro
     let mut bytes = bytes;
     let checksum = crc32fast::hash(&bytes[HEADER_BYTES..]);
     bytes[12..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
-    let io = |operation, error| JournalError::io(operation, TEMPORARY, error);
-    let length = bytes.len() as u64;
-    let mut file = disk
-        .create(TEMPORARY, length)
-        .map_err(|e| io("create", e))?;
     file.write_at(&bytes, 0).map_err(|e| io("write", e))?;
     file.sync().map_err(|e| io("sync", e))?;
     disk.install(TEMPORARY, MEMBER_FILE)
         .map_err(|e| io("rename", e))
+}
+
+fn members_content(members: &StoredMembers) -> MembersContent {
+    let entry = members.log_id().as_ref();
+    MembersContent {
+        entry: entry.map(|it| (it.committed_leader_id().term, it.index())),
+        members: encode_members(members.membership()),
+    }
 }

@@ -5,8 +5,12 @@
 mod applied;
 mod entry;
 mod member_file;
+mod members;
+mod outside;
 mod peers;
 mod runtime;
+mod service;
+mod snapshots;
 mod store;
 mod wire;
 
@@ -17,8 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::peer::{PeerReply, PeerRequest};
+use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::Endpoint;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
@@ -30,7 +33,9 @@ use tokio::sync::{Notify, mpsc};
 use self::applied::Applied;
 use self::entry::log_id;
 use self::member_file::Kept;
-use self::peers::Peers;
+use self::members::is_sole_voter;
+use self::peers::{Caller, Peers};
+use self::snapshots::Fetching;
 use self::store::{Deposed, LogStore};
 use crate::journal::{
     Journal, JournalCounters, JournalError, JournalWriter, JournalWriterOptions, Lsn,
@@ -38,7 +43,10 @@ use crate::journal::{
 
 pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
+pub use members::{Change, Changing, FindError, Found, GroupView, Progress};
+pub use outside::{Asked, Joining, Outside, Standing, found_outside, standing};
 pub use runtime::MachineRuntime;
+pub use service::Service;
 
 /// The number of a leadership; one more than that of the one before.
 pub type Term = u64;
@@ -48,6 +56,14 @@ pub type Term = u64;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct MemberId(pub u64);
+
+impl MemberId {
+    /// Another number than any other namenode has.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(machine::random())
+    }
+}
 
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -112,6 +128,11 @@ impl Commits {
         self.changed.notified().await;
     }
 
+    fn set_alone(&self, is_sole_voter: bool) {
+        self.is_sole_voter.store(is_sole_voter, Ordering::Release);
+        self.changed.notify_one();
+    }
+
     /// This member is the only voter.
     pub fn is_alone(&self) -> bool {
         self.is_sole_voter.load(Ordering::Acquire)
@@ -156,6 +177,8 @@ const ELECTION_MS: (u64, u64) = (200, 400);
 /// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
 /// elections, for clocks that do not run alike.
 const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);
+/// How long openraft may take to hear of everything that a snapshot covers.
+const APPLIED_WITHIN: Duration = Duration::from_secs(60);
 /// What is committed and waits for the owner of the engine.
 const COMMITTED_QUEUED_MAX: usize = 1_024;
 /// Messages that wait for openraft; beyond it the owner waits. Each may be as large as a record.
@@ -190,6 +213,10 @@ pub struct Consensus {
     commits: Arc<Commits>,
     leadership: LeadershipReceiver,
     executed: Arc<Executed>,
+    peers: Peers,
+    fetching: Fetching,
+    /// Another member was asked to lead: it may do so already.
+    is_handing_over: AtomicBool,
 }
 
 /// What the engine has of the log: a standby what is committed, and what was in the journal when it started; a leader
@@ -213,6 +240,11 @@ impl Executed {
         self.last.load(Ordering::Acquire)
     }
 
+    /// The engine has to be built anew.
+    fn replaced(&self) {
+        self.is_replaced.store(true, Ordering::Release);
+    }
+
     fn up_to(&self, lsn: Lsn) {
         self.last.fetch_max(lsn, Ordering::AcqRel);
     }
@@ -220,7 +252,7 @@ impl Executed {
     /// The entries after this one are gone.
     fn removed_after(&self, lsn: Lsn) {
         if lsn < self.last() {
-            self.is_replaced.store(true, Ordering::Release);
+            self.replaced();
         }
     }
 }
@@ -263,7 +295,7 @@ impl Consensus {
         endpoint: Endpoint,
     ) -> Result<(Self, mpsc::Receiver<Committed>), ConsensusError> {
         let mut kept = match member_file::read(&*journal.disk())? {
-            Some(kept) => kept,
+            Some(read) => read.kept,
             // A group of one, as every namenode was before there were groups.
             None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this)]))?,
         };
@@ -276,7 +308,8 @@ impl Consensus {
         );
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));
-        let is_sole_voter = kept.members.voter_ids().eq([id]);
+        let members = kept.members_at(read.last_lsn).membership();
+        let is_sole_voter = is_sole_voter(members, id);
         // Of a group, others may have removed what is at the end.
         let applied = if is_sole_voter {
             last
@@ -287,10 +320,9 @@ impl Consensus {
                 snapshot_lsn,
             )
         };
-        commits
-            .is_sole_voter
-            .store(is_sole_voter, Ordering::Release);
+        commits.set_alone(is_sole_voter);
         let executed = Arc::new(Executed::new(read.last_lsn));
+        let writes_at_start = kept.writes;
         let store = LogStore::start(
             journal,
             options,
@@ -320,15 +352,18 @@ impl Consensus {
             Arc::clone(&executed),
             committed,
         );
-        let raft = Raft::new(
-            id,
-            Arc::new(config),
-            Peers { endpoint },
-            store.clone(),
-            applied,
-        )
-        .await
-        .map_err(|error| stopped(&error))?;
+        let peers = Peers {
+            endpoint,
+            caller: Arc::new(Caller {
+                this: id,
+                run: machine::random(),
+                writes_at_start,
+                store: Some(store.clone()),
+            }),
+        };
+        let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
+            .await
+            .map_err(|error| stopped(&error))?;
         let journal = store.writer().expect("it was just started");
         let mut progress = raft.watch_commit_progress();
         let following = Arc::clone(&commits);
@@ -356,6 +391,9 @@ impl Consensus {
             commits,
             leadership,
             executed,
+            peers,
+            fetching: Fetching::default(),
+            is_handing_over: AtomicBool::new(false),
         };
         Ok((consensus, receiver))
     }
@@ -374,6 +412,9 @@ impl Consensus {
 
     /// Whether a new leader would know all that this member answers now: nobody else is elected before its lease is over.
     pub fn has_lease(&self) -> bool {
+        if self.is_handing_over.load(Ordering::Acquire) {
+            return false;
+        }
         if self.commits.is_alone() {
             return true;
         }
@@ -428,9 +469,36 @@ impl Consensus {
     /// What answers the other members.
     #[must_use]
     pub fn service(&self) -> Service {
-        Service {
-            raft: self.raft.clone(),
-        }
+        Service::of_member(
+            self.raft.clone(),
+            self.store.clone(),
+            self.peers.clone(),
+            self.fetching.clone(),
+        )
+    }
+
+    /// A snapshot is in the journal: what it makes superfluous is removed, as soon as no other member is
+    /// being sent it.
+    pub fn snapshot_installed(&self) {
+        let (newest, previous) = self.store.reader().snapshot_lsns();
+        let raft = self.raft.clone();
+        tokio::spawn(async move {
+            // openraft may be behind the engine.
+            let applied = raft.wait(Some(APPLIED_WITHIN));
+            let noted = async {
+                applied
+                    .applied_index_at_least(Some(newest), "the snapshot")
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let asked = raft.trigger().snapshot().await;
+                asked.map_err(|error| error.to_string())?;
+                let purged = raft.trigger().purge_log(previous).await;
+                purged.map_err(|error| error.to_string())
+            };
+            if let Err(error) = noted.await {
+                tracing::warn!(%error, "what a snapshot made superfluous is kept until the next one");
+            }
+        });
     }
 
     /// How far the log is committed.
@@ -470,56 +538,6 @@ impl Consensus {
         }
         drop(self.journal);
         self.store.close()
-    }
-}
-
-/// Answers the other members. Cheap to clone.
-#[derive(Clone)]
-pub struct Service {
-    raft: Raft<Group, Applied>,
-}
-
-impl Service {
-    /// Answers a request.
-    ///
-    /// # Errors
-    /// [`FsError::Protocol`] for what is no entry; [`FsError::Internal`] when the consensus stopped.
-    pub async fn answer(&self, request: PeerRequest) -> Result<PeerReply, FsError> {
-        let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
-        match request {
-            PeerRequest::Vote {
-                ballot,
-                last,
-                is_trial,
-                is_transfer,
-            } => {
-                let request = wire::asks_for_vote(ballot, last, is_transfer);
-                let voted = if is_trial {
-                    self.raft.pre_vote(request).await
-                } else {
-                    self.raft.vote(request).await
-                };
-                Ok(wire::voted(&voted.map_err(|error| stopped(&error))?))
-            }
-            PeerRequest::Append {
-                ballot,
-                before,
-                records,
-                committed,
-            } => {
-                let request = wire::append(ballot, before, records, committed)
-                    .map_err(|error| FsError::Protocol(error.to_string()))?;
-                let appended = self.raft.append_entries(request).await;
-                Ok(wire::appended(&appended.map_err(|error| stopped(&error))?))
-            }
-            PeerRequest::Transfer { ballot, to, last } => {
-                let request = wire::transfer(ballot, to, last);
-                let transferred = self.raft.handle_transfer_leader(request).await;
-                let taken = transferred.map_err(|error| stopped(&error))?;
-                taken.map_err(|error| FsError::InvalidArgument(error.to_string()))?;
-                Ok(PeerReply::Transferred)
-            }
-        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! Calls to the other members.
 
 use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer as Identity, Role};
 use harvestfs_protocol::meta::Notice;
-use harvestfs_protocol::peer::{PeerReply, PeerRequest};
+use harvestfs_protocol::peer::{Ballot, Known, Memory, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
 use openraft::OptionalSend;
@@ -20,23 +23,63 @@ use openraft::raft::{
 use tokio::sync::mpsc;
 
 use super::applied::InJournal;
-use super::{Group, Member, MemberId, Snapshot, Vote, wire};
+use super::entry::EntryError;
+use super::store::LogStore;
+use super::{Group, LogId, Member, MemberId, Snapshot, Vote, wire};
+use crate::journal::{JournalError, Lsn};
+
+/// How often another namenode is asked whether it has taken a snapshot.
+const TAKING_POLL: Duration = Duration::from_millis(100);
 
 /// Makes them.
+#[derive(Clone)]
 pub(super) struct Peers {
     pub(super) endpoint: Endpoint,
+    pub(super) caller: Arc<Caller>,
+}
+
+/// The namenode that calls.
+pub(super) struct Caller {
+    pub(super) this: MemberId,
+    /// A number by chance that each start has.
+    pub(super) run: u64,
+    pub(super) writes_at_start: u64,
+    /// None: it is in no group.
+    pub(super) store: Option<LogStore>,
+}
+
+impl Caller {
+    pub(super) fn memory(&self) -> Memory {
+        Memory {
+            run: self.run,
+            writes: self.store.as_ref().map_or(0, LogStore::writes),
+            writes_at_start: self.writes_at_start,
+        }
+    }
+
+    /// Takes in what another one says of itself. False: it has forgotten something.
+    pub(super) fn note(&self, from: MemberId, memory: Memory) -> bool {
+        let store = self.store.as_ref();
+        store.is_none_or(|store| store.note_memory(from, memory))
+    }
 }
 
 /// One of them, with the connection to it.
 pub(super) struct Peer {
     endpoint: Endpoint,
-    member: Member,
+    caller: Arc<Caller>,
+    /// None: whichever namenode is there.
+    to: Option<MemberId>,
+    name: String,
+    addr: SocketAddr,
+    /// The last record of the current ballot that it acknowledged.
+    acknowledged: Option<(Ballot, Lsn)>,
     client: Option<RpcClient<Request, Response, Notice>>,
 }
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-enum PeerError {
+pub(super) enum PeerError {
     #[error("the name {name} of a namenode is impossible: {reason}")]
     Name { name: String, reason: String },
     #[error(transparent)]
@@ -47,8 +90,20 @@ enum PeerError {
     Refused(FsError),
     #[error("its answer does not fit the request")]
     UnexpectedReply,
-    #[error("it lacks entries that are not in this namenode's journal any more")]
-    NeedsSnapshot,
+    #[error("the namenode at {0} is not the member that it is taken for: its disk was replaced")]
+    Mistaken(SocketAddr),
+    #[error("the namenode at {0} has forgotten what it said before, and counts for nothing")]
+    Forgetful(SocketAddr),
+    #[error("the namenode at {0} is in no group")]
+    Outside(SocketAddr),
+    #[error("there is no snapshot")]
+    NoSnapshot,
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error("the snapshot cannot be written: {0}")]
+    Write(#[from] io::Error),
+    #[error("it sent impossible members: {0}")]
+    Members(#[from] EntryError),
 }
 
 impl From<PeerError> for RPCError<Group> {
@@ -60,22 +115,37 @@ impl From<PeerError> for RPCError<Group> {
 impl RaftNetworkFactory<Group> for Peers {
     type Network = Peer;
 
-    async fn new_client(&mut self, _: MemberId, member: &Member) -> Peer {
-        Peer {
-            endpoint: self.endpoint.clone(),
-            member: member.clone(),
-            client: None,
-        }
+    async fn new_client(&mut self, to: MemberId, member: &Member) -> Peer {
+        let (endpoint, caller) = (self.endpoint.clone(), Arc::clone(&self.caller));
+        Peer::new(endpoint, caller, Some(to), member.name.clone(), member.addr)
     }
 }
 
 impl Peer {
-    async fn call(
+    pub(super) fn new(
+        endpoint: Endpoint,
+        caller: Arc<Caller>,
+        to: Option<MemberId>,
+        name: String,
+        addr: SocketAddr,
+    ) -> Self {
+        Self {
+            endpoint,
+            caller,
+            to,
+            name,
+            addr,
+            acknowledged: None,
+            client: None,
+        }
+    }
+
+    /// Asks, and gives the number of the one that answered.
+    pub(super) async fn call(
         &mut self,
         request: PeerRequest,
-        option: &RPCOption,
-    ) -> Result<PeerReply, PeerError> {
-        let deadline = option.hard_ttl();
+        deadline: Duration,
+    ) -> Result<(MemberId, PeerReply), PeerError> {
         let called = self.call_within(request, deadline).await;
         if called.is_err() {
             // The next call dials again.
@@ -88,29 +158,64 @@ impl Peer {
         &mut self,
         request: PeerRequest,
         deadline: Duration,
-    ) -> Result<PeerReply, PeerError> {
+    ) -> Result<(MemberId, PeerReply), PeerError> {
+        let known = self.known(&request);
         let client = match &self.client {
             Some(client) => client,
             None => {
-                let name = self.member.name.clone();
+                let name = self.name.clone();
                 let expected = Identity::new(Role::Namenode, name.clone()).map_err(|error| {
                     PeerError::Name {
                         name,
                         reason: error.to_string(),
                     }
                 })?;
-                let dialled = self.endpoint.connect(self.member.addr, &expected, deadline);
+                let dialled = self.endpoint.connect(self.addr, &expected, deadline);
                 // Notices are for clients; without a receiver they are ignored.
                 let (notices, _) = mpsc::channel(1);
                 let client = RpcClient::start(dialled.await?, notices).await?;
                 self.client.insert(client)
             }
         };
-        match client.call(&Request::Peer(request), deadline).await? {
-            Ok(Reply::Peer(reply)) => Ok(reply),
-            Ok(_) => Err(PeerError::UnexpectedReply),
-            Err(error) => Err(PeerError::Refused(error)),
+        let call = PeerCall {
+            from: self.caller.this.0,
+            to: self.to.map(|it| it.0),
+            memory: self.caller.memory(),
+            known,
+            request,
+        };
+        let answer = match client.call(&Request::Peer(call), deadline).await? {
+            Ok(Reply::Peer(answer)) => answer,
+            Ok(_) => return Err(PeerError::UnexpectedReply),
+            Err(error) => return Err(PeerError::Refused(error)),
+        };
+        let from = MemberId(answer.from);
+        match answer.reply {
+            PeerReply::Mistaken => return Err(PeerError::Mistaken(self.addr)),
+            PeerReply::Forgetful => return Err(PeerError::Forgetful(self.addr)),
+            PeerReply::Outside => return Err(PeerError::Outside(self.addr)),
+            _ => {}
         }
+        if self.to.is_some_and(|to| to != from) {
+            return Err(PeerError::Mistaken(self.addr));
+        }
+        if !self.caller.note(from, answer.memory) {
+            return Err(PeerError::Forgetful(self.addr));
+        }
+        Ok((from, answer.reply))
+    }
+
+    /// What is known here of the one that is called.
+    fn known(&self, request: &PeerRequest) -> Option<Known> {
+        let known = (self.caller.store.as_ref()).and_then(|it| it.known_memory(self.to?))?;
+        let acknowledged = match (request, self.acknowledged) {
+            (PeerRequest::Append { ballot, .. }, Some((of, lsn))) if *ballot == of => Some(lsn),
+            _ => None,
+        };
+        Some(Known {
+            acknowledged,
+            ..known
+        })
     }
 }
 
@@ -122,8 +227,48 @@ impl Peer {
         option: RPCOption,
     ) -> Result<VoteResponse<Group>, RPCError<Group>> {
         let request = wire::vote_request(&request, is_trial);
-        let reply = self.call(request, &option).await?;
+        let (_, reply) = self.call(request, option.hard_ttl()).await?;
         Ok(wire::vote_response(&reply).ok_or(PeerError::UnexpectedReply)?)
+    }
+}
+
+impl Peer {
+    /// Whether the other one has said that it has this record, to the leader with this ballot.
+    fn has_acknowledged(&self, ballot: Ballot, lsn: Lsn) -> bool {
+        self.acknowledged
+            .is_some_and(|(of, acknowledged)| of == ballot && lsn <= acknowledged)
+    }
+
+    /// Has the other one take this namenode's newest snapshot, and waits until it has what that covers.
+    pub(super) async fn have_taken(
+        &mut self,
+        last: LogId,
+        deadline: Duration,
+    ) -> Result<(), PeerError> {
+        let store = (self.caller.store.as_ref()).ok_or(PeerError::NoSnapshot)?;
+        let this = store.this();
+        let members = store.members_at(Lsn::MAX);
+        let here = members.membership().get_node(&this);
+        let here = here.ok_or(PeerError::NoSnapshot)?.clone();
+        let request = PeerRequest::TakeSnapshot {
+            last: wire::place(&last),
+            name: here.name,
+            addr: here.addr,
+        };
+        loop {
+            match self.call(request.clone(), deadline).await {
+                Ok((_, PeerReply::Taking(end))) => {
+                    if end.is_some_and(|end| end.record >= last.index()) {
+                        return Ok(());
+                    }
+                }
+                Ok(_) => return Err(PeerError::UnexpectedReply),
+                // It starts again when it has the snapshot.
+                Err(PeerError::Transport(_) | PeerError::Rpc(_)) => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(TAKING_POLL).await;
+        }
     }
 }
 
@@ -135,8 +280,24 @@ impl RaftNetworkV2<Group> for Peer {
         request: AppendEntriesRequest<Group>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Group>, RPCError<Group>> {
-        let reply = self.call(wire::append_request(&request), &option).await?;
-        Ok(wire::append_response(&reply).ok_or(PeerError::UnexpectedReply)?)
+        let call = wire::append_request(&request);
+        let ballot = wire::ballot(&request.vote);
+        let (_, reply) = self.call(call, option.hard_ttl()).await?;
+        let response = wire::append_response(&reply).ok_or(PeerError::UnexpectedReply)?;
+        let before = request.prev_log_id.map_or(0, |it| it.index());
+        let acknowledged = match &response {
+            AppendEntriesResponse::Success => before + request.entries.len() as u64,
+            AppendEntriesResponse::PartialSuccess(up_to) => up_to.map_or(0, |it| it.index()),
+            AppendEntriesResponse::Conflict if self.has_acknowledged(ballot, before) => {
+                // openraft would go on counting what it had.
+                return Err(PeerError::Forgetful(self.addr).into());
+            }
+            AppendEntriesResponse::Conflict | AppendEntriesResponse::HigherVote(_) => 0,
+        };
+        if !self.has_acknowledged(ballot, acknowledged) {
+            self.acknowledged = Some((ballot, acknowledged));
+        }
+        Ok(response)
     }
 
     async fn vote(
@@ -155,14 +316,26 @@ impl RaftNetworkV2<Group> for Peer {
         self.ask_for_vote(request, true, option).await
     }
 
+    /// The other member reads the snapshot, and starts again with it.
     async fn full_snapshot(
         &mut self,
-        _: Vote,
-        _: Snapshot,
-        _: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
-        _: RPCOption,
+        vote: Vote,
+        snapshot: Snapshot,
+        cancelled: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        option: RPCOption,
     ) -> Result<SnapshotResponse<Group>, StreamingError<Group>> {
-        Err(Unreachable::new(&PeerError::NeedsSnapshot).into())
+        let Some(last) = snapshot.meta.last_log_id else {
+            return Err(Unreachable::new(&PeerError::NoSnapshot).into());
+        };
+        let taken = self.have_taken(last, option.hard_ttl());
+        tokio::select! {
+            biased;
+            closed = cancelled => Err(closed.into()),
+            taken = taken => match taken {
+                Ok(()) => Ok(SnapshotResponse::new(vote)),
+                Err(error) => Err(Unreachable::new(&error).into()),
+            }
+        }
     }
 
     async fn transfer_leader(
@@ -170,8 +343,9 @@ impl RaftNetworkV2<Group> for Peer {
         request: TransferLeaderRequest<Group>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<Group>, RPCError<Group>> {
-        match self.call(wire::transfer_request(&request), &option).await? {
-            PeerReply::Transferred => Ok(Ok(())),
+        let request = wire::transfer_request(&request);
+        match self.call(request, option.hard_ttl()).await? {
+            (_, PeerReply::Transferred) => Ok(Ok(())),
             _ => Err(PeerError::UnexpectedReply.into()),
         }
     }

@@ -6,15 +6,20 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
+use harvestfs_protocol::peer::{Known, Memory};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::entry::{Record, encode, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
-use super::{Commits, Entry, Executed, Group, LogId, StoredMembers, Term, Vote};
+use super::members::is_sole_voter;
+use super::snapshots::{Fetched, blocking};
+use super::{
+    Commits, Entry, Executed, Group, LogId, MemberId, SnapshotMeta, StoredMembers, Term, Vote,
+};
 use crate::journal::disk::Disk;
 use crate::journal::{
     Batch, Journal, JournalCounters, JournalError, JournalReader, JournalWriter,
@@ -51,6 +56,11 @@ struct Shared {
     commits: Arc<Commits>,
     executed: Arc<Executed>,
     kept: Mutex<Kept>,
+    /// What is to take the place of the journal's content.
+    fetched: Mutex<Option<Fetched>>,
+    /// The last entry with members that was added, until somebody has waited for it.
+    members_added: Mutex<Option<Lsn>>,
+    added: Notify,
 }
 
 /// The end of the log.
@@ -205,6 +215,9 @@ impl LogStore {
                 commits,
                 executed,
                 kept: Mutex::new(kept),
+                fetched: Mutex::new(None),
+                members_added: Mutex::new(None),
+                added: Notify::new(),
             }),
         })
     }
@@ -223,19 +236,138 @@ impl LogStore {
         let Some(writer) = self.shared.writer.lock().take() else {
             return Ok(());
         };
-        match Arc::into_inner(writer) {
-            Some(writer) => writer.shutdown().map(drop),
-            None => panic!("the journal is closed while it is written"),
+        let Some(writer) = Arc::into_inner(writer) else {
+            panic!("the journal is closed while it is written");
+        };
+        let mut journal = writer.shutdown()?;
+        if let Some(fetched) = self.shared.fetched.lock().take() {
+            let mut kept = self.shared.kept.lock();
+            fetched.install(&mut journal, &mut kept)?;
+        }
+        Ok(())
+    }
+
+    /// The members as of an entry.
+    pub(super) fn members_at(&self, lsn: Lsn) -> StoredMembers {
+        self.shared.kept.lock().members_at(lsn).clone()
+    }
+
+    /// Other members are in the group from an entry on that is committed.
+    pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
+        let is_sole_voter = is_sole_voter(members.membership(), self.this());
+        self.keep(|kept| kept.add_members(members))?;
+        self.shared.commits.set_alone(is_sole_voter);
+        Ok(())
+    }
+
+    /// This member.
+    pub(super) fn this(&self) -> MemberId {
+        self.shared.kept.lock().this
+    }
+
+    /// How often this member has written down what it must not forget.
+    pub(super) fn writes(&self) -> u64 {
+        self.shared.kept.lock().writes
+    }
+
+    /// What is known of another member's memory.
+    pub(super) fn known_memory(&self, member: MemberId) -> Option<Known> {
+        let known = self.shared.kept.lock().known.get(&member).copied();
+        known.map(|(run, writes)| Known {
+            run,
+            writes,
+            acknowledged: None,
+        })
+    }
+
+    /// A member says what it remembers. False: it has forgotten something that is known here.
+    pub(super) fn note_memory(&self, member: MemberId, memory: Memory) -> bool {
+        let mut kept = self.shared.kept.lock();
+        let known = kept.known.get(&member).copied();
+        let forgot = known.is_some_and(|(run, writes)| {
+            let least = if run == memory.run {
+                memory.writes
+            } else {
+                memory.writes_at_start
+            };
+            least < writes
+        });
+        if !forgot {
+            // Written with the next change: what this member does because of the other one is one.
+            (kept.known).insert(member, (memory.run, memory.writes));
+        }
+        !forgot
+    }
+
+    /// Others know more of this member than it does itself: it takes part in nothing any more.
+    pub(super) fn forgot(&self) {
+        if self.shared.kept.lock().is_forgetful {
+            return;
+        }
+        tracing::error!(
+            "this namenode has forgotten what it told others: its directory was put back to an older \
+             copy. It leaves the group"
+        );
+        if let Err(error) = self.keep(|kept| kept.is_forgetful = true) {
+            tracing::error!(%error, "that cannot be written down");
+        }
+        self.shared.executed.replaced();
+    }
+
+    /// The newest snapshot in the journal, as the group knows it. Without one, that of before the first
+    /// record: what the group began with.
+    pub(super) fn newest_snapshot(&self) -> SnapshotMeta {
+        let (newest, _) = self.reader.snapshot_lsns();
+        let kept = self.shared.kept.lock();
+        SnapshotMeta {
+            last_log_id: Some(log_id(term_of(&kept.terms, newest), newest)),
+            last_membership: kept.members_at(newest).clone(),
         }
     }
 
-    pub(super) fn members(&self) -> StoredMembers {
-        self.shared.kept.lock().members.clone()
+    /// The last entry that the newest snapshot in the journal covers; none without one.
+    pub(super) fn newest_snapshot_end(&self) -> Option<LogId> {
+        let end = self.newest_snapshot().last_log_id;
+        end.filter(|end| end.index() > 0)
     }
 
-    /// Other members are in the group from here on.
-    pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
-        self.keep(|kept| kept.members = members)
+    /// Reads the journal from another place.
+    pub(super) fn reader(&self) -> JournalReader {
+        self.reader.clone()
+    }
+
+    /// The entry with this number, if there is one.
+    pub(super) fn entry_at(&self, lsn: Lsn) -> Option<LogId> {
+        let last = self.shared.tail.lock().last?;
+        let kept = self.shared.kept.lock();
+        (lsn <= last.index()).then(|| log_id(term_of(&kept.terms, lsn), lsn))
+    }
+
+    /// The end of the log.
+    pub(super) fn last(&self) -> Option<LogId> {
+        self.shared.tail.lock().last
+    }
+
+    /// A snapshot of another member is to take the place of what is here, as soon as this member is
+    /// closed.
+    pub(super) fn take_snapshot(&self, fetched: Fetched) {
+        *self.shared.fetched.lock() = Some(fetched);
+        self.shared.executed.replaced();
+    }
+
+    /// What openraft added before does not count.
+    pub(super) fn forget_members_added(&self) {
+        *self.shared.members_added.lock() = None;
+    }
+
+    /// Waits until openraft adds an entry that names members.
+    pub(super) async fn members_added(&self) -> Lsn {
+        loop {
+            if let Some(lsn) = self.shared.members_added.lock().take() {
+                return lsn;
+            }
+            self.shared.added.notified().await;
+        }
     }
 
     /// Writes entries of the leader of a term that openraft hears of next: what they wait for on the disk begins at
@@ -309,16 +441,14 @@ impl LogStore {
     /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
     pub(super) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
         let oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
-        self.keep(|kept| {
-            let before = kept.terms.partition_point(|(first, _)| *first <= oldest);
-            kept.terms.drain(..before.saturating_sub(1));
-        })
+        self.keep(|kept| kept.forget_before(oldest))
     }
 
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
         let kept = {
             let mut kept = self.shared.kept.lock();
             change(&mut kept);
+            kept.writes += 1;
             kept.clone()
         };
         member_file::write(&self.shared.disk, &kept)
@@ -436,6 +566,14 @@ impl RaftLogStorage<Group> for LogStore {
                     kept.terms.push((entry.index(), term));
                 }
                 batches.add(&entry);
+                if let EntryPayload::Membership(members) = &entry.payload {
+                    // Before it is durable: from here on others have to agree.
+                    if !is_sole_voter(members, kept.this) {
+                        self.shared.commits.set_alone(false);
+                    }
+                    *self.shared.members_added.lock() = Some(entry.index());
+                    self.shared.added.notify_one();
+                }
                 tail.push(entry);
             }
             if last <= tail.durable {
@@ -453,9 +591,18 @@ impl RaftLogStorage<Group> for LogStore {
     }
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
-        // Its files go when the next snapshot is installed.
-        let mut tail = self.shared.tail.lock();
-        tail.purged = tail.purged.max(Some(upto));
+        {
+            let mut tail = self.shared.tail.lock();
+            tail.purged = tail.purged.max(Some(upto));
+        }
+        let reader = self.reader.clone();
+        // Files are removed where that holds up nobody.
+        blocking(move || {
+            if let Some(error) = reader.purge(upto.index()).removal_error {
+                tracing::warn!(%error, "old files of the journal could not be removed");
+            }
+        })
+        .await;
         Ok(())
     }
 }

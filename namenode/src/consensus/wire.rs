@@ -26,14 +26,14 @@ pub(super) fn vote(ballot: Ballot) -> Vote {
     }
 }
 
-fn place(entry: &LogId) -> Place {
+pub(super) fn place(entry: &LogId) -> Place {
     Place {
         term: entry.committed_leader_id().term,
         record: entry.index(),
     }
 }
 
-fn entry(place: Place) -> LogId {
+pub(super) fn entry(place: Place) -> LogId {
     log_id(place.term, place.record)
 }
 
@@ -116,7 +116,15 @@ pub(super) fn append_response(reply: &PeerReply) -> Option<AppendEntriesResponse
         }
         PeerReply::Conflict => Some(AppendEntriesResponse::Conflict),
         PeerReply::Outvoted(ballot) => Some(AppendEntriesResponse::HigherVote(vote(*ballot))),
-        PeerReply::Voted { .. } | PeerReply::Transferred => None,
+        PeerReply::Voted { .. }
+        | PeerReply::Transferred
+        | PeerReply::Mistaken
+        | PeerReply::Forgetful
+        | PeerReply::Outside
+        | PeerReply::Identity { .. }
+        | PeerReply::Taking(_)
+        | PeerReply::Snapshot(_)
+        | PeerReply::NoSnapshot => None,
     }
 }
 

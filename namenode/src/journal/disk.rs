@@ -5,11 +5,13 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use harvestfs_protocol::durable;
 use harvestfs_protocol::planted::{self, Bug};
+use serde::{Deserialize, Serialize};
 
 use super::JournalError;
 
@@ -49,8 +51,22 @@ pub trait Disk: Send + Sync {
     fn location(&self) -> String;
 }
 
+/// What tells a file from a copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// Its number in its file system.
+    pub inode: u64,
+    /// When it was made there, in nanoseconds since 1970; 0 if the file system does not say.
+    pub born_unix_ns: u64,
+}
+
 /// An open journal file.
 pub trait DiskFile: Send + Sync {
+    /// What no copy of it has; none where that is not known.
+    fn id(&self) -> io::Result<Option<FileId>> {
+        Ok(None)
+    }
+
     /// Size in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
 
@@ -177,6 +193,16 @@ fn reserve(file: &File, len_bytes: u64) -> io::Result<()> {
 struct RealFile(File);
 
 impl DiskFile for RealFile {
+    fn id(&self) -> io::Result<Option<FileId>> {
+        let metadata = self.0.metadata()?;
+        let born = metadata.created().ok();
+        let born = born.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        Ok(Some(FileId {
+            inode: metadata.ino(),
+            born_unix_ns: born.map_or(0, |it| u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)),
+        }))
+    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }

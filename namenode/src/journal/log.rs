@@ -307,18 +307,24 @@ impl Journal {
     }
 
     /// Syncs, starts a new segment, and returns what a background thread needs to write a
-    /// snapshot of everything appended so far. `None` when the newest snapshot covers that.
-    pub fn begin_snapshot(&mut self) -> Result<Option<SnapshotPlan>, JournalError> {
+    /// snapshot of everything up to `lsn`, which was appended. `None` when the newest snapshot
+    /// covers that.
+    pub fn begin_snapshot(&mut self, lsn: Lsn) -> Result<Option<SnapshotPlan>, JournalError> {
         self.check_not_failed()?;
+        assert!(
+            lsn <= self.last_lsn(),
+            "a snapshot up to record {lsn}, and {} is the last",
+            self.last_lsn()
+        );
         self.store.check_no_plan()?;
-        if self.store.newest_snapshot_lsn() == self.last_lsn() {
+        if self.store.newest_snapshot_lsn() >= lsn {
             return Ok(None);
         }
         if self.segment.header.lsn < self.next_lsn {
             self.rotate()?;
         }
         let store = Arc::clone(&self.store);
-        Ok(Some(SnapshotPlan::new(store, self.last_lsn(), new_salt())))
+        Ok(Some(SnapshotPlan::new(store, lsn, new_salt())))
     }
 
     /// Continues in a new segment. The old one is synced first: recovery relies on only the

@@ -239,13 +239,19 @@ impl JournalReader {
     }
 
     /// See [`super::Journal::receive_snapshot`].
-    pub(super) fn receive_snapshot(&self, lsn: Lsn) -> Result<SnapshotReceiver, JournalError> {
+    pub fn receive_snapshot(&self, lsn: Lsn) -> Result<SnapshotReceiver, JournalError> {
         SnapshotReceiver::new(Arc::clone(&self.store), lsn)
     }
 
-    /// See [`super::Journal::purge`].
-    pub(super) fn purge(&self, through_lsn: Lsn) -> Purged {
+    /// See [`super::Journal::purge`]. Removes files on this thread, beside the journal's: call it on
+    /// one that may block.
+    pub fn purge(&self, through_lsn: Lsn) -> Purged {
         self.store.purge(through_lsn)
+    }
+
+    /// The last records that the newest snapshot covers, and the one before it; 0 without one.
+    pub fn snapshot_lsns(&self) -> (Lsn, Lsn) {
+        self.store.snapshot_lsns()
     }
 
     /// The newest snapshot as a peer needs it; `None` without one.

@@ -139,44 +139,20 @@ pub struct SnapshotInstalled {
     pub lsn: Lsn,
     /// Size of the content in bytes, without the journal's own headers.
     pub content_bytes: u64,
-    /// Files that the snapshot made superfluous and that were removed.
-    pub removed_files: usize,
-    /// Why not all superfluous files could be removed. They do no harm, and the next snapshot
-    /// tries again.
-    pub removal_error: Option<JournalError>,
 }
 
 impl SnapshotWriter {
-    /// Makes the snapshot durable and valid in one atomic step, then removes what it
-    /// supersedes. The snapshot before it and the segments after that one stay, so that a
-    /// snapshot that turns out damaged does not lose anything.
+    /// Makes the snapshot durable and valid in one atomic step. Removes nothing: records that it
+    /// covers can still be read by peers that lag, until [`super::Journal::purge`].
     ///
     /// Not installed is what a truncation or a snapshot from a peer has superseded meanwhile
     /// ([`JournalError::SnapshotSuperseded`]).
     pub fn install(mut self) -> Result<SnapshotInstalled, JournalError> {
         self.make_valid()?;
-        let purged = self.plan.store().purge(Lsn::MAX);
-        Ok(self.installed(purged.removed_files, purged.removal_error))
-    }
-
-    /// As [`SnapshotWriter::install`], but removes nothing: records that the snapshot covers can
-    /// still be read by peers that lag, until [`super::Journal::purge`].
-    pub fn install_and_keep(mut self) -> Result<SnapshotInstalled, JournalError> {
-        self.make_valid()?;
-        Ok(self.installed(0, None))
-    }
-
-    fn installed(
-        &self,
-        removed_files: usize,
-        removal_error: Option<JournalError>,
-    ) -> SnapshotInstalled {
-        SnapshotInstalled {
+        Ok(SnapshotInstalled {
             lsn: self.plan.lsn,
             content_bytes: self.content_bytes,
-            removed_files,
-            removal_error,
-        }
+        })
     }
 
     fn make_valid(&mut self) -> Result<(), JournalError> {

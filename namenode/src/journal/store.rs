@@ -166,6 +166,12 @@ impl Store {
         self.snapshots.lock().newest_lsn
     }
 
+    /// Last records covered by the newest snapshot and the one before; 0 without one.
+    pub(super) fn snapshot_lsns(&self) -> (Lsn, Lsn) {
+        let snapshots = self.snapshots.lock();
+        (snapshots.newest_lsn, snapshots.previous_lsn)
+    }
+
     pub(super) fn check_no_plan(&self) -> Result<(), JournalError> {
         match self.snapshots.lock().plan {
             Some(_) => Err(JournalError::SnapshotInProgress),
@@ -272,10 +278,7 @@ impl Store {
     }
 
     fn remove_before(&self, first_lsn: Lsn, removed_files: &mut usize) -> Result<(), JournalError> {
-        let (newest_lsn, previous_lsn) = {
-            let snapshots = self.snapshots.lock();
-            (snapshots.newest_lsn, snapshots.previous_lsn)
-        };
+        let (newest_lsn, previous_lsn) = self.snapshot_lsns();
         let files = JournalFiles::list(&*self.disk)?;
         let snapshots = files.snapshots.iter();
         for &lsn in snapshots.filter(|&&lsn| lsn < newest_lsn && lsn != previous_lsn) {

@@ -91,19 +91,17 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Starts the thread. With `keeps_records`, nothing that the snapshot covers is removed from the journal. The returned function must be given to the journal's `begin_snapshot`
-    /// when the last record is the one at which the running namespace has the counts `running`.
+    /// Starts the thread. The returned function must be given to the journal's `begin_snapshot` with
+    /// the record at which the running namespace has the counts `running`.
     pub(crate) fn start(
         purpose: Purpose,
         running: Counts,
-        keeps_records: bool,
         done: mpsc::Sender<Result<Outcome, CheckpointError>>,
     ) -> std::io::Result<(Self, SnapshotCompletion)> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let work = Work {
             purpose,
             running,
-            keeps_records,
             cancelled: Arc::clone(&cancelled),
         };
         if machine::is_simulated() {
@@ -151,8 +149,6 @@ impl Checkpoint {
 
 struct Work {
     purpose: Purpose,
-    /// Other namenodes may lack records that the snapshot covers.
-    keeps_records: bool,
     running: Counts,
     cancelled: Arc<AtomicBool>,
 }
@@ -201,15 +197,7 @@ impl Work {
         if cancelled() {
             return Ok(Outcome::Cancelled);
         }
-        let installed = if self.keeps_records {
-            writer.install_and_keep()
-        } else {
-            writer.install()
-        };
-        let installed = installed.map_err(journal)?;
-        if let Some(error) = installed.removal_error {
-            tracing::warn!(%error, "old files of the journal could not be removed");
-        }
+        let installed = writer.install().map_err(journal)?;
         Ok(Outcome::Installed {
             lsn: installed.lsn,
             content_bytes: installed.content_bytes,

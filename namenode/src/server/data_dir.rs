@@ -7,11 +7,13 @@
 //! | `history/` | utilisation and reimages of the primary tenants (see `history/store.rs`) |
 //! | `token-keys` | the keys that sign block tokens |
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
+//! | `journal-replaced-*/` | a journal that was not to be trusted, from before the namenode joined its group again |
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::ClusterId;
@@ -22,6 +24,7 @@ use super::NamenodeError;
 use super::options::check_segment_bytes;
 use crate::consensus::{self, Member, MemberId};
 use crate::engine::namespace::{Command, Namespace};
+use crate::journal::disk::Disk;
 use crate::journal::{Journal, JournalOptions};
 
 const CLUSTER_ID_FILE: &str = "cluster-id";
@@ -68,6 +71,17 @@ pub struct GroupOptions {
 /// [`NamenodeError::AlreadyFormatted`], a value out of range, or a failure of the disk.
 pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
     check(options)?;
+    prepare(data_dir, options.cluster, |formatting| {
+        write_first_record(formatting, options)
+    })
+}
+
+/// Makes a data directory whose journal `make` makes.
+fn prepare(
+    data_dir: &Path,
+    cluster: ClusterId,
+    make: impl FnOnce(&Path) -> Result<(), NamenodeError>,
+) -> Result<(), NamenodeError> {
     let dir_error = |source| NamenodeError::DataDir {
         path: data_dir.to_owned(),
         source,
@@ -83,11 +97,78 @@ pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeEr
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(dir_error(error)),
         _ => {}
     }
-    write_first_record(&formatting, options)?;
-    let id = format!("{}\n", options.cluster);
+    make(&formatting)?;
+    let id = format!("{cluster}\n");
     durable::replace_file(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644)
         .map_err(dir_error)?;
     durable::rename(&formatting, &journal_dir(data_dir)).map_err(dir_error)
+}
+
+/// Makes the data directory of a namenode that is to be taken into the group of a cluster. An attempt
+/// that was interrupted can be repeated.
+///
+/// # Errors
+/// As [`format`].
+pub fn format_outside(
+    data_dir: &Path,
+    cluster: ClusterId,
+    segment_bytes: u64,
+) -> Result<(), NamenodeError> {
+    check_segment_bytes(segment_bytes)?;
+    prepare(data_dir, cluster, |formatting| {
+        make_empty(formatting, cluster, segment_bytes, MemberId::random())
+    })
+}
+
+/// Puts a journal that is not to be trusted aside, and makes an empty one for a member with this number.
+pub(crate) fn make_room(
+    data_dir: &Path,
+    disk: Option<&Arc<dyn Disk>>,
+    segment_bytes: u64,
+    member: MemberId,
+) -> Result<(), NamenodeError> {
+    let cluster = cluster_id(data_dir)?;
+    if let Some(disk) = disk {
+        let io = |source| NamenodeError::DataDir {
+            path: data_dir.to_owned(),
+            source,
+        };
+        for name in disk.list().map_err(io)? {
+            disk.remove(&name).map_err(io)?;
+        }
+        disk.sync_dir().map_err(io)?;
+        let options = empty(Path::new(""), cluster, segment_bytes);
+        let (journal, _) = Journal::open_on(Arc::clone(disk), &options)?;
+        return Ok(consensus::found_outside(&journal, member)?);
+    }
+    let dir_error = |source| NamenodeError::DataDir {
+        path: data_dir.to_owned(),
+        source,
+    };
+    let aside = data_dir.join(format!("journal-replaced-{}", member.0));
+    durable::rename(&journal_dir(data_dir), &aside).map_err(dir_error)?;
+    tracing::warn!(aside = %aside.display(), "the journal of before is kept beside the new one");
+    prepare(data_dir, cluster, |formatting| {
+        make_empty(formatting, cluster, segment_bytes, member)
+    })
+}
+
+fn empty(dir: &Path, cluster: ClusterId, segment_bytes: u64) -> JournalOptions {
+    JournalOptions {
+        segment_bytes,
+        create_if_empty: true,
+        ..JournalOptions::new(dir, cluster.0)
+    }
+}
+
+fn make_empty(
+    dir: &Path,
+    cluster: ClusterId,
+    segment_bytes: u64,
+    member: MemberId,
+) -> Result<(), NamenodeError> {
+    let (journal, _) = Journal::open(&empty(dir, cluster, segment_bytes))?;
+    Ok(consensus::found_outside(&journal, member)?)
 }
 
 fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
@@ -131,11 +212,7 @@ fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), Namenod
         .apply(&command)
         .map_err(NamenodeError::Engine)?;
     let record = command.encode().map_err(NamenodeError::Engine)?;
-    let journal_options = JournalOptions {
-        segment_bytes: options.segment_bytes,
-        create_if_empty: true,
-        ..JournalOptions::new(dir, options.cluster.0)
-    };
+    let journal_options = empty(dir, options.cluster, options.segment_bytes);
     let (mut journal, _) = Journal::open(&journal_options)?;
     journal.append(&[record])?;
     journal.sync()?;

@@ -8,7 +8,10 @@ use bytes::Bytes;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
-use crate::consensus::{Commits, Consensus, ConsensusError, Record, Term};
+use crate::consensus::{
+    Change, Changing, Commits, Consensus, ConsensusError, GroupView, MemberId, Progress, Record,
+    Term,
+};
 use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
 
 /// Records of a group of one of which openraft hears at once.
@@ -156,15 +159,63 @@ impl Log {
         committed
     }
 
-    /// Whether the journal has nothing but what the engine has: entries of a leader that are not committed yet are left
-    /// out of snapshots.
-    pub(crate) fn is_caught_up(&self) -> bool {
-        self.consensus.journal().reader().last_lsn() <= self.last_lsn
-    }
-
     /// Prepares for a snapshot of everything that was handed over.
     pub(crate) fn before_snapshot(&self) -> Result<(), JournalError> {
         self.consensus.before_snapshot(self.last_lsn)
+    }
+
+    /// A snapshot was written.
+    pub(crate) fn snapshot_installed(&self) {
+        self.consensus.snapshot_installed();
+    }
+
+    /// The group, for what is done in the background.
+    pub(crate) fn group(&self) -> GroupView {
+        self.consensus.group()
+    }
+
+    /// Begins to change the members. The entry that this adds is the last one then.
+    pub(crate) async fn begin_change(
+        &mut self,
+        change: Change,
+    ) -> Result<(Changing, Progress), NamenodeError> {
+        self.flush().await;
+        self.propose().await;
+        let begun = self.consensus.begin_change(change).await;
+        let (changing, progress) = begun.map_err(NamenodeError::from)?;
+        self.added(&progress);
+        Ok((changing, progress))
+    }
+
+    /// Goes on with a change whose entry is committed.
+    pub(crate) async fn go_on(
+        &mut self,
+        changing: &mut Changing,
+    ) -> Result<Progress, NamenodeError> {
+        self.flush().await;
+        self.propose().await;
+        let progress = self.consensus.go_on(changing).await;
+        let progress = progress.map_err(NamenodeError::from)?;
+        self.added(&progress);
+        Ok(progress)
+    }
+
+    fn added(&mut self, progress: &Progress) {
+        if let Progress::Added(lsn) = progress {
+            assert_eq!(
+                *lsn,
+                self.last_lsn + 1,
+                "an entry with members follows the last record"
+            );
+            self.last_lsn = *lsn;
+        }
+    }
+
+    /// Hands leadership over. Nothing is answered any more.
+    pub(crate) async fn transfer(&mut self, to: MemberId) -> Result<(), NamenodeError> {
+        self.flush().await;
+        self.propose().await;
+        Ok(self.consensus.transfer(to).await?)
     }
 
     /// Whether everything that was handed over is committed; waits for it for a while.

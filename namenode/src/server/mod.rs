@@ -27,6 +27,7 @@ mod log;
 mod metrics;
 mod observer;
 mod options;
+mod outside;
 mod overview;
 mod owner;
 mod recovery;
@@ -50,7 +51,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-pub use data_dir::{FormatOptions, GroupOptions, format, journal_dir};
+pub use data_dir::{FormatOptions, GroupOptions, format, format_outside, journal_dir};
 pub use error::NamenodeError;
 pub(crate) use observer::Gone;
 pub use observer::Observer;
@@ -62,12 +63,14 @@ use self::connection::Served;
 use self::history::Historian;
 use self::log::Log;
 use self::metrics::{Metrics, RequestMetrics};
+use self::outside::Waited;
 use self::owner::{Owner, Parts, Stop};
-use self::recovery::Restored;
+use self::recovery::{Found, Restored};
 use self::token_keys::TokenKeys;
-use crate::consensus::{Consensus, Member, Service};
+use crate::consensus::{Commits, Consensus, Member, Outside, Service};
 use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::disk::Disk;
+use crate::journal::{Journal, JournalError};
 
 /// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
 /// is full. Each may be as large as a frame, so this bounds memory, too.
@@ -78,6 +81,10 @@ const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;
 
 /// How long the last replies have to leave before connections are closed.
 const LAST_REPLIES_GRACE: Duration = Duration::from_millis(50);
+
+/// How long a journal may still be open, of what served with it before.
+const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
+const UNLOCKED_POLL: Duration = Duration::from_millis(20);
 
 /// How long peers have to take notice that the namenode stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
@@ -216,19 +223,53 @@ fn run(
     runtime.block_on(serve(options, disk, ready, stop))
 }
 
+/// A namenode that can be served.
+enum Prepared {
+    /// A member of a group, or the only one.
+    Member(Box<Owner>, Service),
+    /// One that is in no group.
+    Outside(Journal, Outside),
+}
+
+/// Reads what is on the disk. What served with it before may have its journal open a little longer.
+async fn recover(
+    options: &NamenodeOptions,
+    disk: Option<&Arc<dyn Disk>>,
+) -> Result<Found, NamenodeError> {
+    let deadline = tokio::time::Instant::now() + UNLOCKED_WITHIN;
+    loop {
+        match recovery::recover(options, disk.cloned()) {
+            Err(NamenodeError::Journal(error))
+                if matches!(*error, JournalError::Locked { .. })
+                    && tokio::time::Instant::now() < deadline =>
+            {
+                tokio::time::sleep(UNLOCKED_POLL).await;
+            }
+            recovered => return recovered,
+        }
+    }
+}
+
 /// Restores everything that does not need the network.
 async fn prepare(
     options: &NamenodeOptions,
-    disk: Option<Arc<dyn Disk>>,
+    disk: Option<&Arc<dyn Disk>>,
     metrics: &Metrics,
     endpoint: &Endpoint,
-) -> Result<(Owner, Service), NamenodeError> {
+) -> Result<Prepared, NamenodeError> {
     let Restored {
         namespace,
         formatted,
         journal,
         read,
-    } = recovery::recover(options, disk)?;
+    } = match recover(options, disk).await? {
+        Found::Restored(restored) => restored,
+        Found::Outside(journal, standing) => {
+            let (id, is_stale) = outside::number(standing, options);
+            let outside = Outside::new(id, &journal, is_stale, endpoint.clone());
+            return Ok(Prepared::Outside(journal, outside));
+        }
+    };
     let lifetime_ms = u64::try_from(options.token_lifetime.as_millis()).unwrap_or(u64::MAX);
     let tokens = TokenKeys::open(
         data_dir::token_keys_file(&options.data_dir),
@@ -279,7 +320,7 @@ async fn prepare(
         },
         clock,
     });
-    Ok((owner, service))
+    Ok(Prepared::Member(Box::new(owner), service))
 }
 
 async fn serve(
@@ -300,7 +341,14 @@ async fn serve(
     let mut observer: Option<Observer> = None;
     let result = loop {
         // Blocks this thread; peers that dial meanwhile try again.
-        let (owner, service) = prepare(options, disk.clone(), &metrics, &endpoint).await?;
+        let prepared = prepare(options, disk.as_ref(), &metrics, &endpoint).await?;
+        let (service, commits) = match &prepared {
+            Prepared::Member(owner, service) => (service.clone(), owner.commits()),
+            Prepared::Outside(_, outside) => (
+                Service::outside(outside.clone()),
+                Arc::new(Commits::default()),
+            ),
+        };
         let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
         // Dropped with this round: connections end with it.
         let (_serving, ended) = watch::channel(());
@@ -316,31 +364,40 @@ async fn serve(
         )));
         let observer = match &observer {
             Some(observer) => {
-                observer.follow(events_sender, owner.commits());
+                observer.follow(events_sender, commits);
                 observer.clone()
             }
             None => {
-                let first = Observer::new(events_sender, owner.commits(), Arc::clone(&metrics));
+                let first = Observer::new(events_sender, commits, Arc::clone(&metrics));
                 observer.insert(first).clone()
             }
         };
-        let result = owner
-            .run(events, &mut stop, || {
-                if let Some(ready) = ready.take() {
-                    tracing::info!(%local_addr, "the namenode is ready");
-                    let observer = observer.clone();
-                    // The caller that started it may be gone; then it is stopped next.
-                    let _ = ready.send(Ready {
-                        local_addr,
-                        observer,
-                    });
+        let mut is_ready = || {
+            if let Some(ready) = ready.take() {
+                tracing::info!(%local_addr, "the namenode is ready");
+                let observer = observer.clone();
+                // The caller that started it may be gone; then it is stopped next.
+                let _ = ready.send(Ready {
+                    local_addr,
+                    observer,
+                });
+            }
+        };
+        let result = match prepared {
+            Prepared::Member(owner, _) => owner.run(events, &mut stop, is_ready).await,
+            Prepared::Outside(journal, outside) => {
+                is_ready();
+                let (disk, stop) = (disk.as_ref(), &mut stop);
+                match outside::wait(journal, &outside, options, disk, events, stop).await? {
+                    Waited::Changed => Err(NamenodeError::Deposed),
+                    Waited::Stopped => Ok(()),
                 }
-            })
-            .await;
+            }
+        };
         drop(accepting);
         match result {
             Err(NamenodeError::Deposed) => {
-                tracing::warn!("another namenode leads: this one becomes a standby");
+                tracing::warn!("this namenode begins anew with what its journal has, as a standby");
             }
             ended => break ended,
         }

@@ -7,7 +7,7 @@ use harvestfs_protocol::durable;
 
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::{self, Content, ReadLog, Term};
+use crate::consensus::{self, Content, ReadLog, Standing, Term};
 use crate::engine::namespace::{Command, Formatted, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{
@@ -18,6 +18,14 @@ use crate::journal::{
 const PROGRESS_EVERY: u64 = 1_000_000;
 
 /// What was on the disk.
+pub(crate) enum Found {
+    /// A namespace.
+    Restored(Restored),
+    /// A namenode that is in no group, for this reason.
+    Outside(Journal, Standing),
+}
+
+/// A namespace, and what else was on the disk.
 pub(crate) struct Restored {
     /// The state after the last record.
     pub namespace: Namespace,
@@ -34,7 +42,7 @@ pub(crate) struct Restored {
 pub(crate) fn recover(
     options: &NamenodeOptions,
     disk: Option<Arc<dyn Disk>>,
-) -> Result<Restored, NamenodeError> {
+) -> Result<Found, NamenodeError> {
     let started = Instant::now();
     let cluster = data_dir::cluster_id(&options.data_dir)?;
     let journal_options = JournalOptions {
@@ -61,6 +69,12 @@ pub(crate) fn recover(
         tracing::warn!(%error, "a damaged snapshot was passed over; check the disk");
     }
     report_tail(&tail);
+    match consensus::standing(&journal)? {
+        Standing::Member => {}
+        outside @ (Standing::New(_) | Standing::Copy | Standing::Forgetful) => {
+            return Ok(Found::Outside(journal, outside));
+        }
+    }
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
     let Some(Replayed { namespace, terms }) = replay(snapshot, records, || false)? else {
         unreachable!("a replay that cannot be cancelled was");
@@ -86,7 +100,7 @@ pub(crate) fn recover(
         elapsed_ms = started.elapsed().as_millis(),
         "the namespace was restored"
     );
-    Ok(Restored {
+    Ok(Found::Restored(Restored {
         namespace,
         formatted,
         journal,
@@ -95,7 +109,7 @@ pub(crate) fn recover(
             last_lsn,
             terms,
         },
-    })
+    }))
 }
 
 /// What was replayed.

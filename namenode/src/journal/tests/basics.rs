@@ -89,22 +89,28 @@ fn a_snapshot_replaces_the_records_before_it() {
     let options = options_in(&dir);
     let (mut journal, recovered) = Journal::open(&options).unwrap();
     drop(recovered);
-    assert!(journal.begin_snapshot().unwrap().is_none(), "nothing yet");
+    assert!(
+        journal
+            .begin_snapshot(journal.last_lsn())
+            .unwrap()
+            .is_none(),
+        "nothing yet"
+    );
     let content: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
     for round in 1..=3 {
         append_synced(&mut journal, 300);
-        let plan = journal.begin_snapshot().unwrap().unwrap();
+        let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
         append_synced(&mut journal, 5);
         let base_lsn = plan.base().unwrap().map_or(0, |(lsn, _)| lsn);
         assert_records(plan.records().unwrap(), base_lsn + 1, plan.lsn());
         let mut writer = plan.writer().unwrap();
         writer.write_all(&content[..round * 200_000]).unwrap();
         assert!(matches!(
-            journal.begin_snapshot(),
+            journal.begin_snapshot(journal.last_lsn()),
             Err(JournalError::SnapshotInProgress)
         ));
         let installed = writer.install().unwrap();
-        assert!(installed.removal_error.is_none());
+        assert!(journal.purge(Lsn::MAX).removal_error.is_none());
         assert_eq!(installed.content_bytes, round as u64 * 200_000);
     }
     drop(journal);
@@ -129,14 +135,25 @@ fn a_snapshot_that_is_given_up_leaves_nothing() {
     let (mut journal, recovered) = Journal::open(&options).unwrap();
     drop(recovered);
     append_synced(&mut journal, 5);
-    let mut writer = journal.begin_snapshot().unwrap().unwrap().writer().unwrap();
+    let mut writer = journal
+        .begin_snapshot(journal.last_lsn())
+        .unwrap()
+        .unwrap()
+        .writer()
+        .unwrap();
     writer.write_all(b"half").unwrap();
     drop(writer);
-    let plan = journal.begin_snapshot().unwrap().unwrap();
+    let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
     assert_eq!(plan.lsn(), 5);
     let installed = plan.writer().unwrap().install().unwrap();
     assert_eq!((installed.lsn, installed.content_bytes), (5, 0));
-    assert!(journal.begin_snapshot().unwrap().is_none(), "nothing new");
+    assert!(
+        journal
+            .begin_snapshot(journal.last_lsn())
+            .unwrap()
+            .is_none(),
+        "nothing new"
+    );
 }
 
 #[test]
@@ -275,7 +292,7 @@ async fn the_writer_takes_batches_and_snapshots_from_async_code() {
     assert_eq!(receiver.await.unwrap().unwrap(), 4);
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let done: SnapshotCompletion = Box::new(move |plan| sender.send(plan.ok()).ok().unwrap());
-    writer.begin_snapshot(done).await;
+    writer.begin_snapshot(4, done).await;
     let plan = receiver.await.unwrap().unwrap().unwrap();
     assert_eq!(plan.lsn(), 4);
     assert_records(plan.records().unwrap(), 1, 4);

@@ -33,7 +33,7 @@ fn history() -> Image {
             journal.truncate_after(200).unwrap();
         }
         if from == 91 {
-            let plan = journal.begin_snapshot().unwrap().unwrap();
+            let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
             plan.writer().unwrap().install().unwrap();
         }
     }

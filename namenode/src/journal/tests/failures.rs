@@ -36,7 +36,7 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
     let appended = journal.append(&records(4, 4));
     assert!(matches!(appended, Err(JournalError::Stopped { .. })));
     assert_eq!(journal.durable_lsn(), 0);
-    assert!(journal.begin_snapshot().is_err());
+    assert!(journal.begin_snapshot(journal.last_lsn()).is_err());
 }
 
 #[test]
@@ -95,7 +95,12 @@ fn a_start_whose_sync_fails_changes_nothing() {
 fn a_snapshot_with_a_failed_sync_is_never_installed() {
     let (disk, mut journal) = open_new();
     journal.append(&records(1, 3)).unwrap();
-    let mut writer = journal.begin_snapshot().unwrap().unwrap().writer().unwrap();
+    let mut writer = journal
+        .begin_snapshot(journal.last_lsn())
+        .unwrap()
+        .unwrap()
+        .writer()
+        .unwrap();
     disk.fail(Faults {
         sync: Some((0, io::ErrorKind::Other)),
         ..Faults::default()
@@ -157,7 +162,7 @@ fn a_full_disk_leaves_the_journal_usable() {
         disk.fail(Faults::default());
         assert_eq!(journal.append(&[vec![2; 12_000]]).unwrap(), last_lsn + 1);
         last_lsn += 1;
-        journal.begin_snapshot().unwrap();
+        journal.begin_snapshot(journal.last_lsn()).unwrap();
     }
     journal.sync().unwrap();
     let (_journal, recovered) = open(&SimDisk::holding(&disk.image())).unwrap();
@@ -210,7 +215,7 @@ fn a_failed_writer_answers_everyone_and_says_why() {
 fn a_snapshot_that_cannot_be_written_does_not_disturb_the_journal() {
     let (disk, mut journal) = open_new();
     journal.append(&records(1, 3)).unwrap();
-    let plan = journal.begin_snapshot().unwrap().unwrap();
+    let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
     let writer = plan.writer().unwrap();
     disk.fail(Faults {
         write: Some((0, io::ErrorKind::StorageFull)),
@@ -222,7 +227,13 @@ fn a_snapshot_that_cannot_be_written_does_not_disturb_the_journal() {
     let (_journal, recovered) = open(&SimDisk::holding(&disk.image())).unwrap();
     assert!(recovered.snapshot.is_none());
     assert_records(recovered.records, 1, 6);
-    assert!(journal.begin_snapshot().unwrap().is_some(), "another try");
+    assert!(
+        journal
+            .begin_snapshot(journal.last_lsn())
+            .unwrap()
+            .is_some(),
+        "another try"
+    );
 }
 
 #[test]

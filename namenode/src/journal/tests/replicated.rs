@@ -27,10 +27,10 @@ fn append_synced(journal: &mut Journal, through: Lsn, epoch: usize) {
 }
 
 fn snapshot(journal: &mut Journal, content: &[u8]) {
-    let plan = journal.begin_snapshot().unwrap().unwrap();
+    let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
     let mut writer = plan.writer().unwrap();
     writer.write_all(content).unwrap();
-    writer.install_and_keep().unwrap();
+    writer.install().unwrap();
 }
 
 /// Sends the newest snapshot of one journal to another.
@@ -95,7 +95,7 @@ fn a_removed_suffix_is_gone_and_its_numbers_are_used_again() {
 fn records_that_a_snapshot_covers_are_not_removed() {
     let (disk, mut journal) = open_new();
     append_synced(&mut journal, 50, 0);
-    let plan = journal.begin_snapshot().unwrap().unwrap();
+    let plan = journal.begin_snapshot(journal.last_lsn()).unwrap().unwrap();
     append_synced(&mut journal, 60, 0);
     // The plan would cover what is removed here.
     journal.truncate_after(40).unwrap();
@@ -240,7 +240,13 @@ fn a_snapshot_of_a_peer_replaces_a_journal_that_ends_before_it() {
             reader.read(1, 2, 1),
             Err(JournalError::RecordPurged { first_lsn: 301, .. })
         ));
-        assert!(journal.begin_snapshot().unwrap().is_none(), "nothing new");
+        assert!(
+            journal
+                .begin_snapshot(journal.last_lsn())
+                .unwrap()
+                .is_none(),
+            "nothing new"
+        );
         append_synced(&mut journal, 330, 0);
         // Its own snapshots go on from there, and the received one can be sent on.
         snapshot(&mut journal, b"330");
@@ -437,11 +443,11 @@ fn records_are_read_on_another_thread_while_the_journal_is_written_and_cut() {
         was_cut.recv().unwrap().unwrap();
         assert_eq!(writer.counters().durable_lsn(), last);
         let (begun, plan) = mpsc::channel();
-        wait(writer.begin_snapshot(Box::new(move |plan| begun.send(plan).ok().unwrap())));
+        wait(writer.begin_snapshot(last, Box::new(move |plan| begun.send(plan).ok().unwrap())));
         let plan = plan.recv().unwrap().unwrap().unwrap();
         assert_eq!(plan.lsn(), last);
-        plan.writer().unwrap().install_and_keep().unwrap();
-        assert!(writer.purge(last - 100).removal_error.is_none());
+        plan.writer().unwrap().install().unwrap();
+        assert!(writer.reader().purge(last - 100).removal_error.is_none());
     }
     ended.store(true, Ordering::Relaxed);
     for reader in readers {
@@ -466,7 +472,7 @@ fn the_writer_installs_what_it_received() {
 
     let (disk, journal) = open_new();
     let writer = JournalWriter::start(journal, JournalWriterOptions::default()).unwrap();
-    let mut receiver = writer.receive_snapshot(300).unwrap();
+    let mut receiver = writer.reader().receive_snapshot(300).unwrap();
     receiver.write_all(&sent).unwrap();
     let received = receiver.finish().unwrap();
     let (done, installed) = mpsc::channel();

@@ -147,7 +147,12 @@ fn peer_snapshot(lsn: Lsn) -> Vec<u8> {
     for _ in 0..lsn {
         peer.append(&[b""]).unwrap();
     }
-    let mut writer = peer.begin_snapshot().unwrap().unwrap().writer().unwrap();
+    let mut writer = peer
+        .begin_snapshot(peer.last_lsn())
+        .unwrap()
+        .unwrap()
+        .writer()
+        .unwrap();
     writer.write_all(&snapshot_content(lsn)).unwrap();
     writer.install().unwrap();
     let file = peer.reader().newest_snapshot().unwrap().unwrap();
@@ -307,10 +312,10 @@ impl History {
                     if last_lsn > self.world.snapshot_lsn {
                         let then = self.world.with_snapshot(last_lsn);
                         journal = self.change(journal, then, |j| {
-                            let plan = j.begin_snapshot()?.unwrap();
+                            let plan = j.begin_snapshot(j.last_lsn())?.unwrap();
                             let mut writer = plan.writer()?;
                             writer.write_all(&snapshot_content(last_lsn)).unwrap();
-                            writer.install_and_keep().map(|_| ())
+                            writer.install().map(|_| ())
                         });
                     }
                 }

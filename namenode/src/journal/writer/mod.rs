@@ -18,8 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use self::worker::{Group, Worker};
 use super::format::RECORD_HEADER_BYTES;
 use super::{
-    Journal, JournalError, JournalReader, Lsn, Purged, ReceivedSnapshot, SnapshotPlan,
-    SnapshotReceived, SnapshotReceiver,
+    Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot, SnapshotPlan, SnapshotReceived,
 };
 
 /// Bytes of queued records that one semaphore permit stands for.
@@ -133,7 +132,7 @@ enum Command {
 
 /// What is done by itself, behind what was queued before it.
 enum Operation {
-    Snapshot(SnapshotCompletion),
+    Snapshot(Lsn, SnapshotCompletion),
     Truncate(Lsn, TruncateCompletion),
     Install(ReceivedSnapshot, InstallCompletion),
 }
@@ -142,8 +141,8 @@ impl Operation {
     /// Does it; what is returned gives the answer.
     fn run(self, journal: &mut Journal) -> Box<dyn FnOnce()> {
         match self {
-            Self::Snapshot(done) => {
-                let plan = journal.begin_snapshot().map_err(Arc::new);
+            Self::Snapshot(lsn, done) => {
+                let plan = journal.begin_snapshot(lsn).map_err(Arc::new);
                 Box::new(move || done(plan))
             }
             Self::Truncate(lsn, done) => {
@@ -159,7 +158,7 @@ impl Operation {
 
     fn refuse(self, failure: Arc<JournalError>) {
         match self {
-            Self::Snapshot(done) => done(Err(failure)),
+            Self::Snapshot(_, done) => done(Err(failure)),
             Self::Truncate(_, done) => done(Err(failure)),
             Self::Install(_, done) => done(Err(failure)),
         }
@@ -304,9 +303,10 @@ impl JournalWriter {
         }
     }
 
-    /// Calls [`Journal::begin_snapshot`] on the journal thread, behind what is queued.
-    pub async fn begin_snapshot(&self, done: SnapshotCompletion) {
-        self.operate(Operation::Snapshot(done)).await;
+    /// Calls [`Journal::begin_snapshot`] on the journal thread, behind what is queued; so `lsn` may
+    /// be of a record that is queued.
+    pub async fn begin_snapshot(&self, lsn: Lsn, done: SnapshotCompletion) {
+        self.operate(Operation::Snapshot(lsn, done)).await;
     }
 
     /// Calls [`Journal::truncate_after`] on the journal thread, behind what is queued; so `lsn` may
@@ -338,17 +338,6 @@ impl JournalWriter {
     /// See [`Journal::reader`].
     pub fn reader(&self) -> JournalReader {
         self.reader.clone()
-    }
-
-    /// See [`Journal::receive_snapshot`].
-    pub fn receive_snapshot(&self, lsn: Lsn) -> Result<SnapshotReceiver, JournalError> {
-        self.reader.receive_snapshot(lsn)
-    }
-
-    /// See [`Journal::purge`]. Removes files on this thread, beside the journal thread; call it on
-    /// one that may block.
-    pub fn purge(&self, through_lsn: Lsn) -> Purged {
-        self.reader.purge(through_lsn)
     }
 
     /// Counters of this journal.

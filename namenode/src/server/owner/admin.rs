@@ -7,7 +7,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::Timestamp;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Owner;
 use crate::engine::cluster::{BlockFault, OrphanReplica, ShortenedBlock};
@@ -27,8 +27,8 @@ pub(super) struct Checkpoints {
     wanted: VecDeque<Wanted>,
     results: mpsc::Receiver<Result<Outcome, CheckpointError>>,
     sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
-    /// The operators that wait for the running one.
-    waiting: Vec<Responder>,
+    /// What waits for the running one.
+    waiting: Vec<Waiter>,
     /// Where the last snapshot left off.
     last: Covered,
     /// Where the one that is being written will have.
@@ -37,10 +37,27 @@ pub(super) struct Checkpoints {
     content_bytes: u64,
 }
 
-/// An operator that waits for a checkpoint that has not begun.
+/// Something that waits for a checkpoint that has not begun.
 struct Wanted {
     purpose: Purpose,
-    responder: Responder,
+    waiter: Waiter,
+}
+
+/// What waits for a checkpoint.
+enum Waiter {
+    Operator(Responder),
+    /// A namenode is to be taken into the group.
+    Group(oneshot::Sender<Result<(), FsError>>),
+}
+
+impl Waiter {
+    fn answer(self, result: Result<AdminReply, FsError>) {
+        match self {
+            Self::Operator(responder) => responder.send(&result.map(Reply::Admin)),
+            // It may have given up.
+            Self::Group(sender) => drop(sender.send(result.map(drop))),
+        }
+    }
 }
 
 /// What a snapshot covers.
@@ -132,6 +149,7 @@ impl Owner {
                 let reply = reply.map(|reply| Reply::Admin(AdminReply::Placement(reply)));
                 self.answer(responder, reply, record);
             }
+            AdminRequest::Group(request) => self.group_request(request, responder),
             AdminRequest::History(request) => {
                 // It answers with what has happened until now.
                 self.historian.tick(clock::unix_now_s());
@@ -306,9 +324,18 @@ impl Owner {
     }
 
     fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder) {
+        let waiter = Waiter::Operator(responder);
+        let wanted = Wanted { purpose, waiter };
+        self.checkpoints.wanted.push_back(wanted);
+    }
+
+    /// Writes a snapshot, for a namenode that is to take it.
+    pub(super) fn want_snapshot(&mut self, done: oneshot::Sender<Result<(), FsError>>) {
+        let purpose = Purpose::Snapshot;
+        let waiter = Waiter::Group(done);
         self.checkpoints
             .wanted
-            .push_back(Wanted { purpose, responder });
+            .push_back(Wanted { purpose, waiter });
     }
 
     /// Begins a checkpoint if an operator waits for one or the journal has grown enough. Everything
@@ -322,9 +349,6 @@ impl Owner {
         else {
             return;
         };
-        if !self.leads() && !self.log.is_caught_up() {
-            return;
-        }
         if purpose == Purpose::Check && self.log.last_lsn() == self.checkpoints.last.lsn {
             // The journal shows what it has only for something new: a record that changes nothing.
             let nothing = Command::ReleaseOrphans {
@@ -346,7 +370,7 @@ impl Owner {
         let waiting = std::mem::take(&mut self.checkpoints.wanted);
         for wanted in waiting {
             if wanted.purpose == purpose {
-                self.checkpoints.waiting.push(wanted.responder);
+                self.checkpoints.waiting.push(wanted.waiter);
             } else {
                 self.checkpoints.wanted.push_back(wanted);
             }
@@ -360,13 +384,13 @@ impl Owner {
             appended_bytes: self.log.appended_bytes(),
         };
         let running = self.namespace.counts();
-        let keeps_records = !self.log.is_alone();
         let sender = self.checkpoints.sender.clone();
-        match Checkpoint::start(purpose, running, keeps_records, sender) {
+        match Checkpoint::start(purpose, running, sender) {
             Ok((checkpoint, begin)) => {
                 tracing::debug!(?purpose, lsn = self.log.last_lsn(), "a checkpoint begins");
                 self.checkpoints.running = Some(checkpoint);
-                self.log.journal().begin_snapshot(begin).await;
+                let lsn = self.log.last_lsn();
+                self.log.journal().begin_snapshot(lsn, begin).await;
             }
             Err(error) => {
                 // Not before as much again has been written.
@@ -406,6 +430,7 @@ impl Owner {
             Ok(Outcome::Installed { lsn, content_bytes }) => {
                 tracing::info!(lsn, content_bytes, "a snapshot was written");
                 self.checkpoints.content_bytes = content_bytes;
+                self.log.snapshot_installed();
                 AdminReply::Done
             }
             Ok(Outcome::NothingNew) => AdminReply::Done,
@@ -413,8 +438,8 @@ impl Owner {
             Ok(Outcome::Cancelled) => return,
             Err(error) => return self.checkpoint_failed(&error.to_string()),
         };
-        for responder in self.checkpoints.waiting.drain(..) {
-            responder.send(&Ok(Reply::Admin(reply.clone())));
+        for waiter in self.checkpoints.waiting.drain(..) {
+            waiter.answer(Ok(reply.clone()));
         }
     }
 
@@ -424,8 +449,8 @@ impl Owner {
             "the checkpoint failed; the journal keeps all records"
         );
         let error = FsError::Internal(format!("the checkpoint failed: {reason}"));
-        for responder in self.checkpoints.waiting.drain(..) {
-            responder.send(&Err(error.clone()));
+        for waiter in self.checkpoints.waiting.drain(..) {
+            waiter.answer(Err(error.clone()));
         }
     }
 }

@@ -10,6 +10,7 @@ mod admin;
 mod announce;
 mod deferred;
 mod epochs;
+mod group;
 mod history;
 mod locate;
 mod meta;
@@ -44,6 +45,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
 use self::deferred::Deferred;
+use self::group::Group;
 use self::standby::Part;
 use self::upkeep::Upkeep;
 use super::activity::Activity;
@@ -127,6 +129,7 @@ pub(crate) struct Owner {
     timeline: Timeline,
     part: Part,
     leadership: LeadershipReceiver,
+    group: Group,
     /// What others committed.
     committed: mpsc::Receiver<Committed>,
     /// The last term that began, as far as the engine has followed.
@@ -226,6 +229,7 @@ impl Owner {
             timeline: Timeline::new(Epoch::default(), restored),
             part: Part::Standby,
             leadership,
+            group: Group::default(),
             committed,
             begun_term: None,
             epoch_record: restored,
@@ -282,6 +286,7 @@ impl Owner {
                 }
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),
+                step = self.group.next() => self.on_step(step).await?,
                 taken = events.recv_many(&mut round, ROUND_EVENTS_MAX), if may_answer => {
                     if taken == 0 {
                         return Ok(Stop::Gracefully);
@@ -293,6 +298,7 @@ impl Owner {
             }
             self.take_over_if_elected()?;
             self.log.flush().await;
+            self.transfer_if_asked().await?;
             if self.serves() {
                 ready();
             }

@@ -1,7 +1,9 @@
 //! While another namenode leads: the engine follows what is committed, datanodes report, and everybody else is sent to
 //! the leader. And how this namenode takes over.
 
+use harvestfs_protocol::admin::AdminRequest;
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::GroupRequest;
 use harvestfs_protocol::rpc::Request;
 
 use super::{Owner, epochs, locate};
@@ -48,6 +50,13 @@ impl Owner {
         if self.leads() || matches!(request, Request::Node(_)) {
             return Some((request, responder));
         }
+        let asks_for_members = matches!(
+            request,
+            Request::Admin(AdminRequest::Group(GroupRequest::List))
+        );
+        if asks_for_members && *self.leadership.borrow() == Leadership::Nobody {
+            return Some((request, responder));
+        }
         responder.send(&Err(self.not_leader()));
         None
     }
@@ -61,7 +70,13 @@ impl Owner {
                 self.log.followed(lsn);
                 self.begun_term = Some(term);
             }
-            Committed::Members { lsn } => self.log.followed(lsn),
+            Committed::Members { lsn } => {
+                if self.leads() {
+                    self.group.committed();
+                } else {
+                    self.log.followed(lsn);
+                }
+            }
         }
         self.take_over_if_elected()
     }
@@ -129,6 +144,7 @@ impl Owner {
             self.leases.restored(now_ms, view.session);
         }
         self.release_orphans_unless_missing();
+        self.complete_change();
         tracing::info!(%epoch, "this namenode leads");
         Ok(())
     }

@@ -1,0 +1,218 @@
+//! The members of the group: which they are, how far they are, and changes of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use harvestfs_protocol::group::{GroupMember, GroupStatus};
+use harvestfs_protocol::peer::{PeerReply, PeerRequest};
+use openraft::async_runtime::WatchReceiver;
+use openraft::{ChangeMembers, Instant as _, Membership};
+
+use super::applied::Applied;
+use super::peers::{Peer, PeerError, Peers};
+use super::store::LogStore;
+use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft};
+use crate::journal::Lsn;
+
+/// How long openraft may take to add an entry with members to its log; nothing is answered meanwhile.
+const ADDED_WITHIN: Duration = Duration::from_secs(1);
+/// How long a namenode may take to say which one it is.
+const IDENTIFY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A change of the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// This one gets the log, and has no vote.
+    Learn(MemberId, Member),
+    /// These have votes from here on; those that had one before and are not among them leave the group.
+    Vote(BTreeSet<MemberId>),
+    /// This one, which has no vote, leaves the group.
+    Leave(MemberId),
+    /// A change that another leader began is completed.
+    Complete,
+}
+
+impl From<Change> for ChangeMembers<MemberId, Member> {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Learn(id, member) => Self::AddNodes(BTreeMap::from([(id, member)])),
+            Change::Vote(voters) => Self::ReplaceAllVoters(voters),
+            Change::Leave(id) => Self::RemoveNodes(BTreeSet::from([id])),
+            Change::Complete => Self::AddVoterIds(BTreeSet::new()),
+        }
+    }
+}
+
+/// A change under way. It goes on only when its user says so: the numbers of entries are given by the
+/// user otherwise.
+pub struct Changing {
+    future: BoxFuture<'static, Result<(), String>>,
+}
+
+/// How a change goes on.
+pub enum Progress {
+    /// There is this entry, which has to be committed next.
+    Added(Lsn),
+    /// Nothing more is to be added; why it was refused, if it was.
+    Over(Result<(), String>),
+}
+
+/// Whether this is the only member with a vote.
+pub(super) fn is_sole_voter(members: &Membership<MemberId, Member>, this: MemberId) -> bool {
+    members.voter_ids().eq([this]) && members.get_joint_config().len() == 1
+}
+
+impl Consensus {
+    /// Begins to change the members. Everything that was submitted has to be proposed.
+    ///
+    /// # Errors
+    /// [`ConsensusError::Stopped`]: openraft does not answer.
+    pub async fn begin_change(
+        &self,
+        change: Change,
+    ) -> Result<(Changing, Progress), ConsensusError> {
+        self.store.forget_members_added();
+        let raft = self.raft.clone();
+        let future = async move {
+            let changed = raft
+                .change_membership(ChangeMembers::from(change), false)
+                .await;
+            changed.map(drop).map_err(|error| error.to_string())
+        };
+        let mut changing = Changing {
+            future: future.boxed(),
+        };
+        let progress = self.go_on(&mut changing).await?;
+        Ok((changing, progress))
+    }
+
+    /// Goes on with a change whose entry was committed. Everything that was submitted has to be proposed.
+    ///
+    /// # Errors
+    /// As [`Consensus::begin_change`].
+    pub async fn go_on(&self, changing: &mut Changing) -> Result<Progress, ConsensusError> {
+        tokio::select! {
+            biased;
+            lsn = self.store.members_added() => {
+                self.executed.up_to(lsn);
+                Ok(Progress::Added(lsn))
+            }
+            over = &mut changing.future => Ok(Progress::Over(over)),
+            () = tokio::time::sleep(ADDED_WITHIN) => {
+                let what = "an entry with other members was not added in time";
+                Err(ConsensusError::Stopped(what.to_owned()))
+            }
+        }
+    }
+
+    /// Hands leadership over to another member. From here on this one answers nothing.
+    ///
+    /// # Errors
+    /// [`ConsensusError::Stopped`]
+    pub async fn transfer(&self, to: MemberId) -> Result<(), ConsensusError> {
+        self.is_handing_over
+            .store(true, std::sync::atomic::Ordering::Release);
+        let asked = self.raft.trigger().transfer_leader(to).await;
+        asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
+    }
+
+    /// The group, for what is done in the background.
+    #[must_use]
+    pub fn group(&self) -> GroupView {
+        GroupView {
+            raft: self.raft.clone(),
+            store: self.store.clone(),
+            peers: self.peers.clone(),
+        }
+    }
+}
+
+/// The group as this member sees it. Cheap to clone.
+#[derive(Clone)]
+pub struct GroupView {
+    raft: Raft<Group, Applied>,
+    store: LogStore,
+    peers: Peers,
+}
+
+/// A namenode that was asked which one it is.
+pub struct Found {
+    peer: Peer,
+    /// Its number.
+    pub id: MemberId,
+    /// It waits to be taken into a group.
+    pub is_outside: bool,
+}
+
+impl GroupView {
+    /// The members and how far they are.
+    #[must_use]
+    pub fn status(&self) -> GroupStatus {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let members = metrics.membership_config.membership();
+        let voters: BTreeSet<MemberId> = members.voter_ids().collect();
+        let member = |(id, member): (&MemberId, &Member)| {
+            let acknowledged = metrics.replication.as_ref().and_then(|it| it.get(id));
+            let heard = metrics.heartbeat.as_ref().and_then(|it| it.get(id));
+            let heard = heard.copied().flatten().map(|at| at.elapsed());
+            GroupMember {
+                id: id.0,
+                name: member.name.clone(),
+                addr: member.addr,
+                is_voter: voters.contains(id),
+                acknowledged: acknowledged.map(|it| it.as_ref().map_or(0, |it| it.index())),
+                heard_ms: heard.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX)),
+            }
+        };
+        GroupStatus {
+            this: metrics.id.0,
+            leader: metrics.current_leader.map(|it| it.0),
+            term: metrics.vote.leader_id.term,
+            last: metrics.last_log_index.unwrap_or(0),
+            members: members.nodes().map(member).collect(),
+            is_changing: members.get_joint_config().len() > 1,
+        }
+    }
+
+    /// Asks the namenode at an address which one it is.
+    ///
+    /// # Errors
+    /// It does not answer, or is none of this cluster.
+    pub async fn find(&self, addr: SocketAddr, name: &str) -> Result<Found, FindError> {
+        let (endpoint, caller) = (self.peers.endpoint.clone(), self.peers.caller.clone());
+        let mut peer = Peer::new(endpoint, caller, None, name.to_owned(), addr);
+        match peer.call(PeerRequest::Identify, IDENTIFY_DEADLINE).await? {
+            (id, PeerReply::Identity { is_outside }) => Ok(Found {
+                peer,
+                id,
+                is_outside,
+            }),
+            _ => Err(PeerError::UnexpectedReply.into()),
+        }
+    }
+
+    /// Has a namenode outside of the group take the newest snapshot, by which it becomes one that can
+    /// follow.
+    ///
+    /// # Errors
+    /// It does not answer, or there is no snapshot.
+    pub async fn prepare(&self, found: &mut Found) -> Result<(), FindError> {
+        let last = self.store.newest_snapshot_end();
+        let last = last.ok_or(PeerError::NoSnapshot)?;
+        Ok(found.peer.have_taken(last, IDENTIFY_DEADLINE).await?)
+    }
+
+    /// Whether there is a snapshot that another namenode could take.
+    #[must_use]
+    pub fn has_snapshot(&self) -> bool {
+        self.store.newest_snapshot_end().is_some()
+    }
+}
+
+/// Why a namenode could not be asked.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct FindError(#[from] PeerError);

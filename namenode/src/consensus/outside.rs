@@ -1,0 +1,186 @@
+//! A namenode that is in no group: a new one, or one whose memory is not to be trusted. It waits until a
+//! leader has it take a snapshot.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::machine;
+use harvestfs_protocol::peer::{Memory, PeerReply, PeerRequest};
+use harvestfs_protocol::transport::Endpoint;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::member_file::{self, Kept};
+use super::members::is_sole_voter;
+use super::peers::{Caller, Peer};
+use super::snapshots::{Fetched, Fetching, fetch};
+use super::{ConsensusError, MemberId};
+use crate::journal::{Journal, JournalError, JournalReader};
+
+/// What a namenode is, as far as its own disk says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// A member of a group, or the only one.
+    Member,
+    /// It was made to be taken into a group, and was not yet.
+    New(MemberId),
+    /// Its directory is a copy: of what it said since the copy was made, it knows nothing.
+    Copy,
+    /// Others knew more of it than it did itself.
+    Forgetful,
+}
+
+/// What the disk says of this namenode.
+///
+/// # Errors
+/// It cannot be read.
+pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
+    let Some(read) = member_file::read(&*journal.disk())? else {
+        return Ok(Standing::Member);
+    };
+    let kept = read.kept;
+    let Some(members) = kept.members.last() else {
+        return Ok(Standing::New(kept.this));
+    };
+    if kept.is_forgetful {
+        return Ok(Standing::Forgetful);
+    }
+    // The only one has nobody that it could contradict, but datanodes, which know better.
+    let is_alone = is_sole_voter(members.membership(), kept.this);
+    Ok(if read.is_copy && !is_alone {
+        Standing::Copy
+    } else {
+        Standing::Member
+    })
+}
+
+/// Makes an empty journal that of a namenode which is to be taken into a group.
+///
+/// # Errors
+/// The disk refuses.
+pub fn found_outside(journal: &Journal, this: MemberId) -> Result<(), JournalError> {
+    member_file::write(&journal.disk(), &Kept::outside(this))
+}
+
+/// What a namenode in no group is asked for.
+pub enum Asked {
+    /// To join: what its journal has is to make room.
+    MakeRoom,
+    /// It has a snapshot, and becomes a member by it.
+    Join(Joining),
+}
+
+/// A snapshot by which a namenode becomes a member.
+pub struct Joining {
+    fetched: Fetched,
+}
+
+impl Joining {
+    /// Makes it the content of the journal.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn install(self, journal: &mut Journal) -> Result<(), ConsensusError> {
+        let mut kept = match member_file::read(&*journal.disk())? {
+            Some(read) => read.kept,
+            None => unreachable!("a namenode without that file is a member"),
+        };
+        Ok(self.fetched.install(journal, &mut kept)?)
+    }
+}
+
+/// This namenode, in no group.
+#[derive(Clone)]
+pub struct Outside {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    caller: Arc<Caller>,
+    endpoint: Endpoint,
+    reader: JournalReader,
+    /// Its journal has something that is not to be trusted.
+    is_stale: bool,
+    fetching: Fetching,
+    asked: Mutex<Option<Asked>>,
+    arrived: Notify,
+}
+
+impl Outside {
+    /// Waits, with a journal that is empty or not to be trusted.
+    #[must_use]
+    pub fn new(this: MemberId, journal: &Journal, is_stale: bool, endpoint: Endpoint) -> Self {
+        let caller = Caller {
+            this,
+            run: machine::random(),
+            writes_at_start: 0,
+            store: None,
+        };
+        Self {
+            inner: Arc::new(Inner {
+                caller: Arc::new(caller),
+                endpoint,
+                reader: journal.reader(),
+                is_stale,
+                fetching: Fetching::default(),
+                asked: Mutex::new(None),
+                arrived: Notify::new(),
+            }),
+        }
+    }
+
+    /// Its number in the group that it is taken into.
+    #[must_use]
+    pub fn id(&self) -> MemberId {
+        self.inner.caller.this
+    }
+
+    /// Waits until it is asked for something.
+    pub async fn asked(&self) -> Asked {
+        loop {
+            if let Some(asked) = self.inner.asked.lock().take() {
+                return asked;
+            }
+            self.inner.arrived.notified().await;
+        }
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        self.inner.caller.memory()
+    }
+
+    pub(super) fn answer(&self, request: PeerRequest) -> PeerReply {
+        match request {
+            PeerRequest::Identify => PeerReply::Identity { is_outside: true },
+            PeerRequest::TakeSnapshot { name, addr, .. } => {
+                let inner = Arc::clone(&self.inner);
+                if inner.is_stale {
+                    inner.ask(Asked::MakeRoom);
+                    return PeerReply::Taking(None);
+                }
+                let (endpoint, caller) = (inner.endpoint.clone(), Arc::clone(&inner.caller));
+                let peer = Peer::new(endpoint, caller, None, name, addr);
+                let fetching = inner.fetching.clone();
+                fetching.begin(async move {
+                    match fetch(peer, inner.reader.clone()).await {
+                        Ok(fetched) => inner.ask(Asked::Join(Joining { fetched })),
+                        Err(error) => {
+                            tracing::warn!(%error, "a snapshot of the leader was not taken");
+                        }
+                    }
+                });
+                PeerReply::Taking(None)
+            }
+            PeerRequest::Vote { .. }
+            | PeerRequest::Append { .. }
+            | PeerRequest::Transfer { .. }
+            | PeerRequest::ReadSnapshot { .. } => PeerReply::Outside,
+        }
+    }
+}
+
+impl Inner {
+    fn ask(&self, asked: Asked) {
+        *self.asked.lock() = Some(asked);
+        self.arrived.notify_one();
+    }
+}

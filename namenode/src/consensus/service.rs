@@ -1,0 +1,192 @@
+//! What answers other namenodes.
+
+use std::fmt;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
+
+use super::applied::Applied;
+use super::outside::Outside;
+use super::peers::{Peer, Peers};
+use super::snapshots::{Fetching, fetch, read};
+use super::store::LogStore;
+use super::{Group, MemberId, Raft, wire};
+
+/// Answers other namenodes. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    part: Part,
+}
+
+#[derive(Clone)]
+enum Part {
+    Member(Member),
+    Outside(Outside),
+}
+
+#[derive(Clone)]
+struct Member {
+    raft: Raft<Group, Applied>,
+    store: LogStore,
+    peers: Peers,
+    fetching: Fetching,
+}
+
+impl Service {
+    pub(super) fn of_member(
+        raft: Raft<Group, Applied>,
+        store: LogStore,
+        peers: Peers,
+        fetching: Fetching,
+    ) -> Self {
+        let member = Member {
+            raft,
+            store,
+            peers,
+            fetching,
+        };
+        Self {
+            part: Part::Member(member),
+        }
+    }
+
+    /// Of a namenode that is in no group.
+    #[must_use]
+    pub fn outside(outside: Outside) -> Self {
+        Self {
+            part: Part::Outside(outside),
+        }
+    }
+
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// [`FsError::Protocol`] for what is no entry; [`FsError::Internal`] when the consensus stopped.
+    pub async fn answer(&self, call: PeerCall) -> Result<PeerAnswer, FsError> {
+        let this = self.this();
+        let reply = if call.to.is_some_and(|to| to != this.0) {
+            PeerReply::Mistaken
+        } else {
+            match &self.part {
+                Part::Member(member) => member.answer(call).await?,
+                Part::Outside(outside) => outside.answer(call.request),
+            }
+        };
+        Ok(PeerAnswer {
+            from: this.0,
+            memory: self.memory(),
+            reply,
+        })
+    }
+
+    fn this(&self) -> MemberId {
+        match &self.part {
+            Part::Member(member) => member.peers.caller.this,
+            Part::Outside(outside) => outside.id(),
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        match &self.part {
+            Part::Member(member) => member.peers.caller.memory(),
+            Part::Outside(outside) => outside.memory(),
+        }
+    }
+}
+
+impl Member {
+    async fn answer(&self, call: PeerCall) -> Result<PeerReply, FsError> {
+        let PeerCall {
+            from,
+            memory,
+            known,
+            request,
+            ..
+        } = call;
+        if self.has_forgotten(known.as_ref()) {
+            self.store.forgot();
+            return Ok(PeerReply::Forgetful);
+        }
+        if !self.peers.caller.note(MemberId(from), memory) {
+            // It hears of that when it is called.
+            return Err(FsError::RoleDenied(
+                "this namenode remembers less than it did before".to_owned(),
+            ));
+        }
+        let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
+        match request {
+            PeerRequest::Vote {
+                ballot,
+                last,
+                is_trial,
+                is_transfer,
+            } => {
+                let request = wire::asks_for_vote(ballot, last, is_transfer);
+                let voted = if is_trial {
+                    self.raft.pre_vote(request).await
+                } else {
+                    self.raft.vote(request).await
+                };
+                Ok(wire::voted(&voted.map_err(|error| stopped(&error))?))
+            }
+            PeerRequest::Append {
+                ballot,
+                before,
+                records,
+                committed,
+            } => {
+                let request = wire::append(ballot, before, records, committed)
+                    .map_err(|error| FsError::Protocol(error.to_string()))?;
+                let appended = self.raft.append_entries(request).await;
+                let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
+                let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
+                if reply == PeerReply::Conflict
+                    && before.is_some_and(|before| before.record <= acknowledged)
+                {
+                    self.store.forgot();
+                    return Ok(PeerReply::Forgetful);
+                }
+                Ok(reply)
+            }
+            PeerRequest::Transfer { ballot, to, last } => {
+                let request = wire::transfer(ballot, to, last);
+                let transferred = self.raft.handle_transfer_leader(request).await;
+                let taken = transferred.map_err(|error| stopped(&error))?;
+                taken.map_err(|error| FsError::InvalidArgument(error.to_string()))?;
+                Ok(PeerReply::Transferred)
+            }
+            PeerRequest::Identify => Ok(PeerReply::Identity { is_outside: false }),
+            PeerRequest::TakeSnapshot { last, name, addr } => {
+                let last = wire::entry(last);
+                if self.store.entry_at(last.index()) != Some(last) {
+                    self.take_snapshot(MemberId(from), name, addr);
+                    return Ok(PeerReply::Taking(None));
+                }
+                let end = self.store.last();
+                Ok(PeerReply::Taking(end.as_ref().map(wire::place)))
+            }
+            PeerRequest::ReadSnapshot { record, offset } => {
+                read(&self.store, record, offset).map_err(|error| stopped(&error))
+            }
+        }
+    }
+
+    /// Another one knows more of this member than it does itself.
+    fn has_forgotten(&self, known: Option<&Known>) -> bool {
+        let here = self.peers.caller.memory();
+        known.is_some_and(|known| known.run != here.run && known.writes > here.writes_at_start)
+    }
+
+    /// Takes the snapshot of a leader, and starts again with it.
+    fn take_snapshot(&self, from: MemberId, name: String, addr: std::net::SocketAddr) {
+        let Peers { endpoint, caller } = self.peers.clone();
+        let peer = Peer::new(endpoint, caller, Some(from), name, addr);
+        let store = self.store.clone();
+        self.fetching.begin(async move {
+            match fetch(peer, store.reader()).await {
+                Ok(fetched) => store.take_snapshot(fetched),
+                Err(error) => tracing::warn!(%error, "a snapshot of the leader was not taken"),
+            }
+        });
+    }
+}

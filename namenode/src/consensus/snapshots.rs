@@ -1,0 +1,175 @@
+//! Snapshots for members that lack more than the journals of others still have. The one that lacks it
+//! reads the file of another one, sets it in the place of what it has, and starts again.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::machine;
+use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
+
+use super::entry::{decode_members, encode_members};
+use super::member_file::{self, Kept, term_of};
+use super::peers::{Peer, PeerError};
+use super::store::LogStore;
+use super::{LogId, StoredMembers, wire};
+use crate::journal::{
+    Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot, SnapshotReceiver,
+};
+
+/// Bytes that are read at once.
+const PART_BYTES: usize = 1 << 20;
+/// How long one part may take.
+const PART_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The snapshot of another namenode, whole and durable, before it counts.
+pub(super) struct Fetched {
+    received: ReceivedSnapshot,
+    last: LogId,
+    members: StoredMembers,
+}
+
+impl Fetched {
+    /// Sets it in the place of what a journal has, unless that has it all.
+    pub(super) fn install(
+        self,
+        journal: &mut Journal,
+        kept: &mut Kept,
+    ) -> Result<(), JournalError> {
+        let lsn = self.last.index();
+        let term = self.last.committed_leader_id().term;
+        if journal.last_lsn() >= lsn {
+            if term_of(&kept.terms, lsn) == term {
+                return Ok(());
+            }
+            // The entries here were never committed.
+            journal.truncate_after(lsn - 1)?;
+        }
+        // First what does no harm without the snapshot: the next start leaves out what is after its log.
+        kept.terms.retain(|(first, _)| *first < lsn);
+        kept.terms.push((lsn, term));
+        kept.add_members(self.members);
+        kept.writes += 1;
+        member_file::write(&journal.disk(), kept)?;
+        journal.install_snapshot(self.received)?;
+        tracing::info!(lsn, term, "a snapshot of another namenode is in place");
+        Ok(())
+    }
+}
+
+/// Reads the newest snapshot of another namenode into a file beside the journal.
+pub(super) async fn fetch(mut from: Peer, journal: JournalReader) -> Result<Fetched, PeerError> {
+    let mut receiving: Option<(LogId, SnapshotReceiver)> = None;
+    loop {
+        let (record, offset) = match &receiving {
+            Some((last, receiver)) => (Some(last.index()), receiver.received_bytes()),
+            None => (None, 0),
+        };
+        let request = PeerRequest::ReadSnapshot { record, offset };
+        let part = match from.call(request, PART_DEADLINE).await? {
+            (_, PeerReply::Snapshot(part)) => part,
+            (_, PeerReply::NoSnapshot) => return Err(PeerError::NoSnapshot),
+            _ => return Err(PeerError::UnexpectedReply),
+        };
+        let last = wire::entry(part.last);
+        let receiver = match receiving.take() {
+            Some((of, receiver)) if of == last => receiver,
+            // There is a newer one meanwhile; the file of the other one goes first.
+            other => {
+                drop(other);
+                journal.receive_snapshot(last.index())?
+            }
+        };
+        if part.offset != receiver.received_bytes() || part.bytes.is_empty() {
+            return Err(PeerError::UnexpectedReply);
+        }
+        let is_whole = part.offset + part.bytes.len() as u64 >= part.length_bytes;
+        let SnapshotPart {
+            members_entry,
+            members,
+            bytes,
+            ..
+        } = part;
+        let receiver = blocking(move || {
+            let mut receiver = receiver;
+            receiver.write_all(&bytes).map(|()| receiver)
+        })
+        .await?;
+        if !is_whole {
+            receiving = Some((last, receiver));
+            continue;
+        }
+        let members = decode_members(&members)?;
+        let received = blocking(move || receiver.finish()).await?;
+        return Ok(Fetched {
+            received,
+            last,
+            members: StoredMembers::new(members_entry.map(wire::entry), members),
+        });
+    }
+}
+
+/// Bytes of the newest snapshot, for another namenode.
+pub(super) fn read(
+    store: &LogStore,
+    record: Option<Lsn>,
+    offset: u64,
+) -> Result<PeerReply, JournalError> {
+    let meta = store.newest_snapshot();
+    let (Some(last), Some(file)) = (meta.last_log_id, store.reader().newest_snapshot()?) else {
+        return Ok(PeerReply::NoSnapshot);
+    };
+    let members = meta.last_membership;
+    if last.index() != file.lsn() {
+        // One was installed just now: the other namenode asks again.
+        return Ok(PeerReply::NoSnapshot);
+    }
+    let offset = if record.is_none_or(|it| it == file.lsn()) {
+        offset
+    } else {
+        0
+    };
+    let left = file.len_bytes().saturating_sub(offset);
+    let mut bytes = vec![0; PART_BYTES.min(usize::try_from(left).unwrap_or(PART_BYTES))];
+    let read = file.read_at(&mut bytes, offset)?;
+    bytes.truncate(read);
+    Ok(PeerReply::Snapshot(SnapshotPart {
+        last: wire::place(&last),
+        members_entry: members.log_id().as_ref().map(wire::place),
+        members: encode_members(members.membership()),
+        length_bytes: file.len_bytes(),
+        offset,
+        bytes,
+    }))
+}
+
+/// Does what waits for the disk where that holds up nobody; in a simulation here.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    if machine::is_simulated() {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// What is fetched in the background, at most one at a time.
+#[derive(Clone, Default)]
+pub(super) struct Fetching {
+    running: Arc<parking_lot::Mutex<bool>>,
+}
+
+impl Fetching {
+    /// Runs `fetch` unless one is running already.
+    pub(super) fn begin(&self, fetch: impl Future<Output = ()> + Send + 'static) {
+        if std::mem::replace(&mut *self.running.lock(), true) {
+            return;
+        }
+        let running = Arc::clone(&self.running);
+        tokio::spawn(async move {
+            fetch.await;
+            *running.lock() = false;
+        });
+    }
+}

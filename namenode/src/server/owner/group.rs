@@ -1,0 +1,404 @@
+//! The group of namenodes: its members are listed and changed, and leadership is handed over.
+//!
+//! What takes long (a namenode takes a snapshot, catches up) is done by a task in the background, which
+//! asks the owner for one step after the other. The owner does not go on while openraft adds an entry:
+//! it gives numbers to records itself.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use harvestfs_protocol::admin::AdminReply;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
+use harvestfs_protocol::rpc::Reply;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::Owner;
+use crate::consensus::{Change, Changing, FindError, GroupView, Member, MemberId, Progress};
+use crate::journal::Lsn;
+use crate::server::NamenodeError;
+use crate::server::metrics::Responder;
+
+/// How long a namenode that is added may take until it has what the others have.
+const CATCH_UP_WITHIN: Duration = Duration::from_secs(3600);
+/// How long one that has caught up may take for one more step.
+const STEP_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+/// A member that lacks so many records has caught up: it gets the rest while it gets a vote.
+const CAUGHT_UP_RECORDS: Lsn = 1_000;
+/// A member that the leader has not heard of for so long does not answer.
+const SILENT_MS: u64 = 1_000;
+
+/// What the owner is asked to do next.
+pub(super) enum Step {
+    /// To change the members. The answer comes when the change is committed.
+    Change(Change, oneshot::Sender<Result<(), FsError>>),
+    /// To write a snapshot.
+    Snapshot(oneshot::Sender<Result<(), FsError>>),
+    /// An entry of the change under way was committed.
+    Committed,
+}
+
+/// What is under way in the group.
+pub(super) struct Group {
+    steps: mpsc::Receiver<Step>,
+    sender: mpsc::Sender<Step>,
+    /// Tasks end with the owner.
+    tasks: JoinSet<()>,
+    changing: Option<UnderWay>,
+    /// The member that is to lead instead of this one.
+    transfer_to: Option<MemberId>,
+}
+
+struct UnderWay {
+    changing: Changing,
+    done: oneshot::Sender<Result<(), FsError>>,
+    /// Its entry is committed, and it goes on.
+    is_due: bool,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let (sender, steps) = mpsc::channel(1);
+        Self {
+            steps,
+            sender,
+            tasks: JoinSet::new(),
+            changing: None,
+            transfer_to: None,
+        }
+    }
+}
+
+impl Group {
+    /// What is to be done next. Cancellation-safe.
+    pub(super) async fn next(&mut self) -> Step {
+        match &self.changing {
+            Some(UnderWay { is_due: true, .. }) => Step::Committed,
+            // One change at a time.
+            Some(_) => std::future::pending().await,
+            None => match self.steps.recv().await {
+                Some(step) => step,
+                None => unreachable!("the group has a sender"),
+            },
+        }
+    }
+
+    /// An entry with members is committed.
+    pub(super) fn committed(&mut self) {
+        if let Some(under_way) = &mut self.changing {
+            under_way.is_due = true;
+        }
+    }
+
+    fn steps(&self) -> Steps {
+        Steps {
+            sender: self.sender.clone(),
+        }
+    }
+}
+
+impl Owner {
+    pub(super) fn group_request(&mut self, request: GroupRequest, responder: Responder) {
+        let view = self.log.group();
+        let status = view.status();
+        let steps = self.group.steps();
+        while self.group.tasks.try_join_next().is_some() {}
+        match request {
+            GroupRequest::List => {
+                responder.send(&Ok(Reply::Admin(AdminReply::Group(status))));
+            }
+            GroupRequest::Add(addr) => {
+                self.group.tasks.spawn(async move {
+                    let added = add(&view, &steps, addr).await;
+                    responder.send(&added.map(|()| Reply::Admin(AdminReply::Done)));
+                });
+            }
+            GroupRequest::Remove(addr) => {
+                self.group.tasks.spawn(async move {
+                    let removed = remove(&view, &steps, addr).await;
+                    responder.send(&removed.map(|()| Reply::Admin(AdminReply::Done)));
+                });
+            }
+            GroupRequest::Transfer(to) => match successor(&status, to) {
+                Ok(to) => {
+                    self.group.transfer_to = Some(to);
+                    responder.send(&Ok(Reply::Admin(AdminReply::Group(status))));
+                }
+                Err(error) => responder.send(&Err(error)),
+            },
+        }
+    }
+
+    /// Completes a change of the members that another leader began.
+    pub(super) fn complete_change(&mut self) {
+        if !self.log.group().status().is_changing {
+            return;
+        }
+        let steps = self.group.steps();
+        self.group.tasks.spawn(async move {
+            if let Err(error) = steps.change(Change::Complete).await {
+                tracing::error!(%error, "a change of the members cannot be completed");
+            }
+        });
+    }
+
+    pub(super) async fn on_step(&mut self, step: Step) -> Result<(), NamenodeError> {
+        let (mut under_way, progress) = match step {
+            Step::Snapshot(done) => {
+                self.want_snapshot(done);
+                return Ok(());
+            }
+            Step::Change(_, done) if !self.leads() => {
+                // It may have given up.
+                let _ = done.send(Err(self.not_leader()));
+                return Ok(());
+            }
+            Step::Change(change, done) => {
+                tracing::info!(?change, "the members change");
+                let (changing, progress) =
+                    self.log.begin_change(change).await.map_err(begin_anew)?;
+                let under_way = UnderWay {
+                    changing,
+                    done,
+                    is_due: false,
+                };
+                (under_way, progress)
+            }
+            Step::Committed => {
+                let Some(mut under_way) = self.group.changing.take() else {
+                    unreachable!("an entry of a change under way was committed");
+                };
+                under_way.is_due = false;
+                let going_on = self.log.go_on(&mut under_way.changing).await;
+                let progress = going_on.map_err(begin_anew)?;
+                (under_way, progress)
+            }
+        };
+        match progress {
+            Progress::Added(_) => {
+                under_way.is_due = false;
+                self.group.changing = Some(under_way);
+            }
+            Progress::Over(result) => {
+                let result = result.map_err(FsError::InvalidArgument);
+                // It may have given up.
+                let _ = under_way.done.send(result);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands leadership over, if an operator wants that.
+    pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
+        let Some(to) = self.group.transfer_to.take() else {
+            return Ok(());
+        };
+        tracing::info!(%to, "leadership is handed over");
+        self.log.transfer(to).await
+    }
+}
+
+/// Which entries there are is not certain any more: the journal knows.
+fn begin_anew(error: NamenodeError) -> NamenodeError {
+    tracing::error!(%error, "the members could not be changed");
+    NamenodeError::Deposed
+}
+
+/// Asks the owner for steps.
+struct Steps {
+    sender: mpsc::Sender<Step>,
+}
+
+impl Steps {
+    async fn change(&self, change: Change) -> Result<(), FsError> {
+        let (done, answer) = oneshot::channel();
+        self.ask(Step::Change(change, done), answer).await
+    }
+
+    async fn snapshot(&self) -> Result<(), FsError> {
+        let (done, answer) = oneshot::channel();
+        self.ask(Step::Snapshot(done), answer).await
+    }
+
+    async fn ask(
+        &self,
+        step: Step,
+        answer: oneshot::Receiver<Result<(), FsError>>,
+    ) -> Result<(), FsError> {
+        let gone = || FsError::Internal("the namenode stops leading".to_owned());
+        self.sender.send(step).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+/// Takes the namenode at an address into the group.
+async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
+    let unreachable = |error: FindError| {
+        FsError::InvalidArgument(format!("the namenode at {addr} cannot be added: {error}"))
+    };
+    let status = view.status();
+    check_may_change(&status)?;
+    let this = this_member(&status)?;
+    if this.addr.ip().is_unspecified() {
+        return Err(FsError::InvalidArgument(format!(
+            "this namenode listens on {}, under which others do not reach it: set `listen` in its \
+             configuration to its own address, and start it again",
+            this.addr
+        )));
+    }
+    let name = this.name.clone();
+    let mut found = view.find(addr, &name).await.map_err(unreachable)?;
+    let id = found.id;
+    if let Some(member) = status.members.iter().find(|it| it.id == id.0) {
+        if member.is_voter {
+            let what = format!("the namenode at {addr} is a member already");
+            return Err(FsError::InvalidArgument(what));
+        }
+    } else if !found.is_outside {
+        return Err(FsError::InvalidArgument(format!(
+            "the namenode at {addr} belongs to another group: make a new directory for it with \
+             `harvestfs init namenode`"
+        )));
+    }
+    if !view.has_snapshot() {
+        steps.snapshot().await?;
+    }
+    let prepared = async {
+        view.prepare(&mut found).await.map_err(unreachable)?;
+        let member = Member {
+            name: name.clone(),
+            addr,
+        };
+        steps.change(Change::Learn(id, member)).await?;
+        loop {
+            let status = view.status();
+            let member = status.members.iter().find(|it| it.id == id.0);
+            let acknowledged = member.and_then(|it| it.acknowledged).unwrap_or(0);
+            if acknowledged + CAUGHT_UP_RECORDS >= status.last {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let late = || FsError::InvalidArgument(format!("the namenode at {addr} does not catch up"));
+    let prepared = tokio::time::timeout(CATCH_UP_WITHIN, prepared).await;
+    prepared.unwrap_or_else(|_| Err(late()))?;
+    let status = view.status();
+    // One that had the address before was replaced by this one.
+    let replaced = |it: &&GroupMember| it.addr != addr;
+    let voters = status
+        .members
+        .iter()
+        .filter(|it| it.is_voter)
+        .filter(replaced);
+    let mut voters: BTreeSet<MemberId> = voters.map(|it| MemberId(it.id)).collect();
+    voters.insert(id);
+    vote(steps, voters).await
+}
+
+/// Has the member at an address leave the group.
+async fn remove(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
+    let status = view.status();
+    check_may_change(&status)?;
+    let member = member_at(&status, addr)?;
+    let id = MemberId(member.id);
+    if member.id == status.this {
+        return Err(FsError::InvalidArgument(
+            "the namenode that leads cannot be removed: hand leadership over first, with \
+             `harvestfs admin namenode transfer`"
+                .to_owned(),
+        ));
+    }
+    if !member.is_voter {
+        return steps.change(Change::Leave(id)).await;
+    }
+    let left = status
+        .members
+        .iter()
+        .filter(|it| it.is_voter && it.id != id.0);
+    let left: Vec<&GroupMember> = left.collect();
+    let answer = left.iter().filter(|it| answers(&status, it)).count();
+    if answer * 2 <= left.len() {
+        return Err(FsError::InvalidArgument(format!(
+            "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
+             the others first",
+            left.len()
+        )));
+    }
+    vote(steps, left.iter().map(|it| MemberId(it.id)).collect()).await
+}
+
+async fn vote(steps: &Steps, voters: BTreeSet<MemberId>) -> Result<(), FsError> {
+    let changed = tokio::time::timeout(STEP_WITHIN, steps.change(Change::Vote(voters))).await;
+    changed.unwrap_or_else(|_| {
+        let what = "the change is under way, and not enough namenodes answer to complete it";
+        Err(FsError::Internal(what.to_owned()))
+    })
+}
+
+/// The member that is to lead next.
+fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, FsError> {
+    let member = match to {
+        Some(addr) => member_at(status, addr)?,
+        None => {
+            let others = status
+                .members
+                .iter()
+                .filter(|it| it.is_voter && it.id != status.this && answers(status, it));
+            let best = others.max_by_key(|it| it.acknowledged);
+            best.ok_or_else(|| FsError::InvalidArgument("no other namenode could lead".to_owned()))?
+        }
+    };
+    if member.id == status.this {
+        let what = format!("the namenode at {} leads already", member.addr);
+        return Err(FsError::InvalidArgument(what));
+    }
+    if !member.is_voter || !answers(status, member) {
+        return Err(FsError::InvalidArgument(format!(
+            "the namenode at {} cannot lead: it {}",
+            member.addr,
+            if member.is_voter {
+                "does not answer"
+            } else {
+                "has no vote"
+            }
+        )));
+    }
+    Ok(MemberId(member.id))
+}
+
+/// Whether the leader has heard of a member lately.
+fn answers(status: &GroupStatus, member: &GroupMember) -> bool {
+    member.id == status.this || member.heard_ms.is_some_and(|ms| ms < SILENT_MS)
+}
+
+fn member_at(status: &GroupStatus, addr: SocketAddr) -> Result<&GroupMember, FsError> {
+    let member = status.members.iter().find(|it| it.addr == addr);
+    member.ok_or_else(|| {
+        let known: Vec<String> = status
+            .members
+            .iter()
+            .map(|it| it.addr.to_string())
+            .collect();
+        FsError::InvalidArgument(format!(
+            "no namenode of the group listens on {addr}, but on {}",
+            known.join(", ")
+        ))
+    })
+}
+
+fn this_member(status: &GroupStatus) -> Result<&GroupMember, FsError> {
+    let this = status.members.iter().find(|it| it.id == status.this);
+    this.ok_or_else(|| FsError::Internal("this namenode is not among the members".to_owned()))
+}
+
+fn check_may_change(status: &GroupStatus) -> Result<(), FsError> {
+    if status.is_changing {
+        let what = "another change of the members is under way";
+        return Err(FsError::InvalidArgument(what.to_owned()));
+    }
+    Ok(())
+}
