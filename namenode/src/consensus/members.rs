@@ -66,13 +66,15 @@ pub(super) fn is_sole_voter(members: &Membership<MemberId, Member>, this: Member
 }
 
 impl Consensus {
-    /// Begins to change the members. Everything that was submitted has to be proposed.
+    /// Begins to change the members. Everything that was submitted, up to the record `last`, has to be
+    /// proposed.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]: openraft does not answer.
     pub async fn begin_change(
         &self,
         change: Change,
+        last: Lsn,
     ) -> Result<(Changing, Progress), ConsensusError> {
         self.store.forget_members_added();
         let raft = self.raft.clone();
@@ -85,15 +87,31 @@ impl Consensus {
         let mut changing = Changing {
             future: future.boxed(),
         };
-        let progress = self.go_on(&mut changing).await?;
+        if self.heard().await? != last {
+            let why = "not enough namenodes answer just now: try again".to_owned();
+            return Ok((changing, Progress::Over(Err(why))));
+        }
+        let progress = self.go_on(&mut changing, last).await?;
         Ok((changing, progress))
     }
 
-    /// Goes on with a change whose entry was committed. Everything that was submitted has to be proposed.
+    /// Goes on with a change whose entry was committed. Everything that was submitted, up to the record
+    /// `last`, has to be proposed.
     ///
     /// # Errors
-    /// As [`Consensus::begin_change`].
-    pub async fn go_on(&self, changing: &mut Changing) -> Result<Progress, ConsensusError> {
+    /// [`ConsensusError::Stopped`]: openraft does not answer, or has refused records.
+    pub async fn go_on(
+        &self,
+        changing: &mut Changing,
+        last: Lsn,
+    ) -> Result<Progress, ConsensusError> {
+        // An entry with members would get the number of a record otherwise.
+        let heard = self.heard().await?;
+        if heard != last {
+            return Err(ConsensusError::Stopped(format!(
+                "records after {heard} up to {last} were refused"
+            )));
+        }
         tokio::select! {
             biased;
             lsn = self.store.members_added() => {

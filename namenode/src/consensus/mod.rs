@@ -466,6 +466,31 @@ impl Consensus {
         Ok(())
     }
 
+    /// Has openraft replicate and commit what it refused before, up to the record `last`: it takes nothing
+    /// while it has no lease. Nothing may be proposed meanwhile.
+    ///
+    /// # Errors
+    /// [`ConsensusError::Stopped`]
+    pub async fn propose_refused(&self, last: Lsn) -> Result<(), ConsensusError> {
+        let heard = self.heard().await?;
+        if heard >= last {
+            return Ok(());
+        }
+        let refused = self.store.clone().records(heard + 1, last);
+        let refused = refused.map_err(|error| ConsensusError::Stopped(error.to_string()))?;
+        tracing::debug!(heard, last, "records that were refused are proposed again");
+        self.propose(refused.into_iter()).await
+    }
+
+    /// The last entry of which openraft has heard, after everything that was proposed.
+    async fn heard(&self) -> Result<Lsn, ConsensusError> {
+        let heard = self
+            .raft
+            .with_raft_state(|state| state.log_ids.last().map_or(0, |last| last.index()));
+        let heard = heard.await;
+        heard.map_err(|error| ConsensusError::Stopped(error.to_string()))
+    }
+
     /// What answers the other members.
     #[must_use]
     pub fn service(&self) -> Service {

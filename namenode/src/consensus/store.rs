@@ -396,6 +396,17 @@ impl LogStore {
         Ok(())
     }
 
+    /// Records of a leader, from one up to another one; fewer if they are many.
+    pub(super) fn records(mut self, from: Lsn, to: Lsn) -> Result<Vec<Record>, io::Error> {
+        let entries = self.entries(from, to + 1)?;
+        let record = |entry: Entry| match entry.payload {
+            EntryPayload::Normal(record) => Some(record),
+            EntryPayload::Blank | EntryPayload::Membership(_) => None,
+        };
+        // openraft adds the others itself.
+        Ok(entries.into_iter().map_while(record).collect())
+    }
+
     /// The first entry here that is not the one of this number among `entries`: this member submitted it as a leader that
     /// had been deposed already, so that openraft never had it.
     fn conflict_with(&self, entries: &[Entry]) -> Option<Lsn> {
@@ -480,6 +491,24 @@ impl LogStore {
     }
 }
 
+impl LogStore {
+    /// The entries from `first` on, up to and without `end`, without gaps; the last may be missing.
+    fn entries(&mut self, first: Lsn, end: Lsn) -> Result<Vec<Entry>, io::Error> {
+        let mut entries = self.read_before_recent(first, end)?;
+        let tail = self.shared.tail.lock();
+        let next = entries.last().map_or(first, |last| last.index() + 1);
+        let Some(oldest) = tail.recent.front().map(RaftEntry::index) else {
+            return Ok(entries);
+        };
+        // They may have become older meanwhile: what is returned has no gaps, and may end early.
+        if let Some(skipped) = next.checked_sub(oldest) {
+            let from = tail.recent.iter().skip(skipped as usize);
+            entries.extend(from.take_while(|entry| entry.index() < end).cloned());
+        }
+        Ok(entries)
+    }
+}
+
 impl RaftLogReader<Group> for LogStore {
     async fn try_get_log_entries<R>(&mut self, range: R) -> Result<Vec<Entry>, io::Error>
     where
@@ -495,18 +524,7 @@ impl RaftLogReader<Group> for LogStore {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => Lsn::MAX,
         };
-        let mut entries = self.read_before_recent(first, end)?;
-        let tail = self.shared.tail.lock();
-        let next = entries.last().map_or(first, |last| last.index() + 1);
-        let Some(oldest) = tail.recent.front().map(RaftEntry::index) else {
-            return Ok(entries);
-        };
-        // They may have become older meanwhile: what is returned has no gaps, and may end early.
-        if let Some(skipped) = next.checked_sub(oldest) {
-            let from = tail.recent.iter().skip(skipped as usize);
-            entries.extend(from.take_while(|entry| entry.index() < end).cloned());
-        }
-        Ok(entries)
+        self.entries(first, end)
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

@@ -134,6 +134,15 @@ impl Log {
         self.remember(proposed);
     }
 
+    /// Proposes again what openraft refused, since it had no lease.
+    pub(crate) async fn propose_refused(&mut self) {
+        if self.term.is_none() || self.is_alone() || self.commits.last() >= self.last_lsn {
+            return;
+        }
+        let proposed = self.consensus.propose_refused(self.last_lsn).await;
+        self.remember(proposed);
+    }
+
     fn remember(&mut self, outcome: Result<(), ConsensusError>) {
         if let Err(error) = outcome {
             self.failure.get_or_insert(error);
@@ -181,7 +190,8 @@ impl Log {
     ) -> Result<(Changing, Progress), NamenodeError> {
         self.flush().await;
         self.propose().await;
-        let begun = self.consensus.begin_change(change).await;
+        self.propose_refused().await;
+        let begun = self.consensus.begin_change(change, self.last_lsn).await;
         let (changing, progress) = begun.map_err(NamenodeError::from)?;
         self.added(&progress);
         Ok((changing, progress))
@@ -194,7 +204,8 @@ impl Log {
     ) -> Result<Progress, NamenodeError> {
         self.flush().await;
         self.propose().await;
-        let progress = self.consensus.go_on(changing).await;
+        self.propose_refused().await;
+        let progress = self.consensus.go_on(changing, self.last_lsn).await;
         let progress = progress.map_err(NamenodeError::from)?;
         self.added(&progress);
         Ok(progress)

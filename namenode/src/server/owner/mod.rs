@@ -283,6 +283,7 @@ impl Owner {
                 _ = tick.tick() => {
                     self.on_tick();
                     self.log.propose().await;
+                    self.log.propose_refused().await;
                 }
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),

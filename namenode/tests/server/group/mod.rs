@@ -1,4 +1,6 @@
-//! Three namenodes that agree.
+//! Namenodes that agree.
+
+mod members;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -6,18 +8,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use harvestfs_namenode::consensus::{Member, MemberId};
-use harvestfs_namenode::server::{FormatOptions, GroupOptions, Namenode, NamenodeOptions, format};
+use harvestfs_namenode::server::{
+    FormatOptions, GroupOptions, Namenode, NamenodeOptions, format, format_outside,
+};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::{GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::{InodeId, SessionId};
-use harvestfs_protocol::meta::OpenSession;
+use harvestfs_protocol::meta::{Notice, OpenSession};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportOptions};
 use harvestfs_protocol::types::Timestamp;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use super::harness::{Client, Link, create, format_options, meta};
+use crate::harness::{Client, Link, create, format_options, meta};
 
 const ROOT: InodeId = InodeId::ROOT;
 /// An election takes less than a second on an idle machine.
@@ -31,19 +37,24 @@ struct Group {
 }
 
 impl Group {
-    async fn new(count: usize) -> Self {
+    /// With addresses for so many, none of which is made.
+    fn of_addresses(count: usize) -> Self {
         // Held together, so that they differ, and free again when they are dropped.
         let sockets: Vec<UdpSocket> = (0..count)
             .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
             .collect();
         let addrs = sockets.iter().map(|it| it.local_addr().unwrap()).collect();
         drop(sockets);
-        let mut group = Self {
+        Self {
             authority: CertificateAuthority::in_memory().unwrap(),
             dir: tempfile::tempdir().unwrap(),
             addrs,
             namenodes: (0..count).map(|_| None).collect(),
-        };
+        }
+    }
+
+    async fn new(count: usize) -> Self {
+        let mut group = Self::of_addresses(count);
         let now = Timestamp::now();
         for at in 0..count {
             let options = FormatOptions {
@@ -94,6 +105,67 @@ impl Group {
         self.namenodes[at].take().unwrap().kill().await.unwrap();
     }
 
+    /// Makes and starts one that is to be taken into the group.
+    async fn start_outside(&mut self, at: usize) {
+        let options = format_options();
+        let dir = self.data_dir(at);
+        format_outside(&dir, options.cluster, options.segment_bytes).unwrap();
+        self.start(at).await;
+    }
+
+    /// Asks the one that leads, as an operator.
+    async fn admin(&self, request: AdminRequest) -> Result<AdminReply, FsError> {
+        let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
+        loop {
+            for at in 0..self.addrs.len() {
+                if self.namenodes[at].is_none() {
+                    continue;
+                }
+                let Some((link, _notices)) = self.link(at, Role::Admin, "operator").await else {
+                    continue;
+                };
+                let asked = link.try_ask(Request::Admin(request.clone()));
+                match tokio::time::timeout(Duration::from_secs(20), asked).await {
+                    Ok(Ok(Ok(Reply::Admin(reply)))) => return Ok(reply),
+                    Ok(Ok(Err(FsError::NotLeader { .. })) | Err(_)) | Err(_) => {}
+                    Ok(Ok(Err(error))) => return Err(error),
+                    other => panic!("unexpected {other:?}"),
+                }
+            }
+            assert!(tokio::time::Instant::now() < deadline, "none leads");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn group(&self, request: GroupRequest) -> Result<AdminReply, FsError> {
+        self.admin(AdminRequest::Group(request)).await
+    }
+
+    async fn list(&self) -> GroupStatus {
+        match self.group(GroupRequest::List).await {
+            Ok(AdminReply::Group(status)) => status,
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    /// Which one leads.
+    async fn leader(&self) -> usize {
+        let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
+        loop {
+            let status = self.list().await;
+            let leads = status
+                .members
+                .iter()
+                .find(|it| Some(it.id) == status.leader);
+            if let Some(leads) = leads {
+                return self.addrs.iter().position(|it| *it == leads.addr).unwrap();
+            }
+            // One that is in no election yet answered.
+            assert!(tokio::time::Instant::now() < deadline, "none leads");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// A client of the one that leads, and which that is.
     async fn client(&self, name: &str, resume: Option<SessionId>) -> (Client, usize) {
         let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
@@ -110,9 +182,14 @@ impl Group {
         }
     }
 
-    async fn try_client(&self, at: usize, name: &str, resume: Option<SessionId>) -> Option<Client> {
+    async fn link(
+        &self,
+        at: usize,
+        role: Role,
+        name: &str,
+    ) -> Option<(Link, mpsc::Receiver<Notice>)> {
         let validity = Duration::from_secs(3600);
-        let identity = self.authority.issue(Role::Client, name, validity).unwrap();
+        let identity = self.authority.issue(role, name, validity).unwrap();
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let endpoint = Endpoint::bind(local, &identity, TransportOptions::default()).unwrap();
         let namenode = Peer::new(Role::Namenode, "nn").unwrap();
@@ -120,14 +197,20 @@ impl Group {
         let connection = endpoint.connect(self.addrs[at], &namenode, deadline).await;
         let (sender, notices) = mpsc::channel(1_024);
         let rpc = RpcClient::start(connection.ok()?, sender).await.ok()?;
-        let link = Link::new(rpc, endpoint);
+        Some((Link::new(rpc, endpoint), notices))
+    }
+
+    async fn try_client(&self, at: usize, name: &str, resume: Option<SessionId>) -> Option<Client> {
+        let (link, notices) = self.link(at, Role::Client, name).await?;
         let open = Request::OpenSession(OpenSession {
             resume,
             holds: vec![],
             delegations: None,
             seen: None,
         });
-        match link.try_ask(open).await {
+        // One that lost its majority answers nothing.
+        let answer = tokio::time::timeout(Duration::from_secs(2), link.try_ask(open)).await;
+        match answer.ok()? {
             Ok(Ok(Reply::SessionOpened(opened))) => {
                 Some(Client::new(link, notices, opened.session))
             }

@@ -1,0 +1,279 @@
+//! Members of the group that lag, are added, removed, replaced, put back, or handed leadership.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use harvestfs_namenode::server::journal_dir;
+
+use super::*;
+
+/// Creates files, as a client of the one that leads, and gives their names.
+async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
+    let (mut client, _) = group.client(prefix, None).await;
+    let mut names = Vec::new();
+    for number in 0..count {
+        let name = format!("{prefix}-{number}");
+        client.create(ROOT, &name).await;
+        names.push(name);
+    }
+    names
+}
+
+async fn check_files(group: &Group, names: &[String]) {
+    let (mut client, leader) = group.client("reader", None).await;
+    for name in names {
+        let found = client.lookup(ROOT, name).await;
+        assert!(found.is_ok(), "{name} on {leader}: {found:?}");
+    }
+}
+
+/// Has the leader write a snapshot, three times with something new: the first records are purged then.
+async fn purge(group: &Group, prefix: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for round in 0..3 {
+        names.extend(create_files(group, &format!("{prefix}-{round}"), 5).await);
+        let done = group.admin(AdminRequest::Snapshot).await;
+        assert_eq!(done, Ok(AdminReply::Done));
+    }
+    names
+}
+
+fn has_first_segment(data_dir: &Path) -> bool {
+    journal_dir(data_dir)
+        .join(format!("segment-{:020}", 1))
+        .exists()
+}
+
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < deadline, "not yet: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn voters(status: &GroupStatus) -> Vec<SocketAddr> {
+    let voters = status.members.iter().filter(|it| it.is_voter);
+    let mut addrs: Vec<SocketAddr> = voters.map(|it| it.addr).collect();
+    addrs.sort();
+    addrs
+}
+
+#[tokio::test]
+async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let lagging = (leader + 1) % 3;
+    let third = (leader + 2) % 3;
+    let mut names = create_files(&group, "before", 5).await;
+    group.kill(lagging).await;
+    names.extend(purge(&group, "without").await);
+    let dir = group.data_dir(leader);
+    eventually("the leader has purged", async || !has_first_segment(&dir)).await;
+    group.start(lagging).await;
+    // Now nothing is committed without it.
+    group.kill(third).await;
+    names.extend(create_files(&group, "with", 5).await);
+    assert!(
+        !has_first_segment(&group.data_dir(lagging)),
+        "what it had is replaced"
+    );
+    // And it can lead with what it has.
+    group.start(third).await;
+    names.extend(create_files(&group, "again", 5).await);
+    for _ in 0..20 {
+        let leads = group.leader().await;
+        if leads == lagging {
+            check_files(&group, &names).await;
+            return;
+        }
+        let to = GroupRequest::Transfer(Some(group.addrs[lagging]));
+        // It may still be behind.
+        let _ = group.group(to).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    panic!("it never led");
+}
+
+#[tokio::test]
+async fn one_namenode_becomes_three_and_one_again() {
+    let mut group = Group::of_addresses(3);
+    format(&group.data_dir(0), &format_options()).unwrap();
+    group.start(0).await;
+    let mut names = purge(&group, "alone").await;
+    for at in 1..3 {
+        group.start_outside(at).await;
+        let added = group.group(GroupRequest::Add(group.addrs[at])).await;
+        assert_eq!(added, Ok(AdminReply::Done));
+        names.extend(create_files(&group, &format!("with-{at}"), 5).await);
+    }
+    let mut all = group.addrs.clone();
+    all.sort();
+    assert_eq!(voters(&group.list().await), all);
+    let again = group.group(GroupRequest::Add(group.addrs[1])).await;
+    assert!(
+        matches!(again, Err(FsError::InvalidArgument(_))),
+        "{again:?}"
+    );
+    // Any of them may go.
+    for round in 0..3 {
+        let leader = group.leader().await;
+        group.kill(leader).await;
+        names.extend(create_files(&group, &format!("after-{round}"), 3).await);
+        check_files(&group, &names).await;
+        group.start(leader).await;
+    }
+    // Those that do not lead are removed.
+    let leader = group.leader().await;
+    let refused = group.group(GroupRequest::Remove(group.addrs[leader])).await;
+    assert!(matches!(refused, Err(FsError::InvalidArgument(_))));
+    for at in (0..3).filter(|at| *at != leader) {
+        let removed = group.group(GroupRequest::Remove(group.addrs[at])).await;
+        assert_eq!(removed, Ok(AdminReply::Done));
+        group.kill(at).await;
+    }
+    assert_eq!(voters(&group.list().await), [group.addrs[leader]]);
+    names.extend(create_files(&group, "alone-again", 5).await);
+    group.kill(leader).await;
+    group.start(leader).await;
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn leadership_is_handed_over() {
+    let group = Group::new(3).await;
+    let names = create_files(&group, "before", 5).await;
+    for _ in 0..6 {
+        let before = group.leader().await;
+        let reply = group.group(GroupRequest::Transfer(None)).await;
+        assert!(matches!(reply, Ok(AdminReply::Group(_))), "{reply:?}");
+        eventually("another one leads", async || group.leader().await != before).await;
+        check_files(&group, &names).await;
+    }
+    let leader = group.leader().await;
+    let itself = GroupRequest::Transfer(Some(group.addrs[leader]));
+    assert!(group.group(itself).await.is_err());
+    let nobody = GroupRequest::Transfer(Some("127.0.0.1:1".parse().unwrap()));
+    assert!(group.group(nobody).await.is_err());
+}
+
+/// Puts a directory back to what a copy has.
+fn copy(from: &Path, to: &Path) {
+    if to.exists() {
+        fs::remove_dir_all(to).unwrap();
+    }
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+#[tokio::test]
+async fn a_member_that_was_put_back_to_a_copy_takes_part_in_nothing_until_it_is_added_anew() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let (copied, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let mut names = create_files(&group, "before", 5).await;
+    let (dir, aside) = (group.data_dir(copied), group.dir.path().join("aside"));
+    group.kill(copied).await;
+    copy(&dir, &aside);
+    group.start(copied).await;
+    names.extend(create_files(&group, "after", 5).await);
+    group.kill(copied).await;
+    copy(&aside, &dir);
+    group.start(copied).await;
+    // The others go on.
+    names.extend(create_files(&group, "without", 5).await);
+    // With it alone there is no majority: nothing may be committed.
+    group.kill(third).await;
+    let mut alice = loop {
+        // The leader does not lead any more as soon as it notices.
+        match group.try_client(leader, "alice", None).await {
+            Some(client) => break Some(client),
+            None if group.try_client(copied, "alice", None).await.is_some() => {
+                panic!("a namenode without memory leads")
+            }
+            None => break None,
+        }
+    };
+    if let Some(alice) = &mut alice {
+        let call = alice.number(create(ROOT, "alone"));
+        let answer = tokio::time::timeout(Duration::from_secs(1), meta(&alice.link, call)).await;
+        assert!(!matches!(answer, Ok(Ok(_))), "nobody agreed: {answer:?}");
+    }
+    group.start(third).await;
+    check_files(&group, &names).await;
+    let id_before = {
+        let status = group.list().await;
+        let member = status
+            .members
+            .iter()
+            .find(|it| it.addr == group.addrs[copied]);
+        member.unwrap().id
+    };
+    let added = group.group(GroupRequest::Add(group.addrs[copied])).await;
+    assert_eq!(added, Ok(AdminReply::Done));
+    let status = group.list().await;
+    assert_eq!(voters(&status).len(), 3, "{status:?}");
+    let member = status
+        .members
+        .iter()
+        .find(|it| it.addr == group.addrs[copied]);
+    assert_ne!(member.unwrap().id, id_before, "it is a new member");
+    // What it had is kept for the operator, and it counts again.
+    let is_kept = fs::read_dir(&dir).unwrap().any(|entry| {
+        let name = entry.unwrap().file_name();
+        name.to_string_lossy().starts_with("journal-replaced-")
+    });
+    assert!(is_kept);
+    let leader = group.leader().await;
+    let other = (0..3).find(|at| *at != leader && *at != copied).unwrap();
+    group.kill(other).await;
+    names.extend(create_files(&group, "with-it", 5).await);
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn a_member_whose_disk_was_wiped_is_replaced() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let wiped = (leader + 1) % 3;
+    let mut names = create_files(&group, "before", 5).await;
+    group.kill(wiped).await;
+    fs::remove_dir_all(group.data_dir(wiped)).unwrap();
+    // As an operator would: with a new directory at the same address.
+    group.start_outside(wiped).await;
+    names.extend(create_files(&group, "without", 5).await);
+    let added = group.group(GroupRequest::Add(group.addrs[wiped])).await;
+    assert_eq!(added, Ok(AdminReply::Done));
+    let mut all = group.addrs.clone();
+    all.sort();
+    assert_eq!(voters(&group.list().await), all);
+    assert_eq!(group.list().await.members.len(), 3);
+    let leader = group.leader().await;
+    let other = (0..3).find(|at| *at != leader && *at != wiped).unwrap();
+    group.kill(other).await;
+    names.extend(create_files(&group, "with-it", 5).await);
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_added_is_refused_with_the_reason() {
+    let mut group = Group::new(3).await;
+    let silent = GroupRequest::Add("127.0.0.1:9".parse().unwrap());
+    let refused = group.group(silent).await.unwrap_err().to_string();
+    assert!(refused.contains("127.0.0.1:9"), "{refused}");
+    let unknown = GroupRequest::Remove("127.0.0.1:9".parse().unwrap());
+    let refused = group.group(unknown).await.unwrap_err().to_string();
+    assert!(refused.contains("no namenode of the group"), "{refused}");
+    // Without a majority left, none is removed.
+    let leader = group.leader().await;
+    let (silent, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    group.kill(silent).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let refused = group.group(GroupRequest::Remove(group.addrs[third])).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("no majority"), "{refused}");
+    // But the silent one is.
+    let removed = group.group(GroupRequest::Remove(group.addrs[silent])).await;
+    assert_eq!(removed, Ok(AdminReply::Done));
+}
