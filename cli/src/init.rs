@@ -1,6 +1,6 @@
 //! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,6 +63,26 @@ enum What {
         http: Vec<SocketAddr>,
         #[command(flatten)]
         layout: LayoutArgs,
+    },
+    /// Another namenode for a cluster that runs, to be moved to its server.
+    #[command(after_help = "Example:\n  \
+        harvestfs init namenode --data /srv/harvestfs --out namenode-2 --listen 10.0.0.2:9310")]
+    Namenode {
+        /// Directory of the cluster.
+        #[arg(long, env = "HARVESTFS_DATA")]
+        data: PathBuf,
+        /// Directory to write to; must not exist.
+        #[arg(long)]
+        out: PathBuf,
+        /// Address to listen on, under which others reach it.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Address of its page and metrics.
+        #[arg(long, value_name = "ADDRESS")]
+        http: Option<SocketAddr>,
+        /// The cluster's id, as `admin status` says it; needed where `--data` has no namenode any more.
+        #[arg(long, value_parser = cluster_id)]
+        cluster: Option<ClusterId>,
     },
     /// Certificate and configuration of a datanode, to be moved to its server.
     #[command(after_help = "Example:\n  \
@@ -170,6 +190,13 @@ fn block_size(text: &str) -> Result<Size, String> {
     }
 }
 
+fn cluster_id(text: &str) -> Result<ClusterId, String> {
+    match u128::from_str_radix(text, 16) {
+        Ok(id) if text.len() == 32 => Ok(ClusterId(id)),
+        _ => Err("a cluster has an id of 32 hexadecimal digits".into()),
+    }
+}
+
 fn primary_source(text: &str) -> Result<PrimarySourceConfig, String> {
     match text {
         "machine" => Ok(PrimarySourceConfig::Machine { own_cgroup: None }),
@@ -216,6 +243,34 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                 "Add a datanode:      harvestfs init datanode --data {} ...",
                 data.display()
             );
+        }
+        What::Namenode {
+            data,
+            out,
+            listen,
+            http,
+            cluster,
+        } => {
+            refuse_existing(out)?;
+            if listen.ip().is_unspecified() {
+                bail!("others do not reach a namenode under {listen}: name its own address");
+            }
+            let cluster = match cluster {
+                Some(cluster) => *cluster,
+                None => harvestfs_namenode::server::cluster_id(&data.join("namenode").join("data"))
+                    .context("name the cluster with --cluster, as `admin status` shows it")?,
+            };
+            let authority = CertificateAuthority::load(&data.join("ca"))?;
+            configure(&authority, out, *listen, *http)?;
+            let directory = out.join("data");
+            harvestfs_namenode::server::format_outside(&directory, cluster, SEGMENT_BYTES)
+                .context("cannot make the namenode's journal")?;
+            println!(
+                "Move {0} to {1}, then: harvestfs namenode --config {0}/namenode.toml",
+                out.display(),
+                listen.ip()
+            );
+            println!("When it runs:  harvestfs admin namenode add {listen}");
         }
         What::Datanode {
             name,
@@ -327,10 +382,11 @@ pub fn cluster(
         group: None,
     };
     let now = Timestamp::now();
+    let members = members(listen);
     for (at, address) in listen.iter().enumerate() {
         let group = (listen.len() > 1).then(|| GroupOptions {
-            this: member_id(at),
-            members: members(listen),
+            this: members[at].0,
+            members: members.iter().cloned().collect(),
             now,
         });
         let format = FormatOptions {
@@ -357,6 +413,18 @@ fn namenode(
     http: Option<SocketAddr>,
     format: &FormatOptions,
 ) -> anyhow::Result<()> {
+    configure(authority, directory, listen, http)?;
+    harvestfs_namenode::server::format(&directory.join("data"), format)
+        .context("cannot format the namenode's journal")
+}
+
+/// Makes the certificate and the configuration of a namenode.
+fn configure(
+    authority: &CertificateAuthority,
+    directory: &Path,
+    listen: SocketAddr,
+    http: Option<SocketAddr>,
+) -> anyhow::Result<()> {
     make_private_directory(directory)?;
     let identity = directory.join("identity");
     issue(authority, Role::Namenode, NAMENODE_NAME, &identity)?;
@@ -373,9 +441,7 @@ fn namenode(
             quarantine_s: config::default_quarantine(),
             http: proven(http, directory)?,
         },
-    )?;
-    harvestfs_namenode::server::format(&directory.join("data"), format)
-        .context("cannot format the namenode's journal")
+    )
 }
 
 fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result<()> {
@@ -408,19 +474,16 @@ fn namenode_directory(at: usize) -> String {
     }
 }
 
-fn member_id(at: usize) -> MemberId {
-    MemberId(at as u64 + 1)
-}
-
-fn members(listen: &[SocketAddr]) -> BTreeMap<MemberId, Member> {
-    let member = |(at, addr): (usize, &SocketAddr)| {
+/// Members with these addresses, in their order, and their numbers.
+fn members(listen: &[SocketAddr]) -> Vec<(MemberId, Member)> {
+    let member = |addr: &SocketAddr| {
         let member = Member {
             name: NAMENODE_NAME.to_owned(),
             addr: *addr,
         };
-        (member_id(at), member)
+        (MemberId::random(), member)
     };
-    listen.iter().enumerate().map(member).collect()
+    listen.iter().map(member).collect()
 }
 
 /// Makes the certificate and the configuration of a datanode below `out`.

@@ -140,23 +140,17 @@ async fn dial_one(
     namenode: &Peer,
     addresses: &[SocketAddr],
 ) -> anyhow::Result<Rpc> {
-    let mut last = None;
-    for address in addresses {
-        match endpoint.connect(*address, namenode, DIAL_DEADLINE).await {
-            Ok(connection) => {
-                // Notices are for clients that cache; an operator gets none.
-                let (notices, _) = mpsc::channel(1);
-                return Ok(RpcClient::start(connection, notices).await?);
-            }
-            Err(error) => last = Some(error),
-        }
+    if addresses.is_empty() {
+        anyhow::bail!("the configuration names no namenode");
     }
-    match last {
-        Some(error) => {
-            Err(error).context("cannot reach the namenode (is the cluster running? `harvestfs up`)")
-        }
-        None => anyhow::bail!("the configuration names no namenode"),
-    }
+    // All at once: one that is gone is given up only after a while.
+    let dial = |address: &SocketAddr| Box::pin(endpoint.connect(*address, namenode, DIAL_DEADLINE));
+    let (connection, _) = futures::future::select_ok(addresses.iter().map(dial))
+        .await
+        .context("cannot reach the namenode (is the cluster running? `harvestfs up`)")?;
+    // Notices are for clients that cache; an operator gets none.
+    let (notices, _) = mpsc::channel(1);
+    Ok(RpcClient::start(connection, notices).await?)
 }
 
 /// The namenode answered something else.

@@ -6,6 +6,7 @@ mod doctor;
 pub mod history;
 pub mod link;
 mod maintenance;
+mod namenodes;
 mod placement;
 mod recovery;
 
@@ -49,8 +50,21 @@ enum AdminCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show, add and remove namenodes, and hand leadership over.
+    #[command(subcommand)]
+    Namenode(GroupCommand),
     #[command(flatten)]
     OfNamenode(NamenodeCommand),
+}
+
+/// The namenodes that agree.
+#[derive(Debug, Subcommand)]
+enum GroupCommand {
+    /// When most namenodes are lost for good: have one that is left go on alone. It runs on that one's
+    /// machine.
+    Recover(namenodes::RecoverAloneArgs),
+    #[command(flatten)]
+    Running(namenodes::GroupCommand),
 }
 
 /// What needs the namenode.
@@ -121,6 +135,13 @@ enum NamenodeCommand {
 pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
     link::block_on(async {
         match &args.command {
+            AdminCommand::Namenode(GroupCommand::Recover(args)) => namenodes::recover_alone(args),
+            AdminCommand::Namenode(GroupCommand::Running(command)) => {
+                AdminLink::with(&args.cluster, async |link| {
+                    namenodes::execute(link, command).await
+                })
+                .await
+            }
             AdminCommand::Doctor { json } => doctor::run(&args.cluster, *json).await,
             AdminCommand::OfNamenode(command) => {
                 AdminLink::with(&args.cluster, async |link| execute(link, command).await).await

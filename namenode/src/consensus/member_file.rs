@@ -82,6 +82,34 @@ impl Kept {
         }
     }
 
+    /// The same for the only member that is left, which has another number: what others still say to the
+    /// one before is not for it.
+    pub(super) fn alone(self, this: MemberId, last: Lsn) -> Result<Self, ConsensusError> {
+        let members = self.members_at(last).membership();
+        let Some(member) = members.get_node(&self.this).cloned() else {
+            let what = "this namenode is not among its own members";
+            return Err(ConsensusError::Stopped(what.to_owned()));
+        };
+        let term = self.vote.map_or(0, |vote| vote.leader_id.term);
+        let alone = Self::founding(this, BTreeMap::from([(this, member)]))?;
+        Ok(Self {
+            vote: Some(Vote::new(term, this)),
+            terms: self.terms,
+            writes: self.writes + 1,
+            ..alone
+        })
+    }
+
+    /// The only member listens elsewhere.
+    pub(super) fn move_alone(&mut self, to: Member) -> Result<(), ConsensusError> {
+        let moved = Self::founding(self.this, BTreeMap::from([(self.this, to)]))?;
+        let entry = self.members.last().and_then(|it| *it.log_id());
+        let members = moved.members.into_iter();
+        let at = |it: StoredMembers| StoredMembers::new(entry, it.membership().clone());
+        self.members = members.map(at).collect();
+        Ok(())
+    }
+
     /// The members as of an entry; those that the group began with if it is before the first that is
     /// known.
     pub(super) fn members_at(&self, lsn: Lsn) -> &StoredMembers {

@@ -44,7 +44,7 @@ use crate::journal::{
 pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress};
-pub use outside::{Asked, Joining, Outside, Standing, found_outside, standing};
+pub use outside::{Asked, Joining, Outside, Standing, found_alone, found_outside, standing};
 pub use runtime::MachineRuntime;
 pub use service::Service;
 
@@ -297,7 +297,7 @@ impl Consensus {
         let mut kept = match member_file::read(&*journal.disk())? {
             Some(read) => read.kept,
             // A group of one, as every namenode was before there were groups.
-            None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this)]))?,
+            None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this.clone())]))?,
         };
         let id = kept.this;
         kept.terms.retain(|(first, _)| *first <= read.snapshot_lsn);
@@ -310,6 +310,10 @@ impl Consensus {
         commits.progress(Some(read.last_lsn));
         let members = kept.members_at(read.last_lsn).membership();
         let is_sole_voter = is_sole_voter(members, id);
+        if is_sole_voter && members.get_node(&id) != Some(&this) {
+            // It may listen elsewhere now, and nobody else has to know.
+            kept.move_alone(this)?;
+        }
         // Of a group, others may have removed what is at the end.
         let applied = if is_sole_voter {
             last

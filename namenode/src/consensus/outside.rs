@@ -14,7 +14,7 @@ use super::members::is_sole_voter;
 use super::peers::{Caller, Peer};
 use super::snapshots::{Fetched, Fetching, fetch};
 use super::{ConsensusError, MemberId};
-use crate::journal::{Journal, JournalError, JournalReader};
+use crate::journal::{Journal, JournalError, JournalReader, Lsn};
 
 /// What a namenode is, as far as its own disk says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,21 @@ pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
 /// The disk refuses.
 pub fn found_outside(journal: &Journal, this: MemberId) -> Result<(), JournalError> {
     member_file::write(&journal.disk(), &Kept::outside(this))
+}
+
+/// Makes a member the only one of its group, with the entries up to this one, which are its last ones.
+///
+/// # Errors
+/// It is no member of a group, or the disk refuses.
+pub fn found_alone(journal: &Journal, last: Lsn) -> Result<(), ConsensusError> {
+    let read = member_file::read(&*journal.disk())?;
+    let kept = read.map(|it| it.kept);
+    let Some(kept) = kept.filter(|it| !it.members.is_empty()) else {
+        let what = "this namenode is in no group: it needs no recovery of one";
+        return Err(ConsensusError::Stopped(what.to_owned()));
+    };
+    let alone = kept.alone(MemberId::random(), last)?;
+    Ok(member_file::write(&journal.disk(), &alone)?)
 }
 
 /// What a namenode in no group is asked for.

@@ -120,6 +120,17 @@ pub fn format_outside(
     })
 }
 
+/// Makes the namenode of a directory, which does not run, the only one of its group, with what it has.
+///
+/// # Errors
+/// It runs, or the directory cannot be read.
+pub fn recover_alone(data_dir: &Path) -> Result<(), NamenodeError> {
+    let cluster = cluster_id(data_dir)?;
+    let options = JournalOptions::new(journal_dir(data_dir), cluster.0);
+    let (journal, recovered) = Journal::open(&options)?;
+    Ok(consensus::found_alone(&journal, recovered.last_lsn)?)
+}
+
 /// Puts a journal that is not to be trusted aside, and makes an empty one for a member with this number.
 pub(crate) fn make_room(
     data_dir: &Path,
@@ -223,7 +234,10 @@ fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), Namenod
 }
 
 /// The cluster that a data directory was formatted for.
-pub(crate) fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
+///
+/// # Errors
+/// It is not formatted, or does not say.
+pub fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
     let path = data_dir.join(CLUSTER_ID_FILE);
     if !journal_dir(data_dir).exists() {
         return Err(NamenodeError::NotFormatted {

@@ -51,7 +51,9 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-pub use data_dir::{FormatOptions, GroupOptions, format, format_outside, journal_dir};
+pub use data_dir::{
+    FormatOptions, GroupOptions, cluster_id, format, format_outside, journal_dir, recover_alone,
+};
 pub use error::NamenodeError;
 pub(crate) use observer::Gone;
 pub use observer::Observer;

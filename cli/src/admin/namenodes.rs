@@ -1,0 +1,206 @@
+//! `harvestfs admin namenode`: the namenodes that agree.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
+use harvestfs_protocol::outlook::count;
+
+use super::DEADLINE;
+use super::link::{self, AdminLink};
+
+/// How long a namenode that is added may take until it has everything.
+const ADDED_WITHIN: Duration = Duration::from_secs(3600);
+/// How long the members may take to change.
+const CHANGED_WITHIN: Duration = Duration::from_secs(90);
+/// How long another one may take to lead.
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+
+/// What to do with the namenodes.
+#[derive(Debug, Subcommand)]
+pub enum GroupCommand {
+    /// Show the namenodes: which one leads, and how far the others are.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin namenode list")]
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a namenode into the group: one that `init namenode` made and that runs, or one that lost its
+    /// disk or was put back to a copy. It takes the place of the one that had its address before.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin namenode add 10.0.0.7:9310")]
+    Add {
+        /// Where it listens.
+        address: SocketAddr,
+    },
+    /// Have a namenode leave the group; not the one that leads.
+    #[command(after_help = "Example:\n  \
+        harvestfs admin namenode remove 10.0.0.3:9310")]
+    Remove {
+        /// Where it listens, or did.
+        address: SocketAddr,
+    },
+    /// Hand leadership over, before the server of the one that leads is shut down, say.
+    #[command(after_help = "Examples:\n  \
+        harvestfs admin namenode transfer\n  \
+        harvestfs admin namenode transfer 10.0.0.2:9310")]
+    Transfer {
+        /// The one that is to lead; the one that is least behind when left out.
+        address: Option<SocketAddr>,
+    },
+}
+
+/// `harvestfs admin namenode recover`
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    harvestfs admin namenode recover --accept-loss /var/lib/harvestfs/namenode/data")]
+pub struct RecoverAloneArgs {
+    /// Go on with what this namenode has: what only the others had is lost.
+    #[arg(long, required = true)]
+    accept_loss: bool,
+    /// Its data directory (`data` in `namenode.toml`). It must not run, and none of the others may run
+    /// ever again.
+    directory: PathBuf,
+}
+
+/// Runs `harvestfs admin namenode recover`, on the machine of the namenode.
+///
+/// # Errors
+/// When it runs, or the directory is none of a namenode.
+pub fn recover_alone(args: &RecoverAloneArgs) -> anyhow::Result<()> {
+    harvestfs_namenode::server::recover_alone(&args.directory)?;
+    println!(
+        "The namenode of {} is the only one of its group now. Start it; if it lacks what datanodes know, \
+         it says so, and `harvestfs admin recover --accept-loss` ends that. Then add others with \
+         `harvestfs admin namenode add`. None of the old ones may be started again.",
+        args.directory.display()
+    );
+    Ok(())
+}
+
+/// Runs `harvestfs admin namenode`.
+///
+/// # Errors
+/// When no namenode leads, or the change is refused.
+pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result<()> {
+    match command {
+        GroupCommand::List { json } => {
+            let status = list(link).await?;
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&status)?);
+            } else {
+                print(&status);
+            }
+        }
+        GroupCommand::Add { address } => {
+            let request = AdminRequest::Group(GroupRequest::Add(*address));
+            link.ask(request, ADDED_WITHIN).await?;
+            println!("The namenode at {address} is a member.");
+            advise(&list(link).await?);
+            println!(
+                "Name it in `namenodes` of each datanode.toml and client.toml, and restart the datanodes."
+            );
+        }
+        GroupCommand::Remove { address } => {
+            let request = AdminRequest::Group(GroupRequest::Remove(*address));
+            link.ask(request, CHANGED_WITHIN).await?;
+            println!("The namenode at {address} has left the group. Stop it.");
+            advise(&list(link).await?);
+        }
+        GroupCommand::Transfer { address } => transfer(link, *address).await?,
+    }
+    Ok(())
+}
+
+async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
+    let request = AdminRequest::Group(GroupRequest::List);
+    match link.ask(request, DEADLINE).await? {
+        AdminReply::Group(status) => Ok(status),
+        _ => Err(link::unexpected()),
+    }
+}
+
+async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()> {
+    let request = AdminRequest::Group(GroupRequest::Transfer(to));
+    let AdminReply::Group(before) = link.ask(request, DEADLINE).await? else {
+        return Err(link::unexpected());
+    };
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < HANDED_OVER_WITHIN {
+        let now = list(link).await?;
+        if let Some(leader) = leader(&now)
+            && now.term > before.term
+        {
+            println!("The namenode at {} leads.", leader.addr);
+            return Ok(());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    bail!(
+        "no other namenode took over in {} s",
+        HANDED_OVER_WITHIN.as_secs()
+    )
+}
+
+fn leader(status: &GroupStatus) -> Option<&GroupMember> {
+    status
+        .members
+        .iter()
+        .find(|it| Some(it.id) == status.leader)
+}
+
+fn print(status: &GroupStatus) {
+    println!(
+        "{:<24} {:<8} {:>10} {:>12}  NUMBER",
+        "ADDRESS", "PART", "BEHIND", "LAST HEARD"
+    );
+    for member in &status.members {
+        let leads = status.leader == Some(member.id);
+        let part = match (leads, member.is_voter) {
+            (true, _) => "leader",
+            (false, true) => "standby",
+            (false, false) => "learner",
+        };
+        let behind = match member.acknowledged {
+            _ if leads => "-".to_owned(),
+            Some(record) => status.last.saturating_sub(record).to_string(),
+            None => "?".to_owned(),
+        };
+        let heard = match member.heard_ms {
+            _ if leads => "-".to_owned(),
+            Some(ms) => format!("{ms} ms ago"),
+            None => "never".to_owned(),
+        };
+        println!(
+            "{:<24} {part:<8} {behind:>10} {heard:>12}  {:x}",
+            member.addr.to_string(),
+            member.id
+        );
+    }
+    println!("term {}, {}", status.term, count(status.last, "record"));
+    if status.leader.is_none() {
+        println!("NO NAMENODE LEADS: most of them have to work");
+    }
+    if status.is_changing {
+        println!("The members are being changed.");
+    }
+    advise(status);
+}
+
+/// What is not as it should be.
+fn advise(status: &GroupStatus) {
+    let voters = status.members.iter().filter(|it| it.is_voter).count();
+    if voters.is_multiple_of(2) {
+        println!(
+            "{voters} namenodes survive no more failures than {}: add one, or remove one.",
+            voters - 1
+        );
+    }
+}
